@@ -24,7 +24,7 @@ from arguments import at_least, writable
 from eke.common.errors import ConfigError
 from eke.common.files import write_atomic
 from eke.config.compose import compose
-from eke.estimate.memory.calibration import Pair, fit
+from eke.estimate.memory.calibration import Pair, correction_of
 from eke.estimate.memory.components import doubts_of
 from eke.hardware import environment
 from eke.workflows import plan_for
@@ -70,7 +70,7 @@ def held_out(groups: Groups, rng: Random) -> list[dict[str, float]]:
     for pairs in groups.values():
         drawn = rng.sample(pairs, len(pairs))
         known, next_ones = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
-        fitted = fit(known)
+        fitted = correction_of(known)
         for pair in next_ones if fitted is not None else ():
             assert fitted is not None
             off = pair.log_ratio - math.log(fitted.factor)

@@ -33,7 +33,7 @@ from eke.config.compose.catalogue import make_catalogue
 from eke.hardware import Device, detect, environment
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE
-from eke.rules import RULES, Facts, Verdict, check
+from eke.rules import RULES, Facts, Severity, check
 from eke.workflows import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
@@ -159,7 +159,7 @@ def run(command: str, device: Device, rows: dict[str, Row], limit_s: float) -> R
 
 def without_effect(plan: Plan) -> list[dict[str, str]]:
     """What the rules know to do nothing on this device."""
-    idle = {rule.id for rule in RULES if rule.verdict is Verdict.no_effect}
+    idle = {rule.id for rule in RULES if rule.verdict is Severity.no_effect}
     _, warned = check(Facts(plan.config, plan.device))
     return [{"path": p.key, "rule": p.id} for p in warned if p.id in idle]
 

@@ -33,6 +33,9 @@ NUM_TRACED = 50
 RENAMED: dict[str, str] = {}
 """Old name -> new name, of keys and identifiers that a change renames on purpose."""
 
+OF_THE_MACHINE = ("machine", "source", "available_bytes", "capacity")
+"""Keys that are not compared. A verdict on a CPU still depends on the memory that is free."""
+
 MEASURED = ("metrics.jsonl", "record.json", "attempts.json")
 OVERRIDES = re.compile(r"^([~+]{0,2}[\w./@-]+=\S*\s*)+$")
 
@@ -116,15 +119,15 @@ def answer(main: Callable[[list[str]], int], *words: str) -> dict[str, Any]:
 
 
 def without_text(value: Any, key: str = "") -> Any:
-    """A value with sentences reduced to `TEXT`; `machine` is left out."""
+    """A value with sentences reduced to `TEXT`, without what depends on the machine."""
     if isinstance(value, dict):
-        kept = {k: without_text(v, k) for k, v in value.items() if k not in ("machine", "source")}
+        kept = {k: without_text(v, k) for k, v in value.items() if k not in OF_THE_MACHINE}
         return dict(sorted(kept.items()))
     if isinstance(value, list):
         return [without_text(each, key) for each in value]
     if isinstance(value, str) and re.search(r"\s", value) and not OVERRIDES.match(value):
         return "TEXT"
-    return value
+    return value.replace(str(Path.cwd()), "FOLDER") if isinstance(value, str) else value
 
 
 def shape_of(value: Any) -> Any:

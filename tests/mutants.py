@@ -186,8 +186,8 @@ FAULTS = (
     fault(
         "rule_never_applies",
         "rules/deepspeed.py",
-        'describe(f.config.optimizer).fails_on_pieces != ""',
-        "describe(f.config.optimizer).fails_on_pieces is None",
+        'optimizer_entry(f.config.optimizer).fails_on_pieces != ""',
+        "optimizer_entry(f.config.optimizer).fails_on_pieces is None",
         "ZeRO starts with an optimizer it cannot split",
         "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
     ),
@@ -210,7 +210,7 @@ FAULTS = (
     fault(
         "impossible_only_warned",
         "rules/__init__.py",
-        "refused = [rule.problem(facts) for rule in sized if rule.verdict is Verdict.impossible]",
+        "refused = [rule.problem(facts) for rule in sized if rule.verdict is Severity.impossible]",
         "refused = [rule.problem(facts) for rule in sized[:0]]",
         "a run whose state cannot fit is started",
         "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",

@@ -19,7 +19,7 @@ from trained import record_of, steps_of, train_job
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.plan.planner import Plan
-from eke.rules import RULES, Facts, Verdict, check
+from eke.rules import RULES, Facts, Severity, check
 from eke.workflows import plan_for
 
 ON = os.environ.get("EKE_GPU_TESTS_ON", "cuda")
@@ -66,7 +66,7 @@ LACKING = frozenset(
 )
 """Rules about what a machine lacks. A refusal by any other one fails the test."""
 
-IDLE = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_effect)
+IDLE = frozenset(rule.id for rule in RULES if rule.verdict is Severity.no_effect)
 
 Size = TypeVar("Size")
 

@@ -10,7 +10,7 @@ from support import REPO
 from eke.cli import main as command
 from eke.cli.schema import DEFAULT_FOLDER
 from eke.config.compose.catalogue import GROUPS, make_catalogue
-from eke.config.editor import as_text, editor_settings, make_schemas
+from eke.config.editor import editor_settings, make_schemas, schema_text
 from eke.config.schema import Config, SequenceClassification, WSDSchedule
 from eke.config.schema.fields import field_docs, summary
 
@@ -104,7 +104,7 @@ def test_schemas_of_an_installed_eke(here, capsys) -> None:
     assert json.loads(said.out) == editor_settings(SCHEMAS, "./my schemas/eke", ["conf"])
     assert f"{len(SCHEMAS)} schemas" in said.err
     written = {p.stem: p.read_text() for p in (here / "my schemas" / "eke").iterdir()}
-    assert written == {name: as_text(schema) for name, schema in SCHEMAS.items()}
+    assert written == {name: schema_text(schema) for name, schema in SCHEMAS.items()}
 
 
 def test_they_go_where_the_committed_settings_look(here, capsys) -> None:

@@ -12,7 +12,7 @@ from unit.models.sizes.configs import make_config
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema.techniques import OPTIMIZERS
 from eke.estimate.time.transfers import counted_updates
-from eke.models.sizes import OPTIMIZER_REGISTRY, describe, optimizer_bytes, structure
+from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_bytes, optimizer_entry, structure
 from eke.models.sizes.optimizers import AUTO, LOOPS, unknown
 
 SOURCE = REPO / "src" / "eke"
@@ -35,7 +35,7 @@ def test_an_entry_is_complete(option) -> None:
     assert list(inspect.signature(resolve_name(known.builder)).parameters) == ["plan", "groups"]
     config = make_config("model=tiny", f"optimizer={option}")
     assert type(config.optimizer) is OPTIMIZERS[fields_of(option)]
-    assert describe(config.optimizer) is known
+    assert optimizer_entry(config.optimizer) is known
     assert optimizer_bytes(config, structure(config).weights) > 0
     # A run can tell whether it is what was asked for: by its class, or by an effect on its states.
     seen = known.built or known.quantises or known.projects or known.pages or known.rounds_at_random
@@ -74,6 +74,7 @@ NAMES_IT = {
     "config/schema/": "the fields themselves",
     "models/sizes/": "the registry",
     "training/optimizer/": "builds it, and reads the fields that its library takes",
+    "config/compose/help.py": "the options that the first page of help shows",
     "rules/device.py": "what to type where a package is missing: a default, not a fact",
     "rules/training.py": "two fields of one schema that contradict each other",
     "rules/memory.py": "proposes options, cheapest first",
@@ -111,5 +112,5 @@ def test_nothing_else_names_an_optimizer() -> None:
         if (found := named_in(path))
     }
     others = {path: found for path, found in names.items() if not path.startswith((*NAMES_IT,))}
-    assert others == {}, "ask eke.models.sizes.describe for a fact"
+    assert others == {}, "ask eke.models.sizes.optimizer_entry for a fact"
     assert all(any(path.startswith(allowed) for path in names) for allowed in NAMES_IT)

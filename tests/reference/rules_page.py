@@ -7,7 +7,7 @@ import pytest
 from unit.rules.cases import CASES, facts_of, prepare
 from unit.rules.necessity import SHOWN, Kind
 
-from eke.rules import RULES, Rule, Verdict, check
+from eke.rules import RULES, Rule, Severity, check
 
 HEAD = """\
 # Rules
@@ -21,10 +21,10 @@ One more rule, `does_not_fit`, checks the finished plan: [forecast](../how-to/fo
 """
 
 TITLES = {
-    Verdict.impossible: "Incompatible, or something required is missing: rejected",
-    Verdict.unsafe: "Unsafe: runs, with a warning",
-    Verdict.no_benefit: "No benefit: runs, saves nothing, with a warning",
-    Verdict.no_effect: "No effect: runs as if it were not set, with a warning",
+    Severity.impossible: "Incompatible, or something required is missing: rejected",
+    Severity.unsafe: "Unsafe: runs, with a warning",
+    Severity.no_benefit: "No benefit: runs, saves nothing, with a warning",
+    Severity.no_effect: "No effect: runs as if it were not set, with a warning",
 }
 
 DEPENDS_ON_THE_MACHINE = {"runs_has_space", "more_workers_than_cores", "more_processes_than_cores"}
@@ -34,7 +34,7 @@ DEPENDS_ON_THE_MACHINE = {"runs_has_space", "more_workers_than_cores", "more_pro
 def rules_page(tmp: Path) -> str:
     """The whole page, ending in a newline; `tmp` is a folder for what the commands name."""
     parts = [HEAD, _evidence()]
-    for verdict in Verdict:
+    for verdict in Severity:
         rules = {rule.id: rule for rule in RULES if rule.verdict is verdict}  # one per group, some
         if rules:
             parts.append(f"## {TITLES[verdict]}\n")

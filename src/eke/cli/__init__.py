@@ -43,13 +43,13 @@ Overrides and options: eke train --help   (of one group: eke train --help GROUP)
 
 
 _OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "sync")
-"""Commands whose module has their name, and is imported for them alone: each needs other things."""
+"""Commands with a module of the same name, imported only when needed."""
 
 _OF_FOLDERS = ("status", "logs", "cancel", "retry")
 
 HELP_FLAGS = ("--help", "-h")
 
-# A line of the usage: two spaces, the command, its arguments, two spaces or more, its description.
+# Usage line: two spaces, command, arguments, two or more spaces, description.
 _USAGE_LINE = re.compile(r"^  eke (\w+).*? {2,}(\S.*)$", flags=re.MULTILINE)
 
 _COMMANDS = ("train", *_OWN_MODULE, *_OF_FOLDERS)
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else arguments
     try:
         code = _do(typed)
-    except KeyboardInterrupt:  # while something was still being imported
+    except KeyboardInterrupt:  # during an import
         return EXIT_RESUMABLE
     only_answers = typed[:1] not in (["train"], ["fit"], ["retry"])
     return EXIT_FAILED if code == EXIT_OK and only_answers and lost() else code
@@ -76,7 +76,7 @@ def _do(arguments: list[str]) -> int:
         module = import_module(f"eke.cli.{command}")
         wanted: Callable[[list[str]], int] = module.main
         return wanted(rest)
-    # Here, and not above: Ctrl-C while it is imported is no traceback.
+    # Imported here so that Ctrl-C during the import prints no traceback.
     from eke.config.compose.completion import COMPLETION_FLAGS
 
     if command == "train" and any(word.partition("=")[0] in HELP_FLAGS for word in rest):
@@ -97,7 +97,7 @@ def _do(arguments: list[str]) -> int:
 
 
 def _answer_shell(request: list[str]) -> int:
-    """`eke -sc ...`: commands and their descriptions are read from the usage text."""
+    """Run `eke -sc ...`; commands and their descriptions come from the usage text."""
     from eke.config.compose import answer_shell
 
     try:
@@ -109,7 +109,7 @@ def _answer_shell(request: list[str]) -> int:
 
 
 def _train_help(arguments: list[str]) -> int:
-    """`eke train --help [GROUP]`: imports nothing that plans or runs."""
+    """Run `eke train --help [GROUP]` without importing planning or training code."""
     from eke.config.compose import help_text, split_arguments
 
     try:
@@ -122,7 +122,7 @@ def _train_help(arguments: list[str]) -> int:
 
 
 def _unknown(command: str, rest: list[str]) -> int:
-    """Names the command that was meant; what is set without one is train.py's."""
+    """Suggest the intended command, or `train` if overrides follow without one."""
     typed = ["train", command] if "=" in command else [closest(command, _COMMANDS)]
     if typed[0] is None:
         sys.stderr.write(f"eke: no command {command!r}\n\n")

@@ -1,14 +1,7 @@
-"""`eke doctor`: what this machine has and which options it can run, in a terminal or as JSON.
+"""`eke doctor`: report this machine's properties and usable options, as text or JSON.
 
-Which options of every group could run here: each is put to the rules that a run is put to.
-
-Torch reports on this machine from a separate process.
-
-eke's answer must not wait for its import, nor end with a driver that crashes it.
-
-Everything `eke doctor` looks at, gathered; what it finds is facts, not opinions.
-
-An examination as text for a terminal.
+Every option is checked by the rules that check a run. Torch is queried in a separate process, so
+that a slow import or a crashing driver does not stop the report.
 """
 
 import argparse
@@ -49,46 +42,46 @@ from eke.rules import Facts, check
 from eke.rules.tracker import has_wandb_key
 
 LEFT_OUT = ("data", "task", "batch", "schedule", "hardware", "recipe", "experiment", "sweep")
-"""Groups independent of the machine, and those that need a path of the user's."""
+"""Groups that do not depend on the machine, or need a user's path."""
 
 NEEDS_MORE = {("model", "pretrained")}
-"""Options that say nothing without a value that only the user knows."""
+"""Options that need a value only the user knows."""
 
 EXAMPLES = {("offload", "nvme"): ("offload.path=runs",)}
-"""Options that need a folder -> the one that runs go to."""
+"""Options that need a folder -> an override with the runs folder."""
 
 MOST_FIXES = 4
-"""Rounds of typing what the rules ask for."""
+"""Maximum number of rounds of applying the rules' fixes."""
 
 
 @dataclass(frozen=True)
 class OptionFinding:
-    """What the rules report about one option on this machine, with the other overrides it needs."""
+    """Report of the rules on one option on this machine, with the other overrides it needs."""
 
     group: str
     option: str
     usable: bool
     why: str = ""
-    """The limit it breaks, or why it is unsafe or changes nothing; empty for nothing to say."""
+    """The violated limit, or why it is unsafe or has no effect; empty if there is no problem."""
     fix: str = ""
-    """What corrects that, as shown."""
+    """The fix, as shown."""
     overrides: tuple[str, ...] = ()
-    """The same as overrides, where there are some."""
+    """The fix as overrides; may be empty."""
     beside: tuple[str, ...] = ()
-    """Other overrides that it needs if everything else has its default."""
+    """Other overrides that it needs with defaults everywhere else."""
 
 
 def find_options(device: Device) -> tuple[OptionFinding, ...]:
-    """Every option of every group that depends on the machine.
+    """Check every option of the groups that depend on the machine.
 
-    Some milliseconds each, and tenths of a second if an option needs other overrides.
+    Takes a few milliseconds per option, tenths of a second if it needs other overrides.
 
     Args:
-        device: what would train here.
+        device: the training device.
     """
     catalogue = make_catalogue()
-    base = compose(["tracker=none"]).config  # whose package may be missing like any other
-    # Problems of every option: a full disk, for example.
+    base = compose(["tracker=none"]).config  # its package may be missing, too
+    # Problems shared by all options, for example a full disk.
     everywhere = {problem.id for problems in _ask(base, device) for problem in problems}
     findings = []
     for group, options in catalogue.options.items():
@@ -140,12 +133,12 @@ def _finding(
 
 
 def _last_wins(words: Iterable[str]) -> tuple[str, ...]:
-    """Each key once, with its last value."""
+    """Keep the last value of each key."""
     return tuple({word.partition("=")[0]: word for word in words}.values())
 
 
 def _typed(group: str, option: str, beside: Iterable[str]) -> Config:
-    """The configuration with this option and those overrides."""
+    """Compose the configuration with this option and these overrides."""
     model = [f"{group}={option}"] if group == "model" else []
     tasks = family_of(compose([*model, "tracker=none"]).config).tasks
     chosen = _last_wins(["tracker=none", f"task={tasks[0]}", f"{group}={option}", *beside])
@@ -153,9 +146,9 @@ def _typed(group: str, option: str, beside: Iterable[str]) -> Config:
 
 
 def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config:
-    """The default configuration with another option in one group.
+    """Default configuration with another option in one group.
 
-    Read from the option's file, without Hydra, which takes a tenth of a second to compose.
+    Read from the option's file, without Hydra, which needs 0.1 s to compose.
     """
     config = copy.deepcopy(base)
     setattr(config, group, _section(catalogue, group, option))
@@ -166,13 +159,13 @@ def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config
 
 
 def _section(catalogue: Catalogue, group: str, option: str) -> Any:
-    """The typed values of an option."""
+    """Values of an option, as its schema class."""
     schema = OmegaConf.structured(catalogue.schema_class(group, option))
     return OmegaConf.to_object(OmegaConf.merge(schema, *_values(catalogue, group, option)))
 
 
 def _values(catalogue: Catalogue, group: str, option: str) -> list[dict[str, object]]:
-    """What the file of an option sets, behind those of the options it builds on."""
+    """Values set by the file of an option and by the options it extends."""
     content = OmegaConf.to_container(OmegaConf.load(catalogue.options[group][option]))
     assert isinstance(content, dict)
     values = {str(key): value for key, value in content.items()}
@@ -187,7 +180,7 @@ def _values(catalogue: Catalogue, group: str, option: str) -> list[dict[str, obj
 
 
 TIMEOUT_S = 60.0
-"""Importing torch takes two seconds, and many times that from a cold network file system."""
+"""Importing torch takes two seconds, and far longer from a cold network file system."""
 
 QUESTIONS = """
 import json, torch
@@ -207,7 +200,7 @@ print("\\n" + json.dumps(found))
 
 
 class TorchProbe:
-    """A process that has begun to ask torch."""
+    """A running process that queries torch."""
 
     def __init__(self, questions: str = QUESTIONS, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
@@ -220,7 +213,7 @@ class TorchProbe:
         )
 
     def answer(self) -> dict[str, Any]:
-        """What it said, or `error` and why it said nothing."""
+        """The properties reported by torch, or `error` with the reason."""
         try:
             out, err = self.process.communicate(timeout=self.timeout_s)
         except subprocess.TimeoutExpired:
@@ -235,50 +228,50 @@ class TorchProbe:
 
 
 WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
-"""Packages to look for, by distribution name."""
+"""Packages to report, by distribution name."""
 
 COMPILERS = ("g++", "clang++", "c++")
-"""C++ compilers in the order in which inductor and torch's extensions look for them."""
+"""C++ compilers in the search order of inductor and torch's extensions."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found."""
+    """Properties of this machine."""
 
     os: str
     python: str
     versions: dict[str, str]
-    """Package -> version, of those that are installed."""
+    """Installed package -> version."""
     missing: tuple[str, ...]
-    """Packages that some option needs, or most people want, and that are not installed."""
+    """Missing packages that some option needs or most users want."""
     cpu: str
     num_cores: int
-    """Cores this process may use."""
+    """CPU cores available to this process."""
     num_machine_cores: int | None
     memory_bytes: int | None
-    """What this process may use, a container's limit included."""
+    """Memory available to this process, limited by its container."""
     compiler: str | None
     runs: str
-    """Folder that runs would go into."""
+    """Default folder of runs."""
     runs_free_bytes: int | None
     runs_writable: bool
     runs_risks: tuple[str, ...]
-    """What others may do to the runs there."""
+    """Risks to the runs there from other users."""
     wandb_key: bool
-    """Whether W&B would find an API key; it is never shown."""
+    """Whether a W&B API key exists; it is never shown."""
     gpus: GpuReport
     device: Device
-    """What hardware=auto would train on."""
+    """Device selected by hardware=auto."""
     torch: dict[str, Any]
-    """What torch itself says, or `error`."""
+    """Properties reported by torch, or `error`."""
     options: tuple[OptionFinding, ...]
 
 
 def examine(probe: Callable[[], TorchProbe] = TorchProbe) -> Examination:
-    """Look at this machine; never raises for what is missing on it.
+    """Examine this machine; never raise for missing components.
 
     Args:
-        probe: starts the process that asks torch; the rest is looked at in the meantime.
+        probe: starts the process that queries torch, while the rest is examined.
     """
     asked = probe()
     device = detect()
@@ -308,13 +301,13 @@ def examine(probe: Callable[[], TorchProbe] = TorchProbe) -> Examination:
 
 
 def _runs_folder() -> tuple[Path, Path]:
-    """Where runs go by default, and the nearest folder above it that exists."""
+    """Default folder of runs, and its nearest existing parent."""
     runs = user_path("runs")
     return runs, next(place for place in (runs, *runs.parents) if place.exists())
 
 
 def find_risks(runs: Path) -> Iterator[str]:
-    """What other users of the machine may do to runs in a folder, and what prevents it."""
+    """List risks to the runs in a folder from other users, each with its prevention."""
     me = os.geteuid()
     if me == 0:
         yield "you are root: eke then trusts links and folders of every user; train as another user"
@@ -341,14 +334,14 @@ def _free(folder: Path) -> int | None:
 
 
 GLUE = "\N{NO-BREAK SPACE}"
-"""Becomes a blank once the lines are broken."""
+"""Replaced by a space after the lines are wrapped."""
 
 LABEL = 14
-"""Columns of what a line is about."""
+"""Width of the label column."""
 
 
-def render(found: Examination, width: int = 100) -> str:
-    """Sections machine, packages, GPUs and options, none wider than `width` columns."""
+def render_examination(found: Examination, width: int = 100) -> str:
+    """Format the sections machine, packages, GPUs and options, at most `width` columns wide."""
     sections = (
         ("machine", _machine(found)),
         ("software", _software(found)),
@@ -368,7 +361,7 @@ def _wrapped(label: str, text: str, width: int) -> list[str]:
     if len(label) >= LABEL:
         start = f"  {label} "
     rest = " " * (LABEL + 2)
-    # Rows of a matrix keep their columns.
+    # Rows of a matrix are not wrapped.
     if "\t" in text:
         return [start + text.replace("\t", "")]
     lines = textwrap.wrap(
@@ -424,7 +417,7 @@ def _gpus(report: GpuReport) -> Iterator[tuple[str, str]]:
 
 
 def _gpu(gpu: GpuState) -> Iterator[str]:
-    """What is known of one GPU, clause by clause."""
+    """Format the properties of one GPU."""
     yield gpu.name
     if gpu.capability:
         yield "compute capability {}.{}".format(*gpu.capability)
@@ -452,7 +445,7 @@ def _whole(number: float) -> str:
 
 
 def _matrix(report: GpuReport) -> Iterator[tuple[str, str]]:
-    """As `nvidia-smi topo -m`: NV4 is four NVLinks; SYS, NODE, PHB, PXB, PIX are PCIe paths."""
+    """Format links as `nvidia-smi topo -m`: NV4 is four NVLinks; SYS to PIX are PCIe paths."""
     links, numbers = report.links or {}, [gpu.index for gpu in report.gpus]
     yield "", "\t" + "".join(f"{f'GPU {n}':>7}" for n in numbers)
     for one in numbers:
@@ -483,11 +476,11 @@ Looks at this machine: GPUs and what connects them, cores, memory, packages, and
 every group could run here, as the rules see it. Changes nothing and trains nothing.
 """
 MAX_WIDTH = 100
-"""Columns: longer lines are hard to read."""
+"""Maximum width: longer lines are hard to read."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Look and print; returns 0 whatever was found, 2 for the user's mistake."""
+    """Print the report; return 0, or 2 for invalid arguments."""
     parser = argparse.ArgumentParser(
         "eke doctor", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -503,6 +496,6 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         text = json.dumps(dataclasses.asdict(found), indent=2)
     else:
-        text = render(found, min(MAX_WIDTH, shutil.get_terminal_size().columns))
+        text = render_examination(found, min(MAX_WIDTH, shutil.get_terminal_size().columns))
     sys.stdout.write(text + "\n")
     return EXIT_OK

@@ -1,4 +1,4 @@
-"""`eke fit`: the fastest configuration that fits, found with a few short trials."""
+"""`eke fit`: find the fastest configuration that fits in memory with a few short trials."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from eke.common.errors import EkeError
 from eke.config.compose import split_arguments
 from eke.rules.techniques import Numerics
 from eke.tuning.search import Objective
-from eke.workflows.autotune import Wish, fit
-from eke.workflows.planning import complain, say
+from eke.workflows.autotune import TuneRequest, fit
+from eke.workflows.planning import complain, print_once
 
 DESCRIPTION = """\
 Finds the fastest configuration that fits, and writes it as an option of `experiment`.
@@ -26,14 +26,14 @@ step and the length of samples are kept. Groups, options and keys: eke train --h
 """
 
 FLAGS = dict.fromkeys(("--objective", "--numerics", "--budget-trials", "--name"), 1)
-"""Its own -> values that follow."""
+"""Flag of `eke fit` -> number of its values."""
 
 MIN_TRIALS = 2
-"""What was typed, and something else."""
+"""The user's configuration and one alternative."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(
         "eke fit", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -62,8 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     except EkeError as error:
         return complain(str(error), error.exit_code)
     if typed.version:
-        return say(f"eke {eke.__version__}")
-    wish = Wish(
+        return print_once(f"eke {eke.__version__}")
+    wish = TuneRequest(
         tuple(arguments),
         typed,
         Objective(options.objective),

@@ -1,4 +1,4 @@
-"""`eke status --live DIR`: a running sweep as it goes on, from its files; whoever started it."""
+"""`eke status --live DIR`: show the progress of a running sweep, read from its files."""
 
 import shutil
 import sys
@@ -22,42 +22,42 @@ from eke.launch.processes.status import (
     QUEUED,
     RUNNING,
     WAITING,
-    Standing,
+    RunStatus,
     find_standings,
     goes_on,
 )
 from eke.plan.record import EXIT_OK, Outcome
 
 LOOK_S = 1.0
-"""Between two looks at the files."""
+"""Poll interval of the files."""
 
 ASK_S = 15.0
-"""Between two looks where one asks a cluster's scheduler: it has others to answer."""
+"""Poll interval if each poll queries a cluster's scheduler, which serves other users too."""
 
 PLAIN_S = 30.0
-"""Between two lines where there is no terminal."""
+"""Interval between two lines without a terminal."""
 
 SLOW_FACTOR = 10.0
-"""A pause is at least so many times as long as the look before it: slow disks are read seldom."""
+"""Minimum ratio of a pause to the preceding poll's duration, so that slow disks are read rarely."""
 
 STYLES = {
     RUNNING: "cyan", Outcome.ok.name: "green", Outcome.refused.name: "dim", QUEUED: "",
     Outcome.skipped.name: "dim", NOT_STARTED: "dim", WAITING: "",
 }  # fmt: skip
-"""All others went wrong."""
+"""States without a style are failures."""
 
 
 def watch(
     folder: Path,
-    look: Callable[[Path], list[Standing]] = find_standings,
+    look: Callable[[Path], list[RunStatus]] = find_standings,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Show how far every run is until none runs or waits; Ctrl-C ends the looking alone.
+    """Show the progress of every run until all have ended; Ctrl-C stops only the display.
 
     Args:
         folder: a run, a sweep, or the folder of all runs.
         look: reads the standings.
-        sleep: waits so many seconds.
+        sleep: waits for the given seconds.
     """
     try:
         return (
@@ -70,7 +70,7 @@ def watch(
 
 
 def _on_terminal(
-    folder: Path, look: Callable[[Path], list[Standing]], sleep: Callable[[float], None]
+    folder: Path, look: Callable[[Path], list[RunStatus]], sleep: Callable[[float], None]
 ) -> int:
     console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
     with Live(console=console, auto_refresh=False, transient=False) as live:
@@ -78,7 +78,7 @@ def _on_terminal(
             began = time.monotonic()
             standings = look(folder)
             height = shutil.get_terminal_size().lines
-            live.update(render(standings, height), refresh=True)
+            live.update(render_runs(standings, height), refresh=True)
             if not (goes_on(folder, standings) and is_heard()):
                 return EXIT_OK
             pause = ASK_S if any(each.job for each in standings) else LOOK_S
@@ -86,9 +86,9 @@ def _on_terminal(
 
 
 def _plain(
-    folder: Path, look: Callable[[Path], list[Standing]], sleep: Callable[[float], None]
+    folder: Path, look: Callable[[Path], list[RunStatus]], sleep: Callable[[float], None]
 ) -> int:
-    """A line now and then, and one for each run that has ended."""
+    """Print a line periodically, and one for each run that ends."""
     known: dict[Path, str] = {}
     while True:
         standings = look(folder)
@@ -97,48 +97,48 @@ def _plain(
             if before in ACTIVE and not each.is_active:
                 sys.stdout.write(f"{each.state}: {each.label}\n")
             known[each.paths.folder] = each.state
-        sys.stdout.write(f"{summary(standings)}\n")
+        sys.stdout.write(f"{summary_line(standings)}\n")
         sys.stdout.flush()
         if not (goes_on(folder, standings) and is_heard()):
             return EXIT_OK
         sleep(PLAIN_S)
 
 
-def render(standings: Sequence[Standing], height: int = 24) -> RenderableType:
-    """A bar of the whole, the runs that run, then others as far as there is room."""
+def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableType:
+    """Overall progress bar, active runs, then as many others as fit."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("state", "", "step", "loss", "a step", "left"):
         table.add_column(title, no_wrap=True)
-    table.add_column("what was typed")  # alone gives way in a narrow terminal
+    table.add_column("what was typed")  # the only column that shrinks in a narrow terminal
     worded = zip(standings, own_words(standings), strict=True)
     ordered = sorted(worded, key=lambda pair: _importance(pair[0]))
     room = max(3, height - 6)
     for each, words in ordered[:room]:
         table.add_row(*_cells(each, words), style=STYLES.get(each.state, "red"))
-    parts: list[RenderableType] = [_whole(standings), Text(summary(standings)), Text(), table]
+    parts: list[RenderableType] = [_whole(standings), Text(summary_line(standings)), Text(), table]
     if len(ordered) > room:
         parts.append(Text(f"... and {len(ordered) - room} more", style="dim"))
     return Group(*parts)
 
 
-def summary(standings: Sequence[Standing]) -> str:
-    """How many are where, and how long what runs will take."""
+def summary_line(standings: Sequence[RunStatus]) -> str:
+    """Number of runs in each state, and the remaining time of active runs."""
     left = [each.left_s for each in standings if each.state == RUNNING and each.left_s is not None]
     longest = f"; what runs has {format_seconds(max(left))} left" if left else ""
-    return counted(standings) + longest + silence(standings)
+    return counts_by_state(standings) + longest + silence(standings)
 
 
-def _whole(standings: Sequence[Standing]) -> RenderableType:
-    """Runs that are over, and the parts of those that run."""
+def _whole(standings: Sequence[RunStatus]) -> RenderableType:
+    """Progress bar of finished runs and the finished parts of active ones."""
     over = sum(not each.is_active and each.state != NOT_STARTED for each in standings)
     parts = sum(each.step / each.total for each in standings if each.is_active and each.total)
-    line = Table.grid()  # a bar alone ends no line
+    line = Table.grid()  # a bar by itself prints no newline
     line.add_row(ProgressBar(total=len(standings), completed=over + parts, width=60))
     return line
 
 
-def _importance(each: Standing) -> tuple[int, bool]:
-    """What runs first, then what went wrong, then what is over, then what waits."""
+def _importance(each: RunStatus) -> tuple[int, bool]:
+    """Sort key: running, failed, finished, waiting."""
     if each.state == RUNNING:
         return 0, False
     if each.state not in STYLES:
@@ -146,7 +146,7 @@ def _importance(each: Standing) -> tuple[int, bool]:
     return (2, False) if each.state == Outcome.ok.name else (3, not each.is_active)
 
 
-def _cells(each: Standing, words: str) -> tuple[RenderableType, ...]:
+def _cells(each: RunStatus, words: str) -> tuple[RenderableType, ...]:
     bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=10)
     return (
         Text(each.state),
@@ -159,28 +159,28 @@ def _cells(each: Standing, words: str) -> tuple[RenderableType, ...]:
     )
 
 
-def own_words(standings: Sequence[Standing]) -> list[str]:
-    """What was typed for each run, without the words that all of several have."""
+def own_words(standings: Sequence[RunStatus]) -> list[str]:
+    """Overrides of each run, without those common to all."""
     typed = [each.label.split() for each in standings]
     shared = set.intersection(*map(set, typed)) if len(typed) > 1 else set()
     return [" ".join(word for word in words if word not in shared) for words in typed]
 
 
-def run_name(each: Standing) -> str:
-    """Its folder's name; empty for a cell that has none, since no run can be, or not yet."""
+def run_name(each: RunStatus) -> str:
+    """Name of its folder; empty for a cell that has no run, or none yet."""
     has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
     return "" if has_none else each.paths.folder.name
 
 
-def counted(standings: Sequence[Standing]) -> str:
-    """How many runs there are, and how many are where: `3 runs: 2 ok, 1 running`."""
+def counts_by_state(standings: Sequence[RunStatus]) -> str:
+    """Number of runs, in total and in each state: `3 runs: 2 ok, 1 running`."""
     counts = Counter(each.state for each in standings)
     total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return f"{format_number(len(standings), 'run')}: {total}"
 
 
-def silence(standings: Sequence[Standing]) -> str:
-    """What is unknown because a launcher does not answer; empty if all do."""
+def silence(standings: Sequence[RunStatus]) -> str:
+    """Message about launchers that do not answer; empty if all do."""
     silent = {each.paths.folder: each for each in standings if each.silent}
     if not silent:
         return ""

@@ -1,7 +1,7 @@
-"""`eke plan`: every decision of a configuration, and what it will take; nothing is run."""
+"""`eke plan`: show all decisions of a configuration and its estimated cost, without running it."""
 
 from eke import workflows
-from eke.workflows.planning import say
+from eke.workflows.planning import print_once
 
 HELP = """\
 usage: eke plan [-m] [--why] [--quick] [--json] [--config-dir FOLDER] [overrides]
@@ -31,9 +31,9 @@ FLAGS = ("--json", "--why", "--quick")
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
+    """Run the command and return the exit code."""
     if "--help" in arguments or "-h" in arguments:
-        return say(HELP.rstrip("\n"))
+        return print_once(HELP.rstrip("\n"))
     overrides = [each for each in arguments if each not in FLAGS]
     as_json, why, quick = (flag in arguments for flag in FLAGS)
     typed = [*overrides, "plan_only=true"]

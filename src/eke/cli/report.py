@@ -1,6 +1,6 @@
-"""`eke report DIR...`: what pays, from the records of runs; no torch, no Hydra.
+"""`eke report DIR...`: compare runs by their records, without torch or Hydra.
 
-`eke report --wandb` and `--publish`: what is typed, and what is said.
+`--wandb` and `--publish` write the report as a W&B report.
 """
 
 import argparse
@@ -23,8 +23,8 @@ FILE = "report.wandb.json"
 PUBLISHED_FILE = "report.wandb.published.json"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a report at W&B."""
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a W&B report."""
     group = parser.add_argument_group("Weights & Biases")
     group.add_argument(
         "--wandb", action="store_true", help=f"write {FILE}, a W&B report; no connection is made"
@@ -41,10 +41,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -> None:
-    """Write the specification; publish it if asked.
+    """Write the specification; publish it with `--publish`.
 
     Raises:
-        EkeError: a package or a key is missing, or the server does not take it.
+        EkeError: a package or a key is missing, or the server rejects it.
         OSError: a file cannot be written.
     """
     if not (options.wandb or options.publish):
@@ -74,13 +74,13 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
 
 
 def _short(folder: str) -> str:
-    """A path as one would type it here."""
+    """A path as used in a command in the current folder."""
     relative = os.path.relpath(folder)
     return folder if relative.startswith("..") else relative
 
 
 def _named(options: argparse.Namespace) -> list[str]:
-    """The place that was typed, for another command."""
+    """The user's W&B options, for use in another command."""
     pairs = (("--project", options.project), ("--entity", options.entity))
     return [word for name, value in pairs if value for word in (name, value)]
 
@@ -97,7 +97,7 @@ FORMATS = ("html", "md", "json", "csv")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse, compare, print, write; returns the exit code."""
+    """Parse, compare, print and write; return the exit code."""
     options = _parse(arguments)
     try:
         found = compare_runs(
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    except OSError as error:  # the disk is full, or a folder cannot be written
+    except OSError as error:  # the disk is full, or a folder is not writable
         sys.stderr.write(f"{of_system(error)}\n")
         return EXIT_FAILED
     except KeyboardInterrupt:
@@ -148,7 +148,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--open", action="store_true", help="show report.html in a browser")
     parser.add_argument("--quiet", action="store_true", help="write files, print no table")
-    add_options(parser)
+    add_report_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -166,7 +166,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
         asked.append("html")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with hold_folder(folder):  # `runs` may be a link, if it is the caller's
+        with hold_folder(folder):  # `runs` may be a link made by this user
             folder = folder.resolve()
         for name in asked:
             text = RENDER[name](found, options.repeats)
@@ -183,13 +183,13 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
 
 
 def _unwritable(folder: Path, error: OSError) -> Problem:
-    """Somebody else's runs, or an archive, are read all the same."""
+    """A passing problem for a read-only folder (another user's runs, an archive)."""
     why = f"the report's files cannot be written there: {error.strerror or error}"
     fix = Fix(remark="--output FOLDER   (or --formats none)")
     return Problem("--output", str(folder), why, fix, passing=True)
 
 
-# Each imports what it needs: a terminal's report does without the page.
+# Imports inside the functions: a terminal report does not need the HTML page.
 
 
 def _html(found: Comparison, repeats: bool) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eke import workflows
-from eke.cli.live import counted, own_words, run_name, silence
+from eke.cli.live import counts_by_state, own_words, run_name, silence
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.files import (
     READ_LIMIT,
@@ -35,7 +35,7 @@ from eke.launch.processes.status import (
     RUNNING,
     UNREADABLE,
     WAITING,
-    Standing,
+    RunStatus,
     find_standings,
     goes_on,
 )
@@ -50,11 +50,11 @@ from eke.plan.record import (
 )
 
 BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
-"""Outcomes that are tried again."""
+"""Outcomes that `eke retry` retries."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `eke retry`."""
+def add_retry_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `eke retry`."""
     parser.add_argument(
         "--only",
         choices=BAD,
@@ -70,15 +70,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Set the records of failed runs aside and start the sweep's command again."""
-    folder = user_path(options.folder).resolve()  # its command may have been started elsewhere
+    """Move the records of failed runs aside and rerun the sweep's command."""
+    folder = user_path(options.folder).resolve()  # the start folder may differ
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         if not folder.exists():
             missing = [user_path(options.folder)]
             raise ConfigError(no_runs(missing, "retry", usual="runs/sweep-ID"))
         run, paths = None, RunPaths(folder)
-        with contextlib.suppress(OSError):  # the command of another user's run is no advice
+        with contextlib.suppress(OSError):  # do not suggest another user's command
             run = read_record(paths) if read_bytes(paths.record, own=True) else None
         why = "is not the folder of a sweep" + ("; a single run has its own command" if run else "")
         again = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
@@ -86,7 +86,7 @@ def retry(options: argparse.Namespace) -> int:
     directory, command, cells = _recorded(sweep.sweep, options.trust)
     wanted = options.only or [*BAD, UNREADABLE]
     found = {run_name(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
-    chosen = list(found.values())  # cells that are the same run are one
+    chosen = list(found.values())  # several cells may be the same run
     refuse_a_copy(folder, directory, cells)
     if not chosen:
         speak(f"nothing to run again: no run is {' or '.join(wanted)}")
@@ -99,15 +99,15 @@ def retry(options: argparse.Namespace) -> int:
     with aside(chosen):
         if not is_search:
             return workflows.main(command)
-        from eke.cli import fit  # only here: one sweep in many is a search
+        from eke.cli import fit  # imported here: few sweeps are searches
 
         return fit.main(command[1:])
 
 
 def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, Any]]]:
-    """Where a sweep was started, with which command, and its cells; by a file of this user's.
+    """Read a sweep's start folder, command and cells from a file of this user.
 
-    The command can name programs (a launcher's settings), and files that name others.
+    The command can name programs (launcher settings) and files that name programs.
     """
     try:
         content = read_json(file, own=not trust)
@@ -133,9 +133,9 @@ def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]])
     """Reject a sweep that was moved or copied: its command runs in the old folder.
 
     Args:
-        folder: of the sweep, as it is named now.
-        directory: where its command was started.
-        cells: of its file.
+        folder: current folder of the sweep.
+        directory: folder in which its command was started.
+        cells: cells in its file.
 
     Raises:
         EkeError: it was moved or copied here.
@@ -151,16 +151,16 @@ def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]])
 
 @contextmanager
 def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
-    """Keep final records under other names, so that their runs count as unfinished in here.
+    """Rename final records, so that their runs count as unfinished inside the context.
 
-    When none of the runs has been started in here (the command is refused, or stopped while it
-    plans), they get their records back.
+    If no run was started inside it (the command is rejected, or stopped while it plans), the
+    records are restored.
     """
     before = {paths.folder: _traces(paths) for paths in runs}
     kept: dict[Path, Path] = {}
     try:
         for paths in runs:
-            with contextlib.suppress(FileNotFoundError):  # what could not be started has none
+            with contextlib.suppress(FileNotFoundError):  # a run that could not start has none
                 name = _free_name(paths)
                 paths.record.rename(name)
                 kept[paths.record] = name
@@ -174,14 +174,14 @@ def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
 
 
 def _traces(paths: RunPaths) -> list[int]:
-    """What changes when a run is started here, or handed in to a cluster."""
+    """Modification times that change when a run starts here or is submitted to a cluster."""
     tickets = (paths.ticket(launcher) for launcher in launchers_of(paths))
     files = [file for file in (paths.attempts, *tickets) if file.exists()]
     return [file.stat().st_mtime_ns for file in files]
 
 
 def _free_name(paths: RunPaths) -> Path:
-    """For another record of a run."""
+    """Unused file name for an older record of a run."""
     number = 1
     while (kept := paths.record.with_suffix(f".{number}.json")).exists():
         number += 1
@@ -191,14 +191,14 @@ def _free_name(paths: RunPaths) -> Path:
 HEADER = ("state", "step", "loss", "where", "run", "what was typed")
 
 FOLLOW_S = 0.5
-"""Between two looks at growing logs."""
+"""Poll interval of growing logs, in seconds."""
 
 ASK_S = 10.0
-"""Between two questions whether the runs have ended; one goes to the scheduler."""
+"""Poll interval for ended runs, in seconds. Each poll is one scheduler query."""
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Parse and do; returns the exit code."""
+    """Parse and run a command; return the exit code."""
     parser = argparse.ArgumentParser(f"eke {command}", description=DESCRIPTIONS[command])
     parser.add_argument("folder", metavar="DIR", help="a run, a sweep, or the folder of all runs")
     COMMANDS[command][0](parser)
@@ -206,11 +206,11 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         return COMMANDS[command][1](options)
     except EkeError as error:
-        if getattr(options, "json", False):  # an option of status only
+        if getattr(options, "json", False):  # an option of `status` only
             speak_problems(error)
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    except OSError as error:  # the disk is full, or a folder is gone
+    except OSError as error:  # the disk is full, or a folder was deleted
         sys.stderr.write(f"{of_system(error)}\n")
         return EXIT_FAILED
     except KeyboardInterrupt:
@@ -230,9 +230,9 @@ _JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print how far every run is; returns EXIT_FAILED if a launcher gave no answer."""
+    """Print the progress of every run; return EXIT_FAILED if a launcher gave no answer."""
     if options.live:
-        from eke.cli.live import watch  # 30 ms of rich, which a table does without
+        from eke.cli.live import watch  # rich takes 30 ms to import, and a table does not need it
 
         return watch(user_path(options.folder))
     standings = find_standings(user_path(options.folder))
@@ -246,17 +246,17 @@ def status(options: argparse.Namespace) -> int:
     return EXIT_FAILED if any(each.silent for each in standings) else EXIT_OK
 
 
-def render(standings: Sequence[Standing]) -> str:
-    """One line a run, why some failed or wait, and how many are where."""
+def render(standings: Sequence[RunStatus]) -> str:
+    """One line per run, the reasons for failing or waiting, and the number in each state."""
     lines = align([HEADER, *map(_row, standings, own_words(standings))])
     for each in standings:
         if each.note:
             lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
             lines += align([[f"  {each.note}"]])
-    return "\n".join([*lines, "", counted(standings) + silence(standings)])
+    return "\n".join([*lines, "", counts_by_state(standings) + silence(standings)])
 
 
-def _row(each: Standing, words: str) -> tuple[str, ...]:
+def _row(each: RunStatus, words: str) -> tuple[str, ...]:
     step = f"{each.step}/{each.total}" if each.total else ""
     loss = "" if each.loss is None else f"{each.loss:.4f}"
     return (each.state, step, loss, each.where, run_name(each), words)
@@ -271,13 +271,13 @@ def _logs_options(parser: argparse.ArgumentParser) -> None:
 
 
 def logs(options: argparse.Namespace) -> int:
-    """Print the ends of the logs: of one run, or of those that run or failed."""
+    """Print the ends of the logs of one run, or of the running and failed ones."""
     folder = user_path(options.folder)
     standings = find_standings(folder)
     told = [s for s in standings if s.state in (*BAD, RUNNING)] if len(standings) > 1 else standings
     if not told:
         sys.stdout.write("no run is running, and none has failed\n")
-    # What is printed from now on is news, also of a run that is to start yet.
+    # Output from now on is new, including that of runs that have not started.
     tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
     for each in told:
         _heading(each, len(told))
@@ -288,15 +288,15 @@ def logs(options: argparse.Namespace) -> int:
 
 
 def follow_logs(
-    folder: Path, standings: list[Standing], told: Sequence[Standing], tails: dict[Path, Tail]
+    folder: Path, standings: list[RunStatus], told: Sequence[RunStatus], tails: dict[Path, Tail]
 ) -> None:
-    """Print what logs grow by, until nothing runs or waits any more.
+    """Print new log output until all runs have ended.
 
     Args:
         folder: a run, a sweep, or the folder of all runs.
-        standings: of all.
-        told: those whose logs have been shown.
-        tails: what is new of each log, by the folder of its run.
+        standings: standings of all runs.
+        told: standings whose logs were printed.
+        tails: readers of new log output, by run folder.
     """
     followed = {each.paths.folder: each for each in told}
     known = {each.paths.folder: each.state for each in standings}
@@ -318,14 +318,14 @@ def follow_logs(
 
 
 def log_of(paths: RunPaths) -> Path:
-    """What a run printed; what its job printed, where that has not come to the run."""
+    """Log of a run; the log of its job if the run has none."""
     if paths.log.exists():
         return paths.log
     logs = (find_launcher(launcher).log_of(paths) for launcher in launchers_of(paths))
     return next((log for log in logs if log.exists()), paths.log)
 
 
-def _heading(each: Standing, count: int) -> None:
+def _heading(each: RunStatus, count: int) -> None:
     if count > 1:
         _print([f"==> {log_of(each.paths)} ({each.state})"])
 
@@ -352,22 +352,22 @@ def _cancel_options(_: argparse.ArgumentParser) -> None:
 
 
 def cancel(options: argparse.Namespace) -> int:
-    """Ask every run that is queued or running to save and end, and none that waits to start."""
+    """Ask queued and running runs to save and end, and start no waiting ones."""
     folder = user_path(options.folder)
-    # Cells that are the same run are one.
+    # Several cells may be the same run.
     found = {s.paths.folder: s for s in find_standings(folder)}
     active = [s for s in found.values() if s.is_active]
     begun = [s for s in active if s.state != WAITING]
     waiting = len(active) - len(begun)
-    # One process watches over all runs of a local sweep; asked twice, it would kill them.
+    # One process supervises all runs of a local sweep; a second signal would kill them.
     watchers = {s.paths.folder: _watcher(s.paths) for s in begun if not s.job}
     locks = {watchers[s.paths.folder]: s.paths.lock for s in begun if not s.job}
-    if waiting or locks or not active:  # others may wait for these runs, to go on with them
+    if waiting or locks or not active:  # other cells may wait for these runs to continue them
         locks |= {(w.host, w.process): w.lock for w in watchers_in(folder)}
     answers = {watcher: _interrupt(watcher, lock) for watcher, lock in locks.items()}
     refused = [text for text in answers.values() if text]
     asked = {run for run, watcher in watchers.items() if not answers[watcher]}
-    # Only now: whoever watches over jobs would submit others in the place of these.
+    # Only now: a supervisor would submit other jobs in place of these.
     for launcher in dict.fromkeys(s.launcher for s in begun if s.job):
         jobs = {s.paths.folder: s.job for s in begun if s.job and s.launcher == launcher}
         try:
@@ -389,7 +389,7 @@ def cancel(options: argparse.Namespace) -> int:
 
 
 def _watcher(paths: RunPaths) -> tuple[str, str]:
-    """Host and process id of whoever started a run."""
+    """Host and process id of a run's supervisor."""
     attempts = read_attempts(paths)
     host = attempts[-1].get("host") if attempts else None
     try:
@@ -399,12 +399,12 @@ def _watcher(paths: RunPaths) -> tuple[str, str]:
 
 
 def _interrupt(watcher: tuple[str, str], lock: Path) -> str:
-    """Ctrl-C for a process of this machine; returns why not, if so."""
+    """Interrupt a process of this machine (Ctrl-C); return the reason if impossible."""
     host, process = watcher
     if host != socket.gethostname():
         return f"process {process} runs on {host}: cancel it there"
     try:
-        # The one that wrote its number may be gone, and the number another's.
+        # The process may have ended, and its id may belong to another one.
         if not has_open(int(process), lock):
             return f"process {process} does not hold {lock}; its worker ends by itself"
         os.kill(int(process), signal.SIGINT)
@@ -426,5 +426,5 @@ COMMANDS: dict[str, tuple[Parse, Callable[[argparse.Namespace], int]]] = {
     "status": (_status_options, status),
     "logs": (_logs_options, logs),
     "cancel": (_cancel_options, cancel),
-    "retry": (add_options, retry),
+    "retry": (add_retry_options, retry),
 }

@@ -12,7 +12,7 @@ _FLAGS = ("--config-dir", "-cd")
 _FORM = "eke schema FOLDER"
 
 DEFAULT_FOLDER = ".schemas"
-"""Where .vscode/settings.json expects the schemas."""
+"""Schema folder referenced by .vscode/settings.json."""
 
 HELP = """\
 usage: eke schema [-h] [--config-dir CONF] [FOLDER]
@@ -27,7 +27,7 @@ language server completes and checks option files (docs/how-to/editor.md).
 
 
 def main(arguments: list[str]) -> int:
-    """Write the schemas and print the editor's settings; returns the exit code."""
+    """Write the schemas and print the editor settings; return the exit code."""
     if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(HELP)
         return 0

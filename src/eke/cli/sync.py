@@ -1,4 +1,4 @@
-"""`eke sync RUNS...`: the command line and the table."""
+"""`eke sync RUNS...`: parse the command line and print the result table."""
 
 import argparse
 import math
@@ -22,7 +22,7 @@ HEADER = ("run", "rows", "verdict", "where")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse, send, print; returns 0 if all arrived, 1 if some failed, 2 for the user's mistake."""
+    """Parse, send and print; return 0 on success, 1 if runs failed, 2 for invalid arguments."""
     options = _parse(arguments)
     reports: list[Report] = []
     code = EXIT_OK
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; the same command sends the rest\n")
         code = EXIT_RESUMABLE
-    except OSError as error:  # no room for the temporary files
+    except OSError as error:  # no space for temporary files
         sys.stderr.write(f"{of_system(error)}\n")
         code = EXIT_FAILED
     if reports:
@@ -82,7 +82,7 @@ def _seconds(text: str) -> float:
 
 
 def render(reports: Sequence[Report]) -> str:
-    """One line a run; below, once, each reason why some did not arrive; last, how many."""
+    """One line per run, then each distinct failure reason once, then the counts."""
     lines = align([HEADER, *(_row(report) for report in reports)])
     reasons: dict[tuple[SyncOutcome, str], list[str]] = {}
     for report in reports:
@@ -102,6 +102,6 @@ def _row(report: Report) -> tuple[str, ...]:
 
 
 def _short(folder: Path) -> str:
-    """A path as one would type it here."""
+    """A path as used in a command in the current folder."""
     relative = os.path.relpath(folder)
     return " ".join((str(folder) if relative.startswith("..") else relative).split("\n"))

@@ -1,1 +1,1 @@
-"""Common helpers: errors, files, paths, text, environment of processes."""
+"""Common helpers: errors, files, paths, text and process environments."""

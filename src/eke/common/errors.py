@@ -1,11 +1,11 @@
 """The exception tree.
 
-EkeError                    anything eke says to a user; carries its exit code
+EkeError                    base of every error shown to the user; has an exit code
 |-- ConfigError             the user's input is wrong: a list of problems, all at once (exit 2; 1
-|                           where only the machine stands in the way, as a full disk does)
+|                           where only the machine's state is the cause, e.g. a full disk)
 |-- BusyError               another process is working on the same run (exit 2)
 `-- RunError                a run could not be finished (exit 1)
-    `-- ChangedError        its input or software is not what was planned (exit 2)
+    `-- ChangedError        its input or software has changed since planning (exit 2)
 """
 
 import errno
@@ -21,18 +21,18 @@ _PLACEHOLDER = re.compile(r"COLUMN|FILE|FOLDER|SPLIT|[A-Z]+(_[A-Z]+)+")
 
 
 def is_placeholder(override: str) -> bool:
-    """Whether the user has to replace the value of an override: `data.path=FILE_OR_FOLDER`."""
+    """Whether an override's value is a placeholder: `data.path=FILE_OR_FOLDER`."""
     return bool(_PLACEHOLDER.fullmatch(override.rpartition("=")[2]))
 
 
 @dataclass(frozen=True, init=False)
 class Fix:
-    """The correction of a problem: words of a command line, text for the reader, or both."""
+    """The fix of a problem: command-line words, a remark, or both."""
 
     words: tuple[str, ...]
-    """Overrides in order, unquoted, some perhaps with a placeholder; `-m` first for a sweep."""
+    """Overrides in order, unquoted, possibly with placeholders; `-m` first for a sweep."""
     remark: str
-    """Text alongside the words (an alternative, say), or in their place."""
+    """Text that accompanies the words (e.g. an alternative) or replaces them."""
 
     def __init__(self, *words: str, remark: str = "") -> None:
         object.__setattr__(self, "words", words)
@@ -40,7 +40,7 @@ class Fix:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The words, if the command runs with them as they stand; empty otherwise."""
+        """The words if they are executable as they are; empty otherwise."""
         return () if any(map(is_placeholder, self.words)) else self.words
 
     @property
@@ -68,20 +68,20 @@ class Problem:
     why: str
     """The violated limit, with its number."""
     fix: Fix = Fix()
-    """Empty only when no override can correct it."""
+    """Empty only when no override fixes it."""
     id: str = ""
     """Identifier of the rule that found it; empty for spelling and type errors."""
     passing: bool = False
-    """Caused by the present state of the machine: the same command may work later."""
+    """Caused by the machine's current state: the same command may work later."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Overrides that correct it, executable as they stand; empty if there are none."""
+        """Overrides that fix it, executable as they are; empty if there are none."""
         return self.fix.overrides
 
     @property
     def remark(self) -> str:
-        """Text alongside the overrides; the whole fix where it is no override."""
+        """Text that accompanies the overrides; the whole fix if it has no override."""
         return self.fix.remark if self.overrides else str(self.fix)
 
     def render(self) -> str:
@@ -105,7 +105,7 @@ class Problem:
 
 
 class EkeError(Exception):
-    """Base of every error that is meant for the user: shown without a traceback or a secret."""
+    """Base of every error shown to the user, without a traceback and with secrets masked."""
 
     exit_code: int = 1
 
@@ -113,7 +113,7 @@ class EkeError(Exception):
         return mask(super().__str__())
 
     def short(self) -> str:
-        """It on one line: for a table of many runs."""
+        """The error on one line, for tables of runs."""
         return str(self)
 
 
@@ -127,14 +127,14 @@ class ConfigError(EkeError):
             problems = Problem(key=problems, value="", why="")
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         self.is_passing = bool(self.problems) and all(p.passing for p in self.problems)
-        """Whether only the present state of the machine is in the way."""
+        """Whether the machine's current state is the only cause."""
         if self.is_passing:
             self.exit_code = EkeError.exit_code
         super().__init__(self.render())
 
     @property
     def rule(self) -> str:
-        """The first rule that says so; empty where none does, or one without an identifier."""
+        """Identifier of the first rule among the problems; empty if there is none."""
         return next((problem.id for problem in self.problems if problem.id), "")
 
     def short(self) -> str:
@@ -168,24 +168,24 @@ class RunError(EkeError):
 
 
 class ChangedError(RunError):
-    """What a run reads, or the software, is not what was planned: it is refused, not trained."""
+    """A run's input or the software has changed since planning; the run is rejected."""
 
     exit_code = 2
 
 
 def of_system(error: OSError, file: object = "a file") -> str:
-    """An operating system error and its file, as one line.
+    """Format an operating system error and its file on one line.
 
     Args:
-        error: the system's.
-        file: which one it was, where the error does not say.
+        error: the error.
+        file: used if the error names no file.
     """
     line = " ".join(f"{error.filename or file}: {error.strerror or error}".split("\n"))
     return f"{line}; {why}" if (why := no_room(error)) else line
 
 
 def no_room(error: OSError) -> str:
-    """What helps where a file could not grow; empty for any other error."""
+    """Advice for a full disk or quota; empty for any other error."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     too_large = "its file system takes no larger files: paths.runs=FOLDER_ON_ANOTHER_DISK"
     if limit != resource.RLIM_INFINITY:

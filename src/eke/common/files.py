@@ -1,11 +1,11 @@
-"""The files of runs and sweeps: opened, read and replaced in folders where others may write too.
+"""Read and replace files of runs and sweeps safely in folders that other users may write to.
 
-A crash at any moment leaves the old content or the new, never a mix. Other users cannot choose what
-is written over: a folder is held by its descriptor while a file in it is opened; links that another
-user made are refused on the way, any link at the end, and whatever is no regular file (reading a
-FIFO would wait for ever). What is written lies in a folder of this user.
+A crash at any moment leaves the old content or the new, never a mix. Other users cannot redirect a
+write: a folder is held by its descriptor while a file in it is opened. Rejected are links in the
+path made by another user, any link as the last component, and anything but a regular file (reading
+a FIFO would block). Files are written only to folders of this user.
 
-Locks (flock) of runs, sweeps and devices, which end with the process that holds them.
+Locks (flock) of runs, sweeps and devices, released when the process that holds them ends.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from pathlib import Path, PurePath
 from typing import Any
 
 READ_LIMIT = 16 << 20
-"""Largest file that is read at once, bytes: the list of ten thousand jobs takes a third of it, and
-JSON takes thirty times as much memory."""
+"""Largest file read at once, bytes. The list of ten thousand jobs takes a third of it; parsed JSON
+takes thirty times as much memory."""
 
 MAX_LINKS = 40
-"""Links followed in one path, as Linux does (path_resolution(7))."""
+"""Maximum number of links followed in one path, as in Linux (path_resolution(7))."""
 
 LINK_ITSELF: int = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW
-"""Opens a link instead of what it points to. Without O_PATH, which Linux alone has, links on the
-way are refused."""
+"""Opens a link instead of its target. Without O_PATH, which only Linux has, links in the path are
+rejected."""
 
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -42,25 +42,25 @@ class Refused(OSError):
     """A file or folder that another user may have planted; nothing was read or written."""
 
     def __init__(self, why: str, path: object) -> None:
-        """What is wrong with it, for `PATH: WHY`."""
+        """Store the reason, for `PATH: WHY`."""
         super().__init__(errno.EPERM, why, str(path))
 
     def __str__(self) -> str:
-        """Without the number, which is no error of the system's."""
+        """Omit the number, which is not a system error."""
         return f"{self.filename}: {self.strerror}"
 
 
 @contextmanager
 def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
-    """Hold a folder by a descriptor, for `dir_fd`: renaming it changes nothing any more.
+    """Hold a folder by a descriptor, for `dir_fd`, so that renaming it has no effect.
 
     Args:
-        path: of the folder. Links on the way count where this user or root made them.
-        own: it must be this user's folder, and no link.
+        path: the folder. Links in it are followed if this user or root made them.
+        own: require a folder of this user that is not a link.
 
     Raises:
-        Refused: it is not to be trusted.
-        OSError: it is not there.
+        Refused: another user may have planted it.
+        OSError: it does not exist.
     """
     with contextlib.ExitStack() as stack:
 
@@ -100,13 +100,13 @@ def _steps(path: PurePath) -> tuple[str, ...]:
 
 
 def _is_mine(found: os.stat_result, folder: int) -> bool:
-    """Whether this user or root owns a file; root may use anybody's."""
+    """Whether this user or root owns a file; root may use any file."""
     me = os.geteuid()
     return me == 0 or found.st_uid in (me, 0) or found.st_uid == _my_number(folder)
 
 
 def _my_number(folder: int) -> int | None:
-    """This user's number on a file system with its own numbers (CIFS): that of a new file."""
+    """This user's id on a file system with its own ids (CIFS): the owner of a new file."""
     name = f".{secrets.token_hex(8)}.tmp"
     try:
         made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600, dir_fd=folder)
@@ -127,18 +127,18 @@ def _owner(found: os.stat_result) -> str:
 
 
 def own_folder(path: Path, private: bool = False) -> Path:
-    """A folder to write in: made where it is missing, refused where it is another user's.
+    """Create a folder for writing if it is missing; reject another user's.
 
     Args:
-        path: of the folder.
-        private: no other user may write there.
+        path: the folder.
+        private: deny other users write access.
 
     Returns:
         The path.
 
     Raises:
         Refused: it is a link, or not this user's.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
     with hold_folder(path, own=True) as folder:
@@ -148,19 +148,19 @@ def own_folder(path: Path, private: bool = False) -> Path:
 
 
 def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -> int:
-    """Open a regular file, for writing in a folder of this user.
+    """Open a regular file in a folder of this user, usually for writing.
 
     Args:
-        path: of the file.
-        flags: as for `os.open`, without O_TRUNC: what is opened is checked afterwards.
-        mode: of a file that is made here; the umask applies.
-        shared: the folder is that of several users, and so may the file be.
+        path: the file.
+        flags: as for `os.open`, without O_TRUNC, since the file is checked after opening.
+        mode: permissions of a new file; the umask applies.
+        shared: several users share the folder, and may share the file.
 
     Returns:
         Its descriptor.
 
     Raises:
-        Refused: it is a link, no regular file, or another user's.
+        Refused: it is a link, not a regular file, or another user's.
         OSError: it cannot be opened.
     """
     with hold_folder(path.parent, own=not shared) as folder:
@@ -170,7 +170,7 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
             raise _named(error, path) from error
         try:
             found = _regular(descriptor, path)
-            if found.st_nlink > 1:  # a hard link to any file of this user's
+            if found.st_nlink > 1:  # a hard link to another file of this user
                 raise Refused("has several names", path)
             if not (shared or _is_mine(found, folder)):
                 raise Refused(f"belongs to {_owner(found)}", path)
@@ -181,7 +181,7 @@ def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -
 
 
 def _named(error: OSError, path: Path) -> OSError:
-    """An error of a call relative to a folder, with the whole path."""
+    """Convert an error of a call relative to a folder to one with the full path."""
     if error.errno == errno.ELOOP:
         return Refused("is a link", path)
     if error.errno == errno.ENXIO:  # a FIFO without a reader, a socket
@@ -197,10 +197,10 @@ def _regular(descriptor: int, path: Path) -> os.stat_result:
 
 
 def open_to_read(path: Path) -> int:
-    """Open anybody's regular file for reading; never waits, follows no link at the end.
+    """Open any user's regular file for reading; never block or follow a link as last component.
 
     Raises:
-        Refused: it is a link, or no regular file.
+        Refused: it is a link, or not a regular file.
         OSError: it cannot be opened.
     """
     try:
@@ -216,10 +216,10 @@ def open_to_read(path: Path) -> int:
 
 
 def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
-    """The content of anybody's file, or of one that this user (root: root) made in his own folder.
+    """Read a file of any user; with `own`, only one that this user made in their own folder.
 
     Raises:
-        Refused: it is no regular file, has more than `limit` bytes, or is another user's.
+        Refused: it is not a regular file, has more than `limit` bytes, or is another user's.
         OSError: it cannot be read.
     """
     with open(open_file(path, os.O_RDONLY) if own else open_to_read(path), "rb") as file:
@@ -232,12 +232,12 @@ def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
 
 
 def read_text(path: Path, limit: int = READ_LIMIT) -> str:
-    """The content of anybody's file as UTF-8; what is none is replaced. Raises as `read_bytes`."""
+    """Read any user's file as UTF-8, replacing invalid bytes. Raises as `read_bytes`."""
     return read_bytes(path, limit).decode(errors="replace")
 
 
 def last_bytes(path: Path, count: int) -> bytes:
-    """The end of anybody's file. Raises as `open_to_read`."""
+    """Read the end of any user's file. Raises as `open_to_read`."""
     with open(open_to_read(path), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - count))
         return file.read(count)
@@ -256,15 +256,15 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
     """Replace `path` by `content`: temporary name, fsync, rename, fsync of the folder.
 
     Args:
-        path: of the file.
-        content: all of it.
+        path: the file.
+        content: its whole new content.
         shared: the folder may be another user's.
-        mode: of the file; the umask applies.
+        mode: permissions of the file; the umask applies.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; `path` is then as it was.
+        OSError: the disk is full or the folder cannot be written; `path` is then unchanged.
     """
-    # The name of a folder may hold bytes that are no UTF-8.
+    # A folder name may hold bytes that are not UTF-8.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     temporary = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
     with hold_folder(path.parent, own=not shared) as folder:
@@ -283,7 +283,7 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Make `path` a symbolic link to `target`, in place of the link that may be there.
+    """Make `path` a symbolic link to `target`, replacing an existing link.
 
     Raises:
         OSError: the file system has no links, or the folder cannot be written.
@@ -306,7 +306,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False) -> Any:
-    """Parse a JSON file; `own` and what else is raised as in `read_bytes`.
+    """Parse a JSON file; for `own` and further exceptions see `read_bytes`.
 
     Raises:
         OSError: the file cannot be read, or has more than `limit` bytes.
@@ -322,12 +322,12 @@ def append_line(path: Path, line: str) -> None:
     """Append one line with a single `write`: a kill can lose at most the line being written.
 
     Raises:
-        OSError: the disk is full; a part of the line may be there.
+        OSError: the disk is full; part of the line may have been written.
     """
     data = (line + "\n").encode()
     descriptor = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        # A disk that fills up takes a part without a word; writing the rest says why.
+        # A disk that fills up accepts a part without an error; writing the rest raises it.
         while data:
             data = data[os.write(descriptor, data) :]
     except OSError as error:
@@ -337,7 +337,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """`value` with non-finite floats spelled out (`"nan"`, `"inf"`): JSON cannot say them."""
+    """`value` with non-finite floats as text (`"nan"`, `"inf"`), which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -348,13 +348,13 @@ def plain(value: Any) -> Any:
 
 
 def open_shared_lock(path: Path) -> int:
-    """Open a file that every user of a folder may lock, whatever the umask; made if need be.
+    """Open a file that every user of a folder may lock, regardless of umask; create it if missing.
 
-    It is made only where there is nothing: Linux refuses to open another user's file with O_CREAT
-    in a folder like /tmp (fs.protected_regular).
+    It is created only if nothing exists at the path: Linux refuses to open another user's file with
+    O_CREAT in a folder like /tmp (fs.protected_regular).
 
     Raises:
-        Refused: it is a link, or no regular file.
+        Refused: it is a link, or not a regular file.
         OSError: it cannot be opened.
     """
     try:
@@ -363,7 +363,7 @@ def open_shared_lock(path: Path) -> int:
         pass
     try:
         descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, shared=True)
-    except FileExistsError:  # somebody was faster
+    except FileExistsError:  # another process created it first
         return open_file(path, os.O_RDWR, shared=True)
     with contextlib.suppress(OSError):
         os.fchmod(descriptor, 0o666)
@@ -371,10 +371,10 @@ def open_shared_lock(path: Path) -> int:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take an open file's lock (flock) for this process alone; False when somebody holds it.
+    """Take an exclusive lock (flock) on an open file; False if another process holds it.
 
     Raises:
-        OSError: the file system has no locks, as Lustre where it is mounted without `flock`.
+        OSError: the file system has no locks, e.g. Lustre mounted without `flock`.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -384,13 +384,13 @@ def try_lock(descriptor: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock (flock) of a file; only looked at, never waited for."""
+    """Whether a process holds the lock (flock) of a file; does not block."""
     try:
         descriptor = open_to_read(path)
     except OSError:
         return False
     try:
-        # Shared, and given back at once: two who look do not disturb each other.
+        # A shared lock, released at once, so that two checks do not disturb each other.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -402,14 +402,14 @@ def is_locked(path: Path) -> bool:
 
 
 def has_open(process: int, path: Path) -> bool:
-    """Whether a process of this machine has a file open; False for one that may not be looked at.
+    """Whether a process of this machine has a file open; False if it cannot be inspected.
 
     Raises:
-        OSError: `path` does not exist, or this system does not tell.
+        OSError: `path` does not exist, or this system lacks the information.
     """
     wanted = path.stat()
     for descriptor in Path(f"/proc/{process}/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed in the meantime
             found = descriptor.stat()
             if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
                 return True

@@ -1,6 +1,6 @@
-"""Secrets in text: found by the name that they are given to, or in front of an address's host.
+"""Mask secrets in text: values of secret-like names, and credentials in URLs.
 
-Others read plans, records, logs and what trackers show.
+Other people read plans, records, logs and tracker pages.
 """
 
 import re
@@ -11,10 +11,10 @@ MASK = "***"
 
 _WORD = r"(?:token|secret|password|passwd|passphrase|(?:api|access|secret|private|auth)key)"
 _NAME = rf"(?:[\w.-]*{_WORD}|[\w.-]*(?<=[_.?&-])key)_?\d*"
-"""By its last word: HF_TOKEN, trainer.extra.hub_token, apiKey; `key` alone is none."""
+"""Matches the last word of a name: HF_TOKEN, trainer.extra.hub_token, apiKey; not `key` alone."""
 
 _VOCABULARY = re.compile(r"(?i)(max|min|num|per|pad|eos|bos|unk|sep|cls|mask)_?token_?\d*\W*$")
-"""Tokens that are words, and counts of them."""
+"""Names of text tokens and token counts, which are not secrets."""
 
 _GIVEN = re.compile(
     rf"""(?i)(?P<name>(?<![\w.-]){_NAME}["']?\s*=\s*"""  # NAME=VALUE
@@ -25,12 +25,12 @@ _GIVEN = re.compile(
 _NO_SECRET = re.compile(
     r"""(?i)["']?(|null|none|true|false|\*\*\*|\.\.\.|\$\w+|\$\{(\w+\}|oc\.).*|(\$\(|`).*)["']?"""
 )
-"""Values that hold none: nothing, and what a shell or OmegaConf replaces."""
+"""Values without a secret: empty, or replaced by a shell or OmegaConf."""
 
 _USER = re.compile(
     r"(?i)\b(?!([\w.-]{0,30}\+)?ssh://[^\s/:@]+@)([a-z][a-z\d+.-]{0,30}://)(?!\*\*\*@)[^\s/@\"']+@"
 )
-"""User and password of an address. A user alone is a token to most servers; not to ssh."""
+"""User and password of a URL. A user alone is a token for most servers, but not for ssh."""
 
 
 def is_secret(name: str) -> bool:
@@ -39,7 +39,7 @@ def is_secret(name: str) -> bool:
 
 
 def mask(text: str) -> str:
-    """Text without the secrets in it."""
+    """Replace the secrets in a text."""
 
     def hidden(found: re.Match[str]) -> str:
         is_none = _VOCABULARY.search(found["name"]) or _NO_SECRET.fullmatch(found["value"])
@@ -49,12 +49,12 @@ def mask(text: str) -> str:
 
 
 def masked(value: Any, path: str = "", found: dict[str, str] | None = None) -> Any:
-    """Plain data without the secrets in it.
+    """Replace the secrets in plain data.
 
     Args:
         value: mappings, lists and text.
         path: its key.
-        found: is told the key and the masked text of each secret.
+        found: called with the key and the masked text of each secret.
     """
     if isinstance(value, Mapping):
         keys = {key: f"{path}.{key}".lstrip(".") for key in value}

@@ -1,86 +1,86 @@
-"""Where things are: every file name inside a run folder, and the configuration eke ships with."""
+"""Paths: file names of a run folder and a sweep folder, and eke's own configuration."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 SUPERVISOR = "EKE_SUPERVISOR"
-"""Environment variable with the process id of whoever watches over a worker."""
+"""Environment variable with the process id of a worker's supervisor."""
 
 AGENT = "EKE_AGENT"
 """Environment variable with the process id of the agent that started a run's ranks."""
 
 MEETING = "EKE_MEETING"
-"""Environment variable with the file in which the ranks of one machine find each other."""
+"""Environment variable with the rendezvous file of the ranks of one machine."""
 
 SHARED_DEVICE = "EKE_SHARED_DEVICE"
-"""Environment variable that says other runs may use a worker's device at the same time."""
+"""Environment variable that marks a worker's device as shared with other runs."""
 
 RANK, LOCAL_RANK = "RANK", "LOCAL_RANK"
 WORLD_SIZE, LOCAL_WORLD_SIZE = "WORLD_SIZE", "LOCAL_WORLD_SIZE"
-"""torchrun's environment variables: number of this process, its number on this machine, and how
-many there are, and are on this machine (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
+"""torchrun's environment variables: rank, local rank, world size and local world size
+(https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of one run; nothing else in eke spells these names."""
+    """The files of one run; the only place in eke with these names."""
 
     folder: Path
 
     @property
     def config(self) -> Path:
-        """The resolved configuration, for people; no code reads it back."""
+        """The resolved configuration, for people only; no code reads it."""
         return self.folder / "config.yaml"
 
     @property
     def plan(self) -> Path:
-        """What is to be done, for the worker."""
+        """The plan that the worker executes."""
         return self.folder / "plan.json"
 
     @property
     def record(self) -> Path:
-        """What was done."""
+        """The record of the run."""
         return self.folder / "record.json"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line: the truth about the training curve."""
+        """The training curve, one JSON object per line."""
         return self.folder / "metrics.jsonl"
 
     @property
     def attempts(self) -> Path:
-        """One JSON object a line for each time a worker started on this run."""
+        """One JSON object per line for each start of a worker on this run."""
         return self.folder / "attempts.jsonl"
 
     @property
     def log(self) -> Path:
-        """Everything the worker printed."""
+        """Output of the worker."""
         return self.folder / "train.log"
 
     def rank_log(self, rank: int) -> Path:
-        """Everything another process than rank 0 printed."""
+        """Output of a rank other than 0."""
         return self.folder / f"rank_{rank}.log"
 
     def rank_failure(self, rank: int) -> Path:
-        """Why a process other than rank 0 ended badly."""
+        """Reason for the failure of a rank other than 0."""
         return self.folder / f"rank_{rank}.json"
 
     def dead_rank(self, node: int = 0) -> Path:
-        """Which process of a machine ended first, and how, as the one that started them saw it."""
+        """First process of a machine to end and its exit status, written by the agent."""
         return self.folder / (f"dead_rank_{node}.json" if node else "dead_rank.json")
 
     def node_log(self, node: int) -> Path:
-        """What another machine than the first printed; its processes have logs of their own."""
+        """Output of a machine other than the first; its processes have separate logs."""
         return self.folder / f"node_{node}.log"
 
     @property
     def invitation(self) -> Path:
-        """Where the other machines of a run find the first one, while a job lasts."""
+        """Address of a run's first machine for the others, valid during one job."""
         return self.folder / "nodes.json"
 
     def ticket(self, launcher: str) -> Path:
-        """The launcher's job that works on the run, or did last."""
+        """The launcher's current or last job for the run."""
         return self.folder / f"{launcher}.json"
 
     @property
@@ -95,7 +95,7 @@ class RunPaths:
 
     @property
     def receipt(self) -> Path:
-        """What `eke sync` has sent, and where to."""
+        """Data that `eke sync` has sent, and its destination."""
         return self.folder / "sync.json"
 
     @property
@@ -105,12 +105,12 @@ class RunPaths:
 
     @property
     def model(self) -> Path:
-        """Link to the newest checkpoint's export: what plain transformers loads."""
+        """Link to the newest checkpoint's export, which plain transformers can load."""
         return self.folder / "model"
 
     @property
     def merged(self) -> Path:
-        """The model with its adapters merged, where `peft.save_merged` asked for it."""
+        """The model with its adapters merged (`peft.save_merged`)."""
         return self.folder / "merged"
 
     @property
@@ -134,21 +134,21 @@ class SweepPaths:
         return self.folder / "sweep.json"
 
     def watcher(self, host: str, process: int) -> Path:
-        """Held (flock) by a process that watches over the sweep."""
+        """Held (flock) by a process that supervises the sweep."""
         return self.folder / f"{_WATCHER}{host}-{process}"
 
     def watchers(self) -> list[Path]:
-        """Those files, also of processes that are gone."""
+        """The supervisors' lock files, including those of ended processes."""
         return sorted(self.folder.glob(f"{_WATCHER}*"))
 
     def who_watches(self, lock: Path) -> tuple[str, str]:
-        """Host and process id of whom one of them is."""
+        """Host and process id in the name of a supervisor's lock file."""
         host, _, process = lock.name.removeprefix(_WATCHER).rpartition("-")
         return host, process
 
     @property
     def rerun(self) -> Path:
-        """How far its newest `rerun=true` is (eke.launch.processes.sweep_state)."""
+        """Progress of the newest `rerun=true` (eke.launch.processes.sweep_state)."""
         return self.folder / "rerun.json"
 
     def launcher(self, name: str) -> Path:
@@ -157,23 +157,23 @@ class SweepPaths:
 
 
 def user_path(text: str) -> Path:
-    """A path as a user types it: `~` is a home folder, where there is such a one."""
+    """Expand `~` in a user's path where the home folder exists."""
     return Path(os.path.expanduser(text))
 
 
 def conf_folder() -> Path:
-    """The folder with `config.yaml`: in an installed package, else beside `src` in a checkout."""
+    """The folder with `config.yaml`: in an installed package, else next to `src` in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
 def program() -> str:
-    """What starts a training: a checkout has train.py, an installed package only the command."""
+    """Command that starts a training: train.py in a checkout, `eke` when installed."""
     is_checkout = (Path(__file__).resolve().parents[3] / "train.py").is_file()
     return "python train.py" if is_checkout else "eke train"
 
 
 def source_folder() -> str:
-    """Where eke is imported from."""
+    """The folder that eke is imported from."""
     return str(Path(__file__).resolve().parents[2])

@@ -23,11 +23,11 @@ package, which takes tens of milliseconds."""
 
 
 def plugin_names(group: str) -> list[str]:
-    """Names of a group, eke's own first."""
+    """Names in a group, eke's own first."""
     return list(dict.fromkeys([*BUILT_IN.get(group, {}), *_installed(group, tuple(sys.path))]))
 
 
-@cache  # 4 ms, and the status of a thousand runs asks for each
+@cache  # takes 4 ms, and the status of a thousand runs needs it for each
 def _installed(group: str, _path: tuple[str, ...]) -> list[str]:
     return [found.name for found in entry_points(group=group)]
 
@@ -39,11 +39,11 @@ def has_plugin(group: str, name: str) -> bool:
 
 @cache
 def load_plugin(group: str, name: str) -> Any:
-    """The object that a name refers to; None if there is none of this name.
+    """Import the object that a name refers to; None if there is no such name.
 
     Args:
-        group: such as `eke.optimizers`.
-        name: of the option.
+        group: for example `eke.optimizers`.
+        name: name of the option.
 
     Raises:
         EkeError: it cannot be imported.

@@ -1,4 +1,4 @@
-"""Command and environment of the processes that eke starts; ranks that others started."""
+"""Command and environment of child processes; detection of externally started ranks."""
 
 import os
 import re
@@ -12,35 +12,37 @@ from eke.common.paths import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE, pro
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task of a step of SLURM's."""
+class SlurmTask:
+    """A task of a SLURM step."""
 
     node: int
-    """Its number: 0 leads."""
+    """Index of the task; 0 is the leader."""
     count: int
-    """Tasks of the step, one for each machine."""
+    """Number of tasks in the step, one per machine."""
     step: str
-    """Unlike that of any other step, restarts of the same job included: `123.0.1`."""
+    """Unique identifier of the step, different for each restart of a job: `123.0.1`."""
 
 
-def this_task(environment: Mapping[str, str] = os.environ) -> Task:
-    """Which task of its step this process is; the only one where SLURM has not started it."""
+def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
+    """This process's SLURM task; a single task outside SLURM."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
     rank, count, job, step = (environment.get(name, "") for name in names)
     if not (rank.isdecimal() and count.isdecimal()):
-        return Task(0, 1, "")
-    return Task(int(rank), int(count), f"{job}.{step}.{environment.get('SLURM_RESTART_COUNT', 0)}")
+        return SlurmTask(0, 1, "")
+    return SlurmTask(
+        int(rank), int(count), f"{job}.{step}.{environment.get('SLURM_RESTART_COUNT', 0)}"
+    )
 
 
 def check_started_tasks(what: str, num_nodes: int) -> None:
-    """A step of SLURM's and the configuration must speak of the same number of machines.
+    """Check that the SLURM step and the configuration have the same number of machines.
 
     Args:
         what: `a run` or `a sweep`.
-        num_nodes: what the configuration says; 1 for a sweep.
+        num_nodes: number in the configuration; 1 for a sweep.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: the numbers differ.
     """
     count = this_task().count
     if count in (1, num_nodes):
@@ -51,16 +53,16 @@ def check_started_tasks(what: str, num_nodes: int) -> None:
 
 
 RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
-"""Variables of torchrun's for each process (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
+"""Variables that torchrun sets for each process (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
-#: What rank 0 may need to say why nothing runs, s: the launcher ends all ranks when one leaves.
+#: Time for rank 0 to report an error, s: the launcher ends all ranks when one exits.
 SPEECH_S = 30.0
 
 
 def started_ranks() -> int:
-    """How many processes torchrun or `accelerate launch` started for this run; 1 without them.
+    """Number of processes that torchrun or `accelerate launch` started; 1 without them.
 
-    Both set all that an `env://` rendezvous reads; a part of it is left over from another job.
+    Both set all variables of an `env://` rendezvous; an incomplete set is a remnant of another job.
     """
     if any(name not in os.environ for name in RENDEZVOUS):
         return 1
@@ -71,22 +73,22 @@ def started_ranks() -> int:
 
 
 def ranks_are_started() -> bool:
-    """Whether this process is one of several of the same run."""
+    """Whether this process is one of several ranks of the same run."""
     return started_ranks() > 1
 
 
 def my_rank() -> int:
-    """The number of this process among them; 0 for the one that plans, prints and writes."""
+    """Rank of this process; rank 0 plans, prints and writes."""
     return int(os.environ[RANK]) if ranks_are_started() else 0
 
 
 def is_first() -> bool:
-    """Whether this process speaks for all that were started for the same command."""
+    """Whether this process reports for all processes of the same command."""
     return my_rank() == 0 and this_task().node == 0
 
 
 def machines_at_hand() -> int:
-    """Machines that somebody has started this command on: by srun, or by torchrun."""
+    """Number of machines that srun or torchrun started this command on."""
     try:
         here = int(os.environ.get(LOCAL_WORLD_SIZE, "1"))
     except ValueError:
@@ -95,14 +97,14 @@ def machines_at_hand() -> int:
 
 
 def check_started_ranks(option: str, num_processes: int) -> None:
-    """The launcher and the configuration must speak of the same number of processes.
+    """Check that the launcher and the configuration have the same number of processes.
 
     Args:
-        option: of the group `distributed`, or `a sweep`.
-        num_processes: what the configuration says.
+        option: an option of the group `distributed`, or `a sweep`.
+        num_processes: number in the configuration.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: the numbers differ.
     """
     started = started_ranks()
     if started in (1, num_processes):
@@ -118,10 +120,10 @@ def check_started_ranks(option: str, num_processes: int) -> None:
 
 
 def let_rank_0_speak() -> None:
-    """Wait, in another rank, until the launcher ends it because rank 0 has spoken and left.
+    """Wait, in a rank other than 0, until the launcher ends it after rank 0 has exited.
 
-    All ranks find the same mistake at about the same time, and torchrun sends SIGTERM to the
-    others as soon as the first one leaves: rank 0 must be the first.
+    All ranks find the same error at about the same time, and torchrun sends SIGTERM to the
+    others as soon as the first one exits, so rank 0 must exit first.
     """
     time.sleep(SPEECH_S)
 
@@ -130,36 +132,36 @@ RANK_VARIABLES = (
     r"((LOCAL|GROUP|ROLE|NODE|CROSS)_)?(RANK|WORLD_SIZE)$|(LOCAL|CROSS)_SIZE$|ROLE_NAME$"
     r"|MASTER_(ADDR|PORT)$|TORCHELASTIC_|ACCELERATE_|OMPI_|PMI|MPI_LOCAL|MV2_COMM_WORLD|SUBMITIT_"
 )
-"""Names of variables that torchrun, accelerate, MPI or submitit set for one process of one job."""
+"""Variables that torchrun, accelerate, MPI or submitit set for one process of one job."""
 
 TRACKED_RUN_VARIABLES = (
     r"WANDB_(RUN_ID|NAME|RESUME|SWEEP_ID|SWEEP_PARAM_PATH)$|WANDB_(LAUNCH|AGENT)|MLFLOW_RUN_ID$"
 )
-"""Names of variables that a tracker or a search agent sets for one run of its own."""
+"""Variables that a tracker or a search agent sets for a single run."""
 
 SAFE_PATH = "-P"
-"""Python's option that leaves the current folder out of the import path."""
+"""Python's option that removes the current folder from the import path."""
 
 AGENT = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
-"""What W&B's agent sets for a run that it starts."""
+"""Variable that W&B's agent sets for each run it starts."""
 
 _OF_RANKS, _OF_TRACKED_RUNS = re.compile(RANK_VARIABLES), re.compile(TRACKED_RUN_VARIABLES)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of eke's, `python -m MODULE ARGUMENTS`.
+    """The command that runs a module of eke, `python -m MODULE ARGUMENTS`.
 
-    Without `-P` a file `torch.py` in the folder where a command is typed would be imported first.
+    Without `-P` a file `torch.py` in the current folder would be imported first.
     """
     return [sys.executable, SAFE_PATH, "-m", module, *arguments]
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """This process's environment for one that imports the same eke.
+    """This process's environment, for a child that imports the same eke.
 
-    What another launcher has set for another process is left out: a worker would take it for its
-    own rank and rendezvous, or its own run of a tracker. Where torchrun, `accelerate launch` or
-    W&B's agent started this run, all that they set is there, and stays.
+    Variables that another launcher set for another process are removed: a worker would read them as
+    its rank, rendezvous or tracker run. Where torchrun, `accelerate launch` or W&B's agent started
+    this run, their variables are complete and stay.
     """
     kept = dict(environment)
     if not ranks_are_started():
@@ -167,7 +169,7 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     if any(name not in kept for name in AGENT):
         kept = {name: value for name, value in kept.items() if not _OF_TRACKED_RUNS.match(name)}
     inherited = environment.get("PYTHONPATH")
-    # An empty or relative entry is the folder where a command is typed.
+    # An empty or relative entry refers to the current folder.
     entries = filter(os.path.isabs, (inherited or "").split(os.pathsep))
     kept["PYTHONPATH"] = os.pathsep.join((source_folder(), *entries))
     kept["PYTHONSAFEPATH"] = "1"

@@ -1,9 +1,7 @@
-"""Of a PyTorch that is newer, or older, than what eke has been tried with: what it has not.
+"""Runtime helpers: messages for an unsupported PyTorch, and garbage collector tuning.
 
-Python's garbage collector, kept from looking through what is never garbage.
-
-Imported modules stay: looking for garbage among them is a seventh of the time that torch and
-transformers take to be imported, and of a plan's (docs/lab/startup.md).
+Imported modules are never garbage. Scanning them takes a seventh of the import time of torch and
+transformers, and of a plan's time (docs/lab/startup.md).
 """
 
 import gc
@@ -13,21 +11,21 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 TESTED = "2.13.0"
-"""The release of `constraints.txt`, with which everything has been seen to run."""
+"""The release in `constraints.txt`, with which eke is tested."""
 
 
 def lacking(error: BaseException) -> str:
-    """That an installed PyTorch has not a name which eke uses; empty for any other error.
+    """Describe a name that eke needs and the installed PyTorch lacks; empty for other errors.
 
     Args:
-        error: what was raised where the name was looked for.
+        error: the exception raised by the lookup of the name.
     """
     what = _missing(error)
     if not what:
         return ""
     try:
         installed = version("torch")
-    except PackageNotFoundError:  # a build of one's own that was not installed by pip
+    except PackageNotFoundError:  # a local build that was not installed by pip
         installed = "of this machine"
     return (
         f"torch {installed} lacks what eke uses ({what}); "
@@ -36,12 +34,12 @@ def lacking(error: BaseException) -> str:
 
 
 def _missing(error: BaseException) -> str:
-    """Name of what is missing from torch; empty where nothing is, or all of torch."""
+    """Name missing from torch; empty if there is none, or torch itself is missing."""
     if isinstance(error, ImportError):
         return str(error).partition(" (")[0] if _is_torchs(error.name) else ""
     if not isinstance(error, AttributeError):
         return ""
-    if "'_OpNamespace' 'aten'" in str(error):  # torch.ops' own words, without the object
+    if "'_OpNamespace' 'aten'" in str(error):  # torch.ops raises this text, without the object
         return "torch.ops.aten." + str(error).rpartition("attribute ")[2].strip("'")
     if isinstance(error.obj, ModuleType) and _is_torchs(f"{error.obj.__name__}.{error.name}"):
         return f"{error.obj.__name__}.{error.name}"
@@ -53,19 +51,19 @@ def _is_torchs(module: str | None) -> bool:
 
 
 MANY = 50_000
-"""New objects between two collections of a command that plans; Python 3.11 has 700."""
+"""Collection threshold (new objects) of a command that plans; Python 3.11 uses 700."""
 
 
 def collect_seldom() -> None:
-    """For a process that plans, most of whose objects live as long as it does."""
+    """Collect rarely in a process that plans: most of its objects live until it ends."""
     gc.set_threshold(MANY)
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Collect nothing inside, and never look again at what is there afterwards.
+    """Disable collection inside, then freeze all existing objects.
 
-    Once in a process, before it has garbage of its own: that would stay, too.
+    Use once per process, before it creates garbage, which would be frozen too.
     """
     was_enabled = gc.isenabled()
     gc.disable()

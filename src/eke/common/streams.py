@@ -1,12 +1,10 @@
-"""Standard output and error of every process of eke: nothing that happens to them ends it.
+"""Standard output and error that never end the process when writing fails.
 
-A reader may leave (`| head`), a disk fill up, the shell have closed a stream (`>&-`), and the
-terminal's encoding may lack a sign. Entry points call `open_streams` before anything else.
+A reader may exit (`| head`), a disk fill up, the shell close a stream (`>&-`), or the terminal's
+encoding lack a character. Entry points call `open_streams` first.
 
-Names, logs and records of other users reach the terminal without control characters: an escape
-sequence could move the cursor, write into the clipboard or show another text than there is.
-
-Lines for whoever started a command, who may no longer be there (see `eke.common.streams`).
+Names, logs and records of other users are printed without control characters: an escape sequence
+could move the cursor, write to the clipboard or hide text.
 """
 
 import contextlib
@@ -28,23 +26,23 @@ if TYPE_CHECKING:
 
 
 GONE = (errno.EPIPE, errno.EIO)
-"""Nobody reads the pipe any more (`| head`); the terminal was closed."""
+"""Errors of a pipe without a reader (`| head`) and of a closed terminal."""
 
 
 COLOURS = re.compile(r"(\x1b\[[\d;]*m)")
-"""Escape sequences that change nothing but how characters look (ECMA-48, SGR)."""
+"""Escape sequences that only style characters (ECMA-48, SGR)."""
 
 CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
-"""Control characters but tab and end of line, and those that turn the direction of text."""
+"""Control characters except tab and newline, and those that change the text direction."""
 
 
 def printable(text: str, colours: bool = True) -> str:
-    """A text that can be shown: control characters become U+FFFD.
+    """Replace control characters by U+FFFD.
 
     Args:
-        text: any.
+        text: any text.
         colours: keep the escape sequences of colours.
     """
     parts = COLOURS.split(text) if colours else [text]
@@ -53,7 +51,7 @@ def printable(text: str, colours: bool = True) -> str:
 
 
 class _Printable(io.TextIOWrapper):
-    """A terminal, or what a command's output is sent to."""
+    """A terminal, or the target of redirected output, with control characters replaced."""
 
     def write(self, text: str) -> int:
         return super().write(printable(text))
@@ -73,26 +71,26 @@ class _Unfiltered:
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """The stream for bars and tables that are redrawn, whose texts have been made `printable`."""
+    """The raw stream for redrawn bars and tables, whose texts are already `printable`."""
     return cast(TextIO, _Unfiltered(stream)) if isinstance(stream, _Printable) else stream
 
 
 class _Output(io.FileIO):
-    """A descriptor that takes everything; what could not be written is lost, once with a word."""
+    """A descriptor that accepts every write; lost output is reported once."""
 
     error: OSError | None = None
-    """The first."""
+    """The first write error."""
 
     def write(self, data: "ReadableBuffer") -> int:
         size = memoryview(data).nbytes
         try:
-            # None: the pipe is full, and somebody has made it one that does not block.
+            # None: the pipe is full, and another process has made it non-blocking.
             while (written := super().write(data)) is None:
                 select.select([], [self], [])
             return written
         except OSError as error:
             before, self.error = self.error, self.error or error
-            if error.errno in GONE:  # then for native code and for children, too
+            if error.errno in GONE:  # for native code and children, too
                 with contextlib.suppress(OSError):
                     nowhere = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(nowhere, self.fileno())
@@ -103,18 +101,18 @@ class _Output(io.FileIO):
 
 
 def open_streams(encoding: str | None = None) -> None:
-    """Replace a closed stream by nowhere, and errors of the others by `lost` and `is_heard`.
+    """Replace closed streams by the null device, and report write errors by `lost` and `is_heard`.
 
-    A sign that an encoding lacks is written by its number, as Python does. Streams that a test or a
-    notebook has put in place stay as they are.
+    A character that the encoding lacks is written as an escape, as in Python. Streams replaced by a
+    test or a notebook are kept.
 
     Args:
-        encoding: of a process whose output is a file of eke's; None keeps the terminal's.
+        encoding: for a process that writes to a file of eke; None keeps the terminal's.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
-        except OSError:  # the lowest number that is free is this one
+        except OSError:  # the lowest free descriptor is this one
             os.set_inheritable(os.open(os.devnull, mode), True)
     for number, name in [(1, "stdout"), (2, "stderr")]:
         stream = getattr(sys, name)
@@ -132,9 +130,9 @@ def open_streams(encoding: str | None = None) -> None:
 
 
 def use_utf8() -> None:
-    """Start again in Python's UTF-8 mode where a locale reads files and their names otherwise.
+    """Restart in Python's UTF-8 mode if the locale has another encoding for files and their names.
 
-    Standard streams keep the locale's encoding. Python does so by itself for `LC_ALL=C`.
+    Standard streams keep the locale's encoding. Python does this itself for `LC_ALL=C`.
     """
     if sys.flags.utf8_mode or locale.getpreferredencoding(False).lower() in ("utf-8", "utf8"):
         return
@@ -145,14 +143,14 @@ def use_utf8() -> None:
 
 
 def lost() -> bool:
-    """Whether a part of standard output could not be written, though somebody may read it."""
+    """Whether some standard output was lost although it may have a reader."""
     sys.stdout.flush()
     error = _error()
     return error is not None and error.errno not in GONE
 
 
 def is_heard() -> bool:
-    """Whether standard output still has a reader, as far as a write has shown."""
+    """Whether standard output still has a reader, judged by past writes."""
     error = _error()
     return error is None or error.errno not in GONE
 
@@ -163,18 +161,18 @@ def _error() -> OSError | None:
 
 
 def speak_problems(error: EkeError) -> None:
-    """Print the problems of an invalid configuration to standard output, as JSON for programs."""
+    """Print the problems of an invalid configuration to standard output as JSON."""
     if isinstance(error, ConfigError):
         content = {"problems": [problem.as_json() for problem in error.problems]}
         speak(mask(json.dumps(content, indent=2)))
 
 
 def speak(text: str, to: TextIO | None = None) -> None:
-    """Print a line at once.
+    """Print a line and flush.
 
     Args:
-        text: without its end of line.
-        to: standard output, or standard error.
+        text: the line, without a newline.
+        to: standard output or standard error.
     """
     stream = to or sys.stdout
     stream.write(f"{text}\n")

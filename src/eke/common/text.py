@@ -1,10 +1,6 @@
-"""Rows of words, one below the other in columns.
+"""Text helpers: tables, units and number formats, name suggestions, byte tokenizer constants.
 
-Units and how numbers are shown: the one place that turns a quantity into text.
-
-Names that were probably meant.
-
-eke's byte tokenizer: every byte is one token, after a few special ones. Constants only.
+The byte tokenizer maps every byte to one token, after a few special ones.
 """
 
 import os
@@ -14,12 +10,12 @@ from pathlib import Path
 
 
 def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """One line a row, its columns two spaces apart, with no blanks behind the last word.
+    """Format a table: one line per row, two spaces between columns, no trailing spaces.
 
     Args:
-        rows: of as many columns each, the heading, if there is one, among them.
-            Their line breaks become blanks.
-        right: numbers of the columns that end below each other, as numbers do.
+        rows: rows with equal numbers of columns, including any heading.
+            Line breaks become spaces.
+        right: indices of right-aligned columns.
     """
     rows = [[" ".join(word.split("\n")) for word in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -35,11 +31,11 @@ def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 ROUNDS_UP = 0.9995
-"""From this share of a unit on, three significant digits round to a whole one: 999.5 k is 1 M."""
+"""Three significant digits round up to the next unit from here on: 999.5 k is 1 M."""
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes in the largest binary unit that keeps the number readable: `1.31 GiB`."""
+    """Format bytes in the largest suitable binary unit: `1.31 GiB`."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.2f} {unit}"
@@ -47,7 +43,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """A count with a decimal prefix: `1.24 B`, `335 M`, `12.3 k`."""
+    """Format a count with a decimal prefix: `1.24 B`, `335 M`, `12.3 k`."""
     for suffix, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(count) >= size * ROUNDS_UP:
             return f"{count / size:.3g} {suffix}"
@@ -55,20 +51,20 @@ def format_count(count: float) -> str:
 
 
 def format_number(count: int, what: str) -> str:
-    """A number of things: `1 run`, `2 runs`."""
+    """Format a number with its noun: `1 run`, `2 runs`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def format_flops(flops: float) -> str:
-    """Floating-point operations with their usual prefix, where a billion is G: `96.2 G`."""
+    """Format floating-point operations with SI prefixes: `96.2 G`."""
     return format_count(flops).replace("B", "G")
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration at a fitting scale: `12.3 ms`, `4.21 s`, `3 m 12 s`, `2 h 05 m`."""
+    """Format a duration with suitable units: `12.3 ms`, `4.21 s`, `3 m 12 s`, `2 h 05 m`."""
     if seconds < ROUNDS_UP:
         return f"{seconds * 1e3:.3g} ms"
-    if seconds < 59.95:  # three digits would say 60 s
+    if seconds < 59.95:  # three digits would give 60 s
         return f"{seconds:.3g} s"
     whole = round(seconds)
     if whole < 3600:
@@ -77,7 +73,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_value(value: object) -> str:
-    """A configuration value as it is typed on the command line."""
+    """Format a configuration value as on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -88,20 +84,20 @@ def format_value(value: object) -> str:
 
 
 MAX_BESIDE = 1000
-"""Files in a folder; to compare more names than these takes too long."""
+"""Maximum number of files in a folder whose names are compared (time limit)."""
 
 
 def normal(name: str) -> str:
-    """A name without what people vary: case, and dashes for underscores."""
+    """Normalize the case of a name, and dashes to underscores."""
     return name.strip().lower().replace("-", "_")
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant: equal but for case and dashes, else begun or mistyped.
+    """Suggest the intended name: equal except for case and dashes, else a prefix or a typo.
 
-    Begun: the only one that starts with what was typed. Mistyped: one letter too many, too few,
-    wrong or swapped with the next one; two in a name of eight letters or more. Names that share
-    letters only (`tags`, `task`) mean different things.
+    Prefix: the only name that starts with the input. Typo: one letter inserted, missing, wrong or
+    swapped with the next one; two in a name of eight letters or more. Names that merely share
+    letters (`tags`, `task`) are different words.
     """
     typed = normal(name)
     known = {normal(candidate): candidate for candidate in reversed(list(names))}
@@ -111,7 +107,7 @@ def closest(name: str, names: Iterable[str]) -> str | None:
     if len(begun) == 1:
         return known[begun[0]]
     allowed = 1 + (len(typed) >= 8)
-    # The first letter is rarely the wrong one, and often another word's: mt5, albert.
+    # The first letter is rarely wrong; a different one is often another word: mt5, albert.
     like = [
         each
         for each in reversed(known)
@@ -122,7 +118,7 @@ def closest(name: str, names: Iterable[str]) -> str | None:
 
 
 def _mistakes(typed: str, meant: str) -> int:
-    """Letters added, left out, wrong or swapped (optimal string alignment distance)."""
+    """Optimal string alignment distance: letters inserted, missing, wrong or swapped."""
     before: list[int] = []
     last = list(range(len(meant) + 1))
     for i, letter in enumerate(typed):
@@ -136,10 +132,10 @@ def _mistakes(typed: str, meant: str) -> int:
 
 
 def closest_path(missing: Path) -> Path | None:
-    """What lies beside a path that is not there, if it was probably meant and needs no quotes."""
+    """Suggest a similar name in the folder of a missing path, if it needs no quotes."""
     try:
         beside = os.listdir(missing.parent)
-    except (OSError, ValueError):  # that folder is not there either; a null character
+    except (OSError, ValueError):  # the folder is missing as well; a null character
         return None
     plain = [name for name in beside if re.fullmatch(r"[\w][\w.+-]*", name)]
     found = closest(missing.name, plain) if len(plain) <= MAX_BESIDE else None
@@ -156,4 +152,4 @@ BYTE_VOCABULARY = NUM_SPECIAL_TOKENS + 256
 """Number of tokens."""
 
 IGNORED = -100
-"""Label of a position that is not to be predicted (torch's cross_entropy default)."""
+"""Label of a position excluded from the loss (torch's cross_entropy default)."""

@@ -1,8 +1,6 @@
-"""JSON Schema (draft-07) of single keys and of whole sections of the configuration.
+"""JSON schemas (draft-07) of the files in `conf/`, and the editor settings that refer to them.
 
-JSON schemas of the files in `conf/`, for editors: one per group, and one for config.yaml.
-
-The schemas as files in a folder, and the settings by which an editor finds them.
+There is one schema per group, and one for config.yaml.
 """
 
 import json
@@ -34,23 +32,23 @@ from eke.config.schema.fields import LARGEST, field_docs, summary
 Schema = dict[str, Any]
 """A JSON Schema."""
 
-# YAML 1.1 (which Hydra reads) takes `on` for true: a file must have "on", in quotes.
+# YAML 1.1 (which Hydra reads) parses `on` as true, so a file must quote "on".
 _YAML_BOOLEANS = ("on", "off", "yes", "no", "y", "n", "true", "false")
-# Known only when the configuration is composed: any key may have it.
+# Interpolations, which are resolved by composition and valid for any key.
 _MARK = r"\$\{"
 _INTERPOLATION: Schema = {"$ref": "#/definitions/interpolation"}
 DEFINITIONS: dict[str, Schema] = {"interpolation": {"type": "string", "pattern": _MARK}}
-"""What each file with keys in it needs among its definitions."""
+"""Definitions required by every schema with keys."""
 
 _TYPES: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def section_schema(cls: type, keys: Callable[[str], bool] | None = None) -> Schema:
-    """The keys of one schema class and nothing else.
+    """Schema of the keys of one schema class.
 
     Args:
         cls: a dataclass of `eke.config.schema`.
-        keys: which of its keys; all but those that only an option's own file sets, if None.
+        keys: the keys to include; if None, all except those that only option files set.
     """
     wanted = keys or (lambda name: name not in FIXED_FIELDS)
     docs = field_docs(cls)
@@ -63,12 +61,12 @@ def section_schema(cls: type, keys: Callable[[str], bool] | None = None) -> Sche
 
 
 def closed(properties: Mapping[str, Schema]) -> Schema:
-    """An object that has these keys and no others."""
+    """Schema of an object with these keys and no others."""
     return {"type": "object", "properties": dict(properties), "additionalProperties": False}
 
 
 def field_schema(field: Field, doc: str) -> Schema:
-    """One key: its type, its limits, its words, and what is said about it."""
+    """Schema of one key: type, limits, enum values and description."""
     described: Schema = {"description": _description(field, doc)}
     default = field.default.name if isinstance(field.default, Enum) else field.default
     if default not in ("???", *_YAML_BOOLEANS):  # an editor would insert it without quotes
@@ -78,7 +76,7 @@ def field_schema(field: Field, doc: str) -> Schema:
         return described | {"anyOf": [value, _INTERPOLATION]}
     if value.get("type") == "string":
         return described | value
-    # Not anyOf: editors then name the one thing that is wrong instead of all that could be meant.
+    # Not anyOf, so that editors report one specific error instead of all alternatives.
     return described | {"if": _INTERPOLATION, "then": {}, "else": value}
 
 
@@ -96,7 +94,7 @@ def _value_schema(field: Field) -> Schema:
 
 
 def _container_schema(kind: Any, optional: bool) -> Schema:
-    """Lists and mappings; anything else is left to eke."""
+    """Schema of lists and mappings; eke checks all other types."""
     origin = get_origin(kind) or kind
     if origin is list:
         items = _TYPES.get(get_args(kind)[0])
@@ -108,7 +106,7 @@ def _container_schema(kind: Any, optional: bool) -> Schema:
 def _enum_schema(members: list[str], optional: bool) -> Schema:
     if not set(members) & set(_YAML_BOOLEANS):
         return {"enum": [*members, *([None] if optional else [])]}
-    # An editor completes an enum without the quotes that such words need, but a snippet as it is.
+    # Editors complete an enum without the required quotes, but insert a snippet unchanged.
     as_written = [f'"{m}"' if m in _YAML_BOOLEANS else m for m in members]
     return {
         "type": ["string", "null"] if optional else "string",
@@ -140,12 +138,12 @@ def _description(field: Field, doc: str) -> str:
 
 
 PRESETS = ("recipe", "experiment", "sweep")
-"""Groups whose files are about the whole configuration (`# @package _global_`)."""
+"""Groups whose files configure all sections (`# @package _global_`)."""
 
 CONFIG = "config"
 """Name of the schema of config.yaml."""
 
-_DRAFT = "http://json-schema.org/draft-07/schema#"  # what YAML language servers know best
+_DRAFT = "http://json-schema.org/draft-07/schema#"  # the best supported draft
 _HYDRA: Schema = {"type": "object", "description": "Hydra's own settings."}
 
 
@@ -165,7 +163,7 @@ def make_schemas(catalogue: Catalogue) -> dict[str, Schema]:
 
 
 def _option_file(group: str, catalogue: Catalogue) -> Schema:
-    """Values of one section; whose fields it may have is said by the file's defaults list."""
+    """Schema of one section's values; the file's defaults list determines its fields."""
     variants = VARIANTS.get(group, {})
     base: type = get_type_hints(Config)[group]
     classes = list(dict.fromkeys([*variants.values(), base]))
@@ -180,7 +178,7 @@ def _option_file(group: str, catalogue: Catalogue) -> Schema:
         "description": summary(base),
         "type": "object",
         "properties": {"defaults": _option_defaults(group, catalogue)},
-        "allOf": [body],  # draft-07 ignores what stands beside a $ref
+        "allOf": [body],  # draft-07 ignores the siblings of a $ref
         "definitions": definitions,
     }
 
@@ -192,7 +190,7 @@ def _option_keys(cls: type) -> Schema:
 
 
 def _ways_to(group: str, variant: str, catalogue: Catalogue) -> list[str]:
-    """What in a defaults list gives an option file the fields of `variant`."""
+    """Defaults list entries that give an option file the fields of `variant`."""
     cls = VARIANTS[group][variant]
     options = [o for o in catalogue.options[group] if catalogue.schema_class(group, o) is cls]
     relative = [form for option in options for form in (option, f"/{group}/{option}@_here_")]
@@ -236,7 +234,7 @@ def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
 def _preset_file(group: str, catalogue: Catalogue) -> Schema:
     entries = {"_self_": "This file's own values; last, so that they win."}
     entries |= {option: _about(file) for option, file in catalogue.options[group].items()}
-    for other in PRESETS[: PRESETS.index(group)]:  # what comes before it in config.yaml
+    for other in PRESETS[: PRESETS.index(group)]:  # the preceding entries in config.yaml
         for option, file in catalogue.options.get(other, {}).items():
             entries[f"/{other}/{option}"] = _about(file)
     groups = [name for name in catalogue.options if name not in (group, "sweep")]
@@ -268,7 +266,7 @@ def _whole(
     catalogue: Catalogue,
     prefix: str,
 ) -> Schema:
-    """Sections, single keys and Hydra's own; a group chosen in the file has that option's keys."""
+    """Schema of sections, single keys and Hydra's keys; a chosen group has its option's keys."""
     docs, hints = field_docs(Config), get_type_hints(Config)
     single = {
         name: field_schema(field, docs.get(name, ""))
@@ -288,7 +286,7 @@ def _whole(
 
 
 def _whole_definitions(groups: Sequence[str], catalogue: Catalogue) -> dict[str, Schema]:
-    """What stands at several places once: the options of `groups`, and every section's keys."""
+    """Shared definitions: the options of `groups`, and the keys of every section."""
     definitions = DEFINITIONS | {f"{g}_options": _described_options(g, catalogue) for g in groups}
     for name, classes in catalogue.sections.items():
         each = [section_schema(cls) for cls in classes]
@@ -301,7 +299,7 @@ def _whole_definitions(groups: Sequence[str], catalogue: Catalogue) -> dict[str,
 
 
 def _less(properties: dict[str, Schema], union: dict[str, Schema], place: str) -> Schema:
-    """The keys of one variant; those that are the section's as well are said there."""
+    """Keys of one variant; those equal to the section's refer to the section."""
     return closed(
         {
             key: {"$ref": f"{place}/properties/{key}"} if union[key] == schema else schema
@@ -311,7 +309,7 @@ def _less(properties: dict[str, Schema], union: dict[str, Schema], place: str) -
 
 
 def _section(group: str, prefix: str, catalogue: Catalogue) -> Schema:
-    """A section with the fields of the option that the file chooses, else of any option."""
+    """Section with the fields of the option chosen in the file, else of any option."""
     body: Schema = {"properties": {group: {"$ref": f"#/definitions/{group}"}}}
     for cls in VARIANTS.get(group, {}).values():
         options = [o for o in catalogue.options[group] if catalogue.schema_class(group, o) is cls]
@@ -347,7 +345,7 @@ def _defaults(description: str, entries: dict[str, str], groups: dict[str, Schem
 
 
 def _options(group: str) -> Schema:
-    """One option of a group, in files whose definitions have them."""
+    """Reference to the options of a group, in schemas that define them."""
     return {"$ref": f"#/definitions/{group}_options"}
 
 
@@ -361,14 +359,14 @@ def _choice(entries: dict[str, str]) -> Schema:
 
 
 def _about(file: Path) -> str:
-    """An option's first line, without its name."""
+    """Description of an option without its name."""
     return headline(file).partition(" -- ")[2] or headline(file)
 
 
 def _sweep_definitions(groups: Sequence[str], catalogue: Catalogue) -> dict[str, Schema]:
-    """The section `sweep` of a sweep's file: the keys that rows, zip and product name are checked.
+    """Definitions of the section `sweep`, with checked keys in rows, zip and product.
 
-    Elsewhere it is an object that nobody looks into: that would be half of each preset's schema.
+    For sweep files only: these definitions would double the schemas of other presets.
     """
     keys = section_schema(Sweep)
     about = {name: each["description"] for name, each in keys["properties"].items()}
@@ -396,7 +394,7 @@ def _sweep_definitions(groups: Sequence[str], catalogue: Catalogue) -> dict[str,
 
 
 def _named(groups: Sequence[str], catalogue: Catalogue) -> Schema:
-    """Keys that a sweep may vary. What a group may be differs: who refers to this says it."""
+    """Keys that a sweep may vary. The referring schema defines the valid values of groups."""
     keys = {
         path: {"description": _key_doc(path, catalogue)}
         for path in catalogue.keys
@@ -412,7 +410,7 @@ def _key_doc(path: str, catalogue: Catalogue) -> str:
 
 
 def _varied_options(group: str, catalogue: Catalogue) -> Schema:
-    """Options, as a list or with commas between; patterns such as `glob(adamw*)` are eke's."""
+    """Options as a list or comma-separated; eke checks patterns such as `glob(adamw*)`."""
     one = "|".join(map(re.escape, catalogue.options[group]))
     listed = ", ".join(catalogue.options[group])
     text: Schema = {
@@ -429,17 +427,17 @@ def _varied_options(group: str, catalogue: Catalogue) -> Schema:
 
 
 def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any]:
-    """Write one JSON schema per kind of file into `folder`, which is made if it is not there.
+    """Write one JSON schema per kind of file into `folder`, creating it if missing.
 
     Args:
-        folder: where the schemas go.
-        config_dir: a folder with the user's own options, which the schemas then know, too.
+        folder: destination of the schemas.
+        config_dir: a folder with the user's options, which the schemas then include.
 
     Returns:
-        Settings of the YAML language server that join the schemas and the files they are for.
+        Settings of the YAML language server that map the schemas to files.
 
     Raises:
-        ConfigError: `folder` is a file, or something is wrong with `config_dir`.
+        ConfigError: `folder` is a file, or `config_dir` is invalid.
         OSError: `folder` cannot be written.
     """
     problems = check_folder(config_dir) if config_dir else []
@@ -450,40 +448,40 @@ def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any
     folder.mkdir(parents=True, exist_ok=True)
     schemas = make_schemas(make_catalogue(config_dir))
     for name, schema in schemas.items():
-        write_atomic(folder / f"{name}.json", as_text(schema), shared=True)
+        write_atomic(folder / f"{name}.json", schema_text(schema), shared=True)
     folders = ["conf", *([_from_here(config_dir)] if config_dir else [])]
     return editor_settings(schemas, _place(folder), folders)
 
 
-def as_text(schema: dict[str, Any]) -> str:
-    """A schema as it is written to a file."""
+def schema_text(schema: dict[str, Any]) -> str:
+    """Serialize a schema."""
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def editor_settings(schemas: Iterable[str], place: str, folders: Sequence[str]) -> dict[str, Any]:
-    """Settings of the YAML language server that join schemas and files.
+    """Settings of the YAML language server that map schemas to files.
 
     Args:
-        schemas: the names `make_schemas` gives them.
-        place: where the schemas are: `./` and a folder of the workspace, or a URL.
-        folders: folders with options, relative to the one that is open in the editor.
+        schemas: schema names of `make_schemas`.
+        place: location of the schemas: `./` and a folder of the workspace, or a URL.
+        folders: folders with options, relative to the folder open in the editor.
     """
     return {
         "yaml.schemas": {f"{place}/{name}.json": _patterns(name, folders) for name in schemas},
-        # What Hydra reads: `on` is true, and "on" a word.
+        # As in Hydra: `on` is true, "on" a string.
         "yaml.yamlVersion": "1.1",
     }
 
 
 def _patterns(name: str, folders: Sequence[str]) -> list[str]:
     if name == CONFIG:
-        return [f"{folder}/config.yaml" for folder in folders[:1]]  # eke's own is the only one
+        return [f"{folder}/config.yaml" for folder in folders[:1]]  # only eke's folder has one
     own = [f"{folder}/{name}/*.yaml" for folder in folders]
     return ["sweeps/*.yaml", *own] if name == "sweep" else own
 
 
 def _from_here(folder: Path) -> str:
-    """Relative to the current folder; from anywhere, for a folder outside of it."""
+    """Glob relative to the current folder; `**/NAME` for a folder outside of it."""
     relative = os.path.relpath(folder)
     return f"**/{folder.resolve().name}" if relative.startswith("..") else Path(relative).as_posix()
 

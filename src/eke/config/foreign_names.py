@@ -1,7 +1,7 @@
-"""Names from other tools, each with eke's equivalent, read by did-you-mean.
+"""Names from other tools, each with eke's equivalent, for error messages.
 
-The table is `foreign_names.yaml`. No row names a key or an option that eke has, and the overrides
-that each row proposes compose (both tested).
+The table is `foreign_names.yaml`. No row names an existing key or option of eke, and the overrides
+proposed by each row compose (both tested).
 """
 
 import functools
@@ -38,22 +38,22 @@ _BOOLEANS = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "fals
 
 @dataclass(frozen=True)
 class Retired:
-    """A name from elsewhere: the reason why it is rejected, and its fix."""
+    """A name from another tool, the reason for rejecting it, and its fix."""
 
     name: str
-    """Key path, or `group=option`, as other tools spell it."""
+    """Key path or `group=option` in other tools."""
     reason: str
-    """Follows the name in messages; empty where eke has the same under another name."""
+    """Follows the name in messages; empty if eke has the same under another name."""
     fix: str
-    """The overrides to use instead, with placeholders (see the YAML file); empty where nothing
-    does the same."""
+    """The overrides to use instead, with placeholders (see the YAML file); empty if there is no
+    equivalent."""
     by_value: Mapping[str, str] = field(default_factory=dict)
     """Overrides for particular values, in lower case (`true`, `false`: also for 1, 0, yes, no)."""
     owner: str = ""
-    """The tool that uses this name; empty where several do."""
+    """The tool that uses this name; empty if several do."""
 
     def overrides(self, value: str) -> tuple[str, ...]:
-        """The overrides that do what `value` does elsewhere; empty where nothing does."""
+        """Overrides equivalent to `value` in the other tool; empty if there are none."""
         plain = value.strip("\"'").lower()
         boolean = _BOOLEANS.get(plain, plain)
         fix = self.by_value.get(plain, self.by_value.get(boolean, self.fix))
@@ -65,7 +65,7 @@ class Retired:
             return ()
         known = {"value": value, "whole": value, "name": self.name, "items": ",".join(items)}
         known |= {str(number): item for number, item in enumerate(items)}
-        # Split before the value goes in: it may hold spaces.
+        # Split before inserting the value, which may contain spaces.
         return tuple(
             re.sub(r"\{(\w+)\}", lambda match: known[match[1]], part) for part in fix.split()
         )
@@ -106,7 +106,7 @@ def retired_names() -> Mapping[str, Retired]:
 
 
 def find_retired(name: str) -> Retired | None:
-    """The row of a key path or of `group=option`, whatever its case and dashes."""
+    """The row of a key path or `group=option`, ignoring case and dashes."""
     rows = retired_names()
     if name in rows:
         return rows[name]

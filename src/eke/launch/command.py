@@ -18,7 +18,7 @@ from eke.common.process_env import SAFE_PATH
 from eke.config.schema import Config
 from eke.hardware import DeviceSlot
 from eke.launch.interface import JobStatus, Launcher, Target, declared_target
-from eke.launch.local.devices import Devices, Grant, Room
+from eke.launch.local.devices import Devices, FreeMemory, Grant
 from eke.launch.local.dispatch import Pool, PoolSweep
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK
@@ -226,7 +226,7 @@ class CommandLauncher(Launcher):
         devices = Devices([slot_of(text) for text in dict.fromkeys(prefixes)], slots_per_run=1)
         kinds = {job.kind: devices for job in books.jobs}
         # This machine cannot see how much memory is free behind the prefix.
-        room = partial(Room, free=lambda _: None)
+        room = partial(FreeMemory, free=lambda _: None)
         return PoolSweep(Pool(books, kinds, self.start_run, room=room))
 
     def start_run(self, plan: Plan, place: Place, grant: Grant) -> LiveRun:

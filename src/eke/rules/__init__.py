@@ -21,7 +21,7 @@ from eke.rules.optimizer import PEFT_RULES
 from eke.rules.optimizer import RULES as OPTIMIZER_RULES
 from eke.rules.precision import FLOAT8_RULES
 from eke.rules.precision import RULES as PRECISION_RULES
-from eke.rules.rule import Facts, Rule, Verdict, find_limit_problems, with_defaults_for
+from eke.rules.rule import Facts, Rule, Severity, find_limit_problems, with_defaults_for
 from eke.rules.tracker import RULES as TRACKER_RULES
 from eke.rules.training import RULES as WORK_RULES
 
@@ -55,10 +55,10 @@ BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
 NOT_BY_SIZE = tuple(rule for rule in RULES if rule.id not in BY_SIZE)
 """For searches that use the forecast to check memory."""
 
-WITHOUT_EFFECT = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_effect)
+WITHOUT_EFFECT = frozenset(rule.id for rule in RULES if rule.verdict is Severity.no_effect)
 """Rules that warn of a setting without effect."""
 
-NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_benefit)
+NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Severity.no_benefit)
 """Rules that warn of a setting that saves nothing. For a chosen technique only those about its own
 section count: a vocabulary that is no multiple of 8 is no reason against bfloat16."""
 
@@ -71,7 +71,7 @@ __all__ = [
     "WITHOUT_EFFECT",
     "Facts",
     "Rule",
-    "Verdict",
+    "Severity",
     "check",
 ]
 
@@ -91,10 +91,10 @@ def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem],
     plain = [rule for rule in rules if not rule.sized]
     found = [(rule, rule.problem(facts)) for rule in plain if rule.when(facts)]
     refused = limits + find_argument_problems(facts.config)
-    refused += [p for rule, p in found if rule.verdict is Verdict.impossible]
-    warned = [problem for rule, problem in found if rule.verdict is not Verdict.impossible]
+    refused += [p for rule, p in found if rule.verdict is Severity.impossible]
+    warned = [problem for rule, problem in found if rule.verdict is not Severity.impossible]
     if not refused:
         sized = [rule for rule in rules if rule.sized and rule.when(facts)]
-        refused = [rule.problem(facts) for rule in sized if rule.verdict is Verdict.impossible]
-        warned += [rule.problem(facts) for rule in sized if rule.verdict is not Verdict.impossible]
+        refused = [rule.problem(facts) for rule in sized if rule.verdict is Severity.impossible]
+        warned += [rule.problem(facts) for rule in sized if rule.verdict is not Severity.impossible]
     return refused, warned

@@ -8,7 +8,7 @@ from eke.models.sizes import is_ragged
 from eke.rules.rule import (
     Facts,
     Rule,
-    Verdict,
+    Severity,
     capability_of,
     lacks_compiler,
     older_than,
@@ -113,7 +113,7 @@ def _sdpa(facts: Facts) -> Fix:
 BACKEND_RULES = (
     Rule(
         id="backend_is_sdpas",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="attention.backend",
         when=lambda f: (
             f.config.attention.backend is not Backend.auto and f.config.attention.option != "sdpa"
@@ -125,7 +125,7 @@ BACKEND_RULES = (
     ),
     Rule(
         id="backend_needs_cuda",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.device.kind == "cpu",
         value=_backend,
@@ -138,7 +138,7 @@ BACKEND_RULES = (
     ),
     Rule(
         id="cpu_flash_has_no_dropout",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash) and f.device.kind == "cpu" and _dropout(f) > 0,
         value=_backend,
@@ -150,7 +150,7 @@ BACKEND_RULES = (
     ),
     Rule(
         id="learnt_bias_needs_gradient",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
@@ -166,7 +166,7 @@ BACKEND_RULES = (
     ),
     Rule(
         id="flash_takes_no_mask",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash)
@@ -184,7 +184,7 @@ BACKEND_RULES = (
     ),
     Rule(
         id="kernel_needs_ampere",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, FLASH_CAPABILITY),
         value=_backend,
@@ -194,7 +194,7 @@ BACKEND_RULES = (
     ),
     Rule(
         id="kernel_needs_16_bits",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _in_float32(f),
         value=_backend,
@@ -204,7 +204,7 @@ BACKEND_RULES = (
     ),
     Rule(
         id="kernel_head_is_narrow",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _head_width(f) > _widest(f)
@@ -216,7 +216,7 @@ BACKEND_RULES = (
     ),
     Rule(
         id="kernel_head_is_aligned",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: _cuda(f) and _head_width(f) % _head_multiple(f) != 0,
         value=_backend,
@@ -229,7 +229,7 @@ BACKEND_RULES = (
     ),
     Rule(
         id="cudnn_dropout_in_sixteenths",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.cudnn)
@@ -269,7 +269,7 @@ def _class_lacks(facts: Facts, name: str) -> bool:
 CLASS_RULES = (
     Rule(
         id="attention_is_implemented",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention",
         when=lambda f: not _implemented(f, _option(f)),
         value=_option,
@@ -287,7 +287,7 @@ CLASS_RULES = (
 FLASH_RULES = (
     Rule(
         id="flash_package_needs_ampere",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _flash_package(f) and (not _cuda(f) or older_than(f, FLASH_CAPABILITY)),
         value=_option,
@@ -299,7 +299,7 @@ FLASH_RULES = (
     ),
     Rule(
         id="flash_package_needs_16_bits",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _flash_package(f) and _in_float32(f),
         value=_option,
@@ -313,7 +313,7 @@ FLASH_RULES = (
     ),
     Rule(
         id="flash_package_without_t5",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _flash_package(f) and _class_lacks(f, "flash_attn"),
         value=_option,
@@ -324,7 +324,7 @@ FLASH_RULES = (
     ),
     Rule(
         id="flash3_has_no_dropout",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _option(f) == "flash3" and _dropout(f) > 0,
         value=_option,
@@ -335,7 +335,7 @@ FLASH_RULES = (
     ),
     Rule(
         id="flash_package_packs_one_row",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.packing",
         when=lambda f: (
             _flash_package(f)
@@ -357,7 +357,7 @@ FLASH_RULES = (
 FLEX_RULES = (
     Rule(
         id="flex_needs_volta",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _option(f) == "flex" and (not _cuda(f) or older_than(f, FLEX_CAPABILITY)),
         value=_option,
@@ -371,7 +371,7 @@ FLEX_RULES = (
     ),
     Rule(
         id="flex_needs_compiler",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _option(f) == "flex" and _cuda(f) and lacks_compiler(f),
         value=_option,
@@ -381,7 +381,7 @@ FLEX_RULES = (
     ),
     Rule(
         id="flex_without_gpt2",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _option(f) == "flex" and _class_lacks(f, "flex_attn"),
         value=_option,
@@ -392,7 +392,7 @@ FLEX_RULES = (
     ),
     Rule(
         id="flex_has_no_dropout",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _option(f) == "flex" and _dropout(f) > 0,
         value=_option,

@@ -17,7 +17,7 @@ from eke.rules.memory import accumulates
 from eke.rules.rule import (
     Facts,
     Rule,
-    Verdict,
+    Severity,
     capability_of,
     lacks_compiler,
     older_than,
@@ -66,7 +66,7 @@ def without_graphs(facts: Facts) -> Fix:
 RULES = (
     Rule(
         id="cudagraphs_need_cuda",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="compile",
         when=lambda f: f.config.compile.option == "cudagraphs" and f.device.kind == "cpu",
         value=lambda f: f.config.compile.option,
@@ -79,7 +79,7 @@ RULES = (
     ),
     Rule(
         id="mode_is_inductors",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="compile.mode",
         when=lambda f: f.config.compile.mode is not CompileMode.default and not _inductor(f),
         value=lambda f: f.config.compile.mode.value,
@@ -89,7 +89,7 @@ RULES = (
     ),
     Rule(
         id="graph_modes_need_cuda",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="compile.mode",
         when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.device.kind == "cpu",
         value=lambda f: f.config.compile.mode.value,
@@ -99,7 +99,7 @@ RULES = (
     ),
     Rule(
         id="graphs_take_one_micro_batch",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="compile",
         when=lambda f: replays_graphs(f) and _accumulates(f),
         value=lambda f: f.config.compile.option,
@@ -115,7 +115,7 @@ RULES = (
     ),
     Rule(
         id="graphs_take_the_whole_model",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="compile.regional",
         when=lambda f: replays_graphs(f) and f.config.compile.regional,
         value=lambda f: f.config.compile.regional,
@@ -129,7 +129,7 @@ RULES = (
     ),
     Rule(
         id="regional_needs_compiler",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="compile.regional",
         when=lambda f: f.config.compile.regional and f.config.compile.option == "none",
         value=lambda f: f.config.compile.regional,
@@ -139,7 +139,7 @@ RULES = (
     ),
     Rule(
         id="inductor_needs_volta",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="compile",
         when=lambda f: _inductor(f) and older_than(f, INDUCTOR_CAPABILITY),
         value=lambda f: f.config.compile.option,
@@ -151,7 +151,7 @@ RULES = (
     ),
     Rule(
         id="inductor_needs_compiler",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="compile",
         when=lambda f: f.config.compile.option == "inductor" and lacks_compiler(f),
         value=lambda f: f.config.compile.option,
@@ -176,7 +176,7 @@ def _same_step(facts: Facts) -> Fix:
 AUTO_RULES = (
     Rule(
         id="auto_chooses_micro_batch",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="batch.per_device",
         when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device is not None,
         value=lambda f: f.config.batch.per_device,
@@ -186,7 +186,7 @@ AUTO_RULES = (
     ),
     Rule(
         id="auto_derives_accumulation",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="batch.accumulation",
         when=lambda f: (
             f.config.batch.per_device is None and f.config.batch.accumulation is not None
@@ -262,7 +262,7 @@ def _known_head(
     """A head that takes the loss itself answers with that, and nothing is done to its logits."""
     return Rule(
         id=rule,
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key=f"kernels.{key}",
         when=lambda f: is_on(f) and _predicts_tokens(f) and not family_of(f.config).is_known,
         value=is_on,
@@ -278,7 +278,7 @@ def _known_head(
 KERNELS_RULES = (
     Rule(
         id="fused_loss_needs_torch",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="kernels.fused_linear_cross_entropy",
         when=lambda f: (
             _fused(f) and _predicts_tokens(f) and not f.planning and not has_linear_cross_entropy()
@@ -291,7 +291,7 @@ KERNELS_RULES = (
     ),
     Rule(
         id="fused_loss_needs_vocabulary",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="kernels.fused_linear_cross_entropy",
         when=lambda f: _fused(f) and not _predicts_tokens(f),
         value=lambda f: _fused(f),
@@ -304,7 +304,7 @@ KERNELS_RULES = (
     ),
     Rule(
         id="sparse_prediction_needs_vocabulary",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and not _predicts_tokens(f),
         value=lambda f: _sparse(f),
@@ -314,7 +314,7 @@ KERNELS_RULES = (
     ),
     Rule(
         id="sparse_prediction_needs_missing_labels",
-        verdict=Verdict.no_benefit,
+        verdict=Severity.no_benefit,
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and _has_all_labels(f),
         value=lambda f: _sparse(f),
@@ -330,7 +330,7 @@ KERNELS_RULES = (
     ),
     Rule(
         id="sparse_prediction_needs_whole_batches",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and f.config.distributed.option == "dp",
         value=lambda f: _sparse(f),
@@ -343,7 +343,7 @@ KERNELS_RULES = (
     ),
     Rule(
         id="sparse_prediction_changes_shapes",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and replays_graphs(f),
         value=lambda f: _sparse(f),
@@ -355,7 +355,7 @@ KERNELS_RULES = (
     ),
     Rule(
         id="liger_needs_cuda",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="kernels",
         when=lambda f: f.config.kernels.option == "liger" and f.device.kind == "cpu",
         value=lambda f: f.config.kernels.option,
@@ -365,7 +365,7 @@ KERNELS_RULES = (
     ),
     Rule(
         id="liger_needs_known_family",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="kernels",
         when=lambda f: (
             f.config.kernels.option == "liger"
@@ -383,7 +383,7 @@ KERNELS_RULES = (
     ),
     Rule(
         id="liger_needs_compiler",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="kernels",
         when=lambda f: (
             f.config.kernels.option == "liger" and f.device.kind == "cuda" and lacks_compiler(f)

@@ -10,7 +10,7 @@ from eke.models.checkpoints import is_of_eke_without_tokenizer
 from eke.models.families import FAMILIES, family_of
 from eke.models.sizes import is_ragged
 from eke.rules.model import max_positions
-from eke.rules.rule import Facts, Rule, Verdict
+from eke.rules.rule import Facts, Rule, Severity
 
 MAX_COUNTED = 10**6
 """Synthetic samples whose lengths are drawn one by one for a plan: some seconds."""
@@ -88,7 +88,7 @@ def _counts_too_many(facts: Facts) -> bool:
 RULES = (
     Rule(
         id="bytes_on_checkpoint",
-        verdict=Verdict.unsafe,
+        verdict=Severity.unsafe,
         key="data.tokenizer",
         when=lambda f: (
             isinstance(f.config.model, PretrainedModel)
@@ -104,7 +104,7 @@ RULES = (
     ),
     Rule(
         id="datasets_missing",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data",
         # Also for a plan, which counts the samples.
         when=lambda f: f.config.data.option in READ_BY_DATASETS and find_spec("datasets") is None,
@@ -115,7 +115,7 @@ RULES = (
     ),
     Rule(
         id="packing_needs_causal_decoder",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.packing",
         when=_cannot_pack,
         value=lambda f: f.config.data.packing.value,
@@ -130,7 +130,7 @@ RULES = (
     ),
     Rule(
         id="packing_needs_ragged",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="data.packing",
         when=lambda f: (
             f.config.data.packing is not Packing.off
@@ -144,7 +144,7 @@ RULES = (
     ),
     Rule(
         id="grouping_needs_ragged",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="data.length_grouping",
         when=lambda f: f.config.data.length_grouping and not is_ragged(f.config),
         value=lambda f: f.config.data.length_grouping,
@@ -154,7 +154,7 @@ RULES = (
     ),
     Rule(
         id="multiple_needs_padding",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="data.pad_to_multiple_of",
         when=_pads_nothing,
         value=lambda f: f.config.data.pad_to_multiple_of,
@@ -164,7 +164,7 @@ RULES = (
     ),
     Rule(
         id="padded_fits_positions",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.pad_to_multiple_of",
         when=lambda f: (
             (m := max_positions(f)) is not None and f.config.data.seq_len <= m < _padded_len(f)
@@ -179,7 +179,7 @@ RULES = (
     ),
     Rule(
         id="padding_needs_eps",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model.rms_norm_eps",
         when=lambda f: (
             getattr(f.config.model, "rms_norm_eps", None) == 0
@@ -193,7 +193,7 @@ RULES = (
     ),
     Rule(
         id="prompt_needs_response",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.prompt",
         when=_half_a_pair,
         value=lambda f: getattr(f.config.data, "prompt", None),
@@ -203,7 +203,7 @@ RULES = (
     ),
     Rule(
         id="seq2seq_needs_pairs",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.prompt",
         when=lambda f: (
             (rows := _rows(f)) is not None
@@ -218,7 +218,7 @@ RULES = (
     ),
     Rule(
         id="pairs_need_a_task",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="data.prompt",
         when=_unused_pair,
         value=lambda f: getattr(f.config.data, "prompt", None),
@@ -228,7 +228,7 @@ RULES = (
     ),
     Rule(
         id="streaming_needs_num_samples",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.streaming",
         when=lambda f: (
             isinstance(f.config.data, Hub)
@@ -242,7 +242,7 @@ RULES = (
     ),
     Rule(
         id="synthetic_ids_fit",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.min_token",
         when=lambda f: (
             (d := _synthetic(f)) is not None
@@ -258,7 +258,7 @@ RULES = (
     ),
     Rule(
         id="synthetic_ids_not_special",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.min_token",
         when=lambda f: (d := _synthetic(f)) is not None and d.min_token < NUM_SPECIAL_TOKENS,
         value=lambda f: _typed(f, "min_token"),
@@ -268,7 +268,7 @@ RULES = (
     ),
     Rule(
         id="min_len_within_seq_len",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.min_len",
         when=lambda f: (
             (d := _synthetic(f)) is not None
@@ -283,7 +283,7 @@ RULES = (
     ),
     Rule(
         id="min_len_needs_ragged",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="data.min_len",
         when=lambda f: (
             (d := _synthetic(f)) is not None
@@ -297,7 +297,7 @@ RULES = (
     ),
     Rule(
         id="median_needs_lognormal",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="data.median_len",
         when=lambda f: (
             (d := _synthetic(f)) is not None
@@ -311,7 +311,7 @@ RULES = (
     ),
     Rule(
         id="lengths_are_counted",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.num_samples",
         when=_counts_too_many,
         value=lambda f: f.config.data.num_samples or f.config.data.num_eval_samples,

@@ -20,10 +20,10 @@ from eke.common.paths import user_path
 from eke.common.text import format_bytes
 from eke.config.schema import Checkpointing, NvmeOffload, Switch, Weights, WeightsPlace
 from eke.hardware import file_system
-from eke.models.sizes import STAGE, SwapBytes, describe, state_bytes, state_files
+from eke.models.sizes import STAGE, SwapBytes, optimizer_entry, state_bytes, state_files
 from eke.models.sizes.optimizers import AUTO, PIECES
 from eke.rules.precision import is_narrow
-from eke.rules.rule import Facts, Rule, Verdict
+from eke.rules.rule import Facts, Rule, Severity
 from eke.rules.training import existing_parent
 
 RECOMPUTES_FROZEN = (0, 19, 3)
@@ -63,7 +63,7 @@ def _without_offload(facts: Facts) -> Fix:
 
 def _compiles_adam(facts: Facts) -> bool:
     """Whether the plan's choice is DeepSpeed's AdamW for the host."""
-    chosen = describe(facts.config.optimizer).implementation == AUTO
+    chosen = optimizer_entry(facts.config.optimizer).implementation == AUTO
     return is_zero(facts) and offloads(facts) and chosen
 
 
@@ -87,13 +87,13 @@ def _loses_frozen_weights(facts: Facts) -> bool:
 RULES = (
     Rule(
         id="zero_needs_elementwise_optimizer",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="optimizer",
-        when=lambda f: is_zero(f) and describe(f.config.optimizer).fails_on_pieces != "",
+        when=lambda f: is_zero(f) and optimizer_entry(f.config.optimizer).fails_on_pieces != "",
         value=lambda f: f.config.optimizer.option,
         why=lambda f: (
             f"under distributed={f.config.distributed.option}: "
-            f"{describe(f.config.optimizer).fails_on_pieces}"
+            f"{optimizer_entry(f.config.optimizer).fails_on_pieces}"
         ),
         fix=lambda f: Fix("optimizer=adamw"),
         source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
@@ -101,7 +101,7 @@ RULES = (
     ),
     Rule(
         id="zero_keeps_masters",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="precision.master",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
         value=lambda f: f.config.precision.master.value,
@@ -115,7 +115,7 @@ RULES = (
     ),
     Rule(
         id="zero_rounds_adapters",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="precision.weights",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
         value=lambda f: f.config.precision.weights.value,
@@ -132,7 +132,7 @@ RULES = (
     ),
     Rule(
         id="zero3_recomputes_frozen_weights",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="memory.checkpointing",
         when=_loses_frozen_weights,
         value=lambda f: f.config.memory.checkpointing.value,
@@ -148,7 +148,7 @@ RULES = (
     ),
     Rule(
         id="zero_with_compile",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="compile",
         when=lambda f: is_zero(f) and f.config.compile.option != "none",
         value=lambda f: f.config.compile.option,
@@ -159,7 +159,7 @@ RULES = (
     ),
     Rule(
         id="zero_of_one",
-        verdict=Verdict.no_benefit,
+        verdict=Severity.no_benefit,
         key="distributed",
         when=lambda f: is_zero(f) and f.config.distributed.num_processes == 1 and not offloads(f),
         value=lambda f: f.config.distributed.option,
@@ -172,7 +172,7 @@ RULES = (
     ),
     Rule(
         id="deepspeed_not_needed",
-        verdict=Verdict.no_benefit,
+        verdict=Severity.no_benefit,
         key="distributed",
         when=lambda f: (
             is_zero(f)
@@ -191,7 +191,7 @@ RULES = (
     ),
     Rule(
         id="zero_knows_no_embeddings",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="optimizer.embeddings_32bit",
         when=lambda f: (
             STAGE.get(f.config.distributed.option) in (1, 2)
@@ -208,7 +208,7 @@ RULES = (
     ),
     Rule(
         id="ds_config_without_zero",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="distributed.deepspeed_config",
         when=lambda f: f.config.distributed.deepspeed_config is not None and not is_zero(f),
         value=lambda f: f.config.distributed.deepspeed_config,
@@ -218,7 +218,7 @@ RULES = (
     ),
     Rule(
         id="cpu_adam_needs_compiler",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="optimizer",
         when=lambda f: not f.planning and _compiles_adam(f) and shutil.which("g++") is None,
         value=lambda f: f.config.optimizer.option,
@@ -332,7 +332,7 @@ def _instead(facts: Facts) -> Fix:
 def _is_plain(facts: Facts) -> bool:
     """Whether all of the state comes back from files: float32 weights, moments of their shape."""
     config = facts.config
-    returns = describe(config.optimizer).returns_from_files
+    returns = optimizer_entry(config.optimizer).returns_from_files
     return config.precision.weights is Weights.float32 and returns
 
 
@@ -344,7 +344,7 @@ def _weights_on_disk(facts: Facts) -> bool:
 NVME_RULES = (
     Rule(
         id="nvme_holds_plain_state",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="offload",
         when=lambda f: _offload(f) is not None and not _is_plain(f),
         value=lambda f: f.config.offload.option,
@@ -358,7 +358,7 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_weights_stay_in_memory",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="offload.weights",
         when=_weights_on_disk,
         value=lambda f: WeightsPlace.disk.value,
@@ -372,7 +372,7 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_folder_writable",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="offload.path",
         when=_unwritable,
         value=_path,
@@ -384,7 +384,7 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_folder_is_a_disk",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="offload.path",
         when=lambda f: _is_here(f) and _kind(f) in IN_MEMORY,
         value=_path,
@@ -394,7 +394,7 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_folder_is_local",
-        verdict=Verdict.no_benefit,
+        verdict=Severity.no_benefit,
         key="offload.path",
         when=lambda f: _is_here(f) and _kind(f) in REMOTE,
         value=_path,
@@ -408,7 +408,7 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_has_space",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="offload.path",
         when=lambda f: _is_here(f) and _needed(f) > shutil.disk_usage(_folder(f)).free,
         value=_path,
@@ -423,7 +423,7 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_state_is_large",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="offload",
         when=lambda f: _offload(f) is not None and _files(f).files == 0,
         value=lambda f: f.config.offload.option,
@@ -438,7 +438,7 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_buffers_are_locked",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="offload.piece_numbers",
         when=_cannot_lock,
         value=lambda f: getattr(f.config.offload, "piece_numbers", ""),
@@ -455,7 +455,7 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_needs_libaio",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="offload",
         when=_lacks_libaio,
         value=lambda f: f.config.offload.option,
@@ -487,7 +487,7 @@ def _is_nvme(facts: Facts) -> bool:
 OFFLOAD_RULES = (
     Rule(
         id="offload_needs_zero",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="offload",
         when=lambda f: offloads(f) and not is_zero(f),
         value=lambda f: f.config.offload.option,
@@ -499,7 +499,7 @@ OFFLOAD_RULES = (
     ),
     Rule(
         id="offload_needs_zero3",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="offload",
         when=lambda f: (
             f.config.distributed.option in ("zero1", "zero2")
@@ -517,7 +517,7 @@ OFFLOAD_RULES = (
     ),
     Rule(
         id="offload_on_cpu",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="offload",
         when=lambda f: is_zero(f) and offloads(f) and f.device.kind == "cpu" and not _is_nvme(f),
         value=lambda f: f.config.offload.option,

@@ -12,7 +12,7 @@ from eke.config.schema import PretrainedModel, Switch
 from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, model_size, weight_bytes
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
-from eke.rules.rule import Facts, Rule, Verdict
+from eke.rules.rule import Facts, Rule, Severity
 
 
 def _state_reason(facts: Facts) -> str:
@@ -67,7 +67,7 @@ def _small(facts: Facts) -> Fix:
 RULES = (
     Rule(
         id="declared_device_is_absent",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="hardware",
         when=lambda f: not f.planning and not f.device.present,
         value=lambda f: f.config.hardware.option,
@@ -77,7 +77,7 @@ RULES = (
     ),
     Rule(
         id="pinning_needs_cuda",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="dataloader.pin_memory",
         when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.device.kind == "cpu",
         value=lambda f: f.config.dataloader.pin_memory.value,
@@ -87,7 +87,7 @@ RULES = (
     ),
     Rule(
         id="states_do_not_fit",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model",
         when=lambda f: f.device.memory_bytes is not None and held_bytes(f) > f.device.memory_bytes,
         value=lambda f: f.config.model.option,
@@ -98,7 +98,7 @@ RULES = (
     ),
     Rule(
         id="batch_does_not_fit",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="batch.per_device",
         when=lambda f: (
             f.device.memory_bytes is not None
@@ -181,7 +181,7 @@ def _found(facts: Facts, group: str) -> tuple[str, str]:
 def _rule(group: str) -> Rule:
     return Rule(
         id="package_missing",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key=group,
         when=lambda f: not f.planning and _missing(f, group) is not None,
         value=lambda f: getattr(f.config, group).option,

@@ -3,8 +3,8 @@
 from eke.common.errors import Fix
 from eke.config.schema import Packing, PeerToPeer
 from eke.hardware import usable_cores
-from eke.models.sizes import describe
-from eke.rules.rule import Facts, Rule, Verdict
+from eke.models.sizes import optimizer_entry
+from eke.rules.rule import Facts, Rule, Severity
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
@@ -18,11 +18,11 @@ def _is_cut(facts: Facts) -> bool:
 
 
 def _optimizer_needs_whole(facts: Facts) -> bool:
-    return _is_cut(facts) and describe(facts.config.optimizer).fails_on_parts != ""
+    return _is_cut(facts) and optimizer_entry(facts.config.optimizer).fails_on_parts != ""
 
 
 def _why_whole(facts: Facts) -> str:
-    reason = describe(facts.config.optimizer).fails_on_parts
+    reason = optimizer_entry(facts.config.optimizer).fails_on_parts
     return f"distributed=fsdp gives each process a part of every tensor; {reason}"
 
 
@@ -55,7 +55,7 @@ def _too_few_gpus(facts: Facts) -> bool:
 RULES = (
     Rule(
         id="dp_needs_two_gpus",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="distributed",
         when=_too_few_gpus,
         value=lambda f: f.config.distributed.option,
@@ -72,7 +72,7 @@ RULES = (
     ),
     Rule(
         id="dp_splits_rows",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.packing",
         when=lambda f: _is_data_parallel(f) and f.config.data.packing is Packing.padding_free,
         value=lambda f: f.config.data.packing.value,
@@ -82,7 +82,7 @@ RULES = (
     ),
     Rule(
         id="dp_is_not_compiled",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="compile",
         when=lambda f: _is_data_parallel(f) and f.config.compile.option != "none",
         value=lambda f: f.config.compile.option,
@@ -94,7 +94,7 @@ RULES = (
     ),
     Rule(
         id="one_process_without_strategy",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="distributed.num_processes",
         when=lambda f: (
             f.config.distributed.option == "none" and f.config.distributed.num_processes > 1
@@ -108,7 +108,7 @@ RULES = (
     ),
     Rule(
         id="ddp_of_one",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="distributed",
         when=lambda f: (
             f.config.distributed.option == "ddp" and f.config.distributed.num_processes == 1
@@ -120,7 +120,7 @@ RULES = (
     ),
     Rule(
         id="fsdp_of_one",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="distributed",
         when=lambda f: (
             f.config.distributed.option == "fsdp" and f.config.distributed.num_processes == 1
@@ -132,7 +132,7 @@ RULES = (
     ),
     Rule(
         id="fsdp_needs_elementwise_optimizer",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="optimizer",
         when=_optimizer_needs_whole,
         value=lambda f: f.config.optimizer.option,
@@ -143,7 +143,7 @@ RULES = (
     ),
     Rule(
         id="fsdp_keeps_its_activations",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="memory.activation_offload",
         when=lambda f: _is_cut(f) and f.config.memory.activation_offload,
         value=lambda f: f.config.memory.activation_offload,
@@ -157,7 +157,7 @@ RULES = (
     ),
     Rule(
         id="p2p_needs_gpus",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="distributed.p2p",
         when=_p2p_is_unused,
         value=lambda f: f.config.distributed.p2p.value,
@@ -174,7 +174,7 @@ RULES = (
     ),
     Rule(
         id="more_processes_than_cores",
-        verdict=Verdict.unsafe,
+        verdict=Severity.unsafe,
         key="distributed.num_processes",
         when=lambda f: f.device.kind == "cpu" and per_node(f) > usable_cores(),
         value=lambda f: f.config.distributed.num_processes,
@@ -188,7 +188,7 @@ RULES = (
     ),
     Rule(
         id="more_processes_than_devices",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="distributed.num_processes",
         when=lambda f: (
             f.config.distributed.option != "none"
@@ -207,7 +207,7 @@ RULES = (
     ),
     Rule(
         id="nodes_without_strategy",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="distributed.num_nodes",
         when=lambda f: (
             f.config.distributed.num_nodes > 1 and f.config.distributed.option in ("none", "dp")
@@ -219,7 +219,7 @@ RULES = (
     ),
     Rule(
         id="nodes_share_unevenly",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="distributed.num_nodes",
         when=lambda f: _shared_evenly(f) != f.config.distributed.num_processes,
         value=lambda f: f.config.distributed.num_nodes,
@@ -232,7 +232,7 @@ RULES = (
     ),
     Rule(
         id="nodes_not_at_hand",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="distributed.num_nodes",
         when=lambda f: not f.planning and f.config.distributed.num_nodes > f.num_nodes,
         value=lambda f: f.config.distributed.num_nodes,

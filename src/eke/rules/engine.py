@@ -17,7 +17,7 @@ from typing import Any
 from eke.common.errors import Fix, Problem
 from eke.common.text import closest, format_value
 from eke.config.schema import Config
-from eke.rules.rule import Facts, Rule, Verdict
+from eke.rules.rule import Facts, Rule, Severity
 
 STRATEGIES = ("none", "ddp")
 """Options of `distributed` whose ranks have the whole training state, as Trainer expects here."""
@@ -34,7 +34,7 @@ def _takes_no_steps(facts: Facts) -> str:
 RULES: tuple[Rule, ...] = (
     Rule(
         id="trainer_takes_plain_steps",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="engine",
         when=lambda f: f.config.engine.option == "trainer" and bool(_takes_no_steps(f)),
         value=lambda f: f.config.engine.option,
@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="extra_needs_trainer",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="trainer.extra",
         when=lambda f: bool(f.config.trainer.extra) and f.config.engine.option != "trainer",
         value=lambda f: ", ".join(f.config.trainer.extra),

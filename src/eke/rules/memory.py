@@ -22,9 +22,16 @@ from eke.config.schema import (
     Weights,
 )
 from eke.models.families import family_of
-from eke.models.sizes import STAGE, StateBytes, describe, has_master, model_size, shared_state_bytes
+from eke.models.sizes import (
+    STAGE,
+    StateBytes,
+    has_master,
+    model_size,
+    optimizer_entry,
+    shared_state_bytes,
+)
 from eke.rules.precision import BF16_CAPABILITY
-from eke.rules.rule import Facts, Rule, Verdict, older_than
+from eke.rules.rule import Facts, Rule, Severity, older_than
 from eke.rules.techniques import TECHNIQUES
 
 LOMO = "arXiv:2306.09782, section 3"
@@ -88,7 +95,7 @@ def _one_process(facts: Facts) -> Fix:
 RULES = (
     Rule(
         id="every_n_needs_checkpointing",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="memory.every_n",
         when=lambda f: _memory(f).every_n > 1 and _memory(f).checkpointing is Checkpointing.off,
         value=lambda f: _memory(f).every_n,
@@ -98,7 +105,7 @@ RULES = (
     ),
     Rule(
         id="selective_is_written_over",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="memory.checkpointing",
         when=_rotates_what_is_kept,
         value=lambda f: _memory(f).checkpointing.value,
@@ -112,7 +119,7 @@ RULES = (
     ),
     Rule(
         id="offload_needs_gpu",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="memory.activation_offload",
         when=lambda f: _memory(f).activation_offload and f.device.kind == "cpu",
         value=lambda f: _memory(f).activation_offload,
@@ -122,7 +129,7 @@ RULES = (
     ),
     Rule(
         id="empty_cache_needs_gpu",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="memory.empty_cache_every",
         when=lambda f: _memory(f).empty_cache_every is not None and f.device.kind == "cpu",
         value=lambda f: _memory(f).empty_cache_every,
@@ -132,7 +139,7 @@ RULES = (
     ),
     Rule(
         id="in_backward_cannot_clip",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="train.max_grad_norm",
         when=lambda f: (
             _memory(f).optimizer_in_backward and f.config.train.max_grad_norm is not None
@@ -147,7 +154,7 @@ RULES = (
     ),
     Rule(
         id="in_backward_cannot_accumulate",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="memory.optimizer_in_backward",
         when=lambda f: (
             _memory(f).optimizer_in_backward
@@ -160,7 +167,7 @@ RULES = (
     ),
     Rule(
         id="in_backward_cannot_scale",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="memory.optimizer_in_backward",
         when=lambda f: (
             _memory(f).optimizer_in_backward and f.config.precision.compute is Compute.float16
@@ -175,7 +182,7 @@ RULES = (
     ),
     Rule(
         id="in_backward_without_copies",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="memory.optimizer_in_backward",
         when=lambda f: _memory(f).optimizer_in_backward and has_master(f.config),
         value=lambda f: _memory(f).optimizer_in_backward,
@@ -188,7 +195,7 @@ RULES = (
     ),
     Rule(
         id="in_backward_is_one_process",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="memory.optimizer_in_backward",
         when=lambda f: (
             _memory(f).optimizer_in_backward
@@ -207,23 +214,23 @@ RULES = (
     ),
     Rule(
         id="in_backward_needs_other_optimizer",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="memory.optimizer_in_backward",
         when=lambda f: (
             _memory(f).optimizer_in_backward
-            and describe(f.config.optimizer).fails_in_backward != ""
+            and optimizer_entry(f.config.optimizer).fails_in_backward != ""
         ),
         value=lambda f: _memory(f).optimizer_in_backward,
         why=lambda f: (
             f"optimizer={f.config.optimizer.option} "
-            f"{describe(f.config.optimizer).fails_in_backward}"
+            f"{optimizer_entry(f.config.optimizer).fails_in_backward}"
         ),
         fix=lambda f: Fix("optimizer=adamw"),
         source="tests/equivalence/test_in_backward.py",
     ),
     Rule(
         id="in_backward_needs_parts",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="memory.optimizer_in_backward",
         when=_whole_backward,
         value=lambda f: _memory(f).optimizer_in_backward,
@@ -298,7 +305,7 @@ def _all_gpus(facts: Facts) -> Iterator[Change]:
     config, count = facts.config, facts.device.count
     contradicts = config.batch.target and config.batch.target % (config.batch.micro_batch * count)
     several = facts.device.kind == "cuda" and count > 1
-    if several and not describe(config.optimizer).fails_on_parts and not contradicts:
+    if several and not optimizer_entry(config.optimizer).fails_on_parts and not contradicts:
         shared = replace(config, distributed=FSDP("fsdp", count))
         yield Fix("distributed=fsdp", f"distributed.num_processes={count}"), shared
 

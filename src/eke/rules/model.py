@@ -26,7 +26,7 @@ from eke.config.schema import (
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.families import family_of
 from eke.models.sizes import BFLOAT16_BYTES, weight_bytes
-from eke.rules.rule import Facts, Rule, Verdict
+from eke.rules.rule import Facts, Rule, Severity
 
 _OPTION_FOR_TASK = {
     "causal_lm": "model=tiny",
@@ -104,7 +104,7 @@ def _aligned(key: str) -> Rule:
 
     return Rule(
         id=f"experts_{key}_is_aligned",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key=f"model.{key}",
         when=lambda f: family_of(f.config).is_moe and width(f) % unit(f) != 0,
         value=width,
@@ -138,7 +138,7 @@ HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
 RULES = (
     Rule(
         id="task_needs_other_model",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="task",
         when=lambda f: f.config.task.option not in family_of(f.config).tasks,
         value=lambda f: f.config.task.option,
@@ -151,7 +151,7 @@ RULES = (
     ),
     Rule(
         id="heads_divide_width",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model.num_attention_heads",
         when=lambda f: (
             (_head_dim_is_derived(f) or isinstance(f.config.model, LlamaModel))
@@ -170,7 +170,7 @@ RULES = (
     ),
     Rule(
         id="key_value_heads_divide_heads",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model.num_key_value_heads",
         when=lambda f: (k := _key_value_heads(f)) is not None and k > 0 and _heads(f) % k != 0,
         value=_key_value_heads,
@@ -183,7 +183,7 @@ RULES = (
     ),
     Rule(
         id="rotary_width_is_even",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model.hidden_size",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
@@ -202,7 +202,7 @@ RULES = (
     ),
     Rule(
         id="rotary_head_dim_is_even",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model.head_dim",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
@@ -216,7 +216,7 @@ RULES = (
     ),
     Rule(
         id="experts_for_each_token",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model.num_experts_per_tok",
         when=lambda f: _experts(f)[0] > _experts(f)[1],
         value=lambda f: _experts(f)[0],
@@ -228,7 +228,7 @@ RULES = (
     _aligned("intermediate_size"),
     Rule(
         id="stretching_needs_long_positions",
-        verdict=Verdict.no_benefit,
+        verdict=Severity.no_benefit,
         key="model.rope_scaling_factor",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
@@ -245,7 +245,7 @@ RULES = (
     ),
     Rule(
         id="dropout_is_known",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model.dropout",
         when=lambda f: f.config.model.dropout is None and not _is_pretrained(f),
         value=lambda f: "null",
@@ -257,7 +257,7 @@ RULES = (
     ),
     Rule(
         id="sequence_fits_positions",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.seq_len",
         when=lambda f: (m := max_positions(f)) is not None and _longest(f) > m,
         value=lambda f: (
@@ -276,7 +276,7 @@ RULES = (
     ),
     Rule(
         id="vocabulary_holds_bytes",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model.vocab_size",
         when=lambda f: (
             tokenizer_of(f.config.data) == BYTES and f.config.model.vocab_size < BYTE_VOCABULARY
@@ -288,7 +288,7 @@ RULES = (
     ),
     Rule(
         id="t5_is_always_tied",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.model, T5Model) and not f.config.model.tie_word_embeddings
@@ -304,7 +304,7 @@ RULES = (
     ),
     Rule(
         id="untied_bert_has_dead_bias",
-        verdict=Verdict.unsafe,
+        verdict=Severity.unsafe,
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.model, BertModel)
@@ -322,7 +322,7 @@ RULES = (
     ),
     Rule(
         id="tied_embeddings_need_head",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.task, SequenceClassification)
@@ -386,7 +386,7 @@ def _model_rule(key: str, what: str) -> Rule:
 
     return Rule(
         id=f"tensor_cores_like_{key}",
-        verdict=Verdict.no_benefit,
+        verdict=Severity.no_benefit,
         key=f"model.{key}",
         when=lambda f: (
             not isinstance(f.config.model, PretrainedModel)
@@ -428,7 +428,7 @@ SHAPE_RULES = (
     _model_rule("intermediate_size", "it is a side of every feed-forward layer"),
     Rule(
         id="tensor_cores_like_token_count",
-        verdict=Verdict.no_benefit,
+        verdict=Severity.no_benefit,
         key="batch.per_device",
         when=lambda f: _tokens(f) % _divisor(f) != 0,
         value=lambda f: f.config.batch.micro_batch,

@@ -22,16 +22,16 @@ from eke.models.sizes import (
     BFLOAT16_BYTES,
     OptimizerEntry,
     choose_targets,
-    describe,
-    is_quantised,
     linear_layers,
+    optimizer_entry,
     projection_rank,
+    quantises_state,
     structure,
 )
 from eke.rules.rule import (
     Facts,
     Rule,
-    Verdict,
+    Severity,
     capability_of,
     lacks_compiler,
     older_than,
@@ -47,7 +47,7 @@ def _optimizer_option(facts: Facts) -> str:
 
 
 def _known(facts: Facts) -> OptimizerEntry:
-    return describe(facts.config.optimizer)
+    return optimizer_entry(facts.config.optimizer)
 
 
 def _library(facts: Facts) -> str:
@@ -57,9 +57,9 @@ def _library(facts: Facts) -> str:
 
 def _quantises_nothing(facts: Facts) -> bool:
     optimizer = facts.config.optimizer
-    if describe(optimizer).quantises is None:
+    if optimizer_entry(optimizer).quantises is None:
         return False
-    return not any(is_quantised(optimizer, weight) for weight in structure(facts.config).weights)
+    return not any(quantises_state(optimizer, weight) for weight in structure(facts.config).weights)
 
 
 def _shortest_side(facts: Facts) -> int:
@@ -81,7 +81,7 @@ def _rank_limit(facts: Facts) -> int:
 
 
 def _rank_saves_nothing(facts: Facts) -> bool:
-    if not describe(facts.config.optimizer).projects:
+    if not optimizer_entry(facts.config.optimizer).projects:
         return False
     return projection_rank(facts.config) >= _rank_limit(facts)
 
@@ -100,7 +100,7 @@ def _has_bf16_weights(facts: Facts) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule(
         id="muon_needs_matrices",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="optimizer",
         when=lambda f: _known(f).needs_matrices and f.config.peft.option == "ia3",
         value=lambda f: f.config.optimizer.option,
@@ -110,7 +110,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="apex_needs_cuda",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="optimizer",
         when=lambda f: _known(f).cuda_only and f.device.kind == "cpu",
         value=_optimizer_option,
@@ -120,7 +120,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="torchao_needs_compiler",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="optimizer",
         when=lambda f: _known(f).compiles and lacks_compiler(f),
         value=_optimizer_option,
@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="torchao_needs_volta",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="optimizer",
         when=lambda f: _known(f).compiles and older_than(f, TRITON_CAPABILITY),
         value=_optimizer_option,
@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="paging_needs_cuda",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="optimizer",
         when=lambda f: _known(f).pages and f.device.kind == "cpu",
         value=_optimizer_option,
@@ -155,7 +155,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="rounding_needs_bf16_weights",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="optimizer",
         when=lambda f: _known(f).rounds_at_random and not _has_bf16_weights(f),
         value=_optimizer_option,
@@ -166,7 +166,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="schedule_free_has_no_schedule",
-        verdict=Verdict.unsafe,
+        verdict=Severity.unsafe,
         key="schedule",
         when=lambda f: _known(f).averages and f.config.schedule.option != "constant",
         value=lambda f: f.config.schedule.option,
@@ -179,7 +179,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="all_tensors_are_too_small_for_8_bits",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="optimizer",
         when=_quantises_nothing,
         value=_optimizer_option,
@@ -195,7 +195,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="rank_saves_nothing",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="optimizer.rank",
         when=_rank_saves_nothing,
         value=lambda f: projection_rank(f.config),
@@ -256,7 +256,7 @@ def _expert_bytes(facts: Facts) -> int:
 PEFT_RULES: tuple[Rule, ...] = (
     Rule(
         id="adapted_layers_exist",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="peft.target_modules",
         when=lambda f: bool(_unmatched(f)),
         value=_unmatched,
@@ -270,7 +270,7 @@ PEFT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="adapters_on_random_weights",
-        verdict=Verdict.unsafe,
+        verdict=Severity.unsafe,
         key="peft",
         when=lambda f: _adapters(f) is not None and not isinstance(f.config.model, PretrainedModel),
         value=_peft_option,
@@ -287,7 +287,7 @@ PEFT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="adapter_rank_saves_nothing",
-        verdict=Verdict.unsafe,
+        verdict=Severity.unsafe,
         key="peft.r",
         when=lambda f: (
             (lora := _lora(f)) is not None and 0 < f.config.model.hidden_size <= 2 * lora.r
@@ -302,7 +302,7 @@ PEFT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="rslora_needs_rank",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="peft.use_rslora",
         when=lambda f: (lora := _lora(f)) is not None and lora.use_rslora and lora.r == 1,
         value=lambda f: cast(Lora, f.config.peft).use_rslora,
@@ -312,7 +312,7 @@ PEFT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="adapted_layers_have_biases",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="peft.bias",
         when=lambda f: _trains_biases(f) and not family_of(f.config).has_biases,
         value=lambda f: cast(Lora, f.config.peft).bias.value,
@@ -322,7 +322,7 @@ PEFT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="biases_of_four_bit_layers",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="peft.bias",
         when=lambda f: (
             _trains_biases(f)
@@ -340,7 +340,7 @@ PEFT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="four_bit_experts_are_kept",
-        verdict=Verdict.unsafe,
+        verdict=Severity.unsafe,
         key="peft",
         when=lambda f: (
             isinstance(f.config.peft, QLora)

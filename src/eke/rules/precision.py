@@ -20,8 +20,8 @@ from eke.config.schema import (
     Weights,
 )
 from eke.models.families import family_of, is_classification
-from eke.models.sizes import describe, has_master
-from eke.rules.rule import Facts, Rule, Verdict, capability_of, older_than
+from eke.models.sizes import has_master, optimizer_entry
+from eke.rules.rule import Facts, Rule, Severity, capability_of, older_than
 
 TF32_CAPABILITY = (8, 0)
 BF16_CAPABILITY = (8, 0)
@@ -67,7 +67,7 @@ def _loses_updates(facts: Facts) -> bool:
         is_narrow(facts)
         and not _trains_adapters_alone(config)
         and not has_master(config)
-        and not describe(config.optimizer).rounds_at_random
+        and not optimizer_entry(config.optimizer).rounds_at_random
         and config.optimizer.lr < SMALLEST_STEP
     )
 
@@ -86,7 +86,7 @@ def _model_type(facts: Facts) -> str:
 RULES = (
     Rule(
         id="tf32_needs_ampere",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="precision",
         when=lambda f: (
             f.config.precision.tf32 is Switch.on
@@ -103,7 +103,7 @@ RULES = (
     ),
     Rule(
         id="bf16_needs_ampere",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="precision",
         when=lambda f: (
             (f.config.precision.compute is Compute.bfloat16 or _evaluates_in(f, Compute.bfloat16))
@@ -118,7 +118,7 @@ RULES = (
     ),
     Rule(
         id="narrow_weights_need_their_compute",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="precision.compute",
         when=lambda f: is_narrow(f) and f.config.precision.compute is not Compute.bfloat16,
         value=lambda f: f.config.precision.compute.value,
@@ -128,7 +128,7 @@ RULES = (
     ),
     Rule(
         id="master_needs_narrow_weights",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="precision.master",
         when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
         value=lambda f: f.config.precision.master.value,
@@ -138,7 +138,7 @@ RULES = (
     ),
     Rule(
         id="small_updates_are_lost",
-        verdict=Verdict.unsafe,
+        verdict=Severity.unsafe,
         key="precision.weights",
         when=_loses_updates,
         value=lambda f: f.config.precision.weights.value,
@@ -152,7 +152,7 @@ RULES = (
     ),
     Rule(
         id="evaluation_has_its_own_format",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="precision.evaluation",
         when=_other_evaluation,
         value=lambda f: f.config.precision.evaluation.value,
@@ -166,7 +166,7 @@ RULES = (
     ),
     Rule(
         id="t5_overflows_float16",
-        verdict=Verdict.unsafe,
+        verdict=Severity.unsafe,
         key="precision",
         when=lambda f: (
             _model_type(f).endswith("t5")  # mT5, UMT5, LongT5: the same layers
@@ -238,7 +238,7 @@ def _heads(facts: Facts) -> int:
 FLOAT8_RULES = (
     Rule(
         id="float8_needs_torchao",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="precision.float8",
         when=lambda f: not f.planning and _is_float8(f) and find_spec("torchao") is None,
         value=lambda f: f.config.precision.float8.value,
@@ -248,7 +248,7 @@ FLOAT8_RULES = (
     ),
     Rule(
         id="float8_needs_ada",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="precision.float8",
         when=lambda f: _is_float8(f) and older_than(f, FLOAT8_CAPABILITY),
         value=lambda f: f.config.precision.float8.value,
@@ -260,7 +260,7 @@ FLOAT8_RULES = (
     ),
     Rule(
         id="rowwise_needs_bf16",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="precision.compute",
         when=lambda f: (
             _on_gpu(f)
@@ -278,7 +278,7 @@ FLOAT8_RULES = (
     ),
     Rule(
         id="gpt2_has_no_linear_layers",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="precision.float8",
         when=lambda f: _is_float8(f) and family_of(f.config).stores_transposed,
         value=lambda f: f.config.precision.float8.value,
@@ -291,7 +291,7 @@ FLOAT8_RULES = (
     ),
     Rule(
         id="float8_width_is_aligned",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="model.hidden_size",
         when=lambda f: not family_of(f.config).stores_transposed and _misaligned(f, "hidden_size"),
         value=lambda f: f.config.model.hidden_size,
@@ -305,7 +305,7 @@ FLOAT8_RULES = (
     ),
     Rule(
         id="float8_feed_forward_is_aligned",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="model.intermediate_size",
         when=lambda f: (
             not family_of(f.config).stores_transposed and _misaligned(f, "intermediate_size")
@@ -319,7 +319,7 @@ FLOAT8_RULES = (
     ),
     Rule(
         id="float8_is_emulated",
-        verdict=Verdict.no_benefit,
+        verdict=Severity.no_benefit,
         key="precision.float8",
         when=lambda f: _is_float8(f) and f.device.kind == "cpu",
         value=lambda f: f.config.precision.float8.value,
@@ -332,7 +332,7 @@ FLOAT8_RULES = (
     ),
     Rule(
         id="float8_needs_compile",
-        verdict=Verdict.no_benefit,
+        verdict=Severity.no_benefit,
         key="compile",
         when=lambda f: _on_gpu(f) and f.config.compile.option != "inductor",
         value=lambda f: f.config.compile.option,
@@ -345,7 +345,7 @@ FLOAT8_RULES = (
     ),
     Rule(
         id="float8_in_narrow_layers",
-        verdict=Verdict.no_benefit,
+        verdict=Severity.no_benefit,
         key="precision.float8",
         when=lambda f: _on_gpu(f) and f.config.model.hidden_size <= NARROW,
         value=lambda f: f.config.precision.float8.value,

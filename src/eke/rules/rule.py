@@ -19,7 +19,7 @@ from eke.config.schema import Config, Limit
 from eke.hardware import Device
 
 
-class Verdict(Enum):
+class Severity(Enum):
     """The consequence when a rule's condition holds."""
 
     impossible = "impossible"
@@ -49,7 +49,7 @@ class Rule:
     """One known incompatibility."""
 
     id: str
-    verdict: Verdict
+    verdict: Severity
     key: str
     """Key path the problem is shown under."""
     when: Callable[[Facts], bool]

@@ -26,7 +26,7 @@ from eke.config.schema import (
     Switch,
     Weights,
 )
-from eke.models.sizes import STAGE, describe, predicted_frac
+from eke.models.sizes import STAGE, optimizer_entry, predicted_frac
 
 CPU, CUDA = "cpu", "cuda"
 
@@ -190,7 +190,9 @@ def _copies_weights(config: Config) -> bool:
 
 def _plain_adamw(config: Config) -> bool:
     optimizer = config.optimizer
-    free = not config.memory.optimizer_in_backward and not describe(optimizer).rounds_at_random
+    free = (
+        not config.memory.optimizer_in_backward and not optimizer_entry(optimizer).rounds_at_random
+    )
     return type(optimizer) is AdamW and free
 
 

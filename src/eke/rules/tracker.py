@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from eke.common.errors import Fix
 from eke.config.schema import TrackerMode
-from eke.rules.rule import Facts, Rule, Verdict
+from eke.rules.rule import Facts, Rule, Severity
 
 VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 PUBLIC_HOSTS = ("api.forge.coreweave.com", "forge.coreweave.com", "api.wandb.ai")
@@ -94,7 +94,7 @@ def _store(uri: str) -> str:
 RULES = (
     Rule(
         id="online_needs_key",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="tracker.mode",
         when=lambda f: (
             not f.planning and _tracker(f) == "wandb" and _is_online(f) and not has_wandb_key()
@@ -110,7 +110,7 @@ RULES = (
     ),
     Rule(
         id="mode_is_wandbs",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="tracker.mode",
         when=lambda f: _tracker(f) != "wandb" and _is_online(f),
         value=lambda _: "online",
@@ -120,7 +120,7 @@ RULES = (
     ),
     Rule(
         id="entity_is_wandbs",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="tracker.entity",
         when=lambda f: _tracker(f) != "wandb" and f.config.tracker.entity is not None,
         value=lambda f: f.config.tracker.entity,
@@ -130,7 +130,7 @@ RULES = (
     ),
     Rule(
         id="uri_is_mlflows",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="tracker.uri",
         when=lambda f: _tracker(f) != "mlflow" and f.config.tracker.uri is not None,
         value=lambda f: f.config.tracker.uri,
@@ -140,7 +140,7 @@ RULES = (
     ),
     Rule(
         id="uri_is_no_folder",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="tracker.uri",
         when=lambda f: (
             _tracker(f) == "mlflow"
@@ -155,7 +155,7 @@ RULES = (
     ),
     Rule(
         id="uri_has_a_store",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="tracker.uri",
         when=lambda f: (
             _tracker(f) == "mlflow"

@@ -10,7 +10,7 @@ from eke.common.text import closest_path
 from eke.config.schema import SGD, Compute, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
-from eke.rules.rule import Facts, Rule, Verdict
+from eke.rules.rule import Facts, Rule, Severity
 
 
 def _step_samples(facts: Facts) -> int:
@@ -138,7 +138,7 @@ LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 RULES = (
     Rule(
         id="batch_contradiction",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="batch.target",
         when=_contradicts,
         value=lambda f: f.config.batch.target,
@@ -153,7 +153,7 @@ RULES = (
     ),
     Rule(
         id="target_is_multiple",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="batch.target",
         when=_does_not_divide,
         value=lambda f: f.config.batch.target,
@@ -163,7 +163,7 @@ RULES = (
     ),
     Rule(
         id="steps_or_epochs",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="train.epochs",
         when=lambda f: f.config.train.epochs is not None and f.config.train.steps is not None,
         value=lambda f: f.config.train.epochs,
@@ -173,7 +173,7 @@ RULES = (
     ),
     Rule(
         id="warmup_within_run",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="schedule.warmup_steps",
         when=lambda f: (
             f.config.schedule.warmup_steps is not None
@@ -187,7 +187,7 @@ RULES = (
     ),
     Rule(
         id="nesterov_needs_momentum",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="optimizer.nesterov",
         when=lambda f: (
             isinstance(f.config.optimizer, SGD)
@@ -201,7 +201,7 @@ RULES = (
     ),
     Rule(
         id="norm_is_known_anyway",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="train.record_grad_norm",
         when=lambda f: not f.config.train.record_grad_norm and bool(_needs_norm(f)),
         value=lambda f: False,
@@ -215,7 +215,7 @@ RULES = (
     ),
     Rule(
         id="too_short_to_time",
-        verdict=Verdict.no_effect,
+        verdict=Severity.no_effect,
         key="train.steps",
         when=lambda f: (
             f.config.train.steps is not None
@@ -231,7 +231,7 @@ RULES = (
     ),
     Rule(
         id="persistent_needs_workers",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="dataloader.persistent",
         when=lambda f: f.config.dataloader.persistent and f.config.dataloader.workers == 0,
         value=lambda f: f.config.dataloader.persistent,
@@ -241,7 +241,7 @@ RULES = (
     ),
     Rule(
         id="prefetch_needs_workers",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="dataloader.prefetch",
         when=lambda f: (
             f.config.dataloader.prefetch is not None and f.config.dataloader.workers == 0
@@ -253,7 +253,7 @@ RULES = (
     ),
     Rule(
         id="more_workers_than_cores",
-        verdict=Verdict.unsafe,
+        verdict=Severity.unsafe,
         key="dataloader.workers",
         when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
         value=lambda f: f.config.dataloader.workers,
@@ -266,7 +266,7 @@ RULES = (
     ),
     Rule(
         id="text_exists",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.path",
         when=lambda f: (p := _text_path(f)) is not None and not os.path.exists(p),
         value=_text_path,
@@ -276,7 +276,7 @@ RULES = (
     ),
     Rule(
         id="text_readable",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="data.path",
         when=lambda f: (
             (p := _text_path(f)) is not None and os.path.exists(p) and not os.access(p, os.R_OK)
@@ -288,7 +288,7 @@ RULES = (
     ),
     Rule(
         id="runs_writable",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="paths.runs",
         when=_runs_unwritable,
         value=lambda f: f.config.paths.runs,
@@ -298,7 +298,7 @@ RULES = (
     ),
     Rule(
         id="runs_has_space",
-        verdict=Verdict.impossible,
+        verdict=Severity.impossible,
         key="paths.runs",
         when=lambda f: (
             not f.planning and not _runs_unwritable(f) and _free_bytes(f) < MIN_FREE_BYTES

@@ -29,7 +29,7 @@ from eke.workflows.plan_report import (
     plan_text,
     refuse_why_of_many,
 )
-from eke.workflows.planning import complain, plan_for, report_error, say
+from eke.workflows.planning import complain, plan_for, print_once, report_error
 
 __all__ = ["main", "plan_for"]
 
@@ -55,12 +55,12 @@ def main(
     try:
         arguments = split_arguments(argv, also)
         if arguments.version:
-            return say(f"eke {eke.__version__}")
+            return print_once(f"eke {eke.__version__}")
         if arguments.hydra_flags:
             return ask_hydra(arguments)
         refuse_why_of_many(arguments, why)
         if asks_for_all_devices(arguments):
-            return say(compare_on_all_devices(arguments, as_json_text=as_json, trace=trace))
+            return print_once(compare_on_all_devices(arguments, as_json_text=as_json, trace=trace))
         if arguments.multirun or needs_sweep(arguments.overrides):
             check_started_ranks("a sweep", 1)
             check_started_tasks("a sweep", 1)
@@ -89,7 +89,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
         ConfigError: the command is wrong.
     """
     for text in unused_cluster_overrides(composed.overrides):
-        say(f"  warning: {text}")
+        print_once(f"  warning: {text}")
     pooled = [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]
     if pooled:
         reason = "is for the runs of a sweep, and this is a single run"
@@ -97,7 +97,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
         plan = plan_for(composed, planning=True, means=Means(trace=trace))
-        return say(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
+        return print_once(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
     from eke.workflows.running import run_composed  # only here: a plan starts nothing
 
     return run_composed(composed)
@@ -106,8 +106,8 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
 def ask_hydra(arguments: Arguments) -> int:
     """Hydra's own questions (`--cfg job`), answered by Hydra once the rest is known right."""
     if is_completion(arguments):
-        return say(answer_shell(arguments.overrides).removesuffix("\n"))
+        return print_once(answer_shell(arguments.overrides).removesuffix("\n"))
     check_question(arguments)
     if not arguments.multirun:
         compose(arguments.overrides, arguments.config_dir)
-    return say(run_hydra_flags(arguments))
+    return print_once(run_hydra_flags(arguments))

@@ -22,11 +22,11 @@ from eke.config.schema import (
     Rows,
 )
 from eke.estimate.memory import (
+    BatchSearch,
     Chosen,
     Forecast,
     Method,
     Probe,
-    Search,
     Verdict,
     note_choice,
     refuse_what_ran_out,
@@ -163,7 +163,7 @@ def choose_batch(
         raise ConfigError(Problem("batch", "auto", why, fix))
     plans = [replan(plan, each.config) for each in allowed]
     whole = room_for_a_batch(at_rest(plan), share)
-    search = Search(plans, capacity, means.trace, means.probe, whole)
+    search = BatchSearch(plans, capacity, means.trace, means.probe, whole)
     chosen = search.run()
     taken = allowed[chosen.number]
     reasons = _reasons(plan, chosen, plans, capacity, means)

@@ -60,13 +60,13 @@ from eke.tuning.search import (
     write_experiment,
 )
 from eke.workflows.auto_batch import chosen_overrides
-from eke.workflows.planning import complain, plan_for, say
+from eke.workflows.planning import complain, plan_for, print_once
 from eke.workflows.running import plan_unless_answered
 from eke.workflows.sweep import cannot_detach, make_jobs, plan_cells
 
 
 @dataclass(frozen=True)
-class Wish:
+class TuneRequest:
     """What `eke fit` was asked for."""
 
     command: tuple[str, ...]
@@ -83,7 +83,7 @@ class Wish:
 class Fitting:
     """A search under way: its candidates, and its trials as the cells of a sweep."""
 
-    wish: Wish
+    wish: TuneRequest
     typed: tuple[str, ...]
     candidates: Candidates
     search: Search
@@ -139,7 +139,7 @@ class Fitting:
         labels = [f"trial {len(self.trials) + at}" for at, _ in enumerate(numbers, start=1)]
         for label, n in zip(labels, numbers, strict=True):
             again = ", once more" if repeats[n] else ""
-            say(f"{label} of at most {self.wish.budget}: {self.name(n)}{again}")
+            print_once(f"{label} of at most {self.wish.budget}: {self.name(n)}{again}")
         stop_tracing()  # on a CPU its memory is the trials'
         new = [self._cell(n, repeats[n]) for n in numbers]
         first = len(self.cells)
@@ -207,7 +207,7 @@ class Fitting:
     def _note(self, found: Measured) -> None:
         self.trials.append(found)
         self.search.tell(found.number, found.trial)
-        say(f"  {describe_trial(found, self.candidates.found[found.number])}")
+        print_once(f"  {describe_trial(found, self.candidates.found[found.number])}")
 
 
 def _silent(done: int, total: int) -> None:
@@ -218,7 +218,7 @@ REPORT, VALUES = "fit.md", "fit.json"
 """Files in the folder of a search."""
 
 
-def keep(fitting: Fitting, fit: Fit) -> None:
+def keep_result(fitting: Fitting, fit: Fit) -> None:
     """Write all that was found, and say where.
 
     Args:
@@ -234,13 +234,13 @@ def keep(fitting: Fitting, fit: Fit) -> None:
     command = shlex.join(["eke", "fit", *fitting.wish.command])
     write_atomic(folder / REPORT, _report(command, fitting, fit, text))
     write_json(folder / VALUES, _values(command, fitting, fit))
-    say(f"\n{text}")
+    print_once(f"\n{text}")
     if fit.is_found:
         assert fit.best is not None
         _keep_option(fitting, fit.best.candidate.overrides, text)
     else:
         _keep_none(fitting, fit)
-    say(f"\n  {folder / REPORT}   (all trials: eke report {shlex.quote(str(folder))})")
+    print_once(f"\n  {folder / REPORT}   (all trials: eke report {shlex.quote(str(folder))})")
 
 
 def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:
@@ -249,7 +249,7 @@ def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:
     best = compose([*without(fitting.typed, winner), *winner], own, in_sweep=True)
     evidence = [*text.splitlines(), f"{fitting.paths.folder / REPORT}"]
     path = write_experiment(best, name, own, own or conf_folder(), evidence)
-    say(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
+    print_once(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
 
 
 def _keep_none(fitting: Fitting, fit: Fit) -> None:
@@ -257,10 +257,10 @@ def _keep_none(fitting: Fitting, fit: Fit) -> None:
     if fit.best is not None and fit.best is not fit.typed:
         winner = fit.best.candidate.overrides
         typed = _command(fitting, *without(fitting.typed, winner), *winner)
-        say(f"\nnothing is written: what was typed may be as good\n  {typed}")
+        print_once(f"\nnothing is written: what was typed may be as good\n  {typed}")
     path = free_path(fitting.wish.arguments.config_dir or conf_folder(), fitting.option)
     if path.exists():
-        say(f"\n{path} is what an earlier search found, and stays as it is")
+        print_once(f"\n{path} is what an earlier search found, and stays as it is")
 
 
 def _command(fitting: Fitting, *overrides: str) -> str:
@@ -313,7 +313,7 @@ ONE_VALUE = (
 )
 
 
-def prepare(wish: Wish) -> Fitting:
+def prepare(wish: TuneRequest) -> Fitting:
     """Everything before the first trial; seconds, and no process.
 
     Raises:
@@ -353,7 +353,7 @@ def prepare(wish: Wish) -> Fitting:
         baseline, composed, axes, arguments.config_dir, expected_step_s, line.combined
     )
     line.close()
-    say(describe_candidates(found, baseline, wish.numerics))
+    print_once(describe_candidates(found, baseline, wish.numerics))
     refuse_what_leaves_no_choice(found, composed)
     points = [candidate.point for candidate in found.found]
     search = Search(points, wish.objective, wish.budget, found.first)
@@ -389,7 +389,7 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
     raise ConfigError(Problem("eke fit", "", why, fix))
 
 
-def usual_name(model: str, wish: Wish) -> str:
+def usual_name(model: str, wish: TuneRequest) -> str:
     """Of the option, where none is typed: searches for different things do not replace each other.
 
     Args:
@@ -415,7 +415,7 @@ def pinned(composed: Composed, baseline: Plan) -> Composed:
     return compose([*typed, *chosen], composed.config_dir, in_sweep=True)
 
 
-def refuse_what_is_no_start(wish: Wish) -> None:
+def refuse_what_is_no_start(wish: TuneRequest) -> None:
     """A search starts from one configuration, and takes its time: nothing typed is passed over.
 
     Raises:
@@ -492,17 +492,17 @@ def expected_step_s(plan: Plan) -> float | None:
     return found.step_s.expected if isinstance(found, StepTime) else None
 
 
-__all__ = ["Wish", "fit"]
+__all__ = ["TuneRequest", "fit"]
 
 
-def fit(wish: Wish) -> int:
+def fit(wish: TuneRequest) -> int:
     """Search, and write what was found; returns the exit code."""
     try:
         fitting = prepare(wish)
         if fitting.baseline.config.plan_only:
-            return say("\n" + likely(fitting.candidates, fitting.search, fitting.baseline))
+            return print_once("\n" + likely(fitting.candidates, fitting.search, fitting.baseline))
         found = fitting.run()
-        keep(fitting, found)
+        keep_result(fitting, found)
         return EXIT_OK if found.best is not None else EXIT_FAILED
     except EkeError as error:
         return complain(str(error), error.exit_code)

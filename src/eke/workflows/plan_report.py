@@ -23,8 +23,8 @@ from eke.estimate.memory import (
     traced_forecast,
     traced_forecasts,
 )
-from eke.estimate.time import as_json as time_as_json
 from eke.estimate.time import forecast_time, num_runs, render_time, slowdown, speed_cell
+from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import DEVICES, usable_cores
 from eke.plan.planner import Plan, plan_to_plain, render_plan, samples_to_keep
 from eke.results.report import PlanningLine

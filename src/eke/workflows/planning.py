@@ -19,7 +19,7 @@ from eke.config.compose import Composed, is_set
 from eke.config.schema import Config, resolve_attention
 from eke.estimate.memory import (
     Forecast,
-    Trial,
+    ProbeResult,
     is_open,
     known_forecast,
     refuse_what_cannot_fit,
@@ -214,7 +214,7 @@ def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]
     return replace(device, count=needed), f"{needed} of them taken for granted; {reason}"
 
 
-def say(text: str) -> int:
+def print_once(text: str) -> int:
     """Print for the user; returns the exit code of a command that does nothing else.
 
     Of several ranks one speaks.
@@ -267,7 +267,7 @@ def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
     return Means(trace=True, probe=probe_cell, in_pool=True, keep=True)
 
 
-def probe_cell(plan: Plan) -> Trial:
+def probe_cell(plan: Plan) -> ProbeResult:
     """Try a run of a sweep out, if its devices are free."""
     from eke.launch.local import find_devices, probe_in_pool  # a plan starts nothing
 
@@ -276,21 +276,23 @@ def probe_cell(plan: Plan) -> Trial:
     return probe_aloud(plan, lambda each: probe_in_pool(each, devices))
 
 
-def probe_here(plan: Plan) -> Trial:
+def probe_here(plan: Plan) -> ProbeResult:
     """Try a single run out on this machine."""
     from eke.launch import probe
 
     return probe_aloud(plan, probe)
 
 
-def probe_aloud(plan: Plan, probe: "Callable[[Plan], Probed]") -> Trial:
+def probe_aloud(plan: Plan, probe: "Callable[[Plan], Probed]") -> ProbeResult:
     """Try a plan out, and say so."""
     size = plan.batch.per_device
     stop_tracing()
-    say(f"  probing batch.per_device={size}: two steps, to see whether they fit into memory")
+    print_once(f"  probing batch.per_device={size}: two steps, to see whether they fit into memory")
     found = probe(plan)
     if found.fits is None:
-        say(f"  the probe says nothing: {found.reason}")
-        return Trial.unknown
-    say(f"  batch.per_device={size} {'fits' if found.fits else f'does not fit: {found.reason}'}")
-    return Trial.fits if found.fits else Trial.fails
+        print_once(f"  the probe says nothing: {found.reason}")
+        return ProbeResult.unknown
+    print_once(
+        f"  batch.per_device={size} {'fits' if found.fits else f'does not fit: {found.reason}'}"
+    )
+    return ProbeResult.fits if found.fits else ProbeResult.fails

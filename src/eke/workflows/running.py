@@ -25,7 +25,7 @@ from eke.plan.planner import Plan, render_plan
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
 from eke.results.report import render_summary
 from eke.workflows.auto_batch import Means
-from eke.workflows.planning import means_of_a_run, plan_for, say
+from eke.workflows.planning import means_of_a_run, plan_for, print_once
 
 FOR_STARTING = FOR_WRITING | {DOES_NOT_FIT}
 """Rules about the machine as it is now: room on a disk, and in a memory that others use, too."""
@@ -95,19 +95,19 @@ def run_planned(plan: Plan, head: Head | None = None) -> int:
     check_started_ranks(plan.config.distributed.option, plan.batch.world_size)
     place = place_of(plan)
     if place.record is not None:
-        say(render_summary(place.record, str(place.paths.folder)))
-        say(f"  {place.note}")
+        print_once(render_summary(place.record, str(place.paths.folder)))
+        print_once(f"  {place.note}")
         return place.record.exit_code
-    say(f"{render_plan(plan)}\n  {forecast_line(plan)}")
-    say(f"  {time_line(forecast_time(plan), plan.device.kind)}")
+    print_once(f"{render_plan(plan)}\n  {forecast_line(plan)}")
+    print_once(f"  {time_line(forecast_time(plan), plan.device.kind)}")
     if place.note:
-        say(f"  {place.note}")
+        print_once(f"  {place.note}")
     if my_rank():
         become_worker(place.paths)
-    say("")
+    print_once("")
     stop_tracing()
     record = run_single(plan, place, head)
-    say("\n" + render_summary(record, str(place.paths.folder)))
+    print_once("\n" + render_summary(record, str(place.paths.folder)))
     return record.exit_code
 
 
@@ -121,15 +121,15 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
     """
     composed = compose(overrides, config_dir, in_sweep=True)
     if composed.config.plan_only:
-        say(render_plan(plan_for(composed, planning=True, means=Means())))
+        print_once(render_plan(plan_for(composed, planning=True, means=Means())))
         return None
     means = means_of_a_run(composed.config)
     plan = plan_unless_answered(partial(plan_for, composed, means=means), place_of)
     place = place_of(plan)
-    say(f"\n{' '.join(overrides)}")
+    print_once(f"\n{' '.join(overrides)}")
     stop_tracing()
     record = place.record or run_single(plan, place)
-    say(f"  {record.outcome}: {place.note or place.paths.folder}")
+    print_once(f"  {record.outcome}: {place.note or place.paths.folder}")
     if record.exit_code == EXIT_RESUMABLE:
         raise KeyboardInterrupt
     if record.exit_code != EXIT_OK:

@@ -26,7 +26,7 @@ from eke.estimate.memory import (
     traced_forecasts,
 )
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
-from eke.estimate.time import as_json as time_as_json
+from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import usable_cores
 from eke.launch import (
     Board,
@@ -53,7 +53,7 @@ from eke.results.report import PlanningLine, label_cells, render_cells
 from eke.workflows.planning import (
     means_of_a_cell,
     plan_for,
-    say,
+    print_once,
     weighed,
 )
 from eke.workflows.running import plan_unless_answered
@@ -168,7 +168,7 @@ class Planned:
         shown = [(cell, records.get(number)) for number, cell in enumerate(self.cells)]
         rows = [cell.row for cell in self.cells]
         behind = f" is not up to date: {problem}" if problem else ""
-        say(f"\n{render_cells(shown, rows)}\n\n  {self.paths.sweep}{behind}")
+        print_once(f"\n{render_cells(shown, rows)}\n\n  {self.paths.sweep}{behind}")
         return sweep_exit_code(self.cells)
 
     def file(self) -> SweepFile:
@@ -214,26 +214,28 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
     jobs = make_jobs(labels, plans, duplicates)
     if as_json and planning:
-        return say(outlooks_as_json(cells, outlooks(jobs), records_of(jobs, launcher.place_of)))
-    say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
+        return print_once(
+            outlooks_as_json(cells, outlooks(jobs), records_of(jobs, launcher.place_of))
+        )
+    print_once(f"sweep {identity}: {describe_sweep(cells, len(duplicates), expanded)}")
     unused = launcher.unused(arguments.overrides)
     for text in [*unused, *not_asked_for(jobs, cells, plans, launcher)]:
-        say(f"  warning: {text}")
+        print_once(f"  warning: {text}")
     first = composed[0].config
     planned = Planned(
         identity,
         sweep_paths(first.paths.runs, identity),
-        as_typed(arguments),
+        repeated_command(arguments),
         named(composed[0].choices),
         cells,
         jobs if planning else smallest_first(jobs, bytes_at_risk),
     )
     if planning:
-        say("\n" + render_outlooks(cells, outlooks(jobs)))
+        print_once("\n" + render_outlooks(cells, outlooks(jobs)))
         say_finished(jobs, launcher.place_of)
         say_hours(jobs)
         if preview := launcher.preview(planned.jobs, planned.paths, identity):
-            say("\n" + preview)
+            print_once("\n" + preview)
         return EXIT_OK
     refuse_if_strict(cells, expanded)
     return run_planned_sweep(planned, launcher, first.launcher.detach)
@@ -279,7 +281,7 @@ def say_finished(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> None:
     if answered := sum(place.record is not None for place in places):
         told.append(f"answered from its record: {format_number(answered, 'finished run')}")
     if told := told + done_again(places):
-        say("\n" + "\n".join(told))
+        print_once("\n" + "\n".join(told))
 
 
 def records_of(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> dict[int, dict[str, object]]:
@@ -302,10 +304,10 @@ def say_hours(jobs: Sequence[Job]) -> None:
     """What a sweep's runs would take, each counted once: an estimate."""
     if jobs:
         text = sum_line([forecast_time(job.plan) for job in jobs], jobs[0].plan.device.kind)
-        say("\n" + text)
+        print_once("\n" + text)
 
 
-def as_typed(arguments: Arguments) -> tuple[str, ...]:
+def repeated_command(arguments: Arguments) -> tuple[str, ...]:
     """The command line again, from wherever it is typed."""
     own = arguments.config_dir
     folder = ("--config-dir", str(own.absolute())) if own else ()
@@ -331,7 +333,7 @@ def run_planned_sweep(planned: Planned, launcher: Launcher, detach: bool) -> int
         except KeyboardInterrupt:
             if not launcher.can_detach:
                 raise
-            say("")
+            print_once("")
         rerun.end()
     if not started.goes_on():
         return planned.show(file.problem)
@@ -339,8 +341,8 @@ def run_planned_sweep(planned: Planned, launcher: Launcher, detach: bool) -> int
     if left:
         why = left[0].waiting_for or "the command was interrupted"
         missing = format_number(len(left), "run")
-        say(f"not submitted, and the same command submits them: {missing} ({why})")
-    say(f"the runs continue: eke status {folder}   (eke cancel {folder} stops them)")
+        print_once(f"not submitted, and the same command submits them: {missing} ({why})")
+    print_once(f"the runs continue: eke status {folder}   (eke cancel {folder} stops them)")
     if left or not detach:
         return EXIT_RESUMABLE
     failed = any(job.outcome is Outcome.crashed for job in planned.jobs)
@@ -444,7 +446,7 @@ def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 
 
-def describe(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> str:
+def describe_sweep(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> str:
     """How many cells there are, and how many of them will not run; what was left out, and why."""
     refused = sum(cell.outcome == Outcome.refused.name for cell in cells)
     parts = [format_number(len(cells), "cell")]

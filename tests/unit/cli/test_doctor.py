@@ -9,7 +9,14 @@ from unit.hardware.test_gpus import TwoGpus
 from unit.rules.devices import CPU, H200, V100
 
 from eke.cli import main
-from eke.cli.doctor import LEFT_OUT, NEEDS_MORE, TorchProbe, examine, find_options, render
+from eke.cli.doctor import (
+    LEFT_OUT,
+    NEEDS_MORE,
+    TorchProbe,
+    examine,
+    find_options,
+    render_examination,
+)
 from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.rules import Facts, check
@@ -82,7 +89,7 @@ def test_state_on_a_disk_is_put_to_the_rules_with_a_folder(monkeypatch) -> None:
 
 
 def test_what_is_typed_beside_an_option_is_shown(found) -> None:
-    lines = [line.strip() for line in render(found, 200).splitlines()]
+    lines = [line.strip() for line in render_examination(found, 200).splitlines()]
     assert "max_savings with train.max_grad_norm=null" in lines
 
 
@@ -118,7 +125,7 @@ def test_a_missing_package_makes_its_option_unusable(monkeypatch) -> None:
 
 
 def test_the_text_fits_its_columns_and_has_the_matrix(found) -> None:
-    text = render(found, WIDTH)
+    text = render_examination(found, WIDTH)
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     rows = [line.split() for line in text.splitlines()]
     assert ["GPU", "0", "X", "NV4"] in rows
@@ -135,7 +142,7 @@ def test_no_key_is_ever_shown(found, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", secret)
     again = examine(Told)
     assert again.wandb_key
-    assert secret not in render(again) + json.dumps(dataclasses.asdict(again))
+    assert secret not in render_examination(again) + json.dumps(dataclasses.asdict(again))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +158,7 @@ def test_a_torch_that_does_not_start_is_reported(questions, words, found) -> Non
     answer = TorchProbe(questions, timeout_s=0.5 if "sleep" in questions else 60).answer()
     assert words in answer["error"]
     told = dataclasses.replace(found, torch=answer)
-    assert "does not start" in render(told)
+    assert "does not start" in render_examination(told)
 
 
 @pytest.mark.slow

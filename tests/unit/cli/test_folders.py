@@ -9,7 +9,7 @@ from support import environment
 
 from eke import cli
 from eke.cli import run_commands
-from eke.launch.processes.status import Standing
+from eke.launch.processes.status import RunStatus
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
 
 # --- status ---------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_following_shows_the_last_line_and_asks_seldom(make_run, monkeypatch, ca
 
     def find(folder):
         asked.append(now[0])
-        return [Standing(paths, "", "running" if now[0] < 25 else "ok")]
+        return [RunStatus(paths, "", "running" if now[0] < 25 else "ok")]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -118,7 +118,7 @@ def test_following_goes_on_to_the_runs_that_start_meanwhile(make_run, monkeypatc
 
     def find(folder):
         found = states[min(int(now[0] // 10), 2)]
-        return [Standing(p, "", state) for p, state in zip(made, found, strict=False)]
+        return [RunStatus(p, "", state) for p, state in zip(made, found, strict=False)]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds

@@ -16,7 +16,7 @@ from eke.cli import run_commands
 from eke.common.errors import EkeError
 from eke.common.files import try_lock
 from eke.common.paths import RunPaths, SweepPaths
-from eke.launch.processes.status import Standing
+from eke.launch.processes.status import RunStatus
 from eke.launch.slurm import scheduler
 from eke.plan.record import read_record, start_attempt, write_record
 
@@ -60,7 +60,7 @@ def world(monkeypatch, runs):
 
     class World:
         def __init__(self) -> None:
-            self.found: list[Standing] = []
+            self.found: list[RunStatus] = []
             self.signals: list[tuple[int, int]] = []
             self.cancelled: list[str] = []
 
@@ -69,7 +69,7 @@ def world(monkeypatch, runs):
             paths.folder.mkdir(parents=True, exist_ok=True)
             paths.lock.write_text(f"process {pid}\n" if pid else "")
             paths.attempts.write_text(json.dumps({"host": host, "pid": 1}) + "\n")
-            self.found.append(Standing(paths, name, state, launcher="slurm", **more))
+            self.found.append(RunStatus(paths, name, state, launcher="slurm", **more))
 
     made = World()
     monkeypatch.setattr(run_commands, "find_standings", lambda _: made.found)

@@ -7,19 +7,19 @@ import pytest
 from rich.console import Console
 
 from eke.cli import main
-from eke.cli.live import render, summary, watch
+from eke.cli.live import render_runs, summary_line, watch
 from eke.common.paths import RunPaths
-from eke.launch.processes.status import Standing
+from eke.launch.processes.status import RunStatus
 
 
 def standing(name, state, step=0, **more):
     label = f"-m precision=bf16 seed={name}"
-    return Standing(RunPaths(Path(name)), label, state, step, 100, **more)
+    return RunStatus(RunPaths(Path(name)), label, state, step, 100, **more)
 
 
 def shown(standings, height=24, width=120):
     stream = io.StringIO()
-    Console(file=stream, width=width).print(render(standings, height))
+    Console(file=stream, width=width).print(render_runs(standings, height))
     return stream.getvalue()
 
 
@@ -43,7 +43,7 @@ def test_what_runs_comes_first_then_what_went_wrong():
 
 
 def test_a_line_counts_them_and_says_how_long():
-    assert summary(RUNS) == (
+    assert summary_line(RUNS) == (
         "5 runs: 2 running, 1 ok, 1 oom, 1 not started; what runs has 30 s left"
     )
 

@@ -16,7 +16,13 @@ from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.common.errors import ConfigError, EkeError
 from eke.common.paths import RunPaths
-from eke.common.process_env import Task, check_started_tasks, is_first, machines_at_hand, this_task
+from eke.common.process_env import (
+    SlurmTask,
+    check_started_tasks,
+    is_first,
+    machines_at_hand,
+    this_task,
+)
 from eke.launch.processes import nodes
 from eke.launch.processes.nodes import (
     Head,
@@ -65,7 +71,9 @@ def wait_until(condition) -> None:
 def started(file, count: int, problem: str = "") -> list[threading.Thread]:
     """The other machines of a run, each in a thread."""
     threads = [
-        threading.Thread(target=follow, args=[file, Task(node, count, "s"), PATIENCE_S, problem])
+        threading.Thread(
+            target=follow, args=[file, SlurmTask(node, count, "s"), PATIENCE_S, problem]
+        )
         for node in range(1, count)
     ]
     for thread in threads:
@@ -74,10 +82,10 @@ def started(file, count: int, problem: str = "") -> list[threading.Thread]:
 
 
 def test_a_task_knows_its_step_and_its_restart() -> None:
-    assert this_task({}) == Task(0, 1, "")
-    assert this_task({**STEP, "SLURM_PROCID": "2"}) == Task(2, 3, "12.0.0")
+    assert this_task({}) == SlurmTask(0, 1, "")
+    assert this_task({**STEP, "SLURM_PROCID": "2"}) == SlurmTask(2, 3, "12.0.0")
     again = {**STEP, "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"}
-    assert this_task(again) == Task(0, 3, "12.0.1"), "an old invitation is none"
+    assert this_task(again) == SlurmTask(0, 3, "12.0.1"), "an old invitation is none"
 
 
 def test_the_agent_is_told_its_machine(tmp_path) -> None:
@@ -91,7 +99,7 @@ def test_the_agent_is_told_its_machine(tmp_path) -> None:
 def test_all_start_where_they_are_told_and_end_together(shell_worker) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("sleep 0.1")
-    with Head(file, Task(0, 3, "s")) as first:
+    with Head(file, SlurmTask(0, 3, "s")) as first:
         threads = started(file, 3)
         first.gather(PATIENCE_S)
         endpoint = first.begin(shell_worker, 4)
@@ -109,7 +117,7 @@ def test_all_start_where_they_are_told_and_end_together(shell_worker) -> None:
 def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("kill -9 $$")
-    with Head(file, Task(0, 2, "s")) as first:
+    with Head(file, SlurmTask(0, 2, "s")) as first:
         started(file, 2)
         first.gather(PATIENCE_S)
         first.begin(shell_worker, 1)
@@ -128,7 +136,7 @@ def test_what_does_not_end_is_killed(shell_worker, monkeypatch) -> None:
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("trap : TERM; echo $$ >pid; while :; do sleep 0.1; done")
     monkeypatch.chdir(shell_worker)
-    with Head(file, Task(0, 2, "s")) as first:
+    with Head(file, SlurmTask(0, 2, "s")) as first:
         started(file, 2)
         first.gather(PATIENCE_S)
         first.begin(shell_worker, 1)
@@ -142,7 +150,7 @@ def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypa
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("sleep 1; echo saved >saved")
     monkeypatch.chdir(shell_worker)
-    first = Head(file, Task(0, 2, "s"))
+    first = Head(file, SlurmTask(0, 2, "s"))
     (thread,) = started(file, 2)
     first.gather(PATIENCE_S)
     first.begin(shell_worker, 1)
@@ -155,8 +163,8 @@ def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypa
 
 def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
     file = tmp_path / "nodes.json"
-    with Head(file, Task(0, 2, "s")) as first:
-        line = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+    with Head(file, SlurmTask(0, 2, "s")) as first:
+        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         line.close()
         wait_until(first.has_lost_one)
@@ -167,7 +175,7 @@ def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
 
 def test_a_machine_that_cannot_take_part_says_why(tmp_path) -> None:
     file = tmp_path / "nodes.json"
-    with Head(file, Task(0, 2, "s")) as first:
+    with Head(file, SlurmTask(0, 2, "s")) as first:
         started(file, 2, "planned for H200, and this node has T4")
         with pytest.raises(EkeError, match="machine 1 of this run: planned for H200"):
             first.gather(PATIENCE_S)
@@ -176,12 +184,12 @@ def test_a_machine_that_cannot_take_part_says_why(tmp_path) -> None:
 def test_machines_that_do_not_come_are_named(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with (
-        Head(file, Task(0, 3, "s")) as first,
+        Head(file, SlurmTask(0, 3, "s")) as first,
         pytest.raises(EkeError, match=r"machines 1, 2 of 3 did not reach 127\.0\.0\.1"),
     ):
         first.gather(0.1)
     with pytest.raises(EkeError, match="cannot reach the first one"):
-        follow(file, Task(1, 3, "s"), 0.1)
+        follow(file, SlurmTask(1, 3, "s"), 0.1)
 
 
 def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
@@ -196,13 +204,13 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
     write_invitation(file, Invitation("7.0.0", "localhost", port, "secret"))
     began = time.monotonic()
     with pytest.raises(EkeError, match=f"localhost:{port}.*refused"):
-        follow(file, Task(1, 2, "7.0.0"), timeout_s=60)
+        follow(file, SlurmTask(1, 2, "7.0.0"), timeout_s=60)
     assert time.monotonic() - began < 30
 
 
 def test_strangers_are_sent_away(tmp_path) -> None:
     file = tmp_path / "nodes.json"
-    with Head(file, Task(0, 2, "s")) as first:
+    with Head(file, SlurmTask(0, 2, "s")) as first:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         found = read_invitation(file, "s")
         assert found is not None
@@ -217,9 +225,9 @@ def test_strangers_are_sent_away(tmp_path) -> None:
                 stranger.sendall(hello)
                 stranger.shutdown(socket.SHUT_WR)
                 assert stranger.recv(1) == b"", "it is let go, and told nothing"
-        line = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
-        twice = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        twice = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         assert twice.receive() is None
         assert not first.trouble()
         twice.close()
@@ -230,7 +238,7 @@ def test_strangers_are_sent_away(tmp_path) -> None:
 def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(nodes, "HELLO_S", 0.5)
     file = tmp_path / "nodes.json"
-    with contextlib.ExitStack() as open_, Head(file, Task(0, 2, "s")) as first:
+    with contextlib.ExitStack() as open_, Head(file, SlurmTask(0, 2, "s")) as first:
         found = read_invitation(file, "s")
         assert found is not None
         assert found.host == "127.0.0.1"
@@ -244,7 +252,7 @@ def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, mo
             stranger.sendall(b"{" if number % 2 else b"[" * 60_000 + b"\n")
         time.sleep(0.2)
         assert threading.active_count() - before <= 2 * (nodes.STRANGERS + 2)
-        line = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         for stranger in strangers:
             stranger.settimeout(PATIENCE_S)
@@ -307,7 +315,7 @@ def test_the_end_of_a_step_leaves_no_child(shell_worker) -> None:
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
     try:
-        with Head(file, Task(0, 2, "s")) as first:
+        with Head(file, SlurmTask(0, 2, "s")) as first:
             (thread,) = started(file, 2)
             first.gather(PATIENCE_S)
             first.begin(shell_worker, 1)
@@ -367,7 +375,7 @@ def test_uneven_shares_start_other_processes_than_planned(option, world_size, nu
 def test_without_other_machines_all_processes_are_here(tmp_path, monkeypatch) -> None:
     started = []
     monkeypatch.setattr(nodes, "LiveRun", lambda plan, place, count: started.append(count))
-    nodes.start_run(with_processes("ddp", 4, 2), Place(RunPaths(tmp_path), None, ""), None)
+    nodes.start_attempt(with_processes("ddp", 4, 2), Place(RunPaths(tmp_path), None, ""), None)
     assert started == [4]
 
 
@@ -420,9 +428,9 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
         write_dead_rank(RunPaths(tmp_path), DeadRank(record.attempt, 3, -9, 0))
     attempt = Attempt(record)
     monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
-    with Head(file, Task(0, 2, "s")) as first:
-        line = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
-        led = nodes.start_run(plan, Place(RunPaths(tmp_path), None, ""), first)
+    with Head(file, SlurmTask(0, 2, "s")) as first:
+        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        led = nodes.start_attempt(plan, Place(RunPaths(tmp_path), None, ""), first)
         assert not led.is_over()
         line.close()
         wait_until(led.is_over)
@@ -436,9 +444,9 @@ def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None
     record = record_for("a", "preempted", 7)
     attempt = Attempt(record)
     monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
-    with Head(file, Task(0, 2, "s")) as first:
-        line = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
-        led = nodes.start_run(plan, Place(RunPaths(tmp_path), None, ""), first)
+    with Head(file, SlurmTask(0, 2, "s")) as first:
+        line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
+        led = nodes.start_attempt(plan, Place(RunPaths(tmp_path), None, ""), first)
         line.close()
         wait_until(first.trouble)
         assert led.finish() == record_for("a", "preempted", 7)

@@ -38,7 +38,7 @@ def run(paths, monkeypatch):
         shown = view or SilentView()
         worker = Worker(paths)
         try:
-            sweep.watch(worker, shown)
+            sweep.watch_run(worker, shown)
         finally:
             ended = worker.finish()
         shown.update(last=True)

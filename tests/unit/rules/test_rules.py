@@ -12,7 +12,7 @@ from unit.rules.devices import CPU, H200
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.models.checkpoints import resolve_model
-from eke.rules import RULES, Facts, Verdict, check
+from eke.rules import RULES, Facts, Severity, check
 from eke.workflows import plan_for
 
 
@@ -29,7 +29,7 @@ def test_rule_is_found_and_named_and_its_fix_mends_it(rule, world) -> None:
     facts = facts_of(CASES[rule], world)
     refused, warned = check(facts)
     verdict = next(r for r in RULES if r.id == rule).verdict
-    found = refused if verdict is Verdict.impossible else warned
+    found = refused if verdict is Severity.impossible else warned
     assert rule in {p.id for p in found}
     problem = next(p for p in found if p.id == rule)
     assert problem.why

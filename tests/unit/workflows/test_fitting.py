@@ -13,7 +13,7 @@ from eke.plan.record import Outcome
 from eke.rules.techniques import Numerics
 from eke.tuning.search import Measured, Objective, Trial, fit_of, trial_overrides
 from eke.tuning.search.result import MADE_BY
-from eke.workflows.autotune import Wish, keep, prepare
+from eke.workflows.autotune import TuneRequest, keep_result, prepare
 from eke.workflows.planning import plan_for
 
 pytestmark = pytest.mark.usefixtures("own_machine")
@@ -22,8 +22,8 @@ WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64"
         "train.steps=20", "tracker=none")  # fmt: skip
 
 
-def wish(*typed: str, numerics: Numerics = Numerics.same) -> Wish:
-    return Wish(typed, split_arguments([*WORK, *typed]), Objective.speed, numerics, 8)
+def wish(*typed: str, numerics: Numerics = Numerics.same) -> TuneRequest:
+    return TuneRequest(typed, split_arguments([*WORK, *typed]), Objective.speed, numerics, 8)
 
 
 @pytest.mark.slow
@@ -292,7 +292,7 @@ def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) 
         trial = Trial(step_s, 0.01)
         fitting.trials.append(Measured(number, 0, trial, "ok"))
         fitting.search.tell(number, trial)
-    keep(fitting, fit_of(fitting.search, fitting.candidates, fitting.trials, Numerics.same))
+    keep_result(fitting, fit_of(fitting.search, fitting.candidates, fitting.trials, Numerics.same))
     out = capsys.readouterr().out
     assert (own / "experiment" / "mine.yaml").exists() is is_found
     assert ("experiment=mine" in out) is is_found
@@ -312,5 +312,5 @@ def test_an_option_of_an_earlier_search_is_named_where_none_is_written(
     monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: tmp_path)
     fitting = prepare(replace(wish(*typed), name="mine"))
     fitting.paths.folder.mkdir()
-    keep(fitting, fit_of(fitting.search, fitting.candidates, [], Numerics.same))
+    keep_result(fitting, fit_of(fitting.search, fitting.candidates, [], Numerics.same))
     assert f"{older} is what an earlier search found, and stays as it is" in capsys.readouterr().out

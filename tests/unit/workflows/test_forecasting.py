@@ -10,7 +10,7 @@ from eke.cli import main as cli
 from eke.common.text import GIB
 from eke.config.compose import compose
 from eke.estimate.memory import Traced, trace_client
-from eke.estimate.memory.calibration import NEEDED, add_line, group_of, path_of
+from eke.estimate.memory.calibration import NEEDED, add_line, memory_group, path_of
 from eke.estimate.memory.predict_memory import PYTHON_BYTES
 from eke.hardware import DEVICES, Device
 from eke.plan.record import PredictedMemory
@@ -190,7 +190,7 @@ def test_all_devices_are_corrected_by_finished_runs(plan) -> None:
     before = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.split()[:1]}
     composed = compose([*WORK, "hardware=h100"])
     device = DEVICES["h100"]
-    group = group_of(plan_on(composed, device, "declared", planning=True), "closed_form")
+    group = memory_group(plan_on(composed, device, "declared", planning=True), "closed_form")
     for n in range(NEEDED):
         line = f'{{"key": "{n}", "run_id": "{n}", "predicted": 100, "measured": 200}}'
         add_line(path_of(group), line)
@@ -206,7 +206,7 @@ def test_the_largest_batch_is_corrected_by_finished_runs(plan) -> None:
     _, out, _ = plan(*typed)
     assert "512 auto: largest that fits" in " ".join(out.split())
     composed = compose([*WORK, *typed])
-    group = group_of(plan_on(composed, DEVICES["t4"], "declared", planning=True), "closed_form")
+    group = memory_group(plan_on(composed, DEVICES["t4"], "declared", planning=True), "closed_form")
     for n in range(NEEDED):
         line = f'{{"key": "{n}", "run_id": "{n}", "predicted": 100, "measured": 300}}'
         add_line(path_of(group), line)

@@ -3,7 +3,7 @@
 import pytest
 
 from eke.config.sweep import expand
-from eke.workflows.sweep import describe, named, plan_cells
+from eke.workflows.sweep import describe_sweep, named, plan_cells
 
 SMALL = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20")
 
@@ -23,7 +23,7 @@ def test_rows_and_rounds() -> None:
 @pytest.mark.parametrize(("seeds", "said"), [("1", "1 cell"), ("1,2", "2 cells")])
 def test_cells_are_counted_in_words_that_agree(seeds, said) -> None:
     cells, expanded = cells_of(f"seed={seeds}")
-    assert describe(cells, 0, expanded) == said
+    assert describe_sweep(cells, 0, expanded) == said
 
 
 def test_repetitions_that_were_typed_are_rounds() -> None:

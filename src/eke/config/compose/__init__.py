@@ -1,4 +1,4 @@
-"""From the command line to a typed configuration, with every mistake explained at once."""
+"""Compose a typed configuration from the command line, reporting all errors at once."""
 
 from eke.config.compose.arguments import Arguments, split_arguments
 from eke.config.compose.catalogue import multirun

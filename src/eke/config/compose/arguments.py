@@ -1,8 +1,7 @@
-"""The command line before Hydra sees it: overrides, eke's flags, Hydra's flags.
+"""Split the command line into overrides, eke's flags and Hydra's flags; check user config files.
 
-Secrets in a configuration are refused: the files of runs and sweeps would hold them.
-
-The user's own options (`--config-dir`): what is wrong with the folder, and with a file in it.
+Secrets in a configuration are rejected, since files of runs and sweeps would contain them. Errors
+in the user's config folder (`--config-dir`) and its files are explained.
 """
 
 import difflib
@@ -40,7 +39,7 @@ from eke.config.schema import VARIANTS, Config
 
 
 def secrets_in(config: Mapping[str, object]) -> list[Problem]:
-    """A problem for each key, as typed or nested, whose text holds a secret."""
+    """List a problem for each key, top-level or nested, whose text holds a secret."""
     found: dict[str, str] = {}
     masked(config, found=found)
     why = "holds a secret, which files that others read would hold, and trackers"
@@ -51,7 +50,7 @@ def secrets_in(config: Mapping[str, object]) -> list[Problem]:
     ]
 
 
-# Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> values that follow.
+# Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> number of values.
 _HYDRA_FLAGS = {
     "--hydra-help": 0,
     "--resolve": 0,
@@ -71,7 +70,7 @@ _HYDRA_FLAGS = {
 }
 _INFO_FLAGS = ("--info", "-i")
 INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""What --info can be asked for, besides nothing."""
+"""Topics of --info."""
 _HELP = ("--help", "-h")
 _SWITCHES = {
     "--multirun": "multirun",
@@ -80,7 +79,7 @@ _SWITCHES = {
     "--cell": "cell",
 }
 _CONFIG_DIR = ("--config-dir", "-cd")
-# A value that a flag can have, for who typed none.
+# An example value of a flag, for error messages about a missing one.
 _EXAMPLES = {
     "--cfg": "job",
     "-c": "job",
@@ -89,11 +88,11 @@ _EXAMPLES = {
     "--config-dir": "FOLDER",
     "-cd": "FOLDER",
 }
-# Known to `eke plan` alone, which takes them away before this.
+# Flags of `eke plan`, which removes them before this parser.
 _OF_PLAN = ("--why", "--quick", "--json")
 _BYTE = re.compile("[\udc80-\udcff]")
-"""What Python puts in the place of a byte that is no UTF-8 (PEP 383)."""
-# Every flag -> values that follow.
+"""Characters by which Python replaces bytes that are not UTF-8 (PEP 383)."""
+# Every flag -> number of values.
 _FLAGS = {
     **_HYDRA_FLAGS,
     **dict.fromkeys(_INFO_FLAGS, 1),
@@ -104,10 +103,10 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line, sorted."""
+    """A parsed command line."""
 
     overrides: tuple[str, ...] = ()
-    """`key=value`, in the order typed."""
+    """`key=value`, in command-line order."""
     help: str | None = None
     """--help, -h: the group to describe, empty for the first page; None without the flag."""
     version: bool = False
@@ -119,12 +118,12 @@ class Arguments:
     config_dir: Path | None = None
     """--config-dir, -cd: a folder with the user's own options."""
     hydra_flags: tuple[str, ...] = ()
-    """Hydra's own flags with their values, as typed."""
+    """Hydra's flags with their values, unchanged."""
 
 
 @dataclass
 class _Reader:
-    """The tokens that are left, and what was found in those before."""
+    """The remaining tokens, and the findings so far."""
 
     tokens: list[str]
     overrides: list[str] = field(default_factory=list)
@@ -135,7 +134,7 @@ class _Reader:
     problems: list[Problem] = field(default_factory=list)
 
     def value(self, flag: str, inline: str | None) -> str:
-        """The value of a flag: behind its `=`, else the next token."""
+        """The value of a flag: the text after `=`, else the next token."""
         if inline is not None:
             return inline
         if self.tokens and not self.tokens[0].startswith("-"):
@@ -146,15 +145,15 @@ class _Reader:
 
 
 def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) -> Arguments:
-    """Sort a command line (without the program's name) into overrides and flags.
+    """Split a command line (without the program name) into overrides and flags.
 
     Args:
-        argv: without the flags that the command itself knows.
-        also: these flags (`--why` of `eke plan`), one of which may have been misspelt, and how
-            many values follow each.
+        argv: arguments without the command's own flags.
+        also: the command's own flags (`--why` of `eke plan`), for suggestions, each with its
+            number of values.
 
     Raises:
-        ConfigError: flags that nobody knows, each with its `key=value` form.
+        ConfigError: unknown flags, each with its `key=value` form.
     """
     if unreadable := [_no_utf8(token) for token in argv if _BYTE.search(token)]:
         raise ConfigError(unreadable)
@@ -185,7 +184,7 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
 
 
 def _no_utf8(token: str) -> Problem:
-    """Plans, records and trackers hold text: a name of other bytes has no place there."""
+    """Problem for a token that is not UTF-8, since plans, records and trackers hold text."""
     start = token.find("=") + 1
     key, name = token[:start], token[start:]
     typed = re.sub(r"[\udc80-\udcff'\\]", lambda sign: f"\\x{os.fsencode(sign[0]).hex()}", name)
@@ -209,7 +208,7 @@ def _read_flag(token: str, reader: _Reader, catalogue: Catalogue, also: Mapping[
         needed = _HYDRA_FLAGS[flag]
         reader.hydra_flags += [flag] + [reader.value(flag, inline) for _ in range(needed)]
     elif flag in _INFO_FLAGS:
-        # A word that is neither a flag nor an override is meant for --info, misspelt or not.
+        # A word that is neither a flag nor an override is a (misspelt) topic of --info.
         follows = reader.tokens and not re.match(r"-|~|[^=]*=", reader.tokens[0])
         values = [inline] if inline else [reader.tokens.pop(0)] if follows else []
         reader.hydra_flags += [flag, *values]
@@ -220,7 +219,7 @@ def _read_flag(token: str, reader: _Reader, catalogue: Catalogue, also: Mapping[
 def _unknown_flag(
     flag: str, inline: str | None, reader: _Reader, catalogue: Catalogue, also: Mapping[str, int]
 ) -> Problem:
-    """`--precision bf16`, `--lr=0.1`, `--fp16`: say it as Hydra wants it."""
+    """Explain `--precision bf16`, `--lr=0.1`, `--fp16` with the override as the fix."""
     value = inline
     takes_next = reader.tokens and "=" not in reader.tokens[0]
     if value is None and takes_next and not reader.tokens[0].startswith("--"):
@@ -247,7 +246,7 @@ def _unknown_flag(
 
 
 def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
-    """The flag that was misspelt; 0.8 is one or two letters of a long flag."""
+    """Suggest the intended flag; 0.8 allows one or two wrong letters in a long flag."""
     flags = [each for each in known if each.startswith("--")]
     near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.8)
     return near[0] if near else None
@@ -257,15 +256,15 @@ _FLAG = "--config-dir"
 CORRECT_FILE = Fix(remark="correct this file")
 
 GLOBAL = ("experiment", "recipe")
-"""Groups whose files have the keys of the whole configuration."""
+"""Groups whose files contain keys of the whole configuration."""
 
 _PACKAGE = re.compile(r"#\s*@package\s+_global_\s*$")
 
 
 def check_folder(folder: Path) -> list[Problem]:
-    """A folder that is none, groups that do not exist, files that would have no effect.
+    """Check a config folder for existence, unknown groups, and files without effect.
 
-    Source of the last: Hydra's search path takes the first file of a name, and eke's own is first.
+    A file with the name of one of eke's has no effect: Hydra uses the first on its search path.
     """
     if not folder.is_dir():
         kind = "is a file, not a folder" if folder.exists() else "there is no such folder"
@@ -276,7 +275,7 @@ def check_folder(folder: Path) -> list[Problem]:
 
 
 def _in_groups(folder: Path, groups: Sequence[str]) -> Iterator[Path]:
-    """What lies deeper than an option does: of a folder that is no group, `runs` say, nothing."""
+    """Files nested deeper than options; none in folders that are not groups, such as `runs`."""
     for group in groups:
         yield from folder.glob(f"{group}/*/**/*")
 
@@ -310,7 +309,7 @@ def _move(old: object, new: object) -> Fix:
 
 
 def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Catalogue) -> Problem:
-    """A mistake inside a file: its name, its line, what is wrong, what to write instead."""
+    """Explain an error inside a file: name, line, reason and replacement."""
     marked = _find_marked(error)
     if marked and marked.problem_mark:
         mark = marked.problem_mark
@@ -331,7 +330,7 @@ def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Cat
 
 
 def explain_untyped(group: str, option: str, folders: tuple[Path, ...]) -> Problem:
-    """An option of a group whose options differ in their keys, which chose none of them."""
+    """Explain an option without a schema in a group whose options have different keys."""
     file = _find_file(f"{group}/{option}", folders)
     begun = _beginning(file) if file else None
     why = f"names no /schema/{group}/NAME@_here_ in its defaults: {', '.join(VARIANTS[group])}"
@@ -341,7 +340,7 @@ def explain_untyped(group: str, option: str, folders: tuple[Path, ...]) -> Probl
 def check_options(
     config: Config, choices: Mapping[str, str], catalogue: Catalogue
 ) -> list[Problem]:
-    """`option:` in files: it names what is built, so eke must have it, with the same keys."""
+    """Check `option:` in files: eke must implement it, with the same keys."""
     problems = []
     for group, files in catalogue.options.items():
         section = getattr(config, group, None)
@@ -363,7 +362,7 @@ def check_options(
 
 
 def _beginning(file: Path) -> Problem | None:
-    """What the first lines of a file lack for any of its keys to have a place; None for nothing."""
+    """Problem of a missing package directive or defaults list in a file; None if complete."""
     group, text = file.parent.name, file.read_text(errors="replace")
     header = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     if group in GLOBAL and not any(_PACKAGE.match(line) for line in header):
@@ -381,7 +380,7 @@ def _beginning(file: Path) -> Problem | None:
 def _absent_option(
     group: str, option: str, folders: tuple[Path, ...], catalogue: Catalogue
 ) -> Problem:
-    """A defaults list names an option that does not exist."""
+    """Explain a defaults list entry that does not exist."""
     if is_hydras(group):
         files = [file for folder in reversed(folders) for file in folder.glob("*/*.yaml")]
         return explain_in_files([group], files, option)[0]
@@ -419,7 +418,7 @@ def _find_file(name: str, folders: tuple[Path, ...]) -> Path | None:
 
 
 def _line_of(name: str, file: Path) -> int:
-    """The line that sets `name`, 1 when it is not found."""
+    """Line number that sets `name`; 1 if not found."""
     for number, line in enumerate(file.read_text(errors="replace").splitlines(), start=1):
         if name and re.match(rf"\s*[\"']?{re.escape(name)}[\"']?\s*:", line):
             return number
@@ -427,7 +426,7 @@ def _line_of(name: str, file: Path) -> int:
 
 
 def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[str, Fix]:
-    """Why, and what to write into the file."""
+    """Reason of the error, and the replacement for the file."""
     said = first_line(error)
     field = catalogue.keys.get(key)
     if field is None:

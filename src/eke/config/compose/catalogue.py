@@ -1,8 +1,7 @@
-"""Everything that can be typed: groups, options and key paths, read from `conf/` and the schema.
+"""Catalogue of groups, options and key paths, read from `conf/` and the schema.
 
-Small pieces of error messages: nearest names, shell quoting, Hydra's own words made short.
-
-Is a value of the type its key wants, and if not, which value was probably meant?
+Also helpers for error messages (shell quoting, short texts of Hydra's exceptions) and checks of
+values against the types of their keys, with suggestions.
 """
 
 import dataclasses
@@ -48,35 +47,35 @@ GROUPS: dict[str, str] = {
     "experiment": "named, complete setting",
     "sweep": "named set of runs (-m)",
 }
-"""What each group decides, in the order of the help page (a group that is not here comes last)."""
+"""Description of each group, in help page order (unlisted groups come last)."""
 
 LABELS = ("model", "precision", "memory", "dataloader", "slurm")
-"""Groups in which `option` only names a set of values: a user's file may have its own name."""
+"""Groups whose `option` only names a set of values, so a user's file may use a new name."""
 
 SECRET_FIX = "export NAME=...   (in the shell; or a file: slurm.setup=['export NAME=$(cat FILE)'])"
-"""How to pass a secret without typing it as the value of a key."""
+"""Advice on passing a secret without setting it as a key's value."""
 
 FIXED_FIELDS = ("option", "family")
-"""Fields that only an option's own file sets."""
+"""Fields that only option files set."""
 
-# Hydra's own groups and the schema's are no choices of eke's.
+# Groups of Hydra and of the schema, which are not options of eke.
 _NOT_GROUPS = ("hydra", "schema")
 
 
 @dataclass(frozen=True)
 class Field:
-    """One key of one schema class."""
+    """One key of a schema class."""
 
     annotation: type
-    """The type as declared: `int | None`, an Enum class, ..."""
+    """Declared type: `int | None`, an Enum class, ..."""
     default: Any
-    """The schema's default; `None` where it has none."""
+    """The schema's default; `None` if there is none."""
     limit: Limit | None = None
-    """The numbers that make sense."""
+    """Valid range of numbers."""
 
     @property
     def optional(self) -> bool:
-        """Whether null is a value of it."""
+        """Whether null is a valid value."""
         return NoneType in get_args(self.annotation)
 
     @property
@@ -88,7 +87,7 @@ class Field:
         return kinds[0] if isinstance(self.annotation, UnionType) else self.annotation
 
     def words(self) -> str:
-        """What may be typed: `a whole number or null`, `one of auto, on, off`."""
+        """Description of valid values: `a whole number or null`, `one of auto, on, off`."""
         if get_origin(self.kind) is list:
             wanted = "a list, [a,b]"
         elif issubclass(self.kind, Enum):
@@ -107,10 +106,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The options found in the folders, and every key path of the schema."""
+    """Options found in the config folders, and all key paths of the schema."""
 
     folders: tuple[Path, ...]
-    """Where options are looked for; the first that has one wins, as in Hydra's search path."""
+    """Config folders in order of precedence, as in Hydra's search path."""
 
     @cached_property
     def options(self) -> dict[str, dict[str, Path]]:
@@ -127,18 +126,18 @@ class Catalogue:
 
     @cached_property
     def defaults(self) -> dict[str, str]:
-        """Group -> the option that is taken when none is typed (from `config.yaml`)."""
+        """Group -> default option (from `config.yaml`)."""
         text = (self.folders[0] / "config.yaml").read_text()
         return dict(re.findall(r"^  - (\w+): (\w+)$", text, flags=re.MULTILINE))
 
     def without_effect(self, group: str) -> str:
-        """The option that does nothing, else the default one."""
+        """The option without effect if there is one, else the default."""
         options = self.options[group]
         return "none" if "none" in options else self.defaults.get(group, next(iter(options)))
 
     @cached_property
     def sections(self) -> dict[str, tuple[type, ...]]:
-        """Section of the configuration -> the schema classes it may have."""
+        """Section of the configuration -> its possible schema classes."""
         hints: dict[str, type] = get_type_hints(Config)
         return {
             name: tuple(VARIANTS[name].values()) if VARIANTS.get(name) else (kind,)
@@ -148,7 +147,7 @@ class Catalogue:
 
     @cached_property
     def keys(self) -> dict[str, Field]:
-        """Every key path that some composition has, with its type."""
+        """Every key path of any composition, with its type."""
         keys = {
             f"{section}.{name}": found
             for section, classes in self.sections.items()
@@ -159,20 +158,20 @@ class Catalogue:
         return {**keys, **root}
 
     def is_entry(self, key: str) -> bool:
-        """Whether `key` lies in a mapping of free keys: `trainer.extra.debug`."""
+        """Whether `key` is inside a mapping with arbitrary keys: `trainer.extra.debug`."""
         mapping, _, name = key.rpartition(".")
         return bool(name) and mapping in self.keys and self.keys[mapping].kind is dict
 
     def names(self, section: str) -> list[str]:
-        """The keys of a section, without the section's name and without the fixed ones."""
+        """Keys of a section without its prefix, fixed keys excluded."""
         prefix = f"{section}."
         names = [key.removeprefix(prefix) for key in self.keys if key.startswith(prefix)]
         return [name for name in names if name not in FIXED_FIELDS]
 
     def schema_class(self, group: str, option: str) -> type:
-        """The schema class an option's file names in its defaults list, or the option it builds on.
+        """Schema class named in an option's defaults list or by the option it extends.
 
-        The group's first class if neither is said.
+        Defaults to the group's first class.
         """
         seen: set[str] = set()
         while option in self.options[group] and option not in seen:
@@ -187,7 +186,7 @@ class Catalogue:
         return self.sections[group][0]
 
     def options_with(self, group: str, name: str) -> list[str]:
-        """The options of a group that have the key `group.name`."""
+        """Options of a group with the key `group.name`."""
         return [
             option
             for option in self.options.get(group, {})
@@ -200,7 +199,7 @@ def class_fields(cls: type) -> tuple[tuple[str, Field], ...]:
     return _class_fields(cls)
 
 
-@cache  # on its own: mypy 2.4 takes classes of unhashable objects for unhashable
+@cache  # separate: mypy 2.4 treats classes of unhashable objects as unhashable
 def _class_fields(cls: type) -> tuple[tuple[str, Field], ...]:
     hints = get_type_hints(cls)
     return tuple((item.name, _field(item, hints[item.name])) for item in fields(cls))
@@ -214,12 +213,12 @@ def _field(item: "dataclasses.Field[Any]", annotation: Any) -> Field:
 
 
 def make_catalogue(config_dir: Path | None = None) -> Catalogue:
-    """The catalogue of eke's own `conf/`, and of the user's folder behind it."""
+    """Catalogue of eke's `conf/` followed by the user's folder."""
     return Catalogue((conf_folder(), *([config_dir] if config_dir else [])))
 
 
 def headline(file: Path) -> str:
-    """What an option says about itself: its first comment line after the package directive."""
+    """Description of an option: its first comment line after the package directive."""
     for line in file.read_text().splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
             return line.removeprefix("#").strip()
@@ -227,17 +226,17 @@ def headline(file: Path) -> str:
 
 
 def multirun() -> str:
-    """How a sweep is started."""
+    """Command-line prefix of a sweep."""
     return f"{program()} -m"
 
 
 def as_typed(*overrides: str) -> str:
-    """Overrides as they have to be typed in a shell."""
+    """Overrides quoted for a shell."""
     return shlex.join(overrides)
 
 
 def swept(overrides: list[list[str]]) -> list[str]:
-    """`data=hub data.name=imdb,squad` from the overrides of each value; empty where they differ."""
+    """Merge the overrides of each value: `data=hub data.name=imdb,squad`; empty if keys differ."""
     keys = {(*words[:-1], words[-1].partition("=")[0]) for words in overrides if words}
     if len(keys) != 1 or not all(overrides):
         return []
@@ -247,7 +246,7 @@ def swept(overrides: list[list[str]]) -> list[str]:
 
 
 def quoted(value: str) -> str:
-    """A value that Hydra's grammar takes as one text, whatever it holds."""
+    """Quote a value so that Hydra's grammar reads it as one string."""
     escaped = re.sub(r'(\\*)"', lambda match: match[1] * 2 + '\\"', value)
     # A backslash before the closing quote would escape it.
     tail = len(escaped) - len(escaped.rstrip("\\"))
@@ -255,7 +254,7 @@ def quoted(value: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's exception says, without its location prefix and its stack of details."""
+    """First line of a library's exception, without location prefix and details."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and re.search(r"raised while composing config:$", lines[0]):
         lines = lines[1:]
@@ -266,19 +265,19 @@ def first_line(error: BaseException) -> str:
 
 
 def shown(text: str) -> str:
-    """User's text inside a sentence: visible when blank, short when long, on one line."""
+    """Format user text for a message: quoted if blank, shortened if long, on one line."""
     printable = text if text.isprintable() else repr(text)[1:-1]
     return printable if len(printable) <= 60 else printable[:57] + "..."
 
 
-# A placeholder that shows what belongs there; only mandatory texts have no default.
+# Placeholder naming the expected value; only mandatory strings have no default.
 _PLACEHOLDER = "FILE_OR_FOLDER"
 _PLACEHOLDERS = {
     "model.name_or_path": "FOLDER_OR_HUB_NAME",
     "data.name": "FOLDER_OR_HUB_NAME",
     "offload.path": "FOLDER",
 }
-# What OmegaConf itself checks values with.
+# The node types with which OmegaConf validates values.
 _NODES: dict[type, Any] = {
     bool: BooleanNode,
     int: IntegerNode,
@@ -288,12 +287,12 @@ _NODES: dict[type, Any] = {
 
 
 def is_interpolation(value: Any) -> bool:
-    """Whether the value is known only when the whole configuration is."""
+    """Whether the value is known only after composition."""
     return isinstance(value, str) and "${" in value
 
 
 def admits(field: Field, value: Any) -> bool:
-    """Whether the configuration would take `value` for this key, converting as OmegaConf does."""
+    """Whether `value` is valid for this key after OmegaConf's conversion."""
     if value == "???":  # OmegaConf's mark of a missing value
         return False
     try:
@@ -311,7 +310,7 @@ def admits(field: Field, value: Any) -> bool:
 
 
 def default_text(field: Field, key: str = "") -> str:
-    """The schema's default as it is typed; what belongs there, by the key path, if it has none."""
+    """The schema's default as command-line text; a placeholder if there is none."""
     if field.default == "???":
         return _PLACEHOLDERS.get(key, _PLACEHOLDER)
     default = field.default
@@ -319,7 +318,7 @@ def default_text(field: Field, key: str = "") -> str:
 
 
 def probably_meant(field: Field, value: Any) -> str:
-    """The right value nearest to a wrong one, as it is typed; the default when nothing is near."""
+    """Suggest the closest valid value as command-line text; the default if none is close."""
     return _nearest(field, value) or default_text(field)
 
 
@@ -340,7 +339,7 @@ def _nearest(field: Field, value: Any) -> str | None:
 
 
 def _nearest_member(members: list[str], value: Any) -> str | None:
-    """`true` and `false` mean on and off where there are such members."""
+    """Closest enum member; `true` and `false` mean on and off if these exist."""
     if isinstance(value, bool):
         if not value:
             return "off" if "off" in members else None
@@ -349,7 +348,7 @@ def _nearest_member(members: list[str], value: Any) -> str | None:
 
 
 def _leading_number(kind: type, text: str) -> str | None:
-    """`8 samples` -> 8, `1000.0` -> 1000, `4k` -> 4000; None without a number in front."""
+    """`8 samples` -> 8, `1000.0` -> 1000, `4k` -> 4000; None without a leading number."""
     match = re.match(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([kKM])?", text)
     if not match:
         return None

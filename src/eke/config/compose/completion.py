@@ -1,9 +1,7 @@
-"""What a shell may complete: options, keys, values and flags, from the files and the schema alone.
+"""Shell completion of options, keys, values and flags for bash, zsh and fish.
 
-Nothing is composed: an unfinished or wrong command line still has an answer, in the time it takes
-to start Python.
-
-The scripts that make bash, zsh and fish ask eke, and the answers as each shell reads them.
+Nothing is composed, so an unfinished or invalid command line can be completed, in the time of a
+Python start.
 """
 
 import itertools
@@ -40,53 +38,53 @@ FLAGS = {
     "--info": "how it was composed",
     "--version": "eke's version",
 }
-"""Flags that are offered, and what each is for."""
+"""Completed flags and their descriptions."""
 
 _FLAG_VALUES = {
     ("--cfg", "-c"): ("job", "hydra", "all"),
     ("--info", "-i"): INFO_VALUES,
 }
 _CONFIG_DIR = ("--config-dir", "-cd")
-# These may choose an option of any group, so that any option's keys may be meant.
+# These may choose an option of any group, so any option's keys are possible.
 _PRESETS = ("recipe", "experiment", "sweep")
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A word that may stand where the cursor is."""
+class CompletionItem:
+    """A possible completion of the word at the cursor."""
 
     text: str
-    """The whole word; what ends in `=`, `.` or `/` goes on."""
+    """The whole word; one that ends in `=`, `.` or `/` can continue."""
     about: str = ""
-    """What it is, for shells that show it."""
+    """Description, for shells that show it."""
 
 
 def split_line(line: str) -> tuple[list[str], str]:
-    """The words before the cursor, and the one that it is in (empty behind a space)."""
+    """Split into the words before the cursor and the current one (empty after a space)."""
     try:
         words = shlex.split(line)
-    except ValueError:  # a quote is still open, or a backslash is last
+    except ValueError:  # an open quote, or a trailing backslash
         words = line.replace("'", "").replace('"', "").rstrip("\\").split()
     if not words or (line[-1:].isspace() and line[-2:-1] != "\\"):
         return words, ""
     return words[:-1], words[-1]
 
 
-def candidates(words: Sequence[str], word: str) -> list[Candidate]:
-    """What may stand in the place of `word`.
+def candidates(words: Sequence[str], word: str) -> list[CompletionItem]:
+    """List the completions of `word`.
 
     Args:
         words: the words before it, without the program.
-        word: what is typed of it.
+        word: the incomplete word.
     """
     before = words[-1] if words else ""
     if before in _CONFIG_DIR:
         return list(files("", word, folders=True))
     for flags, values in _FLAG_VALUES.items():
         if before in flags:
-            return [Candidate(value) for value in values if value.startswith(word)]
+            return [CompletionItem(value) for value in values if value.startswith(word)]
     if word.startswith("-"):
-        return [Candidate(f, about) for f, about in FLAGS.items() if f.startswith(word)]
+        return [CompletionItem(f, about) for f, about in FLAGS.items() if f.startswith(word)]
     catalogue = make_catalogue(_config_dir(words))
     key, equals, value = word.partition("=")
     if equals:
@@ -98,7 +96,7 @@ def candidates(words: Sequence[str], word: str) -> list[Candidate]:
 
 
 def _config_dir(words: Sequence[str]) -> Path | None:
-    """The folder of the user's own options, if one is named that is there."""
+    """The user's config folder on the command line, if it exists."""
     folder = ""
     for before, word in itertools.pairwise(["", *words]):
         flag, equals, inline = word.partition("=")
@@ -110,28 +108,28 @@ def _config_dir(words: Sequence[str]) -> Path | None:
     return path if folder and path.is_dir() else None
 
 
-def _starts(catalogue: Catalogue) -> Iterator[Candidate]:
-    """Groups, sections and keys that belong to none."""
+def _starts(catalogue: Catalogue) -> Iterator[CompletionItem]:
+    """Groups, sections and keys outside of sections."""
     docs = field_docs(Config)
     for group in catalogue.options:
-        yield Candidate(f"{group}=", GROUPS.get(group, ""))
+        yield CompletionItem(f"{group}=", GROUPS.get(group, ""))
     for section in catalogue.sections:
         if catalogue.names(section):
-            yield Candidate(f"{section}.", f"keys of {section}")
+            yield CompletionItem(f"{section}.", f"keys of {section}")
     for key in catalogue.keys:
         if "." not in key:
-            yield Candidate(f"{key}=", docs.get(key, ""))
+            yield CompletionItem(f"{key}=", docs.get(key, ""))
 
 
-def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> Iterator[Candidate]:
-    """The keys of a section, as its chosen option has them."""
+def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> Iterator[CompletionItem]:
+    """Keys of a section, for its chosen option."""
     seen = set()
     for cls in _classes(section, words, catalogue):
         docs = field_docs(cls)
         for name, _ in class_fields(cls):
             if name not in FIXED_FIELDS and name not in seen:
                 seen.add(name)
-                yield Candidate(f"{section}.{name}=", docs.get(name, ""))
+                yield CompletionItem(f"{section}.{name}=", docs.get(name, ""))
 
 
 def _classes(section: str, words: Sequence[str], catalogue: Catalogue) -> Sequence[type]:
@@ -145,8 +143,8 @@ def _classes(section: str, words: Sequence[str], catalogue: Catalogue) -> Sequen
     return [catalogue.schema_class(section, option) for option in chosen]
 
 
-def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Iterator[Candidate]:
-    """Values of a key or options of a group; with -m, one more behind the comma."""
+def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Iterator[CompletionItem]:
+    """Values of a key or options of a group; with -m, also after a comma."""
     fixed = key.rpartition(".")[2] in FIXED_FIELDS
     field = None if fixed else catalogue.keys.get(key)
     if field is not None and field.kind is str:
@@ -157,7 +155,7 @@ def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Itera
     choices = _choices(key, field, catalogue)
     for choice, about in choices.items():
         if choice.startswith(part) and choice not in given.split(","):
-            yield Candidate(f"{start}{choice}", about)
+            yield CompletionItem(f"{start}{choice}", about)
 
 
 def _choices(key: str, field: Field | None, catalogue: Catalogue) -> dict[str, str]:
@@ -171,29 +169,29 @@ def _choices(key: str, field: Field | None, catalogue: Catalogue) -> dict[str, s
         words = ["true", "false"]
     elif isinstance(field.kind, type) and issubclass(field.kind, Enum):
         words = list(field.kind.__members__)
-    # A number has no list; `null` alone would be put there unasked.
+    # A number has no candidates; shells would insert a single `null` at once.
     return dict.fromkeys([*words, *(["null"] if words and field.optional else [])], "")
 
 
-def files(start: str, typed: str, folders: bool = False) -> Iterator[Candidate]:
-    """Files and folders whose name begins as typed; hidden ones only when a dot is typed."""
+def files(start: str, typed: str, folders: bool = False) -> Iterator[CompletionItem]:
+    """Files and folders with the given prefix; hidden ones only if it starts with a dot."""
     place, _, name = typed.rpartition("/")
     place += "/" if "/" in typed else ""
     try:
         entries = sorted(os.scandir(os.path.expanduser(place) or "."), key=lambda e: e.name)
-    except OSError:  # there is no such folder, or it cannot be read
+    except OSError:  # the folder is missing or unreadable
         return
     for entry in entries:
         hidden = entry.name.startswith(".") and not name.startswith(".")
         if entry.name.startswith(name) and not hidden and (entry.is_dir() or not folders):
-            yield Candidate(f"{start}{place}{entry.name}{'/' if entry.is_dir() else ''}")
+            yield CompletionItem(f"{start}{place}{entry.name}{'/' if entry.is_dir() else ''}")
 
 
 COMPLETION_FLAGS = ("--shell-completion", "-sc")
-"""Hydra's flags, with eke's answer."""
+"""Hydra's completion flags, handled by eke."""
 
 _MARK = "from eke.cli import main  # shell completion"
-"""A line of train.py; no other script is ever run to complete a command."""
+"""A line that identifies train.py; completion runs no other script."""
 
 _BASH = f"""\
 _eke_complete() {{
@@ -282,14 +280,14 @@ _UNINSTALL = {
 
 
 def answer_shell(request: Sequence[str], commands: Mapping[str, str] | None = None) -> str:
-    """The answer to `-sc install=SHELL`, `-sc uninstall=SHELL` or `-sc query=SHELL`.
+    """Output of `-sc install=SHELL`, `-sc uninstall=SHELL` or `-sc query=SHELL`.
 
     Args:
-        request: what follows the flag; a query's command line is in the environment's COMP_LINE.
-        commands: the commands of a program that has some, and what each is for.
+        request: value of the flag; a query reads the command line from COMP_LINE.
+        commands: the program's subcommands and their descriptions, if any.
 
     Raises:
-        ConfigError: another request, or a shell that is not known.
+        ConfigError: unknown request or shell.
     """
     action, _, shell = (request[0] if request else "").partition("=")
     if len(request) != 1 or action not in ("install", "uninstall", "query"):
@@ -310,21 +308,21 @@ def _query(line: str, breaks: str, shell: str, commands: Mapping[str, str]) -> s
     left = _without_program(words)
     if commands and not left:
         all_commands = commands.items()
-        found = [Candidate(c, about) for c, about in all_commands if c.startswith(word)]
+        found = [CompletionItem(c, about) for c, about in all_commands if c.startswith(word)]
     elif commands and left[0] not in ("train", "plan"):
         found = list(files("", word))
     else:
         found = candidates(left[1:] if commands else left, word)
     if shell == "fish":
         return "".join(f"{c.text}\t{c.about}\n" if c.about else f"{c.text}\n" for c in found)
-    # bash replaces only what follows the last of its word breaks.
+    # bash replaces only the text after its last word break.
     kept = re.match(rf".*[{re.escape(breaks)}]", word) if shell == "bash" and breaks else None
     start = len(kept[0]) if kept else 0
     return "".join(f"{candidate.text[start:]}\n" for candidate in found)
 
 
 def _without_program(words: Sequence[str]) -> list[str]:
-    """What follows `eke`, `python train.py` or `python -m eke.cli`."""
+    """Words after `eke`, `python train.py` or `python -m eke.cli`."""
     for number, word in enumerate(words[:3]):
         if PurePath(word).name == "eke" or word.endswith(".py") or word == "eke.cli":
             return list(words[number + 1 :])

@@ -1,14 +1,11 @@
-"""Composed trees. Hydra composes one in 0.1 to 0.3 s; most can do with less.
+"""Cache of composed trees. Hydra needs 0.1 to 0.3 s for one; most can be derived faster.
 
 - Values (`optimizer.lr=0.1`) are set on a copy of a tree with the same options, as Hydra does last.
-- A section depends on its own group's option and on the presets, on nothing else. So when each of
-  some options has been seen in a tree with the same presets, a tree with all of them is joined from
-  those sections. What takes part in it stands alone (`eke.config.compose.compose_cache`);
-  else Hydra composes.
+- A section depends only on its group's option and on the presets. So a tree whose options have all
+  been seen in trees with the same presets is joined from their sections. This requires options
+  that stand alone, i.e. write into their own section only; otherwise Hydra composes.
 
-What is refused on the way, Hydra composes as a whole and says why: its words are the user's.
-
-Which option files write into their own section only, beside whatever else is chosen.
+If a value is rejected on the way, Hydra composes the whole tree, for its error message.
 """
 
 import pickle
@@ -37,24 +34,24 @@ from eke.config.compose.overrides import parse
 from eke.config.schema import register
 
 PRESETS = ("recipe", "experiment", "sweep")
-"""Groups whose files may write anywhere."""
+"""Groups whose files may write into any section."""
 
 _SCHEMA = re.compile(r"/schema/\w+/\w+@_here_")
 _OPTION = re.compile(r"(?:/(?P<group>\w+)/)?(?P<option>[\w.-]+)(?P<here>@_here_)?")
 
 
 def stands_alone(group: str, option: str, catalogue: Catalogue) -> bool:
-    """Whether what an option does follows from itself, not from options of other groups.
+    """Whether an option's effect is independent of the options of other groups.
 
-    A preset may write anywhere: it does so if its defaults list is the same beside any options.
-    Any other file must write into its own section only. Whatever is not surely so, is not.
+    A preset may write into any section, if its defaults list does not depend on other options. Any
+    other file must write into its own section only. In doubt, the answer is no.
     """
     file = catalogue.options.get(group, {}).get(option)
     if file is None:
         return False
     text = file.read_text()
     is_preset = group in PRESETS
-    # https://hydra.cc/docs/advanced/overriding_packages/: elsewhere than in the group's section
+    # https://hydra.cc/docs/advanced/overriding_packages/: outside the group's section
     if not is_preset and re.search(r"^#\s*@package", text, flags=re.MULTILINE):
         return False
     content = yaml.safe_load(text) or {}
@@ -63,7 +60,7 @@ def stands_alone(group: str, option: str, catalogue: Catalogue) -> bool:
 
 
 def _is_alone(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> bool:
-    """One entry of a defaults list: itself, a schema, an option to start from, or an override."""
+    """Check one entry of a defaults list: `_self_`, a schema, a base option, or an override."""
     if isinstance(entry, dict):
         words = " ".join(map(str, [*entry.keys(), *entry.values()]))
         return is_preset and words.startswith("override /") and "$" not in words
@@ -71,12 +68,12 @@ def _is_alone(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> 
         return True
     match = _OPTION.fullmatch(str(entry))
     if not match or (match["group"] and not match["here"] and not is_preset):
-        return False  # `/model/tiny` without `@_here_` goes below the section
+        return False  # `/model/tiny` without `@_here_` is placed below the section
     return stands_alone(match["group"] or group, match["option"], catalogue)
 
 
 def set_by_preset(group: str, option: str, catalogue: Catalogue) -> Iterator[str]:
-    """What a preset's file sets, and the presets that it starts from."""
+    """Keys set by a preset's file and its base presets."""
     file = catalogue.options.get(group, {}).get(option)
     if file is None:
         return
@@ -87,7 +84,7 @@ def set_by_preset(group: str, option: str, catalogue: Catalogue) -> Iterator[str
 
 
 def _of_entry(entry: Any, group: str, catalogue: Catalogue) -> Iterator[str]:
-    """One entry of a defaults list: `override /precision: bf16`, `/experiment/small`, `small`."""
+    """Keys set by a defaults entry: `override /precision: bf16`, `/experiment/small`, `small`."""
     if isinstance(entry, Mapping):
         for key in entry:
             name = str(key).removeprefix("override ").lstrip("/")
@@ -110,25 +107,25 @@ def _paths(content: Mapping[str, Any], above: Iterable[str] = ()) -> Iterator[st
 
 
 MAX_KEPT = 256
-"""Trees of different options that are kept; one has about 100 kB."""
+"""Maximum number of cached trees, about 100 kB each."""
 MAX_FAMILIES = 32
-"""Presets, and sets of them, whose sections are kept."""
+"""Maximum number of preset combinations whose sections are cached."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A composed configuration before it is typed, without Hydra's own part."""
+    """A composed configuration without schema types and without Hydra's own part."""
 
     config: DictConfig
     choices: dict[str, str]
     """Group -> option."""
     of_hydra: tuple[str, ...] = ()
-    """Settings of Hydra's own that presets change, by path."""
+    """Hydra settings changed by presets, by path."""
 
 
 @contextmanager
 def hydra_state() -> Iterator[None]:
-    """Hydra's global state set up, and put back as it was."""
+    """Set up Hydra's global state, and restore it afterwards."""
     if "schema.yaml" not in ConfigStore.instance().repo:
         register()
     before = GlobalHydra.instance().hydra
@@ -141,7 +138,7 @@ def hydra_state() -> Iterator[None]:
 
 
 def without_hydra(tree: DictConfig) -> Tree:
-    """Hydra's part taken out of a tree."""
+    """Remove Hydra's part from a tree."""
     chosen = tree.hydra.runtime.choices
     choices = {str(g): str(o) for g, o in chosen.items() if not str(g).startswith("hydra/")}
     with read_write(tree), open_dict(tree):
@@ -150,7 +147,7 @@ def without_hydra(tree: DictConfig) -> Tree:
 
 
 class NotSet(Exception):
-    """Values that the tree does not take."""
+    """Values that the tree rejects."""
 
     def __init__(self, texts: list[str], choices: dict[str, str]) -> None:
         super().__init__(" ".join(texts))
@@ -160,7 +157,7 @@ class NotSet(Exception):
 
 @dataclass(frozen=True)
 class _Kept:
-    """A tree without values, as Hydra composed it or joined from such."""
+    """A tree without value overrides, composed by Hydra or joined from such trees."""
 
     content: bytes
     choices: dict[str, str]
@@ -172,19 +169,19 @@ class _Family:
     """Trees with the same presets."""
 
     new: list[tuple[_Kept, frozenset[str]]] = field(default_factory=list)
-    """Composed and not looked into yet, with the groups that were typed."""
+    """New trees that are not indexed yet, with their explicitly chosen groups."""
     seen: set[tuple[str, str]] = field(default_factory=set)
-    """Group and option of every tree, whether looked into or not."""
+    """Group and option of every tree, indexed or not."""
     base: _Kept | None = None
     untyped: dict[str, str] = field(default_factory=dict)
-    """Group -> its option where none is typed."""
+    """Group -> its option by default."""
     sources: dict[tuple[str, str], _Kept] = field(default_factory=dict)
-    """Group and option -> a tree that has it."""
+    """Group and option -> a tree with it."""
     sections: dict[tuple[str, str], DictConfig] = field(default_factory=dict)
-    """The same, taken out of that tree when it was first needed."""
+    """Group and option -> its section, extracted on first use."""
 
     def section(self, group: str, option: str) -> object:
-        """The section that this option makes beside these presets."""
+        """The section of this option under these presets."""
         key = (group, option)
         if key not in self.sections:
             tree = pickle.loads(self.sources[key].content)
@@ -193,7 +190,7 @@ class _Family:
 
 
 class Trees:
-    """Trees that have much in common; what they share is composed once."""
+    """Composes similar trees; shared parts are composed once."""
 
     def __init__(self, catalogue: Catalogue, config_dir: Path | None) -> None:
         self._catalogue = catalogue
@@ -202,19 +199,19 @@ class Trees:
         self._families: dict[tuple[str, ...], _Family] = {}
         self._alone: dict[tuple[str, str], bool] = {}
         self.num_composed = 0
-        """How often Hydra has composed."""
+        """Number of compositions by Hydra."""
 
     def tree(self, overrides: Sequence[str]) -> Tree:
-        """The tree of these overrides, inside `hydra_state`.
+        """Compose the tree of these overrides; call inside `hydra_state`.
 
         Raises:
-            NotSet: values that the options' sections do not take.
-            Exception: whatever Hydra raises while it composes the options.
+            NotSet: values that the options' sections reject.
+            Exception: any exception of Hydra's composition.
         """
         parsed = [(text, self._parsed(text)) for text in overrides]
         options = tuple(text for text, override in parsed if self._is_choice(override))
         kept = self._with_options(options)
-        config: DictConfig = pickle.loads(kept.content)  # pickled in this process
+        config: DictConfig = pickle.loads(kept.content)  # pickled by this process
         values = [(text, override) for text, override in parsed if not self._is_choice(override)]
         refused = [text for text, override in values if not _set(config, override)]
         if refused:
@@ -222,14 +219,14 @@ class Trees:
         return Tree(config, kept.choices, kept.of_hydra)
 
     def tree_as_hydra(self, overrides: Sequence[str]) -> Tree:
-        """The same; what cannot be composed raises what Hydra's own composition raises."""
+        """As `tree`, but errors are those of Hydra's own composition."""
         try:
             return self.tree(overrides)
         except (NotSet, HydraException):
             return self._by_hydra(overrides)
 
     def chooses(self, text: str) -> bool:
-        """Whether Hydra has to know it to compose: an option, or a setting of Hydra's own."""
+        """Whether composition depends on this override: an option, or a Hydra setting."""
         return self._is_choice(self._parsed(text))
 
     def _parsed(self, text: str) -> Override:
@@ -269,7 +266,7 @@ class Trees:
         return kept
 
     def _split(self, options: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-        """What may change any section, and what is typed for the others: group -> option."""
+        """Split into overrides that may change any section, and the rest as group -> option."""
         shared, typed = [], {}
         for text in options:
             override = self._parsed(text)
@@ -284,7 +281,7 @@ class Trees:
         return group in self._catalogue.sections and group not in PRESETS
 
     def _joined(self, options: tuple[str, ...]) -> _Kept | None:
-        """A tree of sections that Hydra has composed in others; None if one of them is missing."""
+        """Join a tree from sections of cached trees; None if a section is missing."""
         shared, typed = self._split(options)
         family = self._families.get(shared)
         if family is None or not family.seen >= typed.items():
@@ -309,7 +306,7 @@ class Trees:
         return self._alone[choice]
 
     def _look_into(self, family: _Family) -> None:
-        """Which sections new trees have: not sooner, since most programs compose one."""
+        """Index the sections of new trees; done late, since most programs compose one tree."""
         for kept, typed in family.new:
             if not all(map(self._stands_alone, kept.choices.items())):
                 continue
@@ -323,7 +320,7 @@ class Trees:
 
 
 def make_trees(catalogue: Catalogue, config_dir: Path | None) -> Trees:
-    """Trees for one composition. A user's own files may change until the next; eke's do not."""
+    """`Trees` for one composition. User files may change until the next one; eke's do not."""
     return Trees(catalogue, config_dir) if config_dir else _own_trees(conf_folder())
 
 
@@ -333,7 +330,7 @@ def _own_trees(_conf: Path) -> Trees:
 
 
 def _set(config: DictConfig, override: Override) -> bool:
-    """Set a value as Hydra does; False for what is no plain value, and for what is not taken."""
+    """Set a value as Hydra does; False if it is not a plain value or is rejected."""
     is_plain = override.package is None and not override.is_sweep_override()
     if not is_plain or override.is_delete() or override.is_add():
         return False
@@ -346,9 +343,9 @@ def _set(config: DictConfig, override: Override) -> bool:
 
 
 def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
-    """An override for Hydra's own ears: it adds to a mapping only what is marked as an addition.
+    """Convert an override for Hydra, which adds to a mapping only with an addition prefix.
 
-    `++precision=bf16`, set or add, is what a W&B agent types; Hydra takes it for keys only.
+    A W&B agent writes `++precision=bf16` (set or add), which Hydra accepts for keys only.
     """
     key, equals, value = text.lstrip("+").partition("=")
     mapping = key in catalogue.keys and catalogue.keys[key].kind is dict

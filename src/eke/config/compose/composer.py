@@ -1,8 +1,7 @@
-"""Composition of a typed configuration from overrides, or a list of all their errors.
+"""Compose typed configurations from overrides, or report all their errors.
 
-Many configurations that have most in common: the cells of a sweep, each composed once.
-
-What the user has decided, so that a recipe's choices leave it alone; and composing once more.
+The cells of a sweep share their compositions. `claims` and `compose_with` recompose with the
+choices of a recipe, without changing the user's.
 """
 
 import contextlib
@@ -57,13 +56,13 @@ class Composed:
     """A configuration, and the overrides and options it was composed from."""
 
     config: Config
-    """The typed tree; every key has its final value."""
+    """The typed configuration with all values resolved."""
     choices: dict[str, str]
-    """Group -> option, recipe, experiment and sweep included, without Hydra's own groups."""
+    """Group -> option, including recipe, experiment and sweep, without Hydra's own groups."""
     overrides: tuple[str, ...]
-    """The overrides as typed."""
+    """The overrides, unchanged."""
     config_dir: Path | None = None
-    """The folder with the user's own options, beside eke's."""
+    """Folder with the user's options, in addition to eke's."""
 
 
 def compose(
@@ -72,13 +71,13 @@ def compose(
     """Compose one configuration.
 
     Args:
-        overrides: `key=value` as typed, without flags.
-        config_dir: a folder with the user's own options, beside eke's.
-        in_sweep: the overrides are one cell of a sweep: they may name the sweep, its launcher and
-            its sweeper, which are refused for a single run, where they would have no effect.
+        overrides: `key=value`, without flags.
+        config_dir: a folder with the user's options, in addition to eke's.
+        in_sweep: the overrides are one cell of a sweep, and may name the sweep, its launcher and
+            its sweeper. These are rejected for a single run, where they have no effect.
 
     Raises:
-        ConfigError: everything that is wrong with the overrides and with the user's files.
+        ConfigError: all errors in the overrides and in the user's files.
     """
     config_dir = config_dir.resolve() if config_dir else None
     try:
@@ -87,21 +86,21 @@ def compose(
         return _composed(good, tuple(overrides), catalogue, config_dir)
     except ConfigError:
         raise
-    except Exception as error:  # whatever Hydra, OmegaConf or YAML throw at a user's mistake
+    except Exception as error:  # any exception of Hydra, OmegaConf or YAML for a user error
         raise cannot_compose(overrides, error) from error
 
 
 def cannot_compose(overrides: Sequence[str], error: Exception) -> ConfigError:
-    """An exception that nothing explains, as one line."""
+    """Report an unexplained exception on one line."""
     message = f"the configuration cannot be composed: {first_line(error)}"
     return ConfigError(Problem("command line", shown(" ".join(overrides)), message))
 
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
-    """What can be typed, the user's own options included.
+    """Catalogue that includes the user's options.
 
     Raises:
-        ConfigError: there is something wrong with the user's folder.
+        ConfigError: the user's folder is invalid.
     """
     problems = check_folder(config_dir) if config_dir else []
     if problems:
@@ -112,10 +111,10 @@ def open_catalogue(config_dir: Path | None) -> Catalogue:
 def checked(
     typed: Sequence[str], catalogue: Catalogue, config_dir: Path | None, in_sweep: bool
 ) -> list[str]:
-    """The overrides to compose, each right in itself.
+    """Check each override by itself, and return those to compose.
 
     Raises:
-        ConfigError: all that is wrong, also in what could only be seen by composing the rest.
+        ConfigError: all errors, including those found only by composing the valid overrides.
     """
     problems, joined = _spaced(list(typed), catalogue)
     texts = [t for t in dict.fromkeys(joined) if not (in_sweep and is_launching(t))]
@@ -131,13 +130,13 @@ def checked(
 
 
 def problems_of(text: str, catalogue: Catalogue, in_sweep: bool) -> list[Problem]:
-    """What is wrong with one override, for one run or for a cell of a sweep."""
+    """Problems of one override, for a single run or a cell of a sweep."""
     about_sweep = [] if in_sweep else _about_sweep(text, catalogue)
     return about_sweep or find_problems(text, catalogue)
 
 
 def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
-    """`seed = 3`, `seed= 3` and `seed =3`, split by a shell; returns the other words, too."""
+    """`seed = 3`, `seed= 3` and `seed =3`, split by a shell; also return the other words."""
     problems: list[Problem] = []
     rest: list[str] = []
     while typed:
@@ -158,7 +157,7 @@ def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list
 
 
 def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
-    """`sweep=NAME` and `sweep.repeats=3` for a single run; a misspelled name is an error."""
+    """Problems of `sweep=NAME` and `sweep.repeats=3` in a single run, or of a misspelt name."""
     key, _, value = text.lstrip("+").partition("=")
     if key == "sweep" and value != "none" and not find_problems(text, catalogue):
         why = "names a set of runs; without -m one run would start here"
@@ -170,7 +169,7 @@ def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
 
 
 def contradictions(texts: Sequence[str]) -> list[Problem]:
-    """The same key with two values; Hydra would take the last one without a word."""
+    """Problems of keys with two values; Hydra silently uses the last."""
     first: dict[str, str] = {}
     problems = []
     for text in texts:
@@ -182,7 +181,7 @@ def contradictions(texts: Sequence[str]) -> list[Problem]:
 
 
 def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]) -> list[Problem]:
-    """Complete `-m` fixes to the whole command when everything else in it is right."""
+    """Extend `-m` fixes to the whole command if everything else is valid."""
     if not all(problem.fix.is_sweep for problem in problems):
         return problems
     each = [found[text][-1].fix.words[1:] if found[text] else (text,) for text in found]
@@ -191,7 +190,7 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 
 
 def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[Problem]:
-    """Drop `data.path=FILE_OR_FOLDER` from fixes where an override or another fix sets it."""
+    """Drop `data.path=FILE_OR_FOLDER` from fixes if an override or another fix sets it."""
     words = [*good, *(word for problem in problems for word in problem.fix.words)]
     given = {word.partition("=")[0] for word in words if not is_placeholder(word)}
 
@@ -226,13 +225,13 @@ def _composed(
 def typed_tree(
     tree: Tree, good: Sequence[str], typed: tuple[str, ...], catalogue: Catalogue
 ) -> Composed:
-    """The tree as schema classes. What it says about the sweep is about no single run of it.
+    """Convert a tree to schema classes, with its sweep settings reset.
 
     Raises:
-        ConfigError: values that lead nowhere, are missing or are of another type.
+        ConfigError: values that are missing, unresolvable or of a wrong type.
     """
     problems = _unresolved(tree.config, good, catalogue)
-    if tree.of_hydra and not HydraConfig.initialized():  # in a job of Hydra's it has read them
+    if tree.of_hydra and not HydraConfig.initialized():  # in a Hydra job, Hydra has read them
         chosen = [catalogue.options[group][tree.choices[group]] for group in PRESETS]
         others = [file for folder in catalogue.folders[1:] for file in folder.glob("*/*.yaml")]
         problems += explain_in_files(tree.of_hydra, [*chosen, *others])
@@ -251,7 +250,7 @@ def typed_tree(
         raise ConfigError(problems)
     config.sweep = Sweep()
     choices = dict(tree.choices)
-    if not isinstance(config.model, PretrainedModel):  # a checkpoint is read later
+    if not isinstance(config.model, PretrainedModel):  # checkpoints are read later
         config = resolve_attention(config)
         choices["attention"] = config.attention.option
     own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
@@ -261,7 +260,7 @@ def typed_tree(
 def _what_fails(
     tree: DictConfig, error: OmegaConfBaseException, catalogue: Catalogue
 ) -> list[Problem]:
-    """All that is missing; where nothing is, or that cannot be told, what the error says."""
+    """All missing values; if none are found, the message of the error."""
     with contextlib.suppress(OmegaConfBaseException):
         if problems := _unfilled(tree, catalogue):
             return problems
@@ -269,7 +268,7 @@ def _what_fails(
 
 
 def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:
-    """Mandatory values that nothing has set."""
+    """Problems of mandatory values that are not set."""
     problems = []
     for key in sorted(OmegaConf.missing_keys(tree)):
         section = key.partition(".")[0]
@@ -281,7 +280,7 @@ def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:
 
 
 def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) -> list[Problem]:
-    """Typed interpolations, `seed=${train.steps}`, that lead nowhere or to a wrong type."""
+    """Problems of interpolations (`seed=${train.steps}`) without a target or with a wrong type."""
     problems = []
     for text in texts:
         parsed = parse(text)
@@ -304,25 +303,25 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
 
 
 def _would_do(field: Field, found: Any) -> bool:
-    """Whether a value that an interpolation leads to is one of the field's."""
+    """Whether the target value of an interpolation is valid for the field."""
     if not OmegaConf.is_config(found):
         return admits(field, found)
-    # A whole section, ${model}, would come as an object of its schema class.
+    # A whole section, ${model}, resolves to an object of its schema class.
     plain = OmegaConf.get_type(found) in (dict, list)
     return plain and admits(field, OmegaConf.to_container(found))
 
 
-# --- after a mistake ----------------------------------------------------------------------------
+# --- after an error -----------------------------------------------------------------------------
 
 
 def _explain(
     good: list[str], error: Exception, catalogue: Catalogue, trees: Trees
 ) -> list[Problem]:
-    """Why Hydra refused overrides that are all right by themselves."""
+    """Explain why Hydra rejected overrides that are valid one by one."""
     groups = [text for text in good if text.lstrip("+").partition("=")[0] in catalogue.options]
     try:
         tree = trees.tree_as_hydra(groups)
-    except Exception as deeper:  # the fault is in a file
+    except Exception as deeper:  # the error is in a file
         return [explain_file(deeper, catalogue.folders, catalogue)]
     problems = []
     for text in good:
@@ -351,7 +350,7 @@ def _explain_one(
 
 
 def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue) -> Problem:
-    """The key exists, but in other options of the group."""
+    """Explain a key that exists only in other options of the group."""
     key, _, value = text.lstrip("+").partition("=")
     section, _, name = key.rpartition(".")
     others = catalogue.options_with(section, name)
@@ -370,9 +369,9 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
 def _deeper(
     good: list[str], problems: list[Problem], catalogue: Catalogue, config_dir: Path | None
 ) -> list[Problem]:
-    """Further problems of the overrides that are valid on their own.
+    """Further problems, found by composing the overrides that are valid by themselves.
 
-    A section that has a problem is left alone: what it lacks may be what was misspelt.
+    Sections with a problem are skipped: a missing value may be the misspelt one.
     """
     blocked = {each for problem in problems for each in _sections(problem)}
     blocked &= set(catalogue.options)
@@ -389,23 +388,23 @@ def _deeper(
 
 
 def _sections(problem: Problem) -> set[str]:
-    """Sections that a problem is about: those of its key and of the overrides that correct it."""
+    """Sections of a problem: those of its key and of its fix."""
     keys = [problem.key, *(word.partition("=")[0] for word in problem.fix.words)]
     return {re.split(r"[./@]", key.lstrip("+~"))[0] for key in keys}
 
 
 Progress = Callable[[int, int], None]
-"""Told how many are done, and of how many."""
+"""Called with the number done and the total."""
 
 
 class Many:
-    """Composes cells; what they share is read and composed once.
+    """Composes cells; shared parts are read and composed once.
 
     Args:
-        config_dir: a folder with the user's own options, beside eke's.
+        config_dir: a folder with the user's options, in addition to eke's.
 
     Raises:
-        ConfigError: there is something wrong with that folder.
+        ConfigError: that folder is invalid.
     """
 
     def __init__(self, config_dir: Path | None) -> None:
@@ -417,10 +416,10 @@ class Many:
     def compose(
         self, cells: Sequence[tuple[str, ...]], progress: Progress | None = None
     ) -> list[Composed]:
-        """Every cell, in order. Their overrides are right in themselves.
+        """Compose every cell, in order. Each override must be valid by itself.
 
         Raises:
-            ConfigError: what is wrong with any of them; what several have in common, once.
+            ConfigError: all errors of the cells; shared ones are listed once.
         """
         done: list[Composed] = []
         found: Counter[Problem] = Counter()
@@ -430,11 +429,11 @@ class Many:
                 if progress:
                     progress(number, len(cells))
         if found:
-            raise ConfigError(counted(found, len(cells)))
+            raise ConfigError(problems_by_cell(found, len(cells)))
         return done
 
     def tree(self, overrides: Sequence[str]) -> Tree:
-        """One tree, not typed: what it lacks may come from elsewhere.
+        """Compose one tree without schema types; values may be missing.
 
         Raises:
             ConfigError: it cannot be composed.
@@ -443,7 +442,7 @@ class Many:
             with hydra_state():
                 return self.trees.tree(overrides)
         except Exception:
-            compose(overrides, self._config_dir, in_sweep=True)  # says what is wrong
+            compose(overrides, self._config_dir, in_sweep=True)  # raises an explanation
             raise
 
     def _each(
@@ -464,11 +463,11 @@ class Many:
             raise ConfigError(self._explain(error, texts)) from error
         except ConfigError:
             raise
-        except Exception:  # Hydra's or OmegaConf's: composed as a whole, it is explained
+        except Exception:  # raised by Hydra or OmegaConf: composing the whole cell explains it
             return compose(cell, self._config_dir, in_sweep=True)
 
     def _explain(self, error: NotSet, texts: list[str]) -> list[Problem]:
-        """Why values cannot be set; the same value with the same option is explained once."""
+        """Explain values that cannot be set; each pair of value and option is explained once."""
         problems = []
         for text in error.texts:
             section = text.lstrip("+").partition(".")[0]
@@ -488,8 +487,8 @@ class Many:
         return [Problem(key, value, "cannot be set together with the other overrides")]
 
 
-def counted(found: Counter[Problem], total: int) -> list[Problem]:
-    """Each problem once, with the number of cells that have it, if others have not."""
+def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
+    """Each problem once, with its number of cells unless all have it."""
     return [
         p if number >= total else dataclasses.replace(p, why=_in_cells(p, number, total))
         for p, number in found.items()
@@ -501,10 +500,10 @@ def _in_cells(problem: Problem, number: int, total: int) -> str:
 
 
 def claims(composed: Composed) -> frozenset[str]:
-    """Groups and key paths that were typed, or that the experiment sets: `precision`, `seed`.
+    """Groups and key paths set by overrides or by the experiment: `precision`, `seed`.
 
-    A named sweep stands before the recipe (docs/explanation/composing.md): its fixed settings are
-    no claims, its rows are, since each cell has them as if they were typed.
+    A named sweep precedes the recipe (docs/explanation/composing.md): its fixed settings are not
+    claims, but its rows are, since they are overrides of each cell.
     """
     typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
     catalogue = make_catalogue(composed.config_dir)
@@ -513,10 +512,10 @@ def claims(composed: Composed) -> frozenset[str]:
 
 
 def is_set(composed: Composed, key: str) -> bool:
-    """Whether a key has a value of the user's: typed, of an experiment, a sweep or an own option.
+    """Whether the user set a key: by an override, experiment, sweep, recipe or own option.
 
     Args:
-        composed: what was asked for.
+        composed: the configuration.
         key: `group.key`.
     """
     catalogue = make_catalogue(composed.config_dir)
@@ -532,11 +531,11 @@ def is_set(composed: Composed, key: str) -> bool:
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
-    """The same command without its recipe's fixed part, and with what the recipe chose instead.
+    """Recompose without the recipe's preset, and with the recipe's choices instead.
 
     Args:
-        composed: what was asked for.
-        choices: overrides for groups and keys that nobody claims.
+        composed: the configuration.
+        choices: overrides for groups and keys not in `claims`.
 
     Raises:
         ConfigError: they cannot be composed together.

@@ -1,6 +1,6 @@
-"""The pages of `python train.py --help` and `--help GROUP`, generated from `conf/` and the schema.
+"""Pages of `python train.py --help` and `--help GROUP`, generated from `conf/` and the schema.
 
-The first page shows what is used most; a group's own page shows all its options and keys.
+The first page shows the most used options and keys; a group's page shows all of the group.
 """
 
 import re
@@ -41,7 +41,7 @@ COMMON_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "experiment": ("none", "smoke", "debug"),
     "sweep": ("none", "demo", "guide_table", "precision_ladder"),
 }
-"""Group -> its options on the first page, the rest counted; a group that is absent shows all."""
+"""Group -> its options on the first page, with a count of the rest; other groups show all."""
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "what is trained": ("model", "task", "data", "batch"),
@@ -52,8 +52,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "where": ("hardware", "tracker"),
     "named settings": ("recipe", "experiment", "sweep"),
 }  # fmt: skip
-"""Headings of the first page -> groups below each. Any other group belongs to a launcher, and comes
-last."""
+"""Headings of the first page -> their groups. Other groups belong to a launcher and come last."""
 
 COMMON_KEYS = (
     "train.steps", "batch.per_device", "batch.accumulation", "optimizer.lr", "data.seq_len",
@@ -80,10 +79,10 @@ flags: -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-he
 
 
 def help_text(config_dir: Path | None = None, topic: str = "") -> str:
-    """A help page.
+    """Format a help page.
 
     Args:
-        config_dir: a folder with the user's own options, which are shown as well.
+        config_dir: a folder with the user's options, which are included.
         topic: a group, another section of the configuration or a key; empty for the first page.
 
     Raises:
@@ -123,13 +122,13 @@ def _is_shipped(group: str, option: str, catalogue: Catalogue) -> bool:
 
 
 def _ordered(group: str, catalogue: Catalogue) -> list[str]:
-    """The options of a group, the default one first."""
+    """Options of a group, the default first."""
     default = catalogue.defaults.get(group)
     return sorted(catalogue.options[group], key=lambda name: (name != default, name))
 
 
 def _topic_page(topic: str, catalogue: Catalogue) -> str:
-    """All options and keys of one section.
+    """Page with all options and keys of one section.
 
     Raises:
         ConfigError: there is no such section or key.
@@ -163,14 +162,14 @@ def _option_rows(group: str, catalogue: Catalogue) -> str:
 
 
 def _key_rows(section: str, catalogue: Catalogue) -> list[str]:
-    """The keys of a section: those of all its options first, then those that only some have."""
+    """Keys of a section: first those of all its options, then those of some."""
     options = catalogue.options.get(section, {})
     fields = {o: {n for n, _ in class_fields(catalogue.schema_class(section, o))} for o in options}
     blocks: dict[tuple[str, ...], list[tuple[str, str]]] = {tuple(options): []}
     for name in catalogue.names(section):
         key = f"{section}.{name}"
         about = _doc(key, catalogue)
-        if not about.startswith("Filled in"):  # not for users to set
+        if not about.startswith("Filled in"):  # not set by users
             having = tuple(option for option in options if name in fields[option])
             row = (key, f"{_first_sentence(about)} ({catalogue.keys[key].words()})")
             blocks.setdefault(having, []).append(row)
@@ -192,7 +191,7 @@ def _keys_of(having: Sequence[str], options: Iterable[str]) -> str:
 
 
 def _doc(key: str, catalogue: Catalogue) -> str:
-    """What the schema says about a key; of several classes the first that has it."""
+    """The schema's description of a key, from the first class that has it."""
     section, _, name = key.rpartition(".")
     classes: Iterable[type] = catalogue.sections[section] if section else (Config,)
     return next((docs[name] for docs in map(field_docs, classes) if name in docs), "")
@@ -207,7 +206,7 @@ def _main_clause(text: str) -> str:
 
 
 def _wrapped(margin: str, text: str) -> str:
-    """Text behind a margin, its further lines indented as far."""
+    """Wrap text with a prefix on its first line and equal indentation on the others."""
     return textwrap.fill(
         text,
         width=_WIDTH,

@@ -1,8 +1,7 @@
-"""Hydra's own questions, answered by Hydra: `--cfg job`, `--info`, `--hydra-help` and the like.
+"""Run Hydra's information flags (`--cfg job`, `--info`, `--hydra-help`) and Hydra's own sweeps.
 
-Sweeps by Hydra's own machinery: another launcher, another sweeper, as their plugins have them.
-
-They compose, start and count the jobs; each job is one run of eke's, and its loss the objective.
+Launcher and sweeper plugins of Hydra compose, start and count the jobs; each job is one run of eke,
+and its loss is the objective.
 """
 
 import contextlib
@@ -42,23 +41,23 @@ _LONG = {"-c": "--cfg", "-p": "--package", "-i": "--info"}
 _VALUES = {"--cfg": ("job", "hydra", "all"), "--info": INFO_VALUES}
 
 QUESTIONS = ("--cfg", "--info", "--hydra-help")
-"""Flags that ask for something to be printed."""
+"""Flags that print information."""
 
 COMPANIONS = ("--resolve", "--package")
-"""Flags that say more about `--cfg`."""
+"""Flags that modify `--cfg`."""
 
 
 def is_completion(arguments: Arguments) -> bool:
-    """Whether a shell asks; eke answers that itself (see `shells`)."""
+    """Whether this is a shell completion request, which eke handles itself (see `completion`)."""
     return any(flag in arguments.hydra_flags for flag in COMPLETION_FLAGS)
 
 
 def check_question(arguments: Arguments) -> None:
-    """Whether it is one question, with a value that Hydra knows.
+    """Check that there is one information flag, with a value that Hydra accepts.
 
     Raises:
-        ConfigError: what Hydra would answer with a traceback or its parser's usage; a flag that
-            would change what is run behind eke's back, or that asks nothing.
+        ConfigError: a flag for which Hydra would print a traceback or its usage, that would change
+            the run without eke's knowledge, or that prints nothing.
     """
     pairs = _pairs(arguments.hydra_flags)
     problems = [problem for flag, value in pairs for problem in _wrong_flag(flag, value)]
@@ -70,7 +69,7 @@ def check_question(arguments: Arguments) -> None:
 
 
 def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
-    """Each flag, in its long form, with its value."""
+    """Each flag in its long form, with its value."""
     pairs: list[tuple[str, str]] = []
     for token in flags:
         if token.startswith("-"):
@@ -116,15 +115,15 @@ def _wrong_together(
 
 
 def run_hydra_flags(arguments: Arguments) -> str:
-    """Hydra's answer to a question that `check_question` found right.
+    """Run Hydra with flags that passed `check_question`.
 
     Raises:
-        ConfigError: there is no such package, or whatever else Hydra ends with.
+        ConfigError: the package does not exist, or Hydra fails for another reason.
     """
     register()
     folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
     before = sys.argv
-    # A bare --info would swallow the first override.
+    # A bare --info would consume the first override.
     pairs = [(f, v or "all") if f == "--info" else (f, v) for f, v in _pairs(arguments.hydra_flags)]
     flags = [word for pair in pairs for word in pair if word]
     catalogue = make_catalogue(arguments.config_dir)
@@ -146,7 +145,7 @@ def run_hydra_flags(arguments: Arguments) -> str:
 
 
 def _refused(arguments: Arguments, complaint: str) -> Problem:
-    """Hydra's last line, and for an absent package the one that was probably meant."""
+    """Report Hydra's last output line, and suggest a package if it does not exist."""
     pairs = dict(_pairs(arguments.hydra_flags))
     asked, package = pairs.get("--cfg", ""), pairs.get("--package", "")
     if f"package '{package}' not found" not in complaint:
@@ -157,13 +156,13 @@ def _refused(arguments: Arguments, complaint: str) -> Problem:
 
 
 def _where(asked: str, package: str, arguments: Arguments) -> Fix:
-    """The question whose answer has the package, or the nearest there is."""
+    """The command that prints the package, or the closest existing one."""
     section = package.partition(".")[0]
     if section == "hydra":
         return Fix("--cfg", "hydra", "--package", "hydra" if asked == "hydra" else package)
     asked = "job" if asked == "hydra" else asked
     catalogue = make_catalogue(arguments.config_dir)
-    if section in catalogue.sections and package in catalogue.keys:  # another option's key
+    if section in catalogue.sections and package in catalogue.keys:  # a key of another option
         return Fix("--cfg", asked, "--package", section)
     near = nearest_key(package, catalogue) or ""
     known = near in catalogue.sections or near in catalogue.keys
@@ -171,13 +170,13 @@ def _where(asked: str, package: str, arguments: Arguments) -> Fix:
 
 
 Job = Callable[[tuple[str, ...], Path | None], float | None]
-"""Overrides and the user's folder -> the objective; what it raises, Hydra sees."""
+"""Overrides and the user's folder -> the objective. Hydra handles its exceptions."""
 
 OWN = ("hydra/launcher", "hydra/sweeper")
-"""Groups with options that eke implements, which Hydra does not know."""
+"""Groups with options of eke that Hydra does not know."""
 
 LOCAL, SWEEPER = "local", "eke"
-"""Options of these groups that need not be given."""
+"""Default options of these groups."""
 
 PACKAGES = {
     "hydra/launcher": {
@@ -196,7 +195,7 @@ PACKAGES = {
 
 
 def is_for_hydra(overrides: Sequence[str]) -> bool:
-    """Whether a launcher or a sweeper is typed that is not eke's own, or a setting of one."""
+    """Whether the overrides choose or configure a launcher or sweeper of Hydra."""
     return any(_is_foreign(text) or _is_setting(text) for text in overrides)
 
 
@@ -207,7 +206,7 @@ def launcher_of(overrides: Sequence[str]) -> str:
 
 
 def needs_sweep(overrides: Sequence[str]) -> bool:
-    """Whether the launcher starts even a single run as a sweep of one: all but `local` do."""
+    """Whether the launcher starts a single run as a sweep of one; all except `local` do."""
     launcher = launcher_of(overrides)
     return launcher != LOCAL and has_plugin(LAUNCHERS, launcher)
 
@@ -227,8 +226,8 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
     """Let Hydra run the sweep.
 
     Raises:
-        ConfigError: the plugin is not installed, or an override is wrong; nothing has started.
-        Exception: what a job raised, or the plugin.
+        ConfigError: the plugin is not installed, or an override is invalid; nothing has started.
+        Exception: any exception of a job or the plugin.
     """
     config_dir = config_dir.resolve() if config_dir else None
     catalogue = open_catalogue(config_dir)
@@ -252,13 +251,13 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
 
 
 def _run_job(job: Job, config_dir: Path | None, _config: Any) -> float | None:
-    """One job; eke composes it again from its overrides, to have it typed and checked."""
+    """Run one job; eke recomposes it from its overrides, with schema types and checks."""
     return job(tuple(HydraConfig.get().overrides.task), config_dir)
 
 
 @contextmanager
 def _command_line(words: Sequence[str]) -> Iterator[None]:
-    """What Hydra is to read, with its errors raised instead of printed as a traceback."""
+    """Set Hydra's command line, and raise its errors instead of printing a traceback."""
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [argv[0], *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -283,14 +282,14 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     problems = find_problems(text, catalogue)
     try:
         varied = parse(text).is_sweep_override()
-    except Exception:  # what kind, `problems` says
+    except Exception:  # `problems` has the reason
         return problems
-    # Behind the last one's reason is that several values need -m, and here is -m.
+    # The last problem is that several values need -m, which is present here.
     return problems[:-1] if varied and problems else problems
 
 
 def _without_plugin(overrides: Sequence[str]) -> list[Problem]:
-    """Launchers and sweepers that Hydra does not find; settings of one where none is chosen."""
+    """Problems of missing launcher or sweeper plugins, and of settings without a chosen plugin."""
     with hydra_state():
         loader = GlobalHydra.instance().config_loader()
         known = {group: loader.get_group_options(group) for group in OWN}

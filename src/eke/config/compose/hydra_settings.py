@@ -1,8 +1,8 @@
-"""Settings of Hydra's own. Hydra only composes for eke's runs: what says how it runs has no effect.
+"""Hydra's own settings, and the sweep values of Hydra's override grammar.
 
-Where Hydra itself runs the sweep (`by_hydra`), it reads them.
-
-The values of a sweep as they are typed: lists, ranges, globs, and these within lists.
+For eke's runs Hydra only composes, so its settings about running have no effect; Hydra reads them
+only if it runs the sweep itself (`eke.config.compose.hydra`). Sweep values are lists, ranges,
+globs, and these inside lists.
 """
 
 import random
@@ -24,17 +24,17 @@ from eke.common.errors import Fix, Problem
 from eke.config.compose.catalogue import Catalogue, closest, shown
 
 LAUNCHING = ("hydra/launcher", "hydra/sweeper")
-"""Hydra's groups that say how the runs of a sweep are started."""
+"""Hydra's groups that configure how the runs of a sweep start."""
 
 _INSTEAD = {
     "hydra.sweeper.params": Fix(remark="sweep.product={KEY:[VALUE,VALUE]}"),
     "hydra.job.env_set": Fix(remark="export NAME=VALUE   (before the command; runs inherit it)"),
 }
-"""Setting, or the section it is in -> what does the same in eke."""
+"""Setting or its section -> eke's equivalent."""
 
 
 def is_launching(text: str) -> bool:
-    """Whether an override says how runs are started, which no run has to know."""
+    """Whether an override configures how runs start, which runs do not need."""
     by_group = text.startswith(tuple(f"{group}=" for group in LAUNCHING))
     return by_group or text.startswith(("hydra.launcher.", "hydra.sweeper.", "hydra.mode=MULTIRUN"))
 
@@ -45,7 +45,7 @@ def is_hydras(key: str) -> bool:
 
 
 def check_setting(parsed: Override, raw: str) -> list[Problem]:
-    """What is wrong with a setting of Hydra's for a run that eke starts."""
+    """Explain why a Hydra setting is invalid in a run started by eke."""
     key, text = parsed.key_or_group, parsed.input_line or ""
     if re.match(r"hydra[./](launcher|sweeper)\b", key) or text == "hydra.mode=MULTIRUN":
         why = "takes effect in a sweep only; without -m one run would start here"
@@ -70,19 +70,19 @@ def _unused(path: str, raw: str) -> Problem:
 
 
 def _in_place_of(path: str, raw: str) -> Fix:
-    """The setting of eke's that does the same; empty for none."""
+    """Eke's equivalent setting; empty if there is none."""
     if path in ("hydra.run.dir", "hydra.sweep.dir"):
         return Fix(f"paths.runs={'FOLDER' if '$' in raw else raw}")
     return next((fix for key, fix in _INSTEAD.items() if f"{path}.".startswith(f"{key}.")), Fix())
 
 
 def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "") -> list[Problem]:
-    """What is wrong with settings of Hydra's in files, each with its line.
+    """Explain Hydra settings in files, each with its line.
 
     Args:
-        paths: of the settings.
-        files: where they are looked for.
-        raw: the value, where it is known.
+        paths: key paths of the settings.
+        files: files to search.
+        raw: the value, if known.
     """
     return [_in_file(path, files, raw) for path in dict.fromkeys(paths)]
 
@@ -113,10 +113,10 @@ def _lines(file: Path) -> list[str]:
 
 
 def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
-    """The values of a sweep as text, those of lists within lists included.
+    """Values of a sweep as text, with nested lists expanded.
 
-    Hydra's own iterator takes a range, a choice or a glob among other values for one value. An
-    interval has no values until an optimizer asks for them.
+    Hydra's own iterator treats a range, a choice or a glob among other values as one value. An
+    interval has no values until an optimizer samples it.
     """
     for part in sweep_parts(parsed.value()):
         if isinstance(part, Glob):
@@ -128,7 +128,7 @@ def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
 
 
 def sweep_parts(value: Any) -> Iterator[Any]:
-    """What a sweep is made of: single values, ranges, globs, intervals."""
+    """Parts of a sweep: single values, ranges, globs, intervals."""
     if not isinstance(value, ChoiceSweep):
         yield value
         return
@@ -137,7 +137,7 @@ def sweep_parts(value: Any) -> Iterator[Any]:
 
 
 def _in_order(items: Iterable[Any], shuffled: bool) -> Iterable[Any]:
-    """What is shuffled has the same order each time, so that the sweep is the same one."""
+    """Shuffle with a fixed order, so that the sweep is reproducible."""
     found = list(items) if shuffled else []
     random.Random(0).shuffle(found)
     return found or items

@@ -1,6 +1,6 @@
-"""Checks of single overrides before Hydra composes, so that all errors are reported at once.
+"""Check single overrides before Hydra composes, so that all errors are reported at once.
 
-Hydra's own parser decides what the text means; the catalogue decides whether that exists.
+Hydra's parser parses the text; the catalogue decides whether its key and option exist.
 """
 
 import re
@@ -35,17 +35,17 @@ from eke.config.compose.suggest import (
     nothing_near,
     number_key,
     of_elsewhere,
-    same_numbers,
+    shares_numbers,
     text_key,
 )
 from eke.config.foreign_names import Retired, find_retired
 
-# A sweep over more values than this is checked at its first ones only.
+# Maximum number of sweep values that are checked.
 _MAX_SWEEP_VALUES = 100
 _FAILED_CALL = re.compile(
     r"\w+ while evaluating '(?P<name>\w+)\((?P<inside>.*)\)': (?P<why>[^\n]*)", re.DOTALL
 )
-"""What Hydra says of a function that exists, of arguments that it does not take."""
+"""Hydra's message about invalid arguments of an existing function."""
 
 
 # Groups whose options have sizes in their names.
@@ -55,37 +55,37 @@ _KEY = re.compile(r"[+~]*[A-Za-z_$][\w.$/-]*(?:@[\w.$-]*)?")
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Override:
-    """What Hydra understands; remembered, since parsing costs it a millisecond. Not to be changed.
+    """Parse an override with Hydra. Cached (parsing takes 1 ms), so do not modify the result.
 
     Raises:
-        HydraException: the text is not in Hydra's grammar.
+        HydraException: the text is invalid in Hydra's grammar.
     """
     return OverridesParser.create().parse_override(text)
 
 
 def find_problems(text: str, catalogue: Catalogue) -> list[Problem]:
-    """Everything wrong with one override that can be known without composing.
+    """Find all problems of one override that need no composition.
 
-    A sweep is a problem here: one composition has one value per key. Its fix is the `-m` form.
+    A sweep is a problem here, since a composition has one value per key; its fix is the `-m` form.
     """
     malformed = _check_shape(text, catalogue)
     if malformed:
         return [malformed]
     try:
         parsed = parse(text)
-    except Exception as error:  # its own exceptions, ANTLR's, RecursionError on deep nesting
+    except Exception as error:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
         return [_unparsable(text, error, catalogue)]
     return _check_parsed(parsed, catalogue)
 
 
 def suggest_fix(text: str, catalogue: Catalogue) -> Fix:
-    """The override itself where it is valid, otherwise the fix of its first problem."""
+    """The override itself if valid, otherwise the fix of its first problem."""
     problems = _next_problems(text, catalogue)
     return problems[0].fix if problems else Fix(text)
 
 
 def _join(fixes: Iterable[Fix]) -> Fix:
-    """All of them at once; empty where one is."""
+    """Combine all fixes; empty if one of them is."""
     fixes = list(fixes)
     if not all(fixes):
         return Fix()
@@ -93,7 +93,7 @@ def _join(fixes: Iterable[Fix]) -> Fix:
 
 
 def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
-    """What would be said of an override that is proposed, its number's limits included."""
+    """Problems of a proposed override, including the limits of its number."""
     problems = find_problems(text, catalogue)
     key, _, value = text.partition("=")
     field = catalogue.keys.get(key)
@@ -181,7 +181,7 @@ def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
 
 
 def _failed_call(key: str, value: str, called: re.Match[str], catalogue: Catalogue) -> Problem:
-    """A function of Hydra's grammar that there is not, or that does not take these arguments."""
+    """Problem of an unknown function in Hydra's grammar, or of its invalid arguments."""
     name, inside = called["name"], called["inside"]
     why = f"Hydra's {name}() does not take these values"
     if called["why"].startswith("Unknown function"):
@@ -192,7 +192,7 @@ def _failed_call(key: str, value: str, called: re.Match[str], catalogue: Catalog
 
 
 def _settings_in(text: str, catalogue: Catalogue) -> list[str]:
-    """Overrides that were quoted together, each of a known key; empty for anything else."""
+    """Split several overrides in one quoted word, if all keys are known; else empty."""
     words = text.split()
     keys = [word.partition("=")[0].lstrip("+") for word in words if "=" in word]
     known = [key for key in keys if key in catalogue.keys or key in catalogue.options]
@@ -203,7 +203,7 @@ def _default(key: str, catalogue: Catalogue) -> Fix:
     return Fix(completed(key, catalogue) or key)
 
 
-# --- what the text says -------------------------------------------------------------------------
+# --- the meaning of the text --------------------------------------------------------------------
 
 
 def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
@@ -237,7 +237,7 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
 
 
 def _check_entry(parsed: Override, catalogue: Catalogue) -> list[Problem]:
-    """`trainer.extra.debug=...`: what it may be, `eke.rules` knows."""
+    """Check the form of `trainer.extra.debug=...`; `eke.rules` checks its value."""
     key, raw = parsed.key_or_group, _raw(parsed)
     if parsed.is_delete():
         return [_deleted(key, catalogue)]
@@ -265,7 +265,7 @@ def _deleted(key: str, catalogue: Catalogue) -> Problem:
 
 
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
-    # Whatever section it was looked for in: train.gradient_checkpointing, training_args.fp16.
+    # In any section: train.gradient_checkpointing, training_args.fp16.
     row = find_retired(key) or find_retired(key.rpartition(".")[2])
     if row:
         return Problem(key, shown(raw), _why(row, raw, catalogue), _instead(row, raw, catalogue))
@@ -294,7 +294,7 @@ def _instead(row: Retired, raw: str, catalogue: Catalogue) -> Fix:
 
 
 def _why(row: Retired, raw: str, catalogue: Catalogue) -> str:
-    """The row's reason, and what is wrong with its override for this value, if anything."""
+    """The row's reason, and any error in its override for this value."""
     why = row.why(raw)
     for override in row.overrides(raw):
         for problem in _next_problems(override, catalogue):
@@ -303,7 +303,7 @@ def _why(row: Retired, raw: str, catalogue: Catalogue) -> str:
 
 
 def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
-    """The `-m` form, after the mistakes in single values; these are mended in the form."""
+    """Problems of single values, then one whose fix is the corrected `-m` form."""
     key, raw = parsed.key_or_group, _raw(parsed)
     values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
     found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
@@ -351,7 +351,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
             group, shown(raw), f"{why}; did you mean {key}?", suggest_fix(f"{key}={raw}", catalogue)
         )
     near = closest(text, options)
-    if near and group in _SIZED and not same_numbers(text, near):
+    if near and group in _SIZED and not shares_numbers(text, near):
         near = None
     if near is None or (group == "model" and is_checkpoint(text, near)):
         found = of_elsewhere(group, text)
@@ -378,7 +378,7 @@ def _option_list(group: str, value: list[Any], raw: str, catalogue: Catalogue) -
 
 
 def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
-    """A value for a whole section, which has keys instead."""
+    """Explain a value for a whole section instead of one of its keys."""
     names = ", ".join(catalogue.names(section))
     why = f"{section} has keys of its own, set one by one: {names}"
     if isinstance(value, dict) and value:
@@ -410,7 +410,7 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
 
 
 def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
-    """`optimizer.option=sgd`, `model.family=bert`: what an option's file says about itself."""
+    """Explain overrides of fixed keys: `optimizer.option=sgd`, `model.family=bert`."""
     why = f"is set by the option of {section}, not by hand"
     if name == "family":
         option = next(

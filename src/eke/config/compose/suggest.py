@@ -1,6 +1,6 @@
-"""Did you mean ...: the real key or group nearest to an unknown one.
+"""Suggestions: the key or group closest to an unknown one, and overrides for paths and names.
 
-What a path or a name means where an option was expected: a checkpoint, a file, a data set.
+A path or a name in place of an option may be a checkpoint, a file or a data set.
 """
 
 import re
@@ -19,7 +19,7 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.schema import ENDINGS, VARIANTS
 
-# The key a bare number or text was meant for when it was given to a whole group.
+# The intended key of a number or text given to a whole section.
 _NUMBER_KEY = {
     "batch": "per_device",
     "data": "num_samples",
@@ -33,17 +33,17 @@ _TEXT_KEY = {"paths": "runs"}
 
 
 def number_key(section: str) -> str | None:
-    """`batch=4` means `batch.per_device=4`: the key path for a number given to a whole section."""
+    """Key path for a number given to a whole section: `batch=4` means `batch.per_device=4`."""
     return f"{section}.{_NUMBER_KEY[section]}" if section in _NUMBER_KEY else None
 
 
 def text_key(section: str) -> str | None:
-    """`paths=/data` means `paths.runs=/data`."""
+    """Key path for a text given to a whole section: `paths=/data` means `paths.runs=/data`."""
     return f"{section}.{_TEXT_KEY[section]}" if section in _TEXT_KEY else None
 
 
 def nearest_key(key: str, catalogue: Catalogue) -> str | None:
-    """The key path, section or group that was probably meant by an unknown `key`."""
+    """Suggest the key path, section or group for an unknown `key`."""
     key = key.strip("./").replace("/", ".")
     section, _, name = key.rpartition(".")
     if section:
@@ -59,7 +59,7 @@ def nearest_key(key: str, catalogue: Catalogue) -> str | None:
 
 
 def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None:
-    """`optimizer.momentm`, `optimizr.lr`, `trainer.steps`: correct the part that is wrong."""
+    """Correct the wrong part of `optimizer.momentm`, `optimizr.lr`, `trainer.steps`."""
     if section in catalogue.keys:
         return section
     if section in catalogue.sections:
@@ -75,18 +75,18 @@ def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None
 
 
 def _by_name(name: str, catalogue: Catalogue) -> str | None:
-    """The key path whose last part is `name`, where there is only one."""
+    """The key path whose last part is `name`, if there is exactly one."""
     paths = named_so(name, catalogue)
     return paths[0] if len(paths) == 1 else None
 
 
 def named_so(name: str, catalogue: Catalogue) -> list[str]:
-    """Every key path whose last part is `name`, in the order of the schema."""
+    """Every key path whose last part is `name`, in schema order."""
     return [k for k in _typable(catalogue) if k.rpartition(".")[2] == name]
 
 
 def nothing_near(key: str, catalogue: Catalogue) -> str:
-    """What there is, for a key that is no misspelt one."""
+    """List the existing keys for an unknown key without a close match."""
     section, _, name = key.rpartition(".")
     if several := named_so(name, catalogue):
         return f"there is no such key; {' and '.join(several)} are"
@@ -96,7 +96,7 @@ def nothing_near(key: str, catalogue: Catalogue) -> str:
 
 
 def likeliest(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
-    """Of options with a wanted key: the default, one called like the present, the simplest."""
+    """Choose among options with a required key: the default, a similar name, the simplest."""
     return min(
         others,
         key=lambda other: (
@@ -114,7 +114,7 @@ def _typable(catalogue: Catalogue) -> list[str]:
 
 
 def completed(name: str, catalogue: Catalogue) -> str | None:
-    """A whole override for a name typed without a value: its default, true for a switch."""
+    """Complete override for a name without a value: its default, true for a switch."""
     if name in catalogue.options:
         return f"{name}={catalogue.defaults.get(name, next(iter(catalogue.options[name])))}"
     if name in catalogue.keys:
@@ -127,15 +127,15 @@ def completed(name: str, catalogue: Catalogue) -> str | None:
     )
 
 
-# Endings of files that are no text, and that no option of `data` reads.
+# Extensions of non-text files that no option of `data` reads.
 _UNREAD = (".tsv", ".xlsx", ".arrow", ".zip", ".tar", ".npy", ".npz", ".bin", ".pkl", ".pt", ".h5")
-# Files of a folder that are looked at for their endings.
+# Maximum number of files in a folder whose extensions are inspected.
 _MAX_FILES = 1000
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
 def option_for(typed: str) -> str:
-    """The option of `data` that reads a file, or the files of a folder; empty for none."""
+    """The option of `data` that reads a file or the files of a folder; empty if there is none."""
     folder = user_path(typed)
     names = [typed]
     if _exists(folder) and folder.is_dir():
@@ -147,7 +147,7 @@ def option_for(typed: str) -> str:
 
 
 def as_data(typed: str) -> tuple[str, ...]:
-    """Overrides that train on a file or a folder; on a data set of the hub for a name of one."""
+    """Overrides that train on a file or folder, or on a hub data set for any other name."""
     bare = typed.strip("\"'")
     if not is_file(bare):
         return ("data=hub", f"data.name={typed}")
@@ -156,7 +156,7 @@ def as_data(typed: str) -> tuple[str, ...]:
 
 
 def as_evaluation(typed: str) -> tuple[str, ...]:
-    """Overrides that evaluate on a file; those of rows alone have a file of their own for that."""
+    """Overrides that evaluate on a file; only options with rows support a separate file."""
     option = option_for(typed.strip("\"'"))
     if option not in ENDINGS:
         return ()
@@ -164,7 +164,7 @@ def as_evaluation(typed: str) -> tuple[str, ...]:
 
 
 def is_file(typed: str) -> bool:
-    """Whether a text is a file's or a folder's, not `owner/name` or a bare word."""
+    """Whether a text is a path of a file or folder, not `owner/name` or a bare word."""
     if _exists(user_path(typed)) or re.match(r"[./~]|[A-Za-z]:\\|.*/$", typed):
         return True
     suffix = re.search(r"\.[A-Za-z]\w{0,7}$", typed)
@@ -174,7 +174,7 @@ def is_file(typed: str) -> bool:
 
 
 def as_checkpoint(typed: str) -> tuple[str, ...]:
-    """Overrides that train a checkpoint, for a folder, a file in one or a hub's name; else none."""
+    """Overrides that train a checkpoint (a folder, a file in it or a hub name); else none."""
     bare = typed.strip("\"'")
     named = re.search(r"[-\d]", bare) and re.fullmatch(r"[A-Za-z][\w.-]*", bare)
     if not (named or re.search(r"[/\\]", bare) or _exists(user_path(bare))):
@@ -185,23 +185,23 @@ def as_checkpoint(typed: str) -> tuple[str, ...]:
 
 
 def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
-    """Overrides for a checkpoint, a file or a data set that was typed as an option."""
+    """Overrides for a checkpoint, file or data set given in place of an option."""
     finders = {"model": as_checkpoint, "data": as_data}
     return finders[group](text) if group in finders else ()
 
 
 def is_checkpoint(typed: str, near: str) -> bool:
-    """Whether a name near to an option of eke's is a hub's: they have dashes, eke's have none.
+    """Whether a name similar to an option is a hub name: these have dashes, options do not.
 
-    gpt2-xl and t5-small are the hub's names of these very sizes; tiny-bert is eke's alone.
+    gpt2-xl and t5-small are hub names of the same sizes; tiny-bert exists only in eke.
     """
     if "-" not in typed:
         return False
     return normal(typed) != normal(near) or near.startswith(("gpt2_", "t5_"))
 
 
-def same_numbers(typed: str, option: str) -> bool:
-    """Whether a name's numbers are an option's too: qwen3_4b is no misspelt qwen3_8b."""
+def shares_numbers(typed: str, option: str) -> bool:
+    """Whether a name has the same numbers as an option: qwen3_4b is not a misspelt qwen3_8b."""
     numbers = re.findall(r"\d+", normal(option))
     return set(re.findall(r"\d+", normal(typed))) <= set(numbers)
 

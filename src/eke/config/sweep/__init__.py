@@ -1,4 +1,4 @@
-"""Sweeps: what varies, which runs that makes, which of them are left out."""
+"""Sweeps: definition, expansion into runs, and exclusion of runs."""
 
 from eke.config.sweep.definition import Excluded, Expanded, SweepCell, expand
 

@@ -1,9 +1,4 @@
-"""What a sweep varies: typed behind -m, and said by the file of `sweep=NAME`.
-
-Values out of a file, or out of a list typed by hand, as texts that Hydra understands.
-
-From the command line of `-m` to composed cells.
-"""
+"""Expand a sweep, defined by overrides after -m and the file of `sweep=NAME`, to composed cells."""
 
 import itertools
 import math
@@ -25,7 +20,7 @@ from eke.config.compose.composer import (
     Many,
     Progress,
     contradictions,
-    counted,
+    problems_by_cell,
     problems_of,
 )
 from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_parts, sweep_values
@@ -36,7 +31,7 @@ from eke.config.sweep.exclusion import KEY, Clause, read_clauses
 
 
 def value_text(value: Any) -> str:
-    """One value as it is typed behind `key=`."""
+    """Format a value for an override `key=VALUE`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -52,24 +47,24 @@ def value_text(value: Any) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether Hydra reads the bare text as this very text."""
+    """Whether Hydra parses the unquoted text as the same string."""
     try:
         return bool(parse(f"key={text}").value() == text)
-    except Exception:  # of several kinds: Hydra's own, ANTLR's
+    except Exception:  # Hydra's and ANTLR's exceptions
         return False
 
 
 def sweep_text(key: str, values: Any) -> str:
-    """`key=a,b` from a list of values, or from a text as it is typed behind -m."""
+    """Format `key=a,b` from a list of values or a sweep's text."""
     if not isinstance(values, list):
         return f"{key}={values if isinstance(values, str) else value_text(values)}"
     return f"{key}={','.join(value_text(value) for value in values)}"
 
 
 def split_list(raw: str) -> str:
-    """`[a=b and c=d, e in (f, g)]` with each item in quotes, as Hydra's grammar wants it.
+    """Quote each item of `[a=b and c=d, e in (f, g)]`, as Hydra's grammar requires.
 
-    Without brackets it is one item.
+    A text without brackets is one item.
     """
     text = raw.strip()
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
@@ -95,35 +90,35 @@ def _unquoted(text: str) -> str:
 
 
 MAX_CELLS = 100_000
-"""More is a mistake in a range: at 10 ms a cell, planning them takes a quarter of an hour."""
+"""Maximum number of cells: planning takes 10 ms each, i.e. a quarter of an hour in total."""
 
 Overrides = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """Overrides by the part they play; `sweep.*` itself is taken out of them."""
+    """Overrides of a sweep by role, without `sweep.*`."""
 
     axes: tuple[Overrides, ...]
-    """Of each key that was typed, and of each in `product`, all values; often one."""
+    """All values, often one, of each key in the overrides and in `product`."""
     rows: dict[str, Overrides] = field(default_factory=dict)
     """Name -> overrides."""
     steps: tuple[Overrides, ...] = ()
-    """Of the keys in `zip`, the values that belong together."""
+    """Values of the keys in `zip`, one tuple per step."""
     settings: Sweep = field(default_factory=Sweep)
 
     def repeat(self, number: int) -> Overrides:
-        """What the cells of one repeat have in common."""
+        """Overrides shared by the cells of one repeat."""
         repeat = (f"repeat={number}",) if self.settings.repeats > 1 else ()
         has_seed = self.settings.seeds is Seeds.per_repeat
         return (*repeat, f"seed={number}") if has_seed else repeat
 
 
 def read_definition(typed: Sequence[str], many: Many) -> Definition:
-    """The typed overrides and the named sweep's. A key that is typed replaces the file's own.
+    """Combine the overrides and the named sweep; an override of a key replaces the file's.
 
     Raises:
-        ConfigError: everything that is wrong with what was typed, or with the file.
+        ConfigError: all errors in the overrides or the file.
     """
     catalogue = many.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
@@ -148,7 +143,7 @@ def read_definition(typed: Sequence[str], many: Many) -> Definition:
 
 
 def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Sweep, list[Problem]]:
-    """`sweep.*` of the file, with what was typed put above it."""
+    """`sweep.*` of the file, updated by the overrides."""
     named = [text for text in own if _key(text) == "sweep"]
     texts: list[str] = []
     problems, whole = _torn_by_braces(about, many.catalogue)
@@ -159,7 +154,7 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
         problems += found
         texts += [] if found else [text]
     if any(find_problems(text, many.catalogue) for text in named):
-        return Sweep(), problems  # an unknown name; said elsewhere
+        return Sweep(), problems  # an unknown name is reported elsewhere
     if not named and not texts:
         return Sweep(), problems
     tree = many.tree([*named, *texts])
@@ -180,7 +175,7 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
 
 
 def _torn_by_braces(about: Sequence[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
-    """`sweep.zip={seed:[1,2]}`, of which bash makes a word for each comma; returns the others."""
+    """Detect `sweep.zip={seed:[1,2]}` split by bash at its commas; return the other words."""
     pieces: dict[str, list[str]] = {}
     for text in about:
         pieces.setdefault(_key(text), []).append(text.partition("=")[2])
@@ -200,11 +195,11 @@ def _key(text: str) -> str:
 
 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
-    """What is wrong with an override that may have many values."""
+    """Problems of an override that may have many values."""
     problems = find_problems(text, catalogue)
     try:
         parsed = parse(text)
-    except Exception:  # what kind, `problems` says
+    except Exception:  # `problems` has the reason
         return problems
     if not parsed.is_sweep_override() or is_hydras(parsed.key_or_group):
         return problems
@@ -217,7 +212,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
         why = "one named sweep at a time"
         first = text.partition("=")[2].partition(",")[0]
         return [Problem("sweep", text.partition("=")[2], why, Fix(f"sweep={first}"))]
-    # The last one says that several values need -m, and here is -m.
+    # The last problem is that several values need -m, which is present here.
     return problems[:-1] or _no_match(parsed, catalogue)
 
 
@@ -233,10 +228,10 @@ def _no_match(parsed: Override, catalogue: Catalogue) -> list[Problem]:
 
 
 def _values(text: str, catalogue: Catalogue) -> Overrides:
-    """Every `key=value` an override stands for.
+    """Every `key=value` of an override.
 
     Raises:
-        ConfigError: they are wrong.
+        ConfigError: the override is invalid.
     """
     problems = _wrong(text, catalogue)
     if problems:
@@ -249,10 +244,10 @@ def _values(text: str, catalogue: Catalogue) -> Overrides:
 
 
 def _row(name: str, value: Any, keys: set[str]) -> Overrides:
-    """The overrides of a row, without those of the keys that were typed.
+    """Overrides of a row, without keys set on the command line.
 
     Raises:
-        ConfigError: the row is no mapping.
+        ConfigError: the row is not a mapping.
     """
     if not isinstance(value, dict | None):
         why = "a row is a mapping of keys to values, {} for none"
@@ -262,17 +257,17 @@ def _row(name: str, value: Any, keys: set[str]) -> Overrides:
 
 
 def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...]:
-    """The values of each key side by side.
+    """Combine the values of zipped keys step by step.
 
     Raises:
-        ConfigError: the lists are of different lengths.
+        ConfigError: the lists differ in length.
     """
     columns = [_values(sweep_text(key, value), catalogue) for key, value in zipped.items()]
     for key, column in zip(zipped, columns, strict=True):
         if len(column) != len(columns[0]):
             other = f"{next(iter(zipped))} has {len(columns[0])}"
             why = f"{key} has {format_number(len(column), 'value')} and {other}; zip pairs them"
-            # With every combination lists of any lengths go together.
+            # In a product, lists may differ in length.
             pairs = [f"{k}:[{','.join(_bare(c))}]" for k, c in zip(zipped, columns, strict=True)]
             fix = Fix(f"sweep.product={{{','.join(pairs)}}}", remark="in place of sweep.zip")
             raise ConfigError(Problem("sweep.zip", key, why, fix))
@@ -285,7 +280,7 @@ def _bare(column: Overrides) -> list[str]:
 
 
 def _refuse_twice(definition: Definition, typed: set[str]) -> None:
-    """A key has its values from one place.
+    """Reject keys that have values from several parts of the sweep.
 
     Raises:
         ConfigError: two parts of the sweep set it.
@@ -319,23 +314,23 @@ class SweepCell:
 
     composed: Composed
     row: str = ""
-    """Name of its row; empty where there are none."""
+    """Name of its row; empty if the sweep has no rows."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """As typed, `sweep.*` left out."""
+        """Overrides without `sweep.*`."""
         return self.composed.overrides
 
     @property
     def name(self) -> str:
-        """The row and the overrides that are not the row's own name."""
+        """The row's name, if any, and the overrides."""
         text = " ".join(self.overrides)
         return f"{self.row}: {text}" if self.row else text
 
 
 @dataclass(frozen=True)
 class Excluded:
-    """What a clause of `sweep.exclude` left out."""
+    """Cells excluded by a clause of `sweep.exclude`."""
 
     clause: str
     count: int
@@ -343,7 +338,7 @@ class Excluded:
 
 @dataclass(frozen=True)
 class Expanded:
-    """A sweep: its cells in the order they are to run, and what was said about it."""
+    """A sweep: its cells in run order, excluded cells and warnings."""
 
     cells: tuple[SweepCell, ...]
     excluded: tuple[Excluded, ...] = ()
@@ -354,20 +349,20 @@ class Expanded:
 def expand(
     overrides: Sequence[str], config_dir: Path | None = None, progress: Progress | None = None
 ) -> Expanded:
-    """The cells of a sweep, each composed once.
+    """Expand a sweep to its cells, each composed once.
 
-    Rounds go outermost, then rows, then zip, then the product in the order typed, the last key
-    fastest. Every other round is the other way round: on a machine that slows down steadily, what
-    always comes later would look slower (tests/unit/results/report/test_power.py simulates it).
-    Cells that are equal stay: whether two runs are the same, their identity says.
+    The order is rounds, rows, zip, then the product in command-line order, the last key varying
+    fastest. Every second round is reversed: on a machine that slows down steadily, later cells
+    would otherwise seem slower (simulated by tests/unit/results/report/test_power.py). Equal cells
+    are kept; run identities decide whether two runs are the same.
 
     Args:
-        overrides: as typed behind -m.
-        config_dir: a folder with the user's own options, beside eke's.
-        progress: told after each cell that is composed.
+        overrides: overrides of the sweep, after -m.
+        config_dir: a folder with the user's options, in addition to eke's.
+        progress: called after each composed cell.
 
     Raises:
-        ConfigError: everything that is wrong with any cell; what several have in common, once.
+        ConfigError: all errors of the cells; shared ones are listed once.
     """
     many = Many(config_dir)
     definition = read_definition([t for t in overrides if not is_launching(t)], many)
@@ -387,17 +382,17 @@ def expand(
 
 @dataclass(frozen=True)
 class _Point:
-    """A cell before it is composed."""
+    """A cell before composition."""
 
     overrides: tuple[str, ...]
     row: str
 
 
 def _points(definition: Definition) -> list[_Point]:
-    """Every cell, in order.
+    """List every cell, in order.
 
     Raises:
-        ConfigError: there are none, or more than anybody can mean.
+        ConfigError: there are none, or more than `MAX_CELLS`.
     """
     rows = list(definition.rows.items()) or [("", ())]
     steps = definition.steps or ((),)
@@ -422,10 +417,10 @@ def _points(definition: Definition) -> list[_Point]:
 
 
 def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
-    """What is wrong with single overrides, each told once whatever the number of its cells.
+    """Check single overrides, and report each problem once for all its cells.
 
     Raises:
-        ConfigError: there are such.
+        ConfigError: an override is invalid.
     """
     uses = Counter(text for cell in cells for text in set(cell))
     found: Counter[Problem] = Counter()
@@ -436,16 +431,16 @@ def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
     for cell in cells if not found else []:
         found.update(contradictions(cell))
     if found:
-        raise ConfigError(counted(found, len(cells)))
+        raise ConfigError(problems_by_cell(found, len(cells)))
 
 
 def _exclude(
     cells: Sequence[SweepCell], clauses: Sequence[Clause]
 ) -> tuple[list[SweepCell], tuple[Excluded, ...]]:
-    """The cells that stay, and how many each clause takes; the first that is true takes one.
+    """Remaining cells, and the number excluded by each clause; the first true clause counts.
 
     Raises:
-        ConfigError: none stays.
+        ConfigError: no cell remains.
     """
     counts = dict.fromkeys((clause.text for clause in clauses), 0)
     kept = []

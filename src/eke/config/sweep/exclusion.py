@@ -1,12 +1,12 @@
-"""Clauses of `sweep.exclude` against the keys there are, and against composed runs.
+"""Parse, check and evaluate clauses of `sweep.exclude`.
 
-Which runs a sweep leaves out: a small language over keys and their values.
+The clauses are boolean expressions over keys and their values.
 
     precision=fp16 and model=tiny_t5
     not (optimizer in (sgd, lion)) or batch.per_device >= 8
 
 Words: and, or, not, in, parentheses; = (or ==), !=, <, <=, >, >=. Numbers are compared as numbers.
-Nothing is evaluated by Python.
+Python evaluates no part of a clause.
 """
 
 import re
@@ -22,7 +22,7 @@ from eke.config.compose.composer import Composed
 from eke.config.compose.suggest import nearest_key
 
 Lookup = Callable[[str], Any]
-"""The value of a key in one run; raises KeyError where the run has no such key."""
+"""The value of a key in one run; raises KeyError if the run lacks the key."""
 
 ORDERS = ("<", "<=", ">", ">=")
 _TOKEN = re.compile(
@@ -32,21 +32,21 @@ _WORDS = ("and", "or", "not", "in")
 
 
 class ExpressionError(ValueError):
-    """The text is not in the language; says why."""
+    """Invalid expression, with the reason."""
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One key against one value, or several."""
+class KeyComparison:
+    """Comparison of one key with one or several values."""
 
     key: str
     sign: str
     """One of = != < <= > >= in."""
     values: tuple[Any, ...]
-    """One but for `in`: texts, numbers, booleans or None."""
+    """Strings, numbers, booleans or None; several only for `in`."""
 
     def holds(self, lookup: Lookup) -> bool:
-        """Whether it is true of a run; a key that the run has not is unequal to everything."""
+        """Evaluate the comparison for a run; a missing key is unequal to everything."""
         try:
             found = lookup(self.key)
         except KeyError:
@@ -59,15 +59,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Expression:
-    """A comparison, or several joined by a word."""
+    """A comparison, or expressions joined by an operator."""
 
     word: str
-    """and, or, not; empty for a single comparison."""
+    """Operator (and, or, not); empty for a single comparison."""
     parts: tuple["Expression", ...] = ()
-    comparison: Comparison | None = None
+    comparison: KeyComparison | None = None
 
     def holds(self, lookup: Lookup) -> bool:
-        """Whether it is true of a run."""
+        """Evaluate the expression for a run."""
         if self.comparison is not None:
             return self.comparison.holds(lookup)
         answers = (part.holds(lookup) for part in self.parts)
@@ -75,8 +75,8 @@ class Expression:
             return not next(answers)
         return all(answers) if self.word == "and" else any(answers)
 
-    def comparisons(self) -> Iterator[Comparison]:
-        """Every comparison in it."""
+    def comparisons(self) -> Iterator[KeyComparison]:
+        """All comparisons in the expression."""
         if self.comparison is not None:
             yield self.comparison
         for part in self.parts:
@@ -84,10 +84,10 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression:
-    """Parse a text.
+    """Parse an expression.
 
     Raises:
-        ExpressionError: it is not in the language.
+        ExpressionError: the text is invalid.
     """
     reader = _Reader(_tokens(text))
     expression = reader.either()
@@ -97,7 +97,7 @@ def read_expression(text: str) -> Expression:
 
 
 def read_value(text: str) -> Any:
-    """A word as a value: a number, true, false, null, else itself."""
+    """Convert a word to a number, boolean or None; otherwise return it unchanged."""
     if text[:1] in ("'", '"'):
         return text[1:-1]
     known = {"true": True, "false": False, "null": None}
@@ -121,7 +121,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Reader:
-    """Recursive descent: or, and, not, what stands in parentheses, comparison."""
+    """Recursive descent parser: or, and, not, parentheses, comparison."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -168,14 +168,14 @@ class _Reader:
         sign = self.take("= or another comparison")
         if sign == "not" and self.next == "in":
             self.take()
-            listed = Expression("", comparison=Comparison(key, "in", self._listed()))
+            listed = Expression("", comparison=KeyComparison(key, "in", self._listed()))
             return Expression("not", (listed,))
         if sign == "in":
-            return Expression("", comparison=Comparison(key, "in", self._listed()))
+            return Expression("", comparison=KeyComparison(key, "in", self._listed()))
         sign = "=" if sign == "==" else sign
         if sign not in ("=", "!=", *ORDERS):
             raise ExpressionError(f"{sign} stands where = or another comparison belongs")
-        return Expression("", comparison=Comparison(key, sign, (self._value(),)))
+        return Expression("", comparison=KeyComparison(key, sign, (self._value(),)))
 
     def _listed(self) -> tuple[Any, ...]:
         if self.take("(") != "(":
@@ -216,13 +216,13 @@ def _equal(found: Any, value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """A value as it was typed: `1` against a text that is `1`."""
+    """A value as text, to compare `1` with the string `1`."""
     return f"{value:g}" if _is_number(value) else str(value)
 
 
 KEY = "sweep.exclude"
 ROW = "row"
-"""Stands for the row's name, in a clause."""
+"""Key of the row's name in a clause."""
 
 
 @dataclass(frozen=True)
@@ -233,14 +233,14 @@ class Clause:
     expression: Expression
 
     def excludes(self, composed: Composed, row: str) -> bool:
-        """Whether it is true of a composed run."""
+        """Evaluate the clause for a composed run."""
         return self.expression.holds(lambda key: _value_of(composed, row, key))
 
 
 def read_clauses(
     texts: Sequence[str], catalogue: Catalogue, rows: Sequence[str]
 ) -> tuple[list[Clause], list[Problem]]:
-    """The clauses that can be judged, and what is wrong with the others."""
+    """The valid clauses, and the problems of the others."""
     clauses, problems = [], []
     for text in texts:
         try:
@@ -256,9 +256,9 @@ def read_clauses(
 
 
 def _check(
-    comparison: Comparison, text: str, catalogue: Catalogue, rows: Sequence[str]
+    comparison: KeyComparison, text: str, catalogue: Catalogue, rows: Sequence[str]
 ) -> list[Problem]:
-    """A key that is not there, and values that it can never have."""
+    """Problems of an unknown key, and of values that a key cannot have."""
     key, values = comparison.key, comparison.values
     field = catalogue.keys.get(key)
     if key == ROW or key in catalogue.options:
@@ -288,7 +288,7 @@ def _check(
 
 
 def _not_among(key: str, value: Any, known: Sequence[str | None], text: str) -> list[Problem]:
-    # Words such as on, off and true are read as they are typed; a number's name too.
+    # Words such as on, off and true are compared as text; so are names that look like numbers.
     word = value if value is None or isinstance(value, str) else format_value(value)
     if word in known:
         return []
@@ -299,7 +299,7 @@ def _not_among(key: str, value: Any, known: Sequence[str | None], text: str) -> 
 
 
 def _unbracketed(text: str) -> Fix:
-    """Without brackets that do not pair up, if the rest is an expression; else nothing."""
+    """The text without unmatched brackets, if the rest is an expression; else empty."""
     bare = text.strip("[] ")
     try:
         read_expression(bare)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from eke.config.schema import Backend, Checkpointing, Config, Lora
-from eke.estimate.memory.components import NOTHING, Range, spread, trains_adapters
+from eke.estimate.memory.components import NOTHING, Range, range_around, trains_adapters
 from eke.models.families import (
     FLOAT32_BYTES,
     Kernel,
@@ -24,12 +24,12 @@ from eke.models.families import (
 from eke.models.families.family_record import INDEX_BYTES
 from eke.models.sizes import (
     STAGE,
-    describe,
     flat_pieces,
     has_master,
-    is_quantised,
     most_predicted,
+    optimizer_entry,
     projection_rank,
+    quantises_state,
     weight_bytes,
 )
 from eke.models.sizes.optimizers import LOOPS, Step
@@ -52,7 +52,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
         trained, number = flat_pieces(config), FLOAT32_BYTES
     largest = number * max(prod(w.shape) for w in trained)
     in_8_bits = number * max(
-        (prod(w.shape) for w in trained if is_quantised(config.optimizer, w)), default=0
+        (prod(w.shape) for w in trained if quantises_state(config.optimizer, w)), default=0
     )
     step = Step(
         config.optimizer,
@@ -67,12 +67,14 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     if in_backward:  # one weight at a time
         step = replace(step, group=largest, total=largest)
     loop = plan.compute.optimizer_implementation
-    formula = LOOPS[loop] if loop else describe(config.optimizer).temporaries
-    found = spread(0, *formula(step))
+    formula = LOOPS[loop] if loop else optimizer_entry(config.optimizer).temporaries
+    found = range_around(0, *formula(step))
     if has_master(config) and not in_backward and config.distributed.option not in STAGE:
         # The gradients once more, in float32, while the optimizer steps on the copies.
         more = 0 if step.on_cpu else step.total // 4
-        found = spread(found.low, found.expected + step.total // 2, found.high + step.total + more)
+        found = range_around(
+            found.low, found.expected + step.total // 2, found.high + step.total + more
+        )
     return found
 
 
@@ -81,7 +83,7 @@ def singular_vectors(config: Config, parts: tuple[Weight, ...]) -> int:
 
     Source: galore-torch 1.0, galore_projector.py, get_orthogonal_matrix; a slice keeps the whole.
     """
-    if not describe(config.optimizer).keeps_singular_vectors:
+    if not optimizer_entry(config.optimizer).keeps_singular_vectors:
         return 0
     rank, number = projection_rank(config), weight_bytes(config)
     short = [min(w.shape) for w in parts if w.trained and w.role is Role.hidden]

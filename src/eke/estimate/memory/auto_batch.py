@@ -42,7 +42,7 @@ class Seen:
     """Samples per optimizer step -> the micro-batch that runs were started with."""
 
 
-def key_of(plan: Plan, capacity: int) -> str:
+def probe_key(plan: Plan, capacity: int) -> str:
     """32 hex digits: the same for plans that differ in nothing but how their steps are cut.
 
     Args:
@@ -59,7 +59,7 @@ def key_of(plan: Plan, capacity: int) -> str:
     return trace_client.digest_of(content)
 
 
-def find(key: str) -> Seen:
+def find_probes(key: str) -> Seen:
     """What is kept under a key; nothing where that cannot be read."""
     try:
         return make_converter().structure(read_json(_path(key)), Seen)
@@ -69,7 +69,7 @@ def find(key: str) -> Seen:
 
 def note_probe(key: str, size: int, fits: bool) -> Seen:
     """Keep how a probe ended; what contradicts it is older, and forgotten."""
-    seen = find(key)
+    seen = find_probes(key)
     if fits:
         fails = seen.fails if seen.fails is None or seen.fails > size else None
         return _keep(key, replace(seen, fits=max(seen.fits, size), fails=fails))
@@ -79,7 +79,7 @@ def note_probe(key: str, size: int, fits: bool) -> Seen:
 
 def note_choice(key: str, target: int, size: int) -> None:
     """Keep what a run is started with."""
-    seen = find(key)
+    seen = find_probes(key)
     if seen.chosen.get(str(target)) != size:
         _keep(key, replace(seen, chosen={**seen.chosen, str(target): size}))
 
@@ -108,7 +108,7 @@ MAX_PROBES = 3
 before, and traces leave one or two of them open."""
 
 
-class Room(Enum):
+class ProbeRoom(Enum):
     """Whether a micro-batch has room."""
 
     yes = "yes"
@@ -117,7 +117,7 @@ class Room(Enum):
     no = "no"
 
 
-class Trial(Enum):
+class ProbeResult(Enum):
     """How a probe ended."""
 
     fits = "fits"
@@ -127,7 +127,7 @@ class Trial(Enum):
     """It ended for another reason, which says nothing about memory."""
 
 
-Probe = Callable[[Plan], Trial]
+Probe = Callable[[Plan], ProbeResult]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Chosen:
 
 
 @dataclass
-class Search:
+class BatchSearch:
     """A search among the plans of one configuration that differ in their micro-batch."""
 
     plans: Sequence[Plan]
@@ -175,13 +175,13 @@ class Search:
     _found: dict[tuple[int, bool], Forecast] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.key = key_of(self.plans[0], self.whole or self.capacity)
-        self._probes = key_of(self.plans[0], self.capacity)
-        self.known = find(self._probes)
+        self.key = probe_key(self.plans[0], self.whole or self.capacity)
+        self._probes = probe_key(self.plans[0], self.capacity)
+        self.known = find_probes(self._probes)
 
     def run(self) -> Chosen:
         """The largest that fits; the smallest where none is known to."""
-        before = find(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
+        before = find_probes(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
         for number, plan in enumerate(self.plans):
             if plan.batch.per_device == before and not self._failed(number):
                 return self._chosen(number, "as before")
@@ -193,25 +193,25 @@ class Search:
     def _predicted(self) -> int:
         """The last of which even the high end has room; -1 where none has."""
         end = len(self.plans)
-        if self.room(end - 1) is Room.yes:  # most often, so it is checked first
+        if self.room(end - 1) is ProbeRoom.yes:  # most often, so it is checked first
             return end - 1
-        best = _last(lambda n: self.room(n) is Room.yes, -1, end)
+        best = _last(lambda n: self.room(n) is ProbeRoom.yes, -1, end)
         if self.trace:
-            top = _last(lambda n: self.room(n) is not Room.no, best, end)
-            best = _last(lambda n: self.room(n, traced=True) is Room.yes, best, top + 1)
+            top = _last(lambda n: self.room(n) is not ProbeRoom.no, best, end)
+            best = _last(lambda n: self.room(n, traced=True) is ProbeRoom.yes, best, top + 1)
         return best
 
-    def room(self, number: int, traced: bool = False) -> Room:
+    def room(self, number: int, traced: bool = False) -> ProbeRoom:
         """What is known of one plan: seen before, else by its forecast."""
         size = self.plans[number].batch.per_device
         if size <= self.known.fits:
-            return Room.yes
+            return ProbeRoom.yes
         if self.known.fails is not None and size >= self.known.fails:
-            return Room.no
+            return ProbeRoom.no
         peak = self.forecast(number, traced).best
         if peak.high <= self.capacity:
-            return Room.yes
-        return Room.no if peak.low > self.capacity else Room.open
+            return ProbeRoom.yes
+        return ProbeRoom.no if peak.low > self.capacity else ProbeRoom.open
 
     def forecast(self, number: int, traced: bool = False) -> Forecast:
         """Of one plan; a trace once made is used for all that follows."""
@@ -230,16 +230,16 @@ class Search:
                 break
             middle = (best + top + 1) // 2
             trial = probe(self.plans[middle])
-            if trial is Trial.unknown:
+            if trial is ProbeResult.unknown:
                 break
             size = self.plans[middle].batch.per_device
-            self.known = note_probe(self._probes, size, trial is Trial.fits)
-            best, top = (middle, top) if trial is Trial.fits else (best, middle - 1)
+            self.known = note_probe(self._probes, size, trial is ProbeResult.fits)
+            best, top = (middle, top) if trial is ProbeResult.fits else (best, middle - 1)
         return best
 
     def _worth_a_probe(self, number: int) -> bool:
         """On a CPU what is expected not to fit is not tried: the whole machine would suffer."""
-        if self.room(number, self.trace) is Room.no:
+        if self.room(number, self.trace) is ProbeRoom.no:
             return False
         on_cpu = self.plans[number].device.kind == "cpu"
         return not on_cpu or self.forecast(number).best.expected <= self.capacity
@@ -261,7 +261,7 @@ class Search:
             fits=best >= 0,
             fails=self._failed(number),
             larger_failed=larger is not None and self._failed(above),
-            larger_is_open=larger is not None and self.room(above) is not Room.no,
+            larger_is_open=larger is not None and self.room(above) is not ProbeRoom.no,
         )
 
 

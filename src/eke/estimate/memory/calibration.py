@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from eke.common.files import append_line, own_folder, read_text, write_atomic
 from eke.data.sources import cache_folder
 from eke.estimate.memory.components import Calibrated, Forecast, Range, doubts_of
-from eke.estimate.memory.trace_client import key_of
+from eke.estimate.memory.trace_client import trace_key
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
 from eke.plan.identity import canonical
 from eke.plan.planner import Plan
@@ -74,7 +74,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Fit:
+class Correction:
     """What a group of pairs says of the next run."""
 
     num_runs: int
@@ -90,7 +90,7 @@ def one_of_each(pairs: Iterable[Pair]) -> list[Pair]:
     return list({pair.key: pair for pair in pairs if pair.is_sane}.values())
 
 
-def fit(pairs: Iterable[Pair]) -> Fit | None:
+def correction_of(pairs: Iterable[Pair]) -> Correction | None:
     """The correction of a group, and how sure it is; None where there are too few.
 
     The interval is Student's for one more observation: t(n - 1) * s * sqrt(1 + 1/n), with s about
@@ -112,7 +112,7 @@ def fit(pairs: Iterable[Pair]) -> Fit | None:
     deviations = [ratio - centre for ratio in ratios]
     spread = math.sqrt(sum(d * d for d in deviations) / (count - 1))
     student = t_quantile((1 + CONFIDENCE) / 2, count - 1) * spread * math.sqrt(1 + 1 / count)
-    return Fit(count, math.exp(centre), max(student, *(abs(d) for d in deviations)))
+    return Correction(count, math.exp(centre), max(student, *(abs(d) for d in deviations)))
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -139,7 +139,7 @@ def t_quantile(probability: float, degrees: int) -> float:
     return float(stdtrit(degrees, probability))
 
 
-def corrected(found: Range, fitted: Fit) -> Range:
+def corrected(found: Range, fitted: Correction) -> Range:
     """A range with its expected value corrected and its high end where the interval ends.
 
     The low end stays: what no correct implementation can do without is no matter of experience.
@@ -156,7 +156,7 @@ def calibrate(found: Forecast, pairs: Sequence[Pair], versions: str) -> Forecast
         pairs: of its group.
         versions: of their libraries, formatted.
     """
-    fitted = fit(pairs)
+    fitted = correction_of(pairs)
     if fitted is None:
         few = len(one_of_each(pairs))
         return replace(found, calibrated=Calibrated(None, None, few, NEEDED, 1.0, 0.0, versions))
@@ -296,7 +296,7 @@ SOURCES = ("estimate", "models", "training")
 nothing."""
 
 
-def group_of(plan: Plan, method: str) -> Group:
+def memory_group(plan: Plan, method: str) -> Group:
     """What runs must have in common to say something of each other's forecasts.
 
     Args:
@@ -362,7 +362,7 @@ def pair_of(plan: Plan, record: Record) -> Pair | None:
         expected, truth = predicted.expected, None if reserved is None else reserved + context
     if not expected or not truth:
         return None
-    pair = Pair(key_of(plan), record.run_id, expected, truth)
+    pair = Pair(trace_key(plan), record.run_id, expected, truth)
     return pair if pair.is_sane else None
 
 
@@ -372,5 +372,5 @@ def note_pair(plan: Plan, record: Record) -> None:
     if pair is None:
         return
     assert record.memory.predicted is not None
-    group = group_of(plan, record.memory.predicted.method)
+    group = memory_group(plan, record.memory.predicted.method)
     add_line(path_of(group), json.dumps(dataclasses.asdict(pair)))

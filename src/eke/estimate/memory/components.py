@@ -164,7 +164,7 @@ def exact(number: int) -> Range:
     return Range(number, number, number)
 
 
-def spread(low: int, expected: int, high: int) -> Range:
+def range_around(low: int, expected: int, high: int) -> Range:
     """A range around the expected value: ends that formulas put on its wrong side are on it."""
     expected = max(0, expected)
     return Range(max(0, min(low, expected)), expected, max(expected, high))

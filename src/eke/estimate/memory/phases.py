@@ -15,8 +15,8 @@ from eke.estimate.memory.components import (
     NOTHING,
     Range,
     exact,
+    range_around,
     shape_of,
-    spread,
     total,
     trains_adapters,
 )
@@ -68,7 +68,7 @@ class Moment:
 
 def around(expected: int, low: int = 0, high: int | None = None) -> Range:
     """A range that begins at nothing, and ends a little above, unless it is known better."""
-    return spread(low, expected, int(expected * SLACK_HIGH) if high is None else high)
+    return range_around(low, expected, int(expected * SLACK_HIGH) if high is None else high)
 
 
 def moments(plan: Plan) -> list[Moment]:
@@ -89,7 +89,7 @@ def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
 def _between(expected: Moment, shortest: Moment, longest: Moment) -> Moment:
     """A moment of the longest micro-batch expected, with the ends of those that can be met."""
     parts = {
-        name: spread(shortest.parts[name].low, part.expected, longest.parts[name].high)
+        name: range_around(shortest.parts[name].low, part.expected, longest.parts[name].high)
         for name, part in expected.parts.items()
     }
     return replace(expected, parts=parts)
@@ -139,7 +139,7 @@ class _Moments:
             found.append(Moment("backward", parts | self.held("middle", whole) | half, "middle"))
         new = self.held("evaluation", NOTHING)
         more = sharding.regather_bytes(self.plan, self.parts)
-        new["buffers"] = total((new["buffers"], spread(0, more, more)))
+        new["buffers"] = total((new["buffers"], range_around(0, more, more)))
         return [*found, Moment("optimizer", new, "regather")]
 
     def held(self, moment: str, gradients: Range) -> Parts:
@@ -147,7 +147,7 @@ class _Moments:
         state = self.state
         shared = held_at(self.plan, self.parts, state.gradients, moment, gradients)
         views = singular_vectors(self.config, self.parts)
-        optimizer = spread(state.optimizer, state.optimizer + views, state.optimizer + views)
+        optimizer = range_around(state.optimizer, state.optimizer + views, state.optimizer + views)
         parts = {
             "weights": exact(state.weights),
             "gradients": shared.gradients,
@@ -244,15 +244,19 @@ class _Moments:
         trained = self.has_vocabulary and not trains_adapters(self.config)
         head = trained * number * self.shape.vocabulary * self.shape.hidden
         head = min(head, self.state.gradients)
-        gradients = spread(0, head, min(2 * head + number * self.layer, 2 * self.state.gradients))
+        gradients = range_around(
+            0, head, min(2 * head + number * self.layer, 2 * self.state.gradients)
+        )
         if self.plan.batch.accumulation > 1:
-            gradients = total((self.earlier, spread(0, number * self.layer // 3, gradients.high)))
+            gradients = total(
+                (self.earlier, range_around(0, number * self.layer // 3, gradients.high))
+            )
         parts = self.held("last_layer", gradients) | self.kept(acts.casts_kept)
         parts["recomputed"] = around(acts.passing)
         working = acts.working + self.unpacked
         parts["temporaries"] = around(working, high=2 * working)
         if acts.passing:  # casts of the layer that is computed again
-            parts["autocast"] = spread(0, parts["autocast"].expected, acts.casts)
+            parts["autocast"] = range_around(0, parts["autocast"].expected, acts.casts)
         return Moment("backward", parts, "last_layer")
 
     def first_layer(self) -> Moment:
@@ -261,9 +265,9 @@ class _Moments:
         whole = self.state.gradients
         own = 0 if self.config.memory.optimizer_in_backward or trains_adapters(self.config) else own
         own = 0 if self.plan.batch.accumulation > 1 else min(own, whole)
-        parts = self.held("first_layer", spread(whole - own, whole - own // 2, whole))
+        parts = self.held("first_layer", range_around(whole - own, whole - own // 2, whole))
         layer = int(self.doubt * acts.one_layer)
-        parts["recomputed"] = spread(0, acts.passing, max(acts.passing, layer) + SMALL_BYTES)
+        parts["recomputed"] = range_around(0, acts.passing, max(acts.passing, layer) + SMALL_BYTES)
         parts["temporaries"] = around(acts.working, high=2 * acts.working)
         return Moment("backward", parts, "first_layer")
 
@@ -290,7 +294,7 @@ class _Moments:
         """The optimizer steps; with its updates in the backward pass, within that."""
         parts = self.held("optimizer", exact(self.state.gradients))
         found = optimizer_temporaries(self.plan, self.parts)
-        parts["temporaries"] = spread(found.low, found.expected, found.high + SMALL_BYTES)
+        parts["temporaries"] = range_around(found.low, found.expected, found.high + SMALL_BYTES)
         return Moment("optimizer", parts, "optimizer")
 
     def evaluation(self) -> Moment:
@@ -301,5 +305,5 @@ class _Moments:
         parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
         parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
         casts = acts.casts if self.plan.compute.eval_autocast else 0
-        parts["autocast"] = spread(0, casts, casts)
+        parts["autocast"] = range_around(0, casts, casts)
         return Moment("evaluation", parts, "evaluation")

@@ -12,7 +12,7 @@ from typing import Any
 
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import trace_client
-from eke.estimate.memory.calibration import calibrate, group_of, read_pairs, versions_of
+from eke.estimate.memory.calibration import calibrate, memory_group, read_pairs, versions_of
 from eke.estimate.memory.components import (
     PHASES,
     UNTRACED,
@@ -25,7 +25,7 @@ from eke.estimate.memory.components import (
     doubts_of,
     exact,
     is_fsdp,
-    spread,
+    range_around,
     total,
 )
 from eke.estimate.memory.phases import COMPONENTS, Moment, Parts, moments, moments_of
@@ -93,7 +93,7 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     allocated = traced.allocated[closed.phase]
     if _is_bound(plan, traced, closed.phase) and allocated > closed.total.expected:
         more = max(0, allocated - closed.total.high)
-        return replace(closed, parts=closed.parts | {"others": spread(0, 0, more)})
+        return replace(closed, parts=closed.parts | {"others": range_around(0, 0, more)})
     is_top = allocated == max(traced.allocated.values())
     known = traced.components if is_top and sum(traced.components.values()) <= allocated else {}
     sizes: Counter[str] = Counter()
@@ -102,19 +102,19 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     parts = {name: exact(size) for name, size in sizes.items()}
     others = allocated - sum(known.values())
     doubt = int(ERROR[plan.device.kind] * allocated) + MIB // 16
-    parts["others"] = spread(0, others, others + doubt)
+    parts["others"] = range_around(0, others, others + doubt)
     if "buffers" in closed.parts:  # of DataParallel: a trace has one process
         parts["buffers"] = closed.parts["buffers"]
     is_exact = traced.method is Method.trace and traced.is_exact
     made = drawn(plan)
     if not is_exact or made.expected != made.longest:
         missing = closed.total.high - total(parts.values()).high
-        parts["others"] = spread(0, others, others + doubt + max(0, missing))
+        parts["others"] = range_around(0, others, others + doubt + max(0, missing))
     is_sure = is_exact and not made.differ
     parts = _lowered(parts, max(0, allocated - doubt) if is_sure else closed.total.low)
     if plan.device.kind != "cpu":
         reserve = max(traced.reserved.values()) - allocated if is_top else 0
-        parts["reserve"] = spread(0, reserve, reserve * 3 // 2)
+        parts["reserve"] = range_around(0, reserve, reserve * 3 // 2)
     return replace(closed, parts=parts)
 
 
@@ -135,7 +135,7 @@ def _lowered(parts: dict[str, Range], low: int) -> dict[str, Range]:
     lowered = {}
     for name, part in parts.items():
         share = min(low, part.expected)
-        lowered[name] = spread(share, part.expected, part.high)
+        lowered[name] = range_around(share, part.expected, part.high)
         low -= share
     return lowered
 
@@ -150,7 +150,7 @@ def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
     if moment.name in PARTLY and closed.expected <= beside:
         return moment
     high = beside * (100 + DOUBT_PERCENT) // 100 + MIB // 16
-    parts = kept | {"activations": spread(beside // 2, beside, high)}
+    parts = kept | {"activations": range_around(beside // 2, beside, high)}
     return replace(moment, parts=parts)
 
 
@@ -194,9 +194,9 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         doubts = tuple(doubt for doubt in doubts if doubt in UNTRACED)
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
-    allocated = highest(moment.tensors for moment in measured)
+    allocated = highest_range(moment.tensors for moment in measured)
     whole = found if on_cpu else [_on_gpu(plan, moment) for moment in found]
-    peak = highest(moment.total for moment in whole)
+    peak = highest_range(moment.total for moment in whole)
     top = max(whole, key=lambda moment: moment.total.expected)
     capacity = room(plan)
     return Forecast(
@@ -219,7 +219,7 @@ def allocated_of(plan: Plan, micro: Micro) -> int:
     return max(each.tensors.expected for each in found if each.phase in TRAINED)
 
 
-def highest(moments: Iterable[Range]) -> Range:
+def highest_range(moments: Iterable[Range]) -> Range:
     """The most of any moment: of the low ends, of the expected values and of the high ends."""
     ranges = list(moments)
     return Range(
@@ -288,12 +288,12 @@ def _on_gpu(plan: Plan, moment: Moment) -> Moment:
     if moment.phase == "load":
         space = 0
     allocated = moment.total
-    reserve = spread(
+    reserve = range_around(
         0,
         int(allocated.expected * RESERVE_SHARE[0]) + SEGMENT_BYTES,
         int(allocated.high * RESERVE_SHARE[1]) + 4 * SEGMENT_BYTES,
     )
-    parts = {"workspace": spread(0, space, 3 * space), "reserve": reserve, "context": CONTEXT}
+    parts = {"workspace": range_around(0, space, 3 * space), "reserve": reserve, "context": CONTEXT}
     # What a trace's replay has found as segments has its reserve already.
     more = {name: moment.parts.get(name, part) for name, part in parts.items()}
     return replace(moment, parts=moment.parts | more)
@@ -320,7 +320,7 @@ def _basis(plan: Plan) -> str:
 
 def known_forecast(plan: Plan) -> Forecast:
     """By a trace that is kept, else by formulas; nothing is started."""
-    return calibrated(plan, forecast(plan, trace_client.find(trace_client.key_of(plan))))
+    return calibrated(plan, forecast(plan, trace_client.find_trace(trace_client.trace_key(plan))))
 
 
 def traced_forecast(plan: Plan) -> Forecast:
@@ -349,7 +349,7 @@ def calibrated(plan: Plan, found: Forecast) -> Forecast:
         plan: of the run.
         found: its forecast, not calibrated yet.
     """
-    group = group_of(plan, found.method.value)
+    group = memory_group(plan, found.method.value)
     better = calibrate(found, read_pairs(group), versions_of(group))
     return replace(better, verdict=verdict(better.best, better.capacity))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from eke.config.schema import FSDP, Config
-from eke.estimate.memory.components import NOTHING, Range, exact, is_fsdp, spread
+from eke.estimate.memory.components import NOTHING, Range, exact, is_fsdp, range_around
 from eke.models.families import FLOAT32_BYTES, Role, Weight, family_of, is_classification
 from eke.models.sizes import STAGE, pieces, weight_bytes
 from eke.plan.planner import Plan
@@ -120,7 +120,7 @@ def gradients_at(plan: Plan, parts: Parts, moment: str, plain: Range) -> Range:
         return exact(sizes.partition) if on_host or not offload else NOTHING
     if stage == 1:
         if moment == "optimizer":
-            return NOTHING if offload else spread(sizes.partition, sizes.mine, sizes.whole)
+            return NOTHING if offload else range_around(sizes.partition, sizes.mine, sizes.whole)
         return NOTHING if moment == "evaluation" else plain
     if offload or moment == "evaluation":
         return NOTHING
@@ -129,9 +129,9 @@ def gradients_at(plan: Plan, parts: Parts, moment: str, plain: Range) -> Range:
     if moment in ("forward", "loss"):
         return exact(earlier)
     if moment == "last_layer":
-        return spread(earlier, earlier + sizes.mine * sizes.early, earlier + sizes.mine)
+        return range_around(earlier, earlier + sizes.mine * sizes.early, earlier + sizes.mine)
     low = sizes.partition if moment != "middle" else earlier
-    return spread(low, sizes.mine if moment == "optimizer" else sizes.mine + earlier,
+    return range_around(low, sizes.mine if moment == "optimizer" else sizes.mine + earlier,
                   2 * sizes.mine)  # fmt: skip
 
 
@@ -151,10 +151,10 @@ def buffers_at(plan: Plan, parts: Parts, moment: str, gathered: Range) -> Range:
         high = always + gathered.high
         if moment == "optimizer":
             more = step_bytes(plan, parts)
-            return spread(0, always + more, high + 2 * more)
+            return range_around(0, always + more, high + 2 * more)
         if moment == "embedding":  # a large gradient is scattered by itself: perhaps one copy of it
             high += 2 * sizes.largest
-        return spread(0, always + gathered.expected, high)
+        return range_around(0, always + gathered.expected, high)
     expected, more = always, 0
     if moment in BACKWARD:  # `setup_buckets`, at the first gradient
         expected, more = always + sizes.bucket, sizes.largest
@@ -164,7 +164,7 @@ def buffers_at(plan: Plan, parts: Parts, moment: str, gathered: Range) -> Range:
     if moment == "optimizer":
         expected, more = always + step_bytes(plan, parts), 2 * sizes.group * FLOAT32_BYTES
     doubt = sizes.mine if plan.config.offload.option != "none" else sizes.bucket
-    return spread(0, expected, expected + more + doubt)
+    return range_around(0, expected, expected + more + doubt)
 
 
 def _staging(plan: Plan, sizes: Sizes) -> int:
@@ -227,7 +227,7 @@ def gathered_weights(plan: Plan, parts: Parts) -> Range:
     table = max((prod(w.shape) for w in parts if w.role is Role.embedding), default=0)
     next_ones = numbers_of(zero, "stage3_prefetch_bucket_size")
     at_work = (2 * experts + table if experts else max(each, default=0)) + next_ones
-    return spread(number * small, number * at_work, number * (2 * sum(each) + at_work))
+    return range_around(number * small, number * at_work, number * (2 * sum(each) + at_work))
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ def held_at(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range)
         return _ddp(plan, parts, whole, moment, gradients)
     if option == "dp":
         # The first device also has the gathered results of the others.
-        return Held(gradients, spread(0, whole // 10, whole))
+        return Held(gradients, range_around(0, whole // 10, whole))
     return Held(gradients, NOTHING)
 
 
@@ -284,12 +284,12 @@ def _ddp(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range) ->
     tied = table if config.model.tie_word_embeddings and not is_classification(config) else 0
     if moment in ("forward", "loss", "optimizer", "evaluation"):
         outside = whole if several and moment in ("forward", "loss") else 0
-        return Held(buckets, spread(0, outside, outside))
+        return Held(buckets, range_around(0, outside, outside))
     if moment == "last_layer":
         before = whole if several else 0
-        return Held(buckets, spread(0, before + tied + matrix, before + whole))
+        return Held(buckets, range_around(0, before + tied + matrix, before + whole))
     own = table if moment == "embedding" else tied + matrix
-    return Held(buckets, spread(0, own, max(own, (1 + several) * whole)))
+    return Held(buckets, range_around(0, own, max(own, (1 + several) * whole)))
 
 
 def layer_numbers(config: Config, weights: Parts) -> tuple[int, int]:
@@ -316,7 +316,7 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     number = weight_bytes(config)
     layer, outside = number * numbers, number * around
     if config.distributed.num_processes == 1:
-        return spread(0, 0, 3 * layer + 2 * outside)
+        return range_around(0, 0, 3 * layer + 2 * outside)
     stays = outside
     if not config.distributed.reshard_after_forward:
         stays += layer * config.model.num_hidden_layers
@@ -330,4 +330,4 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     if moment == "evaluation":
         expected = stays + (2 + more) * layer
     low = min(layer, expected)
-    return spread(low, expected, 2 * stays + (6 + more) * layer + 2 * outside)
+    return range_around(low, expected, 2 * stays + (6 + more) * layer + 2 * outside)

@@ -69,7 +69,7 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
 """Keys that no trace depends on: None for a whole group. Any other key counts, a new one too."""
 
 
-def key_of(plan: Plan) -> str:
+def trace_key(plan: Plan) -> str:
     """32 hex digits: the same for plans that one trace answers."""
     return digest_of(what_counts(plan))
 
@@ -123,7 +123,7 @@ def _software() -> dict[str, str]:
     return {**hashes, **installed_versions(LIBRARIES)}
 
 
-def find(key: str) -> Traced | None:
+def find_trace(key: str) -> Traced | None:
     """What is kept under a key; None when nothing readable is."""
     try:
         return make_converter().structure(read_json(_path(key)), Traced)
@@ -131,7 +131,7 @@ def find(key: str) -> Traced | None:
         return None
 
 
-def keep(key: str, traced: Traced) -> None:
+def keep_trace(key: str, traced: Traced) -> None:
     """Keep it; one that cannot be written is found again another time."""
     path = _path(key)
     try:
@@ -161,7 +161,7 @@ class Answer:
     """In one line; empty where there is a trace."""
 
 
-class Worker:
+class TraceProcess:
     """One tracing process, started at the first request."""
 
     def __init__(self, module: str = MODULE) -> None:
@@ -253,7 +253,7 @@ def _read(line: str) -> Answer:
         return Answer(None, f"the tracing process answered nonsense ({type(error).__name__})")
 
 
-_worker = Worker()
+_worker = TraceProcess()
 atexit.register(_worker.close)
 
 
@@ -269,7 +269,7 @@ def traced(plan: Plan, limit_s: float = LIMIT_S) -> Answer:
         plan: the run.
         limit_s: seconds after which there is no answer.
     """
-    return _answer(plan, key_of(plan), _worker, limit_s)
+    return _answer(plan, trace_key(plan), _worker, limit_s)
 
 
 def trace_all(
@@ -286,17 +286,17 @@ def trace_all(
         processes: at most so many at once.
         limit_s: seconds for one plan.
     """
-    keys = [key_of(plan) for plan in plans]
+    keys = [trace_key(plan) for plan in plans]
     answers: dict[str, Answer] = {}
     for key in dict.fromkeys(keys):
-        if (found := find(key)) is not None:
+        if (found := find_trace(key)) is not None:
             answers[key] = Answer(found)
     report = progress or (lambda done, total: None)
     report(sum(key in answers for key in keys), len(keys))
     missing = {key: plan for key, plan in zip(keys, plans, strict=True) if key not in answers}
     if missing:
-        workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        every = [Worker() for _ in range(min(processes, len(missing)))]
+        workers: queue.SimpleQueue[TraceProcess] = queue.SimpleQueue()
+        every = [TraceProcess() for _ in range(min(processes, len(missing)))]
         for worker in every:
             workers.put(worker)
 
@@ -317,11 +317,11 @@ def trace_all(
     return [answers[key] for key in keys]
 
 
-def _answer(plan: Plan, key: str, worker: Worker, limit_s: float) -> Answer:
-    found = find(key)
+def _answer(plan: Plan, key: str, worker: TraceProcess, limit_s: float) -> Answer:
+    found = find_trace(key)
     if found is not None:
         return Answer(found)
     answer = worker.ask(plan, limit_s)
     if answer.traced is not None:
-        keep(key, answer.traced)
+        keep_trace(key, answer.traced)
     return answer

@@ -4,13 +4,13 @@ from eke.estimate.time.rates import PARTS, PaceCalibration, Span, StepTime, Unkn
 from eke.estimate.time.slowdowns import compile_seconds
 from eke.estimate.time.step_time import (
     TITLE,
-    as_json,
     forecast_time,
     note_predictions,
     num_runs,
     render_time,
     slowdown,
     speed_cell,
+    step_time_json,
     sum_line,
     time_line,
 )
@@ -23,7 +23,6 @@ __all__ = [
     "Span",
     "StepTime",
     "Unknown",
-    "as_json",
     "compile_seconds",
     "forecast_time",
     "note_pace",
@@ -32,6 +31,7 @@ __all__ = [
     "render_time",
     "slowdown",
     "speed_cell",
+    "step_time_json",
     "sum_line",
     "time_line",
 ]

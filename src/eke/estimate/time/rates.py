@@ -51,7 +51,7 @@ def exactly(amount: float) -> Span:
     return Span(amount, amount, amount)
 
 
-def total(spans: "list[Span] | tuple[Span, ...]") -> Span:
+def total_span(spans: "list[Span] | tuple[Span, ...]") -> Span:
     """The sum: of low ends, of expected values and of high ends."""
     found = NOTHING
     for each in spans:
@@ -135,21 +135,21 @@ PARTS = {
 """Part of a step -> what it is limited by."""
 
 
-def between(low: float, high: float) -> Span:
+def span_between(low: float, high: float) -> Span:
     """A range of which only the ends are published: their geometric mean is expected."""
     return Span(low, sqrt(low * high), high)
 
 
-TENSOR_CORES = between(0.404, 0.80)
+TENSOR_CORES = span_between(0.404, 0.80)
 """Share of the datasheet's peak that matrix multiplications reach on tensor cores. High: large
 products on an H200, 790 of 989 TFLOP/s. Low: whole training steps of a 760M model on an H100
 (MosaicML llm-foundry, scripts/train/benchmarking/README.md), whose products alone were faster."""
 
-CUDA_CORES = between(0.53, 1.0)
+CUDA_CORES = span_between(0.53, 1.0)
 """The same in float32 without tensor cores. Low: whole steps of BERT-large on a V100-32GB by a loop
 of NVIDIA's own (NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT, 2020: 8.36 of 15.7)."""
 
-FUSED_ATTENTION = between(0.28, 0.72)
+FUSED_ATTENTION = span_between(0.28, 0.72)
 """FlashAttention-2's forward and backward pass on an A100: 88 to 225 of 312 TFLOP/s for short and
 long causal sequences (Dao 2023, arXiv:2307.08691, figures 4 to 7)."""
 
@@ -173,7 +173,7 @@ BANDWIDTH = Span(0.688, 0.794, 1.0)
 their median expected (Jia et al. 2018, arXiv:1804.06826; 2019, arXiv:1903.07486). The high end is
 the datasheet: caches hold what is read again at once."""
 
-LAUNCH_S = between(5e-6, 35e-6)
+LAUNCH_S = span_between(5e-6, 35e-6)
 """Seconds of the host for one kernel. Low: PyTorch's dispatcher and the driver, 5 to 8 us. High: a
 forward pass of Llama-1B at 1 x 128 tokens, 18.3 ms (Hugging Face Accelerate,
 benchmarks/torch.compile/README.md) for its 522 kernels, Python modules included."""

@@ -12,7 +12,7 @@ from eke.config.schema import Rows, Synthetic
 from eke.estimate.memory.components import shape_of, trains_adapters
 from eke.estimate.time.rates import Span, exactly, network_of
 from eke.models.families import Shape
-from eke.models.sizes import describe
+from eke.models.sizes import optimizer_entry
 from eke.plan.planner import Plan, drawn
 
 ONE = exactly(1.0)
@@ -36,7 +36,7 @@ to none (its issue 236, a Phi-3 on one A100)."""
 
 
 @dataclass(frozen=True)
-class Effect:
+class WorkFactors:
     """Factors on what is counted of an eager model."""
 
     moved: Span
@@ -45,7 +45,7 @@ class Effect:
     """Projections onto the vocabulary over those of the plain loss."""
 
 
-def effect_of(plan: Plan) -> Effect:
+def effect_of(plan: Plan) -> WorkFactors:
     """What compilation and fused kernels make of the passes."""
     config = plan.config
     moved, launches = ONE, ONE
@@ -59,7 +59,7 @@ def effect_of(plan: Plan) -> Effect:
     # (eke.estimate.memory.advice).
     fused = config.kernels.fused_linear_cross_entropy
     head = 4 / 3 if fused and plan.compute.matmul != "float32" else 1.0
-    return Effect(moved, launches, head)
+    return WorkFactors(moved, launches, head)
 
 
 def _is_compiled(plan: Plan) -> bool:
@@ -137,7 +137,7 @@ NOTES: tuple[tuple[Condition, str], ...] = (
 def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
     """Each reason that holds."""
     found = [text for holds, text in NOTES if holds(plan, shape)]
-    if not_timed := describe(plan.config.optimizer).not_timed:
+    if not_timed := optimizer_entry(plan.config.optimizer).not_timed:
         found.append(not_timed)
     if plan.config.distributed.num_nodes > 1:
         rate, why = network_of(plan)

@@ -17,15 +17,15 @@ from typing import Any
 
 from eke.common.text import format_count, format_number, format_seconds
 from eke.estimate.memory import note_forecast
-from eke.estimate.memory.calibration import Fit, Pair, fit, versions_of
-from eke.estimate.time.rates import PARTS, PaceCalibration, Span, StepTime, Unknown, total
+from eke.estimate.memory.calibration import Correction, Pair, correction_of, versions_of
+from eke.estimate.time.rates import PARTS, PaceCalibration, Span, StepTime, Unknown, total_span
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
-    describe,
-    group_of,
+    describe_step,
     prior_time,
     read_observations,
+    time_group,
     why_unknown,
 )
 from eke.estimate.time.work import Work, work_of
@@ -84,7 +84,7 @@ def sum_line(found: Sequence[StepTime | Unknown], kind: str) -> str:
     unknown = [each.reason for each in found if isinstance(each, Unknown)]
     lines = []
     if known:
-        whole = total(known)
+        whole = total_span(known)
         text = (
             f"{_unit(kind)} (estimate): about {_hours(whole.expected)} "
             f"({_hours(whole.low)} to {_hours(whole.high)}) for {format_number(len(known), 'run')}"
@@ -225,13 +225,13 @@ NANO = 10**9
 """`Pair` holds whole numbers: a ratio with nine digits."""
 
 
-def _interval(left_out: Sequence[float]) -> Fit | None:
+def _interval(left_out: Sequence[float]) -> Correction | None:
     """Bias and spread of predictions that did not know the run."""
     pairs = [
         Pair(f"run {n}", f"run {n}", max(1, round(NANO * ratio)), NANO)
         for n, ratio in enumerate(left_out)
     ]
-    return fit(pairs)
+    return correction_of(pairs)
 
 
 def as_table(
@@ -241,14 +241,14 @@ def as_table(
     return tuple((tuple(sorted(each.amounts.items())), each.measured) for each in observations)
 
 
-def correction(observations: Sequence[Observation]) -> Fit | None:
+def correction(observations: Sequence[Observation]) -> Correction | None:
     """What finished runs say of predictions by datasheets; None where there are too few."""
     pairs = [
         Pair(each.key, each.run_id, max(1, round(NANO * each.predicted)),
              max(1, round(NANO * each.measured)))
         for each in observations if each.predicted > 0
     ]  # fmt: skip
-    return fit(pairs)
+    return correction_of(pairs)
 
 
 FAR = 10.0
@@ -270,7 +270,7 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
     Args:
         plan: of the run.
     """
-    group = group_of(plan)
+    group = time_group(plan)
     runs = read_observations(group)
     work = work_of(plan)
     prior = prior_time(plan, work)
@@ -334,7 +334,7 @@ def _by_runs(
     for kind, each in seconds.items():
         part = PART_OF.get(kind, "compute")
         parts[part] = parts.get(part, 0.0) + each * rates.factor
-    found = describe(plan, work, step, parts, "finished runs on this device", None)
+    found = describe_step(plan, work, step, parts, "finished runs on this device", None)
     by = PaceCalibration(rates.num_runs, NEEDED, rates.factor, expm1(rates.within), versions)
     return replace(found, calibrated=by, notes=(*found.notes, *_far(expected, rates)))
 
@@ -391,10 +391,10 @@ def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None
     note_forecast(record, plan, slowdown, may_lack)
     found = forecast_time(plan)
     if isinstance(found, StepTime):
-        record.timing.predicted_step_s = as_record(found)
+        record.timing.predicted_step_s = predicted_step(found)
 
 
-def as_record(found: StepTime) -> PredictedStep:
+def predicted_step(found: StepTime) -> PredictedStep:
     """An estimate as the record has it."""
     by = found.calibrated
     calibrated = None
@@ -419,14 +419,14 @@ def as_record(found: StepTime) -> PredictedStep:
     )
 
 
-def as_json(found: StepTime | Unknown) -> dict[str, Any]:
+def step_time_json(found: StepTime | Unknown) -> dict[str, Any]:
     """An estimate under the record's field paths: `timing.predicted_step_s.low`."""
     if isinstance(found, Unknown):
         return {"timing": {"predicted_step_s": None, "unknown": found.reason}}
     mfu = _ends(found.mfu) if found.mfu else None
     return {
         "timing": {
-            "predicted_step_s": asdict(as_record(found)),
+            "predicted_step_s": asdict(predicted_step(found)),
             "predicted_train_s": _ends(found.total_s),
             "predicted_device_hours": _ends(found.gpu_hours),
         },

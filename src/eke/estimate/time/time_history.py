@@ -34,7 +34,7 @@ from eke.estimate.time.rates import (
     exactly,
     highest,
     rates_of,
-    total,
+    total_span,
 )
 from eke.estimate.time.transfers import Product, goes_through_host
 from eke.estimate.time.work import Work, work_of
@@ -55,7 +55,7 @@ def prior_time(plan: Plan, work: Work | None = None) -> StepTime | Unknown:
     work = work or work_of(plan)
     parts, step = _composed(plan, work, rates)
     basis = "datasheet rates and published efficiencies"
-    return describe(plan, work, step, parts, basis, rates.peak)
+    return describe_step(plan, work, step, parts, basis, rates.peak)
 
 
 def why_unknown(plan: Plan) -> str:
@@ -68,7 +68,7 @@ def why_unknown(plan: Plan) -> str:
 
 def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], Span]:
     """Expected seconds of each part, and the step's."""
-    products = total([_product_s(each, rates) for each in work.products])
+    products = total_span([_product_s(each, rates) for each in work.products])
     traffic = work.moved.over(rates.memory)
     device = products + traffic
     host = work.launches.by(LAUNCH_S)
@@ -117,7 +117,7 @@ def _product_s(product: Product, rates: Rates) -> Span:
     return highest(exactly(product.flops).over(rate), exactly(product.moved).over(rates.memory))
 
 
-def describe(
+def describe_step(
     plan: Plan,
     work: Work,
     step: Span,
@@ -207,7 +207,7 @@ def amounts_of(plan: Plan, work: Work) -> dict[str, float]:
     return {kind: float(amount) for kind, amount in found.items()}
 
 
-def group_of(plan: Plan) -> Group:
+def time_group(plan: Plan) -> Group:
     """What runs must have in common to say something of each other's speed."""
     config = plan.config
     return {
@@ -224,7 +224,7 @@ def group_of(plan: Plan) -> Group:
     }
 
 
-def key_of(plan: Plan) -> str:
+def work_key(plan: Plan) -> str:
     """The same for plans whose steps do the same work."""
     data = plan.config.data
     lengths = [getattr(data, name, None) for name in ("lengths", "min_len", "median_len", "sigma")]
@@ -246,7 +246,7 @@ def observation_of(plan: Plan, record: Record) -> Observation | None:
     prior = prior_time(plan, work)
     predicted = prior.step_s.expected if isinstance(prior, StepTime) else 0.0
     amounts = amounts_of(plan, work)
-    found = Observation(key_of(plan), record.run_id, amounts, predicted, steps.median)
+    found = Observation(work_key(plan), record.run_id, amounts, predicted, steps.median)
     return found if found.is_sane else None
 
 
@@ -254,7 +254,7 @@ def note_pace(plan: Plan, record: Record) -> None:
     """Keep what a finished run says of its step's time; nothing where that is not possible."""
     found = observation_of(plan, record)
     if found is not None:
-        add_line(path_of(group_of(plan)), json.dumps(dataclasses.asdict(found)))
+        add_line(path_of(time_group(plan)), json.dumps(dataclasses.asdict(found)))
 
 
 def read_observations(group: Group) -> tuple[Observation, ...]:

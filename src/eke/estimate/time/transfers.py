@@ -31,8 +31,16 @@ from typing import Any
 from eke.config.schema import FSDP, Exchange, NvmeOffload, PeerToPeer, WeightsPlace
 from eke.estimate.memory.activations import activations
 from eke.estimate.time.rates import Span, exactly
-from eke.models.families import FLOAT32_BYTES, Attention, Role, Shape, Structure, Tokens, Weight
-from eke.models.sizes import STAGE, describe, training_structure
+from eke.models.families import (
+    FLOAT32_BYTES,
+    AttentionLayers,
+    Role,
+    Shape,
+    Structure,
+    Tokens,
+    Weight,
+)
+from eke.models.sizes import STAGE, optimizer_entry, training_structure
 from eke.plan.planner import Plan
 
 FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
@@ -67,7 +75,7 @@ class Contents:
     """What a model is made of, summed up."""
 
     groups: tuple[Group, ...]
-    attention: tuple[Attention, ...]
+    attention: tuple[AttentionLayers, ...]
     numbers: float
     """All."""
     trained: float
@@ -184,7 +192,7 @@ def products(
     return found
 
 
-def _attention(one: Attention, shape: Shape, fused: bool, backward: bool) -> Product:
+def _attention(one: AttentionLayers, shape: Shape, fused: bool, backward: bool) -> Product:
     queries, keys = _count(shape, one.queries), _count(shape, one.keys)
     length = shape.source if one.keys is Tokens.source else shape.target
     scores = float(queries * length)
@@ -379,7 +387,7 @@ def updates(plan: Plan, contents: Contents, numbers: float) -> Updates:
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """What was counted of the optimizer."""
     option, table = plan.config.optimizer.option, counted_updates()
-    known = describe(plan.config.optimizer)
+    known = optimizer_entry(plan.config.optimizer)
     stands_in = known.counted_as
     if known.implementation:
         loop = plan.compute.optimizer_implementation or "foreach"
@@ -395,7 +403,7 @@ def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
 
 def _flops(plan: Plan, contents: Contents) -> float:
     """Matrix multiplications inside an update."""
-    count = describe(plan.config.optimizer).update_flops
+    count = optimizer_entry(plan.config.optimizer).update_flops
     if count is None:
         return 0.0
     return sum(num * count(plan.config, rows, columns) for rows, columns, num in contents.matrices)

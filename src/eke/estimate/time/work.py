@@ -20,7 +20,7 @@ from eke.config.schema import Checkpointing
 from eke.estimate.memory.activations import attention_kernel
 from eke.estimate.memory.components import trains_adapters
 from eke.estimate.time.rates import NOTHING, Span, exactly
-from eke.estimate.time.slowdowns import Effect, effect_of, mean_shape, notes_of
+from eke.estimate.time.slowdowns import WorkFactors, effect_of, mean_shape, notes_of
 from eke.estimate.time.transfers import (
     Contents,
     Moves,
@@ -123,7 +123,7 @@ class Pass:
 
 
 @cache
-def counted() -> Mapping[str, Any]:
+def counted_kernels() -> Mapping[str, Any]:
     """What was counted."""
     content: dict[str, Any] = json.loads(COUNTED.read_text())
     return content
@@ -159,7 +159,7 @@ def _bytes(entry: Mapping[str, float], units: Mapping[str, float]) -> float:
 def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """What was counted of the layers, and of what is around them."""
     counted_as = shape.architecture.counted_as or shape.architecture.name
-    table = counted()[counted_as]
+    table = counted_kernels()[counted_as]
     width = "cast" if shape.cast else ("wide" if shape.weights == 4 else "narrow")
     kernel = "fused" if attention_kernel(plan, shape) == "fused" else "eager"
     dropped = "dropped" if shape.dropout else "whole"
@@ -257,7 +257,7 @@ def _times(product: Product, factor: float) -> Product:
     return replace(product, flops=product.flops * factor, moved=product.moved * factor)
 
 
-def _with_head(each: list[Product], effect: Effect) -> list[Product]:
+def _with_head(each: list[Product], effect: WorkFactors) -> list[Product]:
     """The vocabulary's projection once more where the fused loss does not keep it."""
     return [_times(p, effect.head) if p.kind == "head" else p for p in each]
 

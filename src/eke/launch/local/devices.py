@@ -183,9 +183,7 @@ class Grant:
         return {core for slot in self.slots for core in slot.cores}
 
     def uses(self, slot: DeviceSlot) -> bool:
-        """Whether some of the memory of a slot is this run's: every run uses the machine's
-        memory.
-        """
+        """Whether the run uses a slot's memory; every run uses the machine's."""
         return not slot.is_gpu or any(own.device == slot.device for own in self.slots)
 
     def release(self) -> None:
@@ -317,7 +315,7 @@ def find_devices(kind: str, num_cpu_slots: int, runs_per_device: int) -> Devices
 
 
 @dataclass
-class Room:
+class FreeMemory:
     """Free memory of each device for one run; re-read at each attempt to start it."""
 
     plan: Plan
@@ -359,9 +357,7 @@ class Room:
         return None
 
     def left(self, slot: DeviceSlot) -> int | None:
-        """Bytes for this run: without what others hold, and what concurrent runs hold or still
-        need.
-        """
+        """Bytes for this run: total minus what others hold and concurrent runs need."""
         whole, free = self.plan.device.memory_bytes, self.free(slot)
         if whole is None or free is None:
             return None

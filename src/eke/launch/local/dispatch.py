@@ -12,7 +12,7 @@ from eke.common.process_env import machines_at_hand
 from eke.config.schema import Config
 from eke.hardware import choose_device
 from eke.launch.interface import Launcher, StartedSweep, Target
-from eke.launch.local.devices import Devices, Grant, Room, find_devices, start_what_fits
+from eke.launch.local.devices import Devices, FreeMemory, Grant, find_devices, start_what_fits
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun, Probed, probe
 from eke.launch.processes.sweep import Job, RunningHere
@@ -81,7 +81,7 @@ class Pool:
     start: Start = start_run
     heard: list[int] = field(default_factory=list)
     """Signals that ask to stop."""
-    room: Callable[[Plan, Sequence[Job]], Room] = Room
+    room: Callable[[Plan, Sequence[Job]], FreeMemory] = FreeMemory
     """Checks a run's memory against what is held when it starts."""
     _tried: float = 0.0
 

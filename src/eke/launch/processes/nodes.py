@@ -21,7 +21,7 @@ from typing import Any
 from eke.common.errors import EkeError
 from eke.common.files import own_folder, read_json, write_atomic
 from eke.common.paths import RunPaths
-from eke.common.process_env import Task
+from eke.common.process_env import SlurmTask
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun, describe_exit, end_of_ranks
 from eke.launch.processes.worker_process import Spot, Worker
@@ -144,7 +144,7 @@ END_S = 90.0
 class Head:
     """State of the other machines as known by the first, by node rank."""
 
-    def __init__(self, file: Path, task: Task) -> None:
+    def __init__(self, file: Path, task: SlurmTask) -> None:
         """Listen, and invite.
 
         Args:
@@ -370,7 +370,7 @@ class LedRun:
         return record
 
 
-def start_run(
+def start_attempt(
     plan: Plan, place: Place, head: Head | None, num_processes: int | None = None
 ) -> LiveRun | LedRun:
     """Start one attempt, here and on the machines that this one leads.
@@ -408,7 +408,7 @@ ALONE_S = 600.0
 """The same where the first machine's watcher is gone: its processes, if they are there, save."""
 
 
-def follow(file: Path, task: Task, timeout_s: float, problem: str = "") -> None:
+def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> None:
     """Take part in the run that the first machine leads, until it lets us go.
 
     Args:
@@ -429,7 +429,7 @@ def follow(file: Path, task: Task, timeout_s: float, problem: str = "") -> None:
         line.close()
 
 
-def connect(file: Path, task: Task, timeout_s: float, problem: str) -> Line:
+def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line:
     """Find the first machine, and greet it.
 
     Raises:
@@ -457,7 +457,7 @@ def connect(file: Path, task: Task, timeout_s: float, problem: str) -> Line:
 class Follower:
     """The processes of this machine, one attempt after the other."""
 
-    def __init__(self, line: Line, task: Task) -> None:
+    def __init__(self, line: Line, task: SlurmTask) -> None:
         self._line, self._task = line, task
         self._worker: Worker | None = None
 

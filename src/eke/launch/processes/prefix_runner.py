@@ -96,13 +96,13 @@ def end(folder: Path) -> int:
     return GONE
 
 
-def check(folder: Path) -> int:
+def worker_state(folder: Path) -> int:
     """Whether the worker is alive."""
     return GONE if worker_of(folder) is None else ALIVE
 
 
 if __name__ == "__main__":
     ACTIONS: dict[str, Callable[..., int]] = {
-        "start": start, "signal": send, "end": end, "check": check,
+        "start": start, "signal": send, "end": end, "check": worker_state,
     }  # fmt: skip
     sys.exit(ACTIONS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:]))

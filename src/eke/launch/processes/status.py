@@ -45,7 +45,7 @@ UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """One run, now."""
 
     paths: RunPaths
@@ -82,7 +82,7 @@ class Standing:
         return self.state in ACTIVE
 
 
-def find_standings(folder: Path) -> list[Standing]:
+def find_standings(folder: Path) -> list[RunStatus]:
     """The runs of a sweep, all runs in a folder, or one run; one scheduler query.
 
     Raises:
@@ -95,13 +95,13 @@ def find_standings(folder: Path) -> list[Standing]:
     jobs = job_statuses(paths for paths, _, _ in found)
     goes_on = bool(watchers_of(SweepPaths(folder)))
 
-    def of(paths: RunPaths, cell: dict[str, Any], label: str) -> Standing:
+    def of(paths: RunPaths, cell: dict[str, Any], label: str) -> RunStatus:
         try:
             launcher, job = jobs.get(paths.folder, ("", JobStatus("")))
             return replace(stand(paths, cell, label, job, goes_on), launcher=launcher)
         except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
             why = _damage(paths) or f"{paths.folder}: not readable ({error})"
-            return Standing(paths, label, UNREADABLE, note=why)
+            return RunStatus(paths, label, UNREADABLE, note=why)
 
     return [of(*each) for each in found]
 
@@ -112,7 +112,7 @@ def stand(
     label: str,
     job: JobStatus,
     goes_on: bool = False,
-) -> Standing:
+) -> RunStatus:
     """One run.
 
     Args:
@@ -123,45 +123,45 @@ def stand(
         goes_on: whether its sweep has a watcher.
     """
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
-        return Standing(paths, label, cell["outcome"], note=cell.get("reason", ""))
+        return RunStatus(paths, label, cell["outcome"], note=cell.get("reason", ""))
     record = _record(paths)
     outcome, failure = record.get("outcome", ""), record.get("failure") or {}
     note, done = failure.get("message", ""), int(record.get("steps_done", 0))
     total = int(record.get("plan", {}).get("steps", {}).get("total", 0))
     last = _number(record.get("loss", {}).get("train_final"))
     if outcome and Outcome[outcome].is_final:
-        return Standing(paths, label, outcome, done, total, last, note=note)
+        return RunStatus(paths, label, outcome, done, total, last, note=note)
     total = total or _planned_steps(paths)
     if is_locked(paths.lock):
         step, loss, step_s = _progress(paths)
         where = job.where if job.name else holder(paths)
-        return Standing(
+        return RunStatus(
             paths, label, RUNNING, step or done, total, loss, where, job=job.name,
             silent=job.silent, step_s=step_s,
         )  # fmt: skip
     if job.waits_for:
-        return Standing(paths, label, QUEUED, done, total, last, where=job.waits_for, job=job.name)
+        return RunStatus(paths, label, QUEUED, done, total, last, where=job.waits_for, job=job.name)
     if job.silent:
-        return Standing(
+        return RunStatus(
             paths, label, UNKNOWN, done, total, last, where=job.where, silent=job.silent
         )
     if goes_on and not cell.get("outcome"):
-        return Standing(paths, label, WAITING, done, total, last)
+        return RunStatus(paths, label, WAITING, done, total, last)
     if not record and (why := _damage(paths)):
-        return Standing(paths, label, UNREADABLE, total=total, note=why)
+        return RunStatus(paths, label, UNREADABLE, total=total, note=why)
     if not record and cell.get("outcome") == Outcome.crashed.name:
         # Its sweep could not start it, or not write down how it ended, and knows why.
-        return Standing(
+        return RunStatus(
             paths, label, Outcome.crashed.name, total=total, note=cell.get("reason", "")
         )
     started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
     if not record:  # killed before it could say how far it was
         done, last, _ = _progress(paths)
         note = note or missing_run(cell.get("outcome", ""), paths.folder)
-    return Standing(paths, label, outcome or started, done, total, last, note=note)
+    return RunStatus(paths, label, outcome or started, done, total, last, note=note)
 
 
-def goes_on(folder: Path, standings: Sequence[Standing]) -> bool:
+def goes_on(folder: Path, standings: Sequence[RunStatus]) -> bool:
     """Whether something runs or waits, or may, or a sweep's own process has still to see to it."""
     return any(s.is_active or s.silent for s in standings) or bool(watchers_in(folder))
 

@@ -19,7 +19,7 @@ from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
 from eke.hardware import DeviceSlot
 from eke.launch.processes.follow import View, open_view
-from eke.launch.processes.nodes import Head, start_run
+from eke.launch.processes.nodes import Head, start_attempt
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.identity import meaningful
@@ -100,7 +100,7 @@ class RunningHere(Running, Protocol):
         ...
 
 
-class Held(Protocol):
+class HeldDevices(Protocol):
     """Devices that a run holds."""
 
     def uses(self, slot: DeviceSlot) -> bool:
@@ -134,7 +134,7 @@ class Job:
     reused: bool = False
     """Answered from the record of an earlier run."""
     live: Running | None = None
-    grant: Held | None = None
+    grant: HeldDevices | None = None
     pid: int = 0
     """Of its worker, or of what has started its workers; 0 where that is on another machine."""
     where: str = ""
@@ -379,16 +379,16 @@ def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
         EkeError: machines are missing, or the folder cannot be written.
     """
     with open_view(place.paths, plan.steps.total) as view:
-        live = start_run(plan, place, head, 1 if ranks_are_started() else None)
+        live = start_attempt(plan, place, head, 1 if ranks_are_started() else None)
         try:
-            watch(live, view)
+            watch_run(live, view)
         finally:
             record = live.finish()
         view.update(last=True)
     return record
 
 
-def watch(live: Watched, view: View) -> None:
+def watch_run(live: Watched, view: View) -> None:
     """Show a run until it is over; signals go on to it."""
     with forward_signals(live.ask, live.kill):
         while not live.is_over():

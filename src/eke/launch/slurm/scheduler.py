@@ -191,9 +191,7 @@ def _nobody_answers(program: str, said: str) -> str:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment without variables of a surrounding job or torchrun: a sweep may be started inside
-    a job.
-    """
+    """Environment without a surrounding job's or torchrun's variables."""
     return {key: value for key, value in environment.items() if not _FOREIGN.match(key)}
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths
-from eke.common.process_env import Task, this_task
+from eke.common.process_env import SlurmTask, this_task
 from eke.common.streams import open_streams
 from eke.common.text import format_number
 from eke.hardware import choose_device, machine_fingerprint, option_of
-from eke.launch.processes.nodes import Head, follow, start_run
+from eke.launch.processes.nodes import Head, follow, start_attempt
 from eke.launch.processes.run_dir import Place, claim
 from eke.launch.processes.running_run import WORKER_PHASE
 from eke.launch.processes.sweep import worth_of
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
         submission = read_submission(file)
         task = os.environ.get("SLURM_ARRAY_TASK_ID", "0")
         if not task.isdecimal() or int(task) >= len(submission.runs):
-            return complain(f"{file}: has no element {task}", EXIT_USER)
+            return log_and_exit(f"{file}: has no element {task}", EXIT_USER)
         number = int(task)
         paths = RunPaths(Path(submission.runs[number]))
         mine = this_task()
@@ -90,14 +90,14 @@ def main(arguments: list[str]) -> int:
             head = held.enter_context(Head(paths.invitation, mine)) if mine.count > 1 else None
             return watch_run(paths, submission, Ticket(str(file), number), heard, head)
     except BusyError as error:
-        return complain(f"{error}; this job leaves it alone", EXIT_RESUMABLE)
+        return log_and_exit(f"{error}; this job leaves it alone", EXIT_RESUMABLE)
     except EkeError as error:
-        return complain(str(error), error.exit_code)
+        return log_and_exit(str(error), error.exit_code)
     except OSError as error:
-        return complain(f"{error.filename}: {error.strerror}", EXIT_RESUMABLE)
+        return log_and_exit(f"{error.filename}: {error.strerror}", EXIT_RESUMABLE)
 
 
-def help_out(paths: RunPaths, task: Task) -> int:
+def help_out(paths: RunPaths, task: SlurmTask) -> int:
     """Run as a follower machine; the first machine decides on the job.
 
     SLURM's signals reach every machine: the first one asks, and all processes agree.
@@ -137,17 +137,17 @@ def watch_run(
     while True:
         before = read_record(paths)
         if before is not None and Outcome[before.outcome].is_final:
-            say(f"{paths.folder}: {before.outcome} already")
+            log(f"{paths.folder}: {before.outcome} already")
             return before.exit_code
         plan = read_plan(paths)
         if why := note_software(Path(ticket.submission), plan.config.slurm.command_prefix):
-            say(f"{paths.folder}: {why}")
+            log(f"{paths.folder}: {why}")
             return note_misplaced(paths, plan, why, Outcome.refused).exit_code
         began = time.monotonic()
         record = one_attempt(paths, heard, head)
         outcome = Outcome[record.outcome]
         moved = record.steps_done > (before.steps_done if before else 0)
-        say(f"{paths.folder}: {record.outcome} after {format_number(record.steps_done, 'step')}")
+        log(f"{paths.folder}: {record.outcome} after {format_number(record.steps_done, 'step')}")
         if outcome is Outcome.crashed and not heard:
             crashes = 1 if moved else crashes + 1
             misplaced = record.failure is not None and record.failure.phase == MISPLACED
@@ -160,7 +160,7 @@ def watch_run(
         ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])
         write_ticket(paths, ticket)
         if why := ticket.spent(submission.max_restarts):
-            return complain(why, EXIT_RESUMABLE)
+            return log_and_exit(why, EXIT_RESUMABLE)
         return REQUEUE_CODE
 
 
@@ -178,13 +178,13 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
             head.gather(plan.config.distributed.timeout_s)
     except EkeError as error:
         return note_misplaced(paths, plan, str(error))
-    live = start_run(plan, Place(paths, None, ""), head)
+    live = start_attempt(plan, Place(paths, None, ""), head)
     why: Outcome | None = None
     try:
         while not live.is_over():
             if heard and why is None:
                 why = reason_of(heard[0], os.environ)
-                say(f"{signal.Signals(heard[0]).name}: {why.name}; asking the run to save")
+                log(f"{signal.Signals(heard[0]).name}: {why.name}; asking the run to save")
                 live.ask(SAID[why])
             time.sleep(POLL_S)
     finally:
@@ -278,15 +278,15 @@ def note_misplaced(
         return record
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """A line into the job's log."""
     sys.stderr.write(time.strftime("%F %T ") + text + "\n")
     sys.stderr.flush()
 
 
-def complain(text: str, code: int) -> int:
+def log_and_exit(text: str, code: int) -> int:
     """Say why it ends; returns the exit code."""
-    say(text)
+    log(text)
     return code
 
 

@@ -2,7 +2,7 @@
 
 from eke.models.families.family_record import (
     FLOAT32_BYTES,
-    Attention,
+    AttentionLayers,
     Family,
     Kernel,
     Layer,
@@ -21,7 +21,7 @@ from eke.models.families.registry import FAMILIES, family_of
 __all__ = [
     "FAMILIES",
     "FLOAT32_BYTES",
-    "Attention",
+    "AttentionLayers",
     "Family",
     "Kernel",
     "Layer",

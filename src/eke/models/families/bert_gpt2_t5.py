@@ -13,7 +13,7 @@ from eke.models.families.family_record import (
     FLOAT32_BYTES,
     INDEX_BYTES,
     MAIN,
-    Attention,
+    AttentionLayers,
     Family,
     Kernel,
     Layer,
@@ -58,7 +58,7 @@ def _bert_structure(config: Config) -> Structure:
         if not model.tie_word_embeddings:
             # transformers 5 then keeps a second bias, `cls.predictions.bias`, that nothing reads.
             weights.append(Weight((model.vocab_size,), trained=False))
-    attention = Attention(
+    attention = AttentionLayers(
         model.num_hidden_layers, hidden, Tokens.source, Tokens.source, causal=False
     )
     return Structure(tuple(weights), (attention,))
@@ -169,7 +169,7 @@ def _gpt2_structure(config: Config) -> Structure:
     ]
     if is_classification(config):
         weights += head(num_labels(config), hidden, Tokens.source, bias=False, is_head=True)
-    attention = Attention(
+    attention = AttentionLayers(
         model.num_hidden_layers, hidden, Tokens.source, Tokens.source, causal=True
     )
     return Structure(tuple(weights), (attention,))
@@ -279,9 +279,9 @@ def _t5_structure(config: Config) -> Structure:
         weights += head(num_labels(config), hidden, Tokens.sample, bias=True, is_head=True)
     width = heads * head_width(model)
     attention = (
-        Attention(encoders, width, Tokens.source, Tokens.source, causal=False),
-        Attention(decoders, width, Tokens.target, Tokens.target, causal=True),
-        Attention(decoders, width, Tokens.target, Tokens.source, causal=False),
+        AttentionLayers(encoders, width, Tokens.source, Tokens.source, causal=False),
+        AttentionLayers(decoders, width, Tokens.target, Tokens.target, causal=True),
+        AttentionLayers(decoders, width, Tokens.target, Tokens.source, causal=False),
     )
     return Structure(tuple(weights), attention)
 

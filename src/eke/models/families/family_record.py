@@ -93,7 +93,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionLayers:
     """The attention of one stack of layers."""
 
     num_layers: int
@@ -110,7 +110,7 @@ class Structure:
 
     weights: tuple[Weight, ...]
     """Every trainable tensor, shared ones once."""
-    attention: tuple[Attention, ...]
+    attention: tuple[AttentionLayers, ...]
 
 
 def linear(

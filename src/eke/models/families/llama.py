@@ -9,7 +9,7 @@ from typing import Any, cast
 from eke.config.schema import Config, LlamaModel, MixtralModel, PretrainedModel
 from eke.models.families.family_record import (
     FLOAT32_BYTES,
-    Attention,
+    AttentionLayers,
     Family,
     Kernel,
     Layer,
@@ -84,7 +84,9 @@ def _structure(config: Config, layer: list[Weight]) -> Structure:
     if is_classification(config):
         labels = num_labels(config)
         weights += head(labels, model.hidden_size, Tokens.source, bias=False, is_head=True)
-    attention = Attention(model.num_hidden_layers, width, Tokens.source, Tokens.source, causal=True)
+    attention = AttentionLayers(
+        model.num_hidden_layers, width, Tokens.source, Tokens.source, causal=True
+    )
     return Structure(tuple(weights), (attention,))
 
 
@@ -112,7 +114,7 @@ def _other(config: Config) -> Structure:
         model.head_dim or model.hidden_size // model.num_attention_heads
     )
     causal = config.task.option == "causal_lm"
-    attention = Attention(
+    attention = AttentionLayers(
         model.num_hidden_layers, width, Tokens.source, Tokens.source, causal=causal
     )
     return Structure(tuple(weights), (attention,))

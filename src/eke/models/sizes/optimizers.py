@@ -59,9 +59,9 @@ def optimizer_bytes(
         weights: tensors that get a gradient.
         bytes_of: of one number of a weight; most optimizers keep states in the same format.
     """
-    kept, trained = describe(config.optimizer), list(weights)
+    kept, trained = optimizer_entry(config.optimizer), list(weights)
     own = sum(kept.state_bytes(config, weight, bytes_of(weight)) for weight in trained)
-    shared = any(is_quantised(config.optimizer, weight) for weight in trained)
+    shared = any(quantises_state(config.optimizer, weight) for weight in trained)
     return own + shared * kept.num_tables * QMAP_BYTES
 
 
@@ -75,7 +75,7 @@ def paged_bytes(config: Config, weights: Iterable[Weight]) -> int:
         weights: tensors that get a gradient.
     """
     paged = [weight for weight in weights if prod(weight.shape) >= PAGED_MIN_SIZE]
-    widths = (1 if is_quantised(config.optimizer, w) else FLOAT32_BYTES for w in paged)
+    widths = (1 if quantises_state(config.optimizer, w) else FLOAT32_BYTES for w in paged)
     return sum(2 * width * prod(w.shape) for width, w in zip(widths, paged, strict=True))
 
 
@@ -83,9 +83,9 @@ PAGED_MIN_SIZE = 100_000
 """Numbers of a parameter from which on its states are paged (bitsandbytes, get_state_buffer)."""
 
 
-def is_quantised(optimizer: Optimizer, weight: Weight) -> bool:
+def quantises_state(optimizer: Optimizer, weight: Weight) -> bool:
     """Whether an optimizer that quantises does so for this weight."""
-    quantises = describe(optimizer).quantises
+    quantises = optimizer_entry(optimizer).quantises
     return quantises is not None and quantises(optimizer, weight)
 
 
@@ -123,7 +123,7 @@ def _lion(config: Config, weight: Weight, weight_bytes: int) -> int:
 def _bitsandbytes_moment(optimizer: Optimizer, weight: Weight) -> int:
     """A byte per number and a scale per block, or float32."""
     num = prod(weight.shape)
-    if not is_quantised(optimizer, weight):
+    if not quantises_state(optimizer, weight):
         return FLOAT32_BYTES * num
     return num + FLOAT32_BYTES * -(-num // BITSANDBYTES_BLOCK)
 
@@ -133,7 +133,7 @@ def _torchao_state(bits: int) -> Callable[[Config, Weight, int], int]:
 
     def count(config: Config, weight: Weight, weight_bytes: int) -> int:
         num = prod(weight.shape)
-        if not is_quantised(config.optimizer, weight):
+        if not quantises_state(config.optimizer, weight):
             return 2 * weight_bytes * num
         block = cast(AdamWTorchAO8bit | AdamWTorchAO4bit, config.optimizer).block_size
         codes, scales = num * bits // 8, FLOAT32_BYTES * (num // block)
@@ -575,7 +575,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
 """Option -> its entry. Other packages add entries by the entry point group `eke.optimizers`."""
 
 
-def describe(optimizer: Optimizer) -> OptimizerEntry:
+def optimizer_entry(optimizer: Optimizer) -> OptimizerEntry:
     """The registry entry of a configured optimizer.
 
     Raises:

@@ -44,7 +44,7 @@ from eke.config.schema import (
     Synthetic,
     TrainedBias,
 )
-from eke.models.families import Attention, Structure, Tokens, Weight, family_of
+from eke.models.families import AttentionLayers, Structure, Tokens, Weight, family_of
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _per_parameter(weight: Weight) -> int:
     return PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER
 
 
-def attention_flops(attention: Attention, tokens: Counts) -> float:
+def attention_flops(attention: AttentionLayers, tokens: Counts) -> float:
     """Training FLOPs per sample of one stack's attention."""
     scores = tokens[attention.queries, attention.keys] * (0.5 if attention.causal else 1)
     return PER_SCORE * attention.num_layers * attention.width * scores
@@ -230,7 +230,7 @@ def _formula(structure: Structure, tokens: Counts) -> str:
     return " + ".join(parts)
 
 
-def _scores(attention: Attention, tokens: Counts) -> str:
+def _scores(attention: AttentionLayers, tokens: Counts) -> str:
     queries, keys = tokens[attention.queries], tokens[attention.keys]
     found = tokens[attention.queries, attention.keys]
     if found == queries * keys:

@@ -27,7 +27,7 @@ from eke.config.schema import (
     WeightsPlace,
 )
 from eke.models.families import FLOAT32_BYTES, Role, Weight
-from eke.models.sizes.optimizers import describe, optimizer_bytes, paged_bytes
+from eke.models.sizes.optimizers import optimizer_bytes, optimizer_entry, paged_bytes
 from eke.models.sizes.parameters import ModelSize, training_structure
 
 BFLOAT16_BYTES = 2
@@ -199,15 +199,17 @@ def swap_bytes(config: Config, num_moments: int) -> SwapBytes:
         role: [-(-prod(w.shape) // processes) for w in trained if w.role is role] for role in Role
     }
     numbers = {role: sum(mine) for role, mine in parts.items()}
-    on_disk = [role for role in Role if is_file(offload, numbers[role])]
-    gradients = [part for role in on_disk for part in parts[role] if is_file(offload, part)]
+    on_disk = [role for role in Role if is_written_to_disk(offload, numbers[role])]
+    gradients = [
+        part for role in on_disk for part in parts[role] if is_written_to_disk(offload, part)
+    ]
     copies = 1 + num_moments
     kept = sum(numbers[role] for role in Role if role not in on_disk)
     buffers = PIECE_BUFFERS * _aligned(offload, _largest_piece(offload, parts))
     weight_files, weight_kept, weight_buffers = 0, 0, 0
     if offload.weights is WeightsPlace.disk:
         all_parts = [part for mine in parts.values() for part in mine]
-        filed = [part for part in all_parts if is_file(offload, part)]
+        filed = [part for part in all_parts if is_written_to_disk(offload, part)]
         weight_files = sum(_aligned(offload, part) for part in filed)
         weight_kept = sum(all_parts) - sum(filed)
         weight_buffers = WEIGHT_BUFFERS * _aligned(offload, largest_part(config))
@@ -225,7 +227,7 @@ def swap_bytes(config: Config, num_moments: int) -> SwapBytes:
     )
 
 
-def is_file(offload: NvmeOffload, numbers: int) -> bool:
+def is_written_to_disk(offload: NvmeOffload, numbers: int) -> bool:
     """Whether a float32 tensor of so many numbers is written to the disk at all."""
     return numbers * FLOAT32_BYTES >= max(MIN_FILE_BYTES, offload.block_bytes)
 
@@ -329,7 +331,7 @@ def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> S
     whole = state_bytes(config)
     if host:  # where models are built before they are cut, moved or rounded to 4 bits
         whole = replace(whole, start=max(whole.start, weight_bytes(config) * size.num_parameters))
-    pages = describe(config.optimizer).pages and not host
+    pages = optimizer_entry(config.optimizer).pages and not host
     if config.distributed.option not in STAGE:
         paged = paged_bytes(config, trained_weights(config)) if pages else 0
         return replace(whole, optimizer=whole.optimizer - paged)

@@ -37,10 +37,10 @@ from eke.hardware import Device, machine_fingerprint, usable_cores
 from eke.models.families import FLOAT32_BYTES, family_of
 from eke.models.sizes import (
     adapted_layers,
-    describe,
     has_master,
     is_ia3,
     model_size,
+    optimizer_entry,
     projection_rank,
 )
 from eke.models.sizes.optimizers import AUTO
@@ -346,7 +346,7 @@ def _autocast(compute: str, weights: Weights) -> str | None:
 
 def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
     """The rank of a low-rank optimizer; nothing for the others."""
-    if not describe(config.optimizer).projects:
+    if not optimizer_entry(config.optimizer).projects:
         return {}
     rank = projection_rank(config)
     if getattr(config.optimizer, "rank", None) is None:
@@ -356,7 +356,7 @@ def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
 
 
 def _implementation(config: Config, device: Device, decisions: list[Decision]) -> str:
-    named = describe(config.optimizer).implementation
+    named = optimizer_entry(config.optimizer).implementation
     if named != AUTO:
         return named
     if config.offload.option != "none":

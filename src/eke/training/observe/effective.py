@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from eke.config.schema import Checkpointing
 from eke.config.schema import Optimizer as OptimizerConfig
-from eke.models.sizes import describe
+from eke.models.sizes import optimizer_entry
 from eke.models.sizes.optimizers import AUTO
 from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
@@ -190,7 +190,7 @@ def note_states(job: TrainingState) -> None:
 
 def _effects(config: OptimizerConfig) -> Iterator[tuple[bool, str, str]]:
     """An effect: whether it belongs to the option, its number, and the meaning of zero."""
-    known = describe(config)
+    known = optimizer_entry(config)
     yield known.quantises is not None, "optimizer_quantised_frac", "no state is quantised"
     yield known.projects, "optimizer_projected_frac", "no state is projected"
     yield known.pages, "optimizer_paged_bytes", "no state is paged"
@@ -200,7 +200,7 @@ def _effects(config: OptimizerConfig) -> Iterator[tuple[bool, str, str]]:
 
 def _note_class(job: TrainingState, found: dict[str, Any]) -> None:
     """Warn if the optimizer or its implementation differs from the configured one."""
-    option, known = job.plan.config.optimizer.option, describe(job.plan.config.optimizer)
+    option, known = job.plan.config.optimizer.option, optimizer_entry(job.plan.config.optimizer)
     built = f"{found['optimizer']} {found['optimizer_library']}"
     if known.built and built not in known.built:
         job.warn(f"optimizer={option} had no effect: it is {found['optimizer']}")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eke.config.schema import DecayingSchedule, WSDSchedule
-from eke.models.sizes import describe
+from eke.models.sizes import optimizer_entry
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import cut_like, part
 from eke.training.model.number_formats import build_with_master
@@ -32,7 +32,7 @@ def build_optimizer(plan: Plan, model: nn.Module) -> Optimizer:
     """The planned optimizer over the trainable parameters of `model`, which is not wrapped yet."""
     groups = parameter_groups(model, plan.config.optimizer.weight_decay)
     build: Callable[[Plan, Groups], Optimizer] = resolve_name(
-        describe(plan.config.optimizer).builder
+        optimizer_entry(plan.config.optimizer).builder
     )
     if plan.compute.master and plan.deepspeed is None:  # which has copies of its own
         return build_with_master(groups, partial(build, plan))

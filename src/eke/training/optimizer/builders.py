@@ -37,7 +37,7 @@ from eke.config.schema import (
     ScheduleFree,
 )
 from eke.models.families import Role
-from eke.models.sizes import PAGED_MIN_SIZE, describe, projection_rank
+from eke.models.sizes import PAGED_MIN_SIZE, optimizer_entry, projection_rank
 from eke.plan.planner import Plan
 from eke.training.distributed.operators import load_adam
 from eke.training.optimizer.update import RATIO, Groups, split
@@ -410,7 +410,7 @@ def adamw_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
 
     config = plan.config.optimizer
     assert isinstance(config, AdamW8bit)
-    paged = describe(config).pages and plan.device.kind == "cuda"
+    paged = optimizer_entry(config).pages and plan.device.kind == "cuda"
     optimizer: torch.optim.Optimizer = BitsAndBytes(
         groups,
         lr=config.lr,

@@ -12,7 +12,7 @@ from eke.common.runtime import lacking
 from eke.config.schema import Backend
 from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
-from eke.models.sizes import OPTIMIZER_REGISTRY, describe
+from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.training.model.adapters import is_four_bit
 from eke.training.model.save_model import build_trainable
@@ -122,7 +122,7 @@ def _float8(found: TraceablePlan) -> TraceablePlan:
 def _optimizer(found: TraceablePlan) -> TraceablePlan:
     plan = found.plan
     optimizer = plan.config.optimizer
-    option, known = optimizer.option, describe(optimizer)
+    option, known = optimizer.option, optimizer_entry(optimizer)
     if known.twin:
         found = _with(found, optimizer=replace(optimizer, option=known.twin))
         loop = OPTIMIZER_REGISTRY[known.twin].implementation
@@ -218,7 +218,7 @@ def trace_history(plan: Plan) -> History:
     watch = StorageTrace(
         mode, device, questions, Workspaces(plan.device.kind, plan.device.capability)
     )
-    if package := describe(plan.config.optimizer).package:
+    if package := optimizer_entry(plan.config.optimizer).package:
         importlib.import_module(package)  # before its functions are replaced
     with fake_surroundings():
         model = to_fake(model, mode, device)

@@ -22,7 +22,7 @@ from eke.config.schema import Compute, Packing
 from eke.estimate.memory import Forecast, Verdict
 from eke.models.sizes import is_ragged, most_predicted
 from eke.tuning.chooser import ROOM, Axis, Change, Chooser, Combination, Situation
-from eke.tuning.recipes.resolver import Ask, Candidate, Recipe, Wish
+from eke.tuning.recipes.resolver import Ask, Question, Recipe, RecipeOption
 from eke.tuning.recipes.techniques import (
     ADAFACTOR,
     ADAMW_8BIT,
@@ -56,16 +56,16 @@ of 44.5 GiB of a Llama of 1B parameters in all (docs/lab/recipes.md)."""
 WORKERS = 2
 
 
-def batch(situation: Situation) -> Wish | None:
+def batch(situation: Situation) -> Question | None:
     """The largest micro-batch; the samples of an optimizer step stay."""
     decides = ("batch", "batch.per_device", "batch.accumulation")
     if situation.device.memory_bytes is None:
         return None
     why = "one pass over all samples of a step, or as many as fit, leaves the fewest launches"
-    return Wish(decides, (Candidate(("batch=auto",), why),))
+    return Question(decides, (RecipeOption(("batch=auto",), why),))
 
 
-def attention(situation: Situation) -> Wish | None:
+def attention(situation: Situation) -> Question | None:
     """A kernel for the very device, where its package is here; else PyTorch's choice."""
     if situation.device.kind != "cuda":
         return None
@@ -73,16 +73,16 @@ def attention(situation: Situation) -> Wish | None:
     candidates = []
     if situation.device.capability == HOPPER and not wide:
         why = "1.5 to 2 times as fast as FlashAttention-2 on an H100 (arXiv:2407.08608)"
-        candidates.append(Candidate(("attention=flash3",), why))
+        candidates.append(RecipeOption(("attention=flash3",), why))
     if is_ragged(situation.config) and not wide:
         why = "reads the lengths of samples, so that padding costs nothing (arXiv:2307.08691)"
-        candidates.append(Candidate(("attention=flash2",), why))
+        candidates.append(RecipeOption(("attention=flash2",), why))
     why = "PyTorch chooses among its fused kernels, and the record says which one ran"
-    candidates.append(Candidate(("attention=sdpa",), why))
-    return Wish(("attention",), tuple(candidates))
+    candidates.append(RecipeOption(("attention=sdpa",), why))
+    return Question(("attention",), tuple(candidates))
 
 
-def packing(situation: Situation) -> Wish | None:
+def packing(situation: Situation) -> Question | None:
     """Samples end to end where the kernel reads their lengths; others would need a large mask."""
     config = situation.config
     if not is_ragged(situation.config) or config.attention.option not in ("flash2", "flash3"):
@@ -90,10 +90,10 @@ def packing(situation: Situation) -> Wish | None:
     if config.data.packing is not Packing.off:
         return None
     why = "the same samples without padding: up to twice the speed (arXiv:2407.09105)"
-    return Wish(("data.packing",), (Candidate(("data.packing=padding_free",), why),))
+    return Question(("data.packing",), (RecipeOption(("data.packing=padding_free",), why),))
 
 
-def fused_loss_question(situation: Situation) -> Wish | None:
+def fused_loss_question(situation: Situation) -> Question | None:
     """Never all logits at once, where samples need much of their memory for them."""
     found = situation.forecast_whole
     if situation.device.kind != "cuda" or found is None:
@@ -109,18 +109,18 @@ def fused_loss_question(situation: Situation) -> Wish | None:
         f"float32 logits and their gradient would be {format_bytes(logits)}, {share:.0%} of what "
         f"a step's samples need; it computes {computed_again(situation):.0%} more"
     )
-    candidate = Candidate(fused_loss(situation), why)
+    candidate = RecipeOption(fused_loss(situation), why)
     decides = ("kernels", "kernels.fused_linear_cross_entropy")
-    return Wish(decides, (candidate,), otherwise=STAYS, shrinks=True)
+    return Question(decides, (candidate,), otherwise=STAYS, shrinks=True)
 
 
-def workers(situation: Situation) -> Wish | None:
+def workers(situation: Situation) -> Question | None:
     """Batches are made beside the training, where there are cores for it."""
     if situation.device.kind != "cuda" or situation.cores <= WORKERS:
         return None
     why = "batches are made beside the training and copied from page-locked memory"
     decides = ("dataloader", "dataloader.workers")
-    return Wish(decides, (Candidate(("dataloader=workers",), why),))
+    return Question(decides, (RecipeOption(("dataloader=workers",), why),))
 
 
 QUESTIONS: tuple[Ask, ...] = (attention, packing, compiler, sparse, fused_loss_question, workers)
@@ -146,7 +146,7 @@ WEIGHTS = Axis(
 
 def room_for_it(
     situation: Situation, is_decided: Callable[[str], bool], change: Change
-) -> list[Candidate]:
+) -> list[RecipeOption]:
     """The mildest combination that fits with the smallest micro-batch; else what needs least."""
     techniques = [SELECTIVE, FULL]
     if situation.config.train.max_grad_norm is None:  # else a norm of all gradients is needed
@@ -158,9 +158,9 @@ def room_for_it(
     return [] if best is None else explained(chooser, best)
 
 
-def explained(chooser: Chooser, best: Combination) -> list[Candidate]:
+def explained(chooser: Chooser, best: Combination) -> list[RecipeOption]:
     """The techniques of a combination, with reasons."""
-    return [Candidate(each.overrides, why) for each, why in chooser.reasons(best)]
+    return [RecipeOption(each.overrides, why) for each, why in chooser.reasons(best)]
 
 
 def conclusion(situation: Situation) -> str:
@@ -208,7 +208,7 @@ BATCH = ("batch", "batch.per_device", "batch.accumulation")
 
 def least(
     situation: Situation, is_decided: Callable[[str], bool], change: Change
-) -> list[Candidate]:
+) -> list[RecipeOption]:
     """The combination with the lowest forecast."""
     chooser, best = lowest(situation, is_decided, change)
     if best is None:
@@ -234,7 +234,7 @@ def lowest(
 
 def without_copies(
     best: Combination, cut: Situation | None, situation: Situation, change: Change
-) -> tuple[Candidate, Situation] | None:
+) -> tuple[RecipeOption, Situation] | None:
     """Products of float32 weights, where copies in 16 bits need more memory than they save.
 
     Autocast keeps copies of float32 weights. Where all of them are trained, gradients and states
@@ -258,7 +258,7 @@ def without_copies(
     if pure and pure.forecast and pure.found.rejected.keys() <= narrow.found.rejected.keys():
         why += f"; {PURE[0]}, other numerics, has them in 16 bits alone: "
         why += format_bytes(pure.forecast.peak.expected)
-    return Candidate(overrides, why), plain
+    return RecipeOption(overrides, why), plain
 
 
 def saves_enough(best: Combination, cut: Situation | None, wide: Forecast) -> bool:
@@ -285,11 +285,11 @@ def in_pieces(
     return cut if cut.forecast.peak.expected < whole.peak.expected else None
 
 
-def told_of_pieces(best: Combination) -> Candidate:
+def told_of_pieces(best: Combination) -> RecipeOption:
     """Why a step's samples are cut."""
     size, count = format_bytes(best.forecast.peak.expected), best.situation.config.batch.per_device
     why = f"{size} would be needed at batch.per_device={count}"
-    return Candidate(PIECES, f"{why}; as many at once as fit")
+    return RecipeOption(PIECES, f"{why}; as many at once as fit")
 
 
 LOW_MEMORY = Recipe(

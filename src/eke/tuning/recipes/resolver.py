@@ -15,7 +15,7 @@ from eke.tuning.chooser import Change, Situation, by_section
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RecipeOption:
     """One answer to a question, as somebody would type it."""
 
     overrides: tuple[str, ...]
@@ -25,12 +25,12 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Question:
     """A question that a recipe answers, with its answers, the best one first."""
 
     decides: tuple[str, ...]
     """Groups and key paths: where the user has typed one of them, the answer is his."""
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RecipeOption, ...]
     shrinks: bool = False
     """An answer is taken only if the forecast's peak is lower with it."""
     otherwise: str = ""
@@ -47,9 +47,9 @@ class Choice:
     decision: RecipeDecision
 
 
-Ask = Callable[[Situation], Wish | None]
+Ask = Callable[[Situation], Question | None]
 """A question; None where it does not arise."""
-Search = Callable[[Situation, Callable[[str], bool], Change], list[Candidate]]
+Search = Callable[[Situation, Callable[[str], bool], Change], list[RecipeOption]]
 """A choice of several techniques at once.
 
 Args: the situation; whether the user has decided about a path; how overrides change things.
@@ -144,7 +144,7 @@ class Kitchen:
                 situation = self._answer(wish, situation)
         return situation
 
-    def _answer(self, wish: Wish, situation: Situation) -> Situation:
+    def _answer(self, wish: Question, situation: Situation) -> Situation:
         """The first candidate that the rules let through; the reasons against those before it."""
         against = []
         for candidate in wish.candidates:
@@ -176,7 +176,7 @@ class Kitchen:
             self._say(stays, "; ".join(reasons), is_new=False)
         return situation
 
-    def _note(self, candidate: Candidate, reason: str) -> None:
+    def _note(self, candidate: RecipeOption, reason: str) -> None:
         first, *others = candidate.overrides
         keys = {text.partition("=")[0] for text in candidate.overrides}
         self.choices = [each for each in self.choices if each.decision.key not in keys]
@@ -210,7 +210,7 @@ class Kitchen:
                 self._sections[texts] = getattr(config, section)
 
 
-def name_of(candidate: Candidate) -> str:
+def name_of(candidate: RecipeOption) -> str:
     """A candidate in a sentence."""
     return " ".join(candidate.overrides)
 

@@ -16,7 +16,7 @@ from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.rules.techniques import COMPILED, TECHNIQUES, Published, Technique, fused_loss_share
 from eke.tuning.chooser import Axis, Situation
-from eke.tuning.recipes.resolver import Candidate, Wish
+from eke.tuning.recipes.resolver import Question, RecipeOption
 
 SELECTIVE = TECHNIQUES["memory=checkpointing_selective"]
 FULL = TECHNIQUES["memory=checkpointing"]
@@ -43,7 +43,7 @@ def computed_again(situation: Situation) -> float:
     return fused_loss_share(situation.config, situation.plan.size.num_matmul_parameters)
 
 
-def sparse(situation: Situation) -> Wish | None:
+def sparse(situation: Situation) -> Question | None:
     """No logits where nothing is to be predicted."""
     config = situation.config
     decides = ("kernels", "kernels.sparse_prediction")
@@ -53,7 +53,7 @@ def sparse(situation: Situation) -> Wish | None:
         why = "a prompt's positions have no label: no logits for them"
     else:
         return None
-    return Wish(decides, (Candidate(("kernels=sparse_prediction",), why),))
+    return Question(decides, (RecipeOption(("kernels=sparse_prediction",), why),))
 
 
 def fused_loss(situation: Situation) -> tuple[str, ...]:
@@ -94,34 +94,34 @@ copies cost more than the products save, at 128 it was unsure (docs/lab/recipes.
 was 2.3 times as fast."""
 
 
-def half(situation: Situation) -> Wish:
+def half(situation: Situation) -> Question:
     """16-bit operands where the device is faster with them."""
     device = situation.device
     if device.kind == "cpu":
         return _on_cpu(situation)
     candidates = []
     if _has(device, "bfloat16", BFLOAT16_CAPABILITY):
-        candidates.append(Candidate(("precision=bf16",), _gain(situation, "bfloat16")))
+        candidates.append(RecipeOption(("precision=bf16",), _gain(situation, "bfloat16")))
     if _has(device, "float16", FLOAT16_CAPABILITY):
         why = _gain(situation, "float16")
         if not candidates:
             why += ", and it has no units for bfloat16"
-        candidates.append(Candidate(("precision=fp16",), why))
+        candidates.append(RecipeOption(("precision=fp16",), why))
     slow = f"{device.name} has no tensor cores: 16 bits would be no faster"
-    return Wish(DECIDES, tuple(candidates), otherwise=slow)
+    return Question(DECIDES, tuple(candidates), otherwise=slow)
 
 
-def _on_cpu(situation: Situation) -> Wish:
+def _on_cpu(situation: Situation) -> Question:
     name, units = situation.device.name, situation.bfloat16_units
     width = situation.config.model.hidden_size or 0
     if not units:
-        return Wish(DECIDES, (), otherwise=f"{name} has no units for bfloat16 (/proc/cpuinfo)")
+        return Question(DECIDES, (), otherwise=f"{name} has no units for bfloat16 (/proc/cpuinfo)")
     flags = ", ".join(units)
     if width < CPU_WIDTH:
         why = f"{name} has {flags}, and a model {width} wide is too narrow to gain by them"
-        return Wish(DECIDES, (), otherwise=f"{why}, below {CPU_WIDTH} (docs/lab/recipes.md)")
+        return Question(DECIDES, (), otherwise=f"{why}, below {CPU_WIDTH} (docs/lab/recipes.md)")
     why = f"{name} multiplies bfloat16 in units of its own ({flags})"
-    return Wish(DECIDES, (Candidate(("precision=bf16",), why),), otherwise=STAYS)
+    return Question(DECIDES, (RecipeOption(("precision=bf16",), why),), otherwise=STAYS)
 
 
 def _has(device: Device, dtype: str, since: tuple[int, int]) -> bool:
@@ -143,7 +143,7 @@ def _gain(situation: Situation, dtype: str) -> str:
     )
 
 
-def half_and_hint(situation: Situation) -> Wish:
+def half_and_hint(situation: Situation) -> Question:
     """The same, and where float8 may be faster still, a word about it: numerics of another kind."""
     wish = half(situation)
     fast = (
@@ -152,8 +152,8 @@ def half_and_hint(situation: Situation) -> Wish:
     )
     if not fast or (situation.config.model.hidden_size or 0) < FLOAT8_WIDTH:
         return wish
-    hinted = tuple(Candidate(c.overrides, f"{c.reason}; {FLOAT8_HINT}") for c in wish.candidates)
-    return Wish(wish.decides, hinted, otherwise=wish.otherwise)
+    hinted = tuple(RecipeOption(c.overrides, f"{c.reason}; {FLOAT8_HINT}") for c in wish.candidates)
+    return Question(wish.decides, hinted, otherwise=wish.otherwise)
 
 
 REGIONAL = ("compile=inductor", "compile.regional=true")
@@ -193,7 +193,7 @@ class Least:
         return self.seconds * (1 - 1 / COMPILE_GAIN)
 
 
-def compiler(situation: Situation) -> Wish | None:
+def compiler(situation: Situation) -> Question | None:
     """Regional compilation where the run is long; CUDA graphs where the host is the limit."""
     config = situation.config
     if situation.device.kind != "cuda":
@@ -209,15 +209,15 @@ def compiler(situation: Situation) -> Wish | None:
         return _whole_model(situation, least)
     if not _pays(situation, least, regional=True):
         return _no_compiler(_not_earned(situation, least, regional=True))
-    regional = Candidate(REGIONAL, _earned(least))
+    regional = RecipeOption(REGIONAL, _earned(least))
     bound = launch_bound(situation, least)
     if bound is None or not _at_once(situation):
-        return Wish(("compile",), (regional,), otherwise=STAYS)
-    graphs = Candidate(
+        return Question(("compile",), (regional,), otherwise=STAYS)
+    graphs = RecipeOption(
         ("compile=inductor", "compile.mode=reduce_overhead"),
         f"{bound}: CUDA graphs launch them at once",
     )
-    return Wish(("compile",), (graphs, regional), otherwise=STAYS)
+    return Question(("compile",), (graphs, regional), otherwise=STAYS)
 
 
 def least_of(situation: Situation) -> Least | None:
@@ -277,19 +277,19 @@ def _earned(least: Least) -> str:
     )
 
 
-def _no_compiler(why: str) -> Wish:
-    return Wish(("compile",), (), otherwise=why)
+def _no_compiler(why: str) -> Question:
+    return Question(("compile",), (), otherwise=why)
 
 
-def _whole_model(situation: Situation, least: Least) -> Wish:
+def _whole_model(situation: Situation, least: Least) -> Question:
     """With a mode that was typed and replays CUDA graphs, which rules keep from single layers."""
     mode = f"compile.mode={situation.config.compile.mode.value}"
     if not _pays(situation, least, regional=False):
         return _no_compiler(_not_earned(situation, least, regional=False))
     if not _at_once(situation):
         return _no_compiler(f"{mode} takes all samples of a step at once, which may not fit")
-    whole = Candidate(("compile=inductor",), f"{_earned(least)}; {mode} takes the whole model")
-    return Wish(("compile",), (whole,), otherwise=STAYS)
+    whole = RecipeOption(("compile=inductor",), f"{_earned(least)}; {mode} takes the whole model")
+    return Question(("compile",), (whole,), otherwise=STAYS)
 
 
 def _at_once(situation: Situation) -> bool:

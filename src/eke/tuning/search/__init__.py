@@ -1,9 +1,9 @@
 """Which configuration is the fastest that fits? Candidates, a search, and its words; no torch."""
 
 from eke.tuning.search.candidates import (
-    Axis,
     Candidate,
     Candidates,
+    SearchAxis,
     Value,
     axes_for,
     cut_overrides,
@@ -21,7 +21,7 @@ from eke.tuning.search.result import (
     write_experiment,
 )
 from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, without
-from eke.tuning.search.search_space import Objective, Point, Room, Trial
+from eke.tuning.search.search_space import FitsMemory, Objective, Point, Trial
 from eke.tuning.search.show import (
     describe_candidates,
     describe_fit,
@@ -31,15 +31,15 @@ from eke.tuning.search.show import (
 )
 
 __all__ = [
-    "Axis",
     "Candidate",
     "Candidates",
     "Fit",
+    "FitsMemory",
     "Measured",
     "Objective",
     "Point",
-    "Room",
     "Search",
+    "SearchAxis",
     "Trial",
     "Value",
     "all_diverge",

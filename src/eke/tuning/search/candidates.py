@@ -32,7 +32,7 @@ from eke.rules.techniques import (
 )
 from eke.tuning.chooser import Findings, combine, findings
 from eke.tuning.search.search import without
-from eke.tuning.search.search_space import Point, Room
+from eke.tuning.search.search_space import FitsMemory, Point
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Axis:
+class SearchAxis:
     """One technique, or set of techniques that exclude each other; what was typed is first."""
 
     name: str
@@ -66,7 +66,7 @@ def axes_for(
     device: Device,
     numerics: Numerics,
     fixed: Iterable[str] = (),
-) -> list[Axis]:
+) -> list[SearchAxis]:
     """What can be varied: every group that nobody has typed.
 
     Args:
@@ -84,7 +84,7 @@ def axes_for(
 
 def _axis(
     name: str, choices: Mapping[str, str], device: Device, numerics: Numerics, kept: set[str]
-) -> Axis:
+) -> SearchAxis:
     mine = [each for each in TECHNIQUES.values() if each.searched and each.group == name]
     typed = f"{name}={choices[name]}"
     known = next((each for each in mine if each.name == typed), None)
@@ -98,10 +98,10 @@ def _axis(
         and not kept.intersection(map(group_of, each.overrides))
     ]
     first = Value(typed, (), needless_beside=known.more_memory if known else ())
-    return Axis(name, (first, *others))
+    return SearchAxis(name, (first, *others))
 
 
-def _sharing(device: Device, kept: set[str]) -> list[Axis]:
+def _sharing(device: Device, kept: set[str]) -> list[SearchAxis]:
     """Several GPUs of this machine, in powers of two."""
     if device.kind != CUDA or device.count < 2 or "distributed" in kept:
         return []
@@ -111,19 +111,23 @@ def _sharing(device: Device, kept: set[str]) -> list[Axis]:
         Value(text, tuple(text.split()), 1 / count)
         for text, count in zip(several, counts, strict=True)
     ]
-    return [Axis("distributed", (Value("distributed=none", ()), *values))]
+    return [SearchAxis("distributed", (Value("distributed=none", ()), *values))]
 
 
 MAX_SIZES = 6
 """Micro-batches of one set of techniques that are looked at, the largest with room: a step is cut
 into as few pieces as possible, unless less memory is the aim or smaller pieces stay in a cache."""
 
-_ROOMS = {Verdict.fits: Room.fits, Verdict.tight: Room.tight, Verdict.does_not_fit: Room.none}
+_ROOMS = {
+    Verdict.fits: FitsMemory.fits,
+    Verdict.tight: FitsMemory.tight,
+    Verdict.does_not_fit: FitsMemory.none,
+}
 
 
-def room_of(forecast: Forecast) -> Room:
+def room_of(forecast: Forecast) -> FitsMemory:
     """What a forecast's verdict means to a search; an unknown device's memory is no hindrance."""
-    return _ROOMS.get(forecast.verdict, Room.fits)
+    return _ROOMS.get(forecast.verdict, FitsMemory.fits)
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ class Candidates:
 def enumerate_candidates(
     baseline: Plan,
     composed: Composed,
-    axes: Sequence[Axis],
+    axes: Sequence[SearchAxis],
     config_dir: Path | None,
     expected_s: Callable[[Plan], float | None],
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -206,7 +210,7 @@ def enumerate_candidates(
             refused[rule] = refused.get(rule, 0) + 1
             continue
         sizes = _cut(baseline, batches, values, expected_s)
-        fitting = [each for each in sizes if each.point.room is not Room.none]
+        fitting = [each for each in sizes if each.point.room is not FitsMemory.none]
         too_large += len(sizes) - len(fitting)
         is_typed = not any(value.overrides for value in values)
         for each in _largest(fitting, baseline.batch.per_device if is_typed else None):
@@ -319,7 +323,9 @@ Key = tuple[str, str]
 Settings = Mapping[Key, Any]
 
 
-def spelt_out(axis: Axis, baseline: Config, composed: Composed, own: Path | None) -> Axis:
+def spelt_out(
+    axis: SearchAxis, baseline: Config, composed: Composed, own: Path | None
+) -> SearchAxis:
     """The axis with values that mean what their names say, and none that is what was typed.
 
     Args:
@@ -343,7 +349,7 @@ def spelt_out(axis: Axis, baseline: Config, composed: Composed, own: Path | None
         typed = replace(by_name, name=f"{first.name}, as it is set", needless_beside=())
     others = [_explicit(v, meant[v], telling, composed, own) for v in every if v is not typed]
     scaled = [replace(value, usual=value.usual / typed.usual) for value in others]
-    return Axis(axis.name, (replace(typed, overrides=(), usual=1.0), *scaled))
+    return SearchAxis(axis.name, (replace(typed, overrides=(), usual=1.0), *scaled))
 
 
 def _plain(config: Config) -> Settings:

@@ -36,7 +36,7 @@ Z_95 = 1.96
 
 
 @dataclass(frozen=True)
-class Standing:
+class CandidateResult:
     """One candidate that was measured."""
 
     candidate: Candidate
@@ -100,9 +100,9 @@ class Fit:
     numerics: Numerics
     candidates: Candidates
     trials: tuple[Measured, ...]
-    standings: tuple[Standing, ...]
+    standings: tuple[CandidateResult, ...]
     """The best first."""
-    typed: Standing | None
+    typed: CandidateResult | None
     """What was typed; None where it could not be measured."""
     between: float = 0.0
     """As in each standing."""
@@ -116,7 +116,7 @@ class Fit:
         return all_diverge(self.trials, self.candidates.first, self.numerics)
 
     @property
-    def best(self) -> Standing | None:
+    def best(self) -> CandidateResult | None:
         """The best that was measured."""
         return self.standings[0] if self.standings else None
 
@@ -136,13 +136,13 @@ class Fit:
         return self.gain is None or self.gain.is_resolved
 
     @property
-    def rivals(self) -> list[Standing]:
+    def rivals(self) -> list[CandidateResult]:
         """Others than what was typed that trials do not tell from the best."""
         others = [each for each in self.standings[1:] if each is not self.typed]
         gains = [(each, self.gain_over(each)) for each in others]
         return [each for each, gain in gains if gain is not None and not gain.is_resolved]
 
-    def gain_over(self, before: Standing) -> Gain | None:
+    def gain_over(self, before: CandidateResult) -> Gain | None:
         """Of the best over another configuration; None where that was not measured."""
         after = self.best
         if after is None:
@@ -181,7 +181,7 @@ def fit_of(
 ) -> Fit:
     """What a finished search has found."""
     standings = {
-        number: Standing(
+        number: CandidateResult(
             candidates.found[number],
             tuple(each for each in trials if each.number == number and each.trial.step_s),
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from eke.plan.record import Outcome, Record
-from eke.tuning.search.search_space import Objective, Point, Room, Trial, with_less_work
+from eke.tuning.search.search_space import FitsMemory, Objective, Point, Trial, with_less_work
 from eke.tuning.search.surrogate import (
     MOST,
     NOISE,
@@ -66,7 +66,7 @@ class Search:
         if trial.ran_out:
             self._close_what_needs_as_much(number)
 
-    def narrow(self, number: int, room: Room, peak_bytes: int | None) -> None:
+    def narrow(self, number: int, room: FitsMemory, peak_bytes: int | None) -> None:
         """More is known of a point's memory."""
         self.points[number] = replace(self.points[number], room=room, peak_bytes=peak_bytes)
 
@@ -224,7 +224,7 @@ class Search:
         for other, point in enumerate(self.points):
             as_much = limit is not None and (point.peak_bytes or 0) >= limit
             if other == number or as_much:
-                self.points[other] = replace(point, room=Room.none)
+                self.points[other] = replace(point, room=FitsMemory.none)
 
 
 WARMUP_STEPS, MEASURED_STEPS = 5, 15

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Room(Enum):
+class FitsMemory(Enum):
     """Whether a configuration fits into memory, as far as that is known without running it."""
 
     fits = "fits"
@@ -27,7 +27,7 @@ class Point:
     micro_batch: int
     """Samples per device and forward pass."""
     devices: int = 1
-    room: Room = Room.fits
+    room: FitsMemory = FitsMemory.fits
     peak_bytes: int | None = None
     """Expected peak on one device; None where nobody knows."""
     expected_s: float | None = None

@@ -5,9 +5,9 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 from eke.rules.techniques import Numerics
 from eke.tuning.search.candidates import Candidate, Candidates
-from eke.tuning.search.result import LESS, Fit, Gain, Standing
+from eke.tuning.search.result import LESS, CandidateResult, Fit, Gain
 from eke.tuning.search.search import Measured, Search, is_higher
-from eke.tuning.search.search_space import Objective, Room
+from eke.tuning.search.search_space import FitsMemory, Objective
 from eke.tuning.search.surrogate import UNSTEADY
 
 ALLOWS = {
@@ -56,7 +56,7 @@ def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numeri
         lines.append(f"  refused by rules: {format_number(refused, 'set')}: {most}")
     if candidates.too_large:
         lines.append(f"  cannot fit: {format_number(candidates.too_large, 'configuration')}")
-    tight = sum(candidate.point.room is Room.tight for candidate in candidates.found)
+    tight = sum(candidate.point.room is FitsMemory.tight for candidate in candidates.found)
     if tight:
         lines.append(f"  may not fit: {format_number(tight, 'configuration')}")
     known = sum(candidate.point.expected_s is not None for candidate in candidates.found)
@@ -99,7 +99,7 @@ def describe_fit(fit: Fit, baseline: Plan) -> str:
     if fit.best is None:
         return "nothing could be measured; the trials' logs say why"
     lines = [_verdict(fit, fit.gain, baseline), ""]
-    lines += [f"  {line}" for line in table(fit, baseline)]
+    lines += [f"  {line}" for line in results_table(fit, baseline)]
     lines += [f"  {BY_MEDIAN}"]
     lines += [f"  {note}" for note in notes(fit, baseline)]
     return "\n".join(lines)
@@ -129,7 +129,7 @@ def _price(fit: Fit, gain: Gain) -> str:
     return f"; its peak is {more:.1%} higher" if more >= LESS else "; the peak is the same"
 
 
-def table(fit: Fit, baseline: Plan) -> list[str]:
+def results_table(fit: Fit, baseline: Plan) -> list[str]:
     """A line for each configuration that was measured, the best first."""
     head = ("step", "samples/s", "peak", "trials", "configuration")
     rows = [head, *(_row(standing, baseline) for standing in fit.standings)]
@@ -142,7 +142,7 @@ def table(fit: Fit, baseline: Plan) -> list[str]:
     ]
 
 
-def _row(standing: Standing, baseline: Plan) -> tuple[str, ...]:
+def _row(standing: CandidateResult, baseline: Plan) -> tuple[str, ...]:
     return (
         format_seconds(standing.step_s),
         f"{standing.samples_per_s:.4g}",

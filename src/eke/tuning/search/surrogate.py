@@ -27,13 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, softmax
 
-from eke.tuning.search.search_space import Objective, Point, Room, Trial
+from eke.tuning.search.search_space import FitsMemory, Objective, Point, Trial
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Doubt:
+class Uncertainty:
     """Standard deviations of the logarithm of the step time: 0.1 is about 10 %."""
 
     machine: float
@@ -48,10 +48,10 @@ class Doubt:
     """Doublings of the micro-batch over which its effect stays much the same."""
 
 
-MODELLED = Doubt(machine=0.6, technique=0.12, batch=0.12, alone=0.05, reach=2.5)
+MODELLED = Uncertainty(machine=0.6, technique=0.12, batch=0.12, alone=0.05, reach=2.5)
 """With the time model: its published rows are off by some 10 to 40 % (docs/how-to/forecast.md)."""
 
-BLIND = Doubt(machine=3.0, technique=0.2, batch=0.2, alone=0.05, reach=2.5)
+BLIND = Uncertainty(machine=3.0, technique=0.2, batch=0.2, alone=0.05, reach=2.5)
 """Without: techniques move a step by factors of 0.5 to 2 (docs/reference/techniques.md), and what
 is usual for them says less than half of that here."""
 
@@ -190,19 +190,19 @@ def chances(
     """
     failed = {number for number, trial in trials if trial.step_s is None}
     ran_out = any(trial.ran_out for _, trial in trials)
-    stands = [p.room is Room.fits and number not in failed for number, p in enumerate(points)]
+    stands = [p.room is FitsMemory.fits and number not in failed for number, p in enumerate(points)]
     suspects = _suspects(points, trials)
 
     def chance(number: int) -> float:
         point = points[number]
         needless = any(stands[other] for other in with_less_work[number])
-        if point.room is Room.none or (needless and objective is not Objective.memory):
+        if point.room is FitsMemory.none or (needless and objective is not Objective.memory):
             return 0.0
-        if point.room is Room.tight and ran_out:
+        if point.room is FitsMemory.tight and ran_out:
             return 0.0
         mine = set(enumerate(point.values))
         innocent = math.prod(1 - len(each & mine) / len(each) for each in suspects)
-        return innocent if point.room is Room.fits else RISK * innocent
+        return innocent if point.room is FitsMemory.fits else RISK * innocent
 
     return np.array([chance(number) for number in range(len(points))])
 

@@ -76,7 +76,7 @@ def test_a_key_leads_to_the_page_of_its_group() -> None:
     assert help_text(topic="optimizer.lr") == help_text(topic="optimizer")
 
 
-@pytest.mark.parametrize(("topic", "meant"), [("optimzer", "optimizer"), ("lr", "optimizer.lr")])
+@pytest.mark.parametrize(("topic", "meant"), [("optimizers", "optimizer"), ("lr", "optimizer.lr")])
 def test_an_unknown_group_is_a_problem_with_a_fix(topic, meant) -> None:
     with pytest.raises(ConfigError, match=f"--help {meant}"):
         help_text(topic=topic)
@@ -98,7 +98,7 @@ def test_help_from_the_command_line(words, start, capsys) -> None:
 
 
 def test_a_wrong_group_exits_with_2(capsys) -> None:
-    assert main(["train", "--help", "optimzer"]) == 2
+    assert main(["train", "--help", "optimizers"]) == 2
     assert "--help optimizer" in capsys.readouterr().err
 
 

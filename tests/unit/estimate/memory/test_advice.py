@@ -19,7 +19,7 @@ from eke.estimate.memory import (
     trace_client,
 )
 from eke.estimate.memory.advice import SAVERS
-from eke.estimate.memory.calibration import NEEDED, add_line, group_of, path_of
+from eke.estimate.memory.calibration import NEEDED, add_line, memory_group, path_of
 from eke.estimate.memory.predict_memory import with_room
 from eke.estimate.memory.render_memory import advice_for, memory_seen
 from eke.hardware import DEVICES
@@ -156,9 +156,9 @@ def test_proposals_are_judged_by_what_is_known_best() -> None:
     """By a trace that is kept, and as finished runs have corrected it: as the plan itself is."""
     plan = cramped(share=0.9)
     first = advise(plan, 20)[0]
-    group = group_of(first.plan, "trace")
-    trace_client.keep(
-        trace_client.key_of(first.plan), Traced({"forward": 9 * MIB}, {"forward": 9 * MIB}, {})
+    group = memory_group(first.plan, "trace")
+    trace_client.keep_trace(
+        trace_client.trace_key(first.plan), Traced({"forward": 9 * MIB}, {"forward": 9 * MIB}, {})
     )
     for n in range(NEEDED):
         line = f'{{"key": "{n}", "run_id": "{n}", "predicted": 100, "measured": 120}}'

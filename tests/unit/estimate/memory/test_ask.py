@@ -25,17 +25,17 @@ def own_cache(tmp_path, monkeypatch) -> None:
 def fake_worker(tmp_path, monkeypatch):
     """A tracing process that is another program."""
 
-    def make(code: str) -> trace_client.Worker:
+    def make(code: str) -> trace_client.TraceProcess:
         (tmp_path / "stand_in.py").write_text("import sys, os, json, time\n" + code)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        return trace_client.Worker("stand_in")
+        return trace_client.TraceProcess("stand_in")
 
     return make
 
 
 def test_another_generation_of_gpu_chooses_other_kernels() -> None:
     old = plan_for(compose(["hardware=v100_16", "data=synthetic", "tracker=none"]), planning=True)
-    assert trace_client.key_of(old) != trace_client.key_of(plan_of())
+    assert trace_client.trace_key(old) != trace_client.trace_key(plan_of())
 
 
 def plan_of(*overrides):
@@ -49,7 +49,7 @@ def plan_of(*overrides):
      "tracker=none", "optimizer.beta1=0.8", "train.eval_every=3", "data.data_seed=4"],
 )  # fmt: skip
 def test_what_needs_no_memory_shares_a_trace(override) -> None:
-    assert trace_client.key_of(plan_of(override)) == trace_client.key_of(plan_of())
+    assert trace_client.trace_key(plan_of(override)) == trace_client.trace_key(plan_of())
 
 
 @pytest.mark.parametrize(
@@ -59,52 +59,52 @@ def test_what_needs_no_memory_shares_a_trace(override) -> None:
      "train.max_grad_norm=null", "batch.accumulation=2"],
 )  # fmt: skip
 def test_what_needs_memory_does_not(override) -> None:
-    assert trace_client.key_of(plan_of(override)) != trace_client.key_of(plan_of())
+    assert trace_client.trace_key(plan_of(override)) != trace_client.trace_key(plan_of())
 
 
 def test_the_share_of_masks_counts_where_only_they_are_projected() -> None:
     asked = ("model=tiny_bert", "task=masked_lm", "kernels=sparse_prediction")
     few, many = (plan_of(*asked, f"task.mask_frac={share}") for share in (0.15, 0.6))
-    assert trace_client.key_of(few) != trace_client.key_of(many)
+    assert trace_client.trace_key(few) != trace_client.trace_key(many)
 
 
 def test_a_key_that_nobody_knows_counts(monkeypatch) -> None:
-    plan, before = plan_of(), trace_client.key_of(plan_of())
+    plan, before = plan_of(), trace_client.trace_key(plan_of())
     plain = plan_to_plain(plan)
     plain["config"]["memory"]["new_technique"] = True
     monkeypatch.setattr(trace_client, "plan_to_plain", lambda _: plain)
-    assert trace_client.key_of(plan) != before
+    assert trace_client.trace_key(plan) != before
 
 
 def test_the_libraries_count(monkeypatch) -> None:
-    before = trace_client.key_of(plan_of())
+    before = trace_client.trace_key(plan_of())
     monkeypatch.setattr(trace_client, "_software", lambda: {"torch": "9.9"})
-    assert trace_client.key_of(plan_of()) != before
+    assert trace_client.trace_key(plan_of()) != before
 
 
 def test_what_is_kept_is_found() -> None:
-    assert trace_client.find("a" * 32) is None
-    trace_client.keep("a" * 32, FOUND)
-    assert trace_client.find("a" * 32) == FOUND
-    assert list(trace_client.find("a" * 32).allocated) == ["load", "forward"], (
+    assert trace_client.find_trace("a" * 32) is None
+    trace_client.keep_trace("a" * 32, FOUND)
+    assert trace_client.find_trace("a" * 32) == FOUND
+    assert list(trace_client.find_trace("a" * 32).allocated) == ["load", "forward"], (
         "in the order of a step"
     )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"allocated": 3}', "null", "\x00"])
 def test_a_damaged_file_is_made_again(text, tmp_path) -> None:
-    trace_client.keep("b" * 32, FOUND)
+    trace_client.keep_trace("b" * 32, FOUND)
     (path,) = (tmp_path / "cache").rglob("*.json")
     path.write_text(text)
-    assert trace_client.find("b" * 32) is None
-    trace_client.keep("b" * 32, FOUND)
-    assert trace_client.find("b" * 32) == FOUND
+    assert trace_client.find_trace("b" * 32) is None
+    trace_client.keep_trace("b" * 32, FOUND)
+    assert trace_client.find_trace("b" * 32) == FOUND
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
-    trace_client.keep("c" * 32, FOUND)
-    assert trace_client.find("c" * 32) is None
+    trace_client.keep_trace("c" * 32, FOUND)
+    assert trace_client.find_trace("c" * 32) is None
 
 
 ANSWERS = """
@@ -156,7 +156,7 @@ def test_a_process_that_hangs_is_stopped_and_another_one_answers(fake_worker, tm
 
 def test_a_sweep_shares_what_is_equal(fake_worker, monkeypatch) -> None:
     fake_worker(ANSWERS)
-    monkeypatch.setattr(trace_client, "Worker", lambda: ask_worker("stand_in"))
+    monkeypatch.setattr(trace_client, "TraceProcess", lambda: ask_worker("stand_in"))
     ask_worker = type(trace_client._worker)
     plans = [plan_of(f"seed={n}", f"batch.per_device={size}") for size in (1, 2) for n in range(3)]
     told = []

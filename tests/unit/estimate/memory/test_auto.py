@@ -6,7 +6,14 @@ import pytest
 from unit.plan.cases import CPU, GPU, SYNTHETIC, config_of, plan_config, plan_of
 
 from eke.common.text import GIB
-from eke.estimate.memory import Range, Search, Trial, auto_batch, forecast, room_for_a_batch
+from eke.estimate.memory import (
+    BatchSearch,
+    ProbeResult,
+    Range,
+    auto_batch,
+    forecast,
+    room_for_a_batch,
+)
 from eke.estimate.memory.auto_batch import HOST_BYTES, MAX_PROBES
 from eke.estimate.memory.predict_memory import PYTHON_BYTES
 from eke.plan.planner import possible_batches, replan
@@ -56,15 +63,17 @@ def told(monkeypatch):
 class Prober:
     """Fits up to a size; remembers what it was asked."""
 
-    def __init__(self, most: int, trial: Trial | None = None) -> None:
+    def __init__(self, most: int, trial: ProbeResult | None = None) -> None:
         self.most, self.trial, self.asked = most, trial, []
 
-    def __call__(self, plan) -> Trial:
+    def __call__(self, plan) -> ProbeResult:
         self.asked.append(plan.batch.per_device)
-        return self.trial or (Trial.fits if self.asked[-1] <= self.most else Trial.fails)
+        return self.trial or (
+            ProbeResult.fits if self.asked[-1] <= self.most else ProbeResult.fails
+        )
 
 
-def size_of(search: Search) -> tuple[int, str]:
+def size_of(search: BatchSearch) -> tuple[int, str]:
     chosen = search.run()
     return search.plans[chosen.number].batch.per_device, chosen.how
 
@@ -84,32 +93,32 @@ def size_of(search: Search) -> tuple[int, str]:
     ],
 )
 def test_the_largest_of_which_even_the_high_end_has_room(told, capacity, trace, expected) -> None:
-    assert size_of(Search(plans_of(), capacity, trace)) == (expected, "predicted")
+    assert size_of(BatchSearch(plans_of(), capacity, trace)) == (expected, "predicted")
 
 
 def test_nothing_is_traced_where_formulas_can_tell(told) -> None:
-    Search(plans_of(), 10**6, trace=True).run()
+    BatchSearch(plans_of(), 10**6, trace=True).run()
     assert told.traced == []
 
 
 def test_traces_are_made_of_what_is_open_alone(told) -> None:
-    Search(plans_of(), 2000, trace=True).run()
+    BatchSearch(plans_of(), 2000, trace=True).run()
     assert told.traced
     assert set(told.traced) <= {16, 32}, "8 has room by formulas, 64 has none"
 
 
 def test_where_nothing_fits_the_smallest_is_taken_and_said_to_be_short(told) -> None:
-    chosen = Search(plans_of(), 95, trace=True).run()
+    chosen = BatchSearch(plans_of(), 95, trace=True).run()
     assert (chosen.number, chosen.fits, chosen.fails) == (0, False, False)
 
 
 def test_what_is_said_of_the_next_larger_one(told) -> None:
-    chosen = Search(plans_of(), 3300, trace=True).run()
+    chosen = BatchSearch(plans_of(), 3300, trace=True).run()
     assert chosen.larger is not None
     assert chosen.larger.peak.expected == 3200
     assert chosen.larger_is_open
-    assert not Search(plans_of(), 2500, trace=True).run().larger_is_open
-    assert Search(plans_of(), 10**6, trace=True).run().larger is None
+    assert not BatchSearch(plans_of(), 2500, trace=True).run().larger_is_open
+    assert BatchSearch(plans_of(), 10**6, trace=True).run().larger is None
 
 
 # --- by trying out ------------------------------------------------------------------------------
@@ -121,14 +130,14 @@ def test_what_is_said_of_the_next_larger_one(told) -> None:
 )
 def test_what_a_trace_leaves_open_is_tried_out(told, most, expected) -> None:
     prober = Prober(most)
-    assert size_of(Search(plans_of(), 3300, True, prober)) == expected
+    assert size_of(BatchSearch(plans_of(), 3300, True, prober)) == expected
     assert prober.asked == [32]
 
 
 @pytest.mark.parametrize("most", [1, 2, 4, 8, 16, 32, 64])
 def test_a_search_by_probes_alone_ends_and_never_takes_what_failed(told, most) -> None:
     prober = Prober(most)
-    size, _ = size_of(Search(plans_of(), 199, False, prober))
+    size, _ = size_of(BatchSearch(plans_of(), 199, False, prober))
     assert len(prober.asked) <= MAX_PROBES
     assert size <= max(1, most)
     assert all(asked < 4 for asked in prober.asked), "4 has no room by any bound"
@@ -136,48 +145,48 @@ def test_a_search_by_probes_alone_ends_and_never_takes_what_failed(told, most) -
 
 def test_what_has_room_or_none_for_certain_is_not_tried_out(told) -> None:
     prober = Prober(64)
-    Search(plans_of(), 2500, True, prober).run()
+    BatchSearch(plans_of(), 2500, True, prober).run()
     assert prober.asked == [], "traces: 16 has room, 32 has not"
 
 
 def test_a_cpu_is_not_filled_with_what_is_expected_not_to_fit(told) -> None:
     prober = Prober(64)
     on_cpu = plans_of(device=CPU)
-    Search(on_cpu, 3100, True, prober).run()
+    BatchSearch(on_cpu, 3100, True, prober).run()
     assert prober.asked == []
-    Search(on_cpu, 3250, True, prober).run()
+    BatchSearch(on_cpu, 3250, True, prober).run()
     assert prober.asked == [32]
 
 
 def test_a_probe_that_crashes_leaves_the_prediction(told) -> None:
-    prober = Prober(64, Trial.unknown)
-    assert size_of(Search(plans_of(), 3300, True, prober)) == (16, "predicted")
+    prober = Prober(64, ProbeResult.unknown)
+    assert size_of(BatchSearch(plans_of(), 3300, True, prober)) == (16, "predicted")
     assert prober.asked == [32], "and it is not tried again"
 
 
 def test_the_smallest_may_fail_too(told) -> None:
-    chosen = Search(plans_of(), 105, True, Prober(0)).run()
+    chosen = BatchSearch(plans_of(), 105, True, Prober(0)).run()
     assert (chosen.number, chosen.fits, chosen.fails) == (0, False, True)
 
 
 def test_the_same_question_again_tries_nothing_out(told) -> None:
     for most, expected in ((64, (32, "probed")), (16, (16, "predicted"))):
         capacity = 3300 + most  # another device
-        assert size_of(Search(plans_of(), capacity, True, Prober(most))) == expected
+        assert size_of(BatchSearch(plans_of(), capacity, True, Prober(most))) == expected
         again = Prober(most)
-        assert size_of(Search(plans_of(), capacity, True, again)) == expected
+        assert size_of(BatchSearch(plans_of(), capacity, True, again)) == expected
         assert again.asked == []
 
 
 def test_another_seed_or_target_profits_and_another_model_does_not(told) -> None:
-    Search(plans_of(), 3300, True, Prober(64)).run()
+    BatchSearch(plans_of(), 3300, True, Prober(64)).run()
     for typed, asked in (
         (("seed=1", "optimizer.lr=0.1"), []),
         (("batch.target=32",), []),
         (("data.seq_len=16",), [32]),
     ):
         again = Prober(64)
-        Search(plans_of(*typed), 3300, True, again).run()
+        BatchSearch(plans_of(*typed), 3300, True, again).run()
         assert again.asked == asked, typed
 
 
@@ -185,35 +194,35 @@ def test_another_seed_or_target_profits_and_another_model_does_not(told) -> None
 
 
 def test_a_run_keeps_the_choice_it_was_started_with(told) -> None:
-    search = Search(plans_of(), 2000, trace=False)
+    search = BatchSearch(plans_of(), 2000, trace=False)
     assert size_of(search) == (8, "predicted")
     auto_batch.note_choice(search.key, 64, 8)
-    assert size_of(Search(plans_of(), 2000, trace=True)) == (8, "as before")
-    assert size_of(Search(plans_of(), 2001, trace=True)) == (16, "predicted"), "another device"
+    assert size_of(BatchSearch(plans_of(), 2000, trace=True)) == (8, "as before")
+    assert size_of(BatchSearch(plans_of(), 2001, trace=True)) == (16, "predicted"), "another device"
 
 
 def test_a_choice_that_has_failed_since_is_made_anew(told) -> None:
-    search = Search(plans_of(), 2000, trace=False)
+    search = BatchSearch(plans_of(), 2000, trace=False)
     auto_batch.note_choice(search.key, 64, 8)
     auto_batch.note_probe(search.key, 8, fits=False)
-    assert size_of(Search(plans_of(), 2000, trace=True)) == (4, "predicted")
+    assert size_of(BatchSearch(plans_of(), 2000, trace=True)) == (4, "predicted")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"fits": "x"}', '{"fits": 1, "chosen": 5}'])
 def test_a_torn_file_is_no_knowledge(told, tmp_path, content) -> None:
-    search = Search(plans_of(), 3300, True, Prober(64))
+    search = BatchSearch(plans_of(), 3300, True, Prober(64))
     search.run()
     (file,) = tmp_path.glob("eke/batches/*.json")
     file.write_text(content)
     again = Prober(16)
-    assert size_of(Search(plans_of(), 3300, True, again)) == (16, "predicted")
+    assert size_of(BatchSearch(plans_of(), 3300, True, again)) == (16, "predicted")
     assert again.asked == [32]
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(told, tmp_path, monkeypatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert size_of(Search(plans_of(), 3300, True, Prober(64))) == (32, "probed")
+    assert size_of(BatchSearch(plans_of(), 3300, True, Prober(64))) == (32, "probed")
 
 
 def test_the_newer_of_two_probes_that_contradict_each_other_counts() -> None:
@@ -243,10 +252,10 @@ def test_of_a_cpu_each_process_leaves_something_to_python() -> None:
 def test_a_choice_outlasts_what_others_hold_and_a_probe_does_not(told) -> None:
     """The same command stays the same run; what ran out beside others may fit without them."""
     plans, whole = plans_of(device=CPU), 9600
-    first = Search(plans, 3300, False, Prober(16), whole)
+    first = BatchSearch(plans, 3300, False, Prober(16), whole)
     assert (size_of(first)[0], first.known.fails) == (16, 32)
     auto_batch.note_choice(first.key, 64, 16)
-    alone = Search(plans, whole, False, None, whole)
+    alone = BatchSearch(plans, whole, False, None, whole)
     assert (alone.known.fits, alone.known.fails) == (0, None)
     assert size_of(alone) == (16, "as before")
-    assert size_of(Search(plans, 100, False, None, whole)) == (16, "as before")
+    assert size_of(BatchSearch(plans, 100, False, None, whole)) == (16, "as before")

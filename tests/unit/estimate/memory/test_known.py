@@ -71,7 +71,7 @@ def _own_cache(monkeypatch, tmp_path) -> None:
 
 def test_a_kept_trace_is_known_and_nothing_is_started(plan, asked) -> None:
     assert known_forecast(plan).method is Method.closed_form
-    trace_client.keep(trace_client.key_of(plan), trace_of())
+    trace_client.keep_trace(trace_client.trace_key(plan), trace_of())
     assert known_forecast(plan).method is Method.trace
     assert not is_open(known_forecast(plan))
     assert not asked

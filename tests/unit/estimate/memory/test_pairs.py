@@ -17,7 +17,7 @@ from eke.estimate.memory import (
     note_pair,
     render_forecast,
 )
-from eke.estimate.memory.calibration import FOLDER, group_of, pair_of, path_of, read_pairs
+from eke.estimate.memory.calibration import FOLDER, memory_group, pair_of, path_of, read_pairs
 from eke.estimate.memory.predict_memory import with_room
 from eke.estimate.memory.render_memory import as_json, note_forecast
 from eke.plan.planner import outline_record
@@ -58,7 +58,7 @@ def finish(*batches: int, ratio: float = 1.1) -> None:
 
 
 def group():
-    return group_of(plan(1), "closed_form")
+    return memory_group(plan(1), "closed_form")
 
 
 def test_from_enough_runs_on_a_plan_says_what_corrected_it() -> None:
@@ -113,7 +113,7 @@ def test_repeating_one_run_is_no_evidence() -> None:
     for number in range(10):
         again = plan(1, f"seed={number % 2}")  # what takes no memory makes no other configuration
         note_pair(again, record_of(again, run_id=f"run{number}"))
-    assert len(read_pairs(group_of(made, "closed_form"))) == 10
+    assert len(read_pairs(memory_group(made, "closed_form"))) == 10
     found = known_forecast(plan(9)).calibrated
     assert found is not None
     assert (found.num_runs, found.peak) == (1, None)
@@ -154,12 +154,12 @@ def test_on_a_gpu_reserved_memory_and_the_context_are_compared() -> None:
 
 def test_another_device_library_method_or_doubt_is_another_group(monkeypatch) -> None:
     one = path_of(group())
-    assert path_of(group_of(plan(2), "closed_form")) == one
+    assert path_of(memory_group(plan(2), "closed_form")) == one
     others = [
-        group_of(plan(1), "trace"),
-        group_of(plan(1, device=GPU), "closed_form"),
-        group_of(plan(1, "peft=lora"), "closed_form"),
-        group_of(plan(1, "distributed=ddp", "distributed.num_processes=2"), "closed_form"),
+        memory_group(plan(1), "trace"),
+        memory_group(plan(1, device=GPU), "closed_form"),
+        memory_group(plan(1, "peft=lora"), "closed_form"),
+        memory_group(plan(1, "distributed=ddp", "distributed.num_processes=2"), "closed_form"),
         {**group(), "torch": "0.1"},
         {**group(), "formulas": "changed"},
     ]

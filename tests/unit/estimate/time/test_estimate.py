@@ -14,10 +14,10 @@ from eke.estimate.time.step_time import NEEDED, fitted_rates
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
-    group_of,
-    key_of,
     prior_time,
     read_observations,
+    time_group,
+    work_key,
 )
 from eke.estimate.time.work import work_of
 from eke.plan.planner.planner import outline_record
@@ -129,7 +129,7 @@ def test_the_same_configuration_is_one_observation() -> None:
     plan = small(device=CPU)
     for seconds in (1.0, 2.0, 3.0):
         note_pace(plan, replace(record_of(plan, seconds), run_id=f"run{seconds}"))
-    found = read_observations(group_of(plan))
+    found = read_observations(time_group(plan))
     assert [each.measured for each in found] == [3.0]
 
 
@@ -146,13 +146,13 @@ def test_what_makes_no_claim_about_speed_counts_for_nothing(broken) -> None:
     failed = record_of(plan, 1.0)
     failed.outcome = Outcome.crashed.value
     note_pace(plan, failed)
-    assert read_observations(group_of(plan)) == ()
+    assert read_observations(time_group(plan)) == ()
 
 
 def test_broken_lines_are_passed_over() -> None:
     note_runs(6)
     plan = small(device=CPU)
-    path = path_of(group_of(plan))
+    path = path_of(time_group(plan))
     good = path.read_text()
     first = json.loads(good.splitlines()[0])
     bad = [
@@ -161,15 +161,15 @@ def test_broken_lines_are_passed_over() -> None:
         json.dumps(first | {"measured": 1e400}), "{" * 5000,
     ]  # fmt: skip
     path.write_text("\n".join([*bad, good]))
-    assert len(read_observations(group_of(plan))) == 6
+    assert len(read_observations(time_group(plan))) == 6
 
 
 def test_keys_differ_in_what_takes_time() -> None:
     plan = large()
     same = large("seed=7", "optimizer.lr=0.5")
-    assert key_of(plan) == key_of(same)
+    assert work_key(plan) == work_key(same)
     for other in (large("precision=tf32"), large("batch.per_device=5"), large("data.seq_len=64")):
-        assert key_of(plan) != key_of(other)
+        assert work_key(plan) != work_key(other)
 
 
 def test_an_impossible_observation_is_none() -> None:

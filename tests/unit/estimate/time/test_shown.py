@@ -7,12 +7,12 @@ from unit.estimate.time.cases import A100, CPU, large, small
 
 from eke.estimate.time import (
     Unknown,
-    as_json,
     forecast_time,
     note_predictions,
     render_time,
     slowdown,
     speed_cell,
+    step_time_json,
     sum_line,
     time_line,
 )
@@ -44,12 +44,12 @@ def test_what_is_unknown_says_what_would_tell() -> None:
     assert isinstance(found, Unknown)
     assert "five finished runs" in " ".join(render_time(found, "cpu").split())
     assert speed_cell(found) == ""
-    assert as_json(found)["timing"]["predicted_step_s"] is None
+    assert step_time_json(found)["timing"]["predicted_step_s"] is None
 
 
 def test_json_has_the_records_paths() -> None:
     plan = large()
-    content = json.loads(json.dumps(as_json(forecast_time(plan))))
+    content = json.loads(json.dumps(step_time_json(forecast_time(plan))))
     step = content["timing"]["predicted_step_s"]
     assert step["low"] < step["expected"] < step["high"]
     rate = content["throughput"]["predicted_samples_per_s"]

@@ -11,7 +11,7 @@ from unit.launch.scripted import record_for
 from eke.common.text import GIB
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import cpu_slots
-from eke.launch.local.devices import Devices, Grant, Room
+from eke.launch.local.devices import Devices, FreeMemory, Grant
 from eke.launch.processes.sweep import Job
 from eke.plan.record import Outcome
 
@@ -39,10 +39,10 @@ def need(make_large) -> int:
     return least_bytes(found, known_forecast(found))
 
 
-def room_with(free: dict[str, int] | int, held: int = 0) -> Callable[..., Room]:
+def room_with(free: dict[str, int] | int, held: int = 0) -> Callable[..., FreeMemory]:
     """So much is free on each device, and each run beside holds so much of it."""
     left = (lambda slot: free[slot.device]) if isinstance(free, dict) else (lambda slot: free)
-    return partial(Room, free=left, resident=lambda pid: held)
+    return partial(FreeMemory, free=left, resident=lambda pid: held)
 
 
 def test_what_others_leave_no_room_for_is_told_and_stops_no_other(
@@ -107,9 +107,11 @@ def test_what_runs_on_gpus_hold_of_the_machines_memory_is_their_sweeps(
     device = dataclasses.replace(here.plan.device, memory_bytes=whole)
     here.plan = dataclasses.replace(here.plan, device=device)
 
-    def room(plan, running) -> Room:
+    def room(plan, running) -> FreeMemory:
         free = whole - need * len(running)
-        return Room(plan, running, lambda slot: WHOLE if slot.is_gpu else free, lambda _: need)
+        return FreeMemory(
+            plan, running, lambda slot: WHOLE if slot.is_gpu else free, lambda _: need
+        )
 
     pool.room = room
     pool.run()
@@ -150,6 +152,6 @@ def test_where_no_gpu_has_room_that_is_told(make_large, make_pool, machine, gpus
 def test_where_nobody_tells_what_is_free_a_run_starts(make_large, make_pool, machine, gpus) -> None:
     (job,) = make_large(1, kind="cuda")
     pool = make_pool([job], gpus(1))
-    pool.room = partial(Room, free=lambda slot: None)
+    pool.room = partial(FreeMemory, free=lambda slot: None)
     pool.run()
     assert job.outcome is Outcome.ok
