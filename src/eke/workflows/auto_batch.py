@@ -51,7 +51,7 @@ from eke.tuning.recipes import RECIPES, Kitchen, Situation
 
 @dataclass(frozen=True)
 class Means:
-    """What may be spent on the choice."""
+    """Budget for the choice."""
 
     trace: bool = False
     """Seconds on traces where formulas cannot tell."""
@@ -67,14 +67,14 @@ class Means:
 
 @dataclass(frozen=True)
 class Permitted:
-    """A configuration that no rule refuses."""
+    """A configuration that no rule rejects."""
 
     config: Config
     warnings: tuple[str, ...]
 
 
 def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
-    """The configuration, or with batch=auto each of its micro-batches, that no rule refuses.
+    """The configuration, or with batch=auto each of its micro-batches, that no rule rejects.
 
     Args:
         facts: the configuration and its device.
@@ -116,12 +116,12 @@ def sharing(plan: Plan) -> int:
 
 
 def at_rest(plan: Plan) -> Plan:
-    """The same where nobody else holds anything of a CPU's memory."""
+    """The same plan with all of a CPU's memory free."""
     return replace(plan, device=replace(plan.device, available_bytes=None))
 
 
 def memory_asked_for(plan: Plan) -> int | None:
-    """Bytes for tensors of the host memory that a cluster is asked for; None where that is open."""
+    """Bytes for tensors of the requested host memory on a cluster; None if not set."""
     asked = plan.config.resources.memory
     if asked is None or plan.device.kind != "cpu" or plan.device.memory_bytes is not None:
         return None
@@ -140,8 +140,8 @@ def choose_batch(
     Args:
         plan: with the first of the configurations.
         allowed: the same configuration with each micro-batch, the smallest first.
-        means: what may be spent.
-        target_given: somebody has said how many samples a step has.
+        means: the budget.
+        target_given: the number of samples per step is set.
 
     Returns:
         The plan, and whether it was seen to fit, so that no forecast need warn.
@@ -214,7 +214,7 @@ def _expected(plan: Plan, chosen: Chosen, capacity: int) -> str:
 
 
 def _of_larger(chosen: Chosen, size: int, means: Means) -> str:
-    """What is known of the next larger micro-batch."""
+    """Forecast of the next larger micro-batch."""
     assert chosen.larger is not None
     peak = chosen.larger.best
     if chosen.larger_failed:
@@ -228,12 +228,12 @@ def _of_larger(chosen: Chosen, size: int, means: Means) -> str:
 
 
 def _why_not_traced(found: Forecast) -> str:
-    """A trace that failed is said: what formulas leave open, it might have settled."""
+    """Note on a failed trace, which might have decided what formulas cannot."""
     return f" (not traced: {found.not_traced})" if found.not_traced else ""
 
 
 def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
-    """What its recipe came to, as somebody would type it in the recipe's place.
+    """Overrides equivalent to its recipe's decisions.
 
     Args:
         plan: with its decisions; without an adaptive recipe none is a `RecipeDecision`.
@@ -265,13 +265,13 @@ class Adapted:
 
 
 def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) -> Adapted:
-    """The configuration as its recipe wants it on a device.
+    """The configuration with its recipe's choices for a device.
 
-    Nothing is changed that was typed, that a row of a sweep or the experiment sets, or that a rule
-    refuses; without a recipe that adapts, nothing at all.
+    Keys set by overrides, a sweep or the experiment stay; so does what a rule rejects changing.
+    Without an adaptive recipe nothing changes.
 
     Args:
-        composed: what is wanted.
+        composed: the composed configuration.
         config: the same, its checkpoint and tokenizer looked up.
         device: what it will run on.
         num_nodes: machines that it can use.
@@ -319,7 +319,7 @@ def fine_tuned(config: Config, composed: Composed) -> tuple[Config, tuple[Decisi
 
     Args:
         config: as resolved; one with random weights is left as it is.
-        composed: what was asked for: nothing that is set there is changed.
+        composed: the composed configuration: keys set there stay.
     """
     if not isinstance(config.model, PretrainedModel):
         return config, (), ""
@@ -345,7 +345,7 @@ def fine_tuned(config: Config, composed: Composed) -> tuple[Config, tuple[Decisi
 
 
 def _usual_lr(config: Config) -> float | None:
-    """None for optimizers that read the rate in another way: their files have one of their own."""
+    """None for optimizers that interpret the rate differently: their option files set it."""
     usual = FULL_LR
     if isinstance(config.peft, Adapters):
         usual = LORA_LR if isinstance(config.peft, Lora) else ADAPTER_LR

@@ -67,21 +67,21 @@ from eke.workflows.sweep import cannot_detach, make_jobs, plan_cells
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What `eke fit` was asked for."""
+    """Request of `eke fit`."""
 
     command: tuple[str, ...]
-    """What was typed behind `eke fit`."""
+    """Arguments of `eke fit`."""
     arguments: Arguments
     objective: Objective
     numerics: Numerics
     budget: int
     name: str = ""
-    """Of the option that is written; empty: `fit_`, the model, and how the search is unusual."""
+    """Name of the option to write; empty: `fit_`, the model, and how the search is unusual."""
 
 
 @dataclass
 class Fitting:
-    """A search under way: its candidates, and its trials as the cells of a sweep."""
+    """A search under way: its candidates, and its trials as jobs of a sweep."""
 
     wish: TuneRequest
     typed: tuple[str, ...]
@@ -154,7 +154,7 @@ class Fitting:
             self._note(self._measured(n, repeats[n], cells[at], by_number.get(at)))
 
     def name(self, number: int) -> str:
-        """What sets a candidate apart from what was typed."""
+        """Difference of a candidate from the baseline."""
         if number == self.candidates.first:
             return "as typed"
         return short_name(self.candidates.found[number], self.baseline)
@@ -173,7 +173,7 @@ class Fitting:
             started = self.launcher.start(books, self.paths, self.paths.folder.name)
             self._refuse_if_none_is_taken(jobs)
             stopped = started.wait()
-        # Who asks to stop means the search, also where this trial has come to its own end.
+        # A stop signal ends the search, even if this trial has finished by itself.
         cut_short = [j for j in jobs if j.outcome is None or j.outcome.exit_code == EXIT_RESUMABLE]
         if stopped or cut_short:
             raise KeyboardInterrupt
@@ -211,7 +211,7 @@ class Fitting:
 
 
 def _silent(done: int, total: int) -> None:
-    """A few cells are planned at once."""
+    """A few jobs are planned at once."""
 
 
 REPORT, VALUES = "fit.md", "fit.json"
@@ -219,14 +219,14 @@ REPORT, VALUES = "fit.md", "fit.json"
 
 
 def keep_result(fitting: Fitting, fit: Fit) -> None:
-    """Write all that was found, and say where.
+    """Write the results, and print their paths.
 
     Args:
         fitting: the search.
         fit: how it ended.
 
     Raises:
-        ConfigError: there is an option of that name that somebody else has written.
+        ConfigError: an option of that name exists that eke fit did not write.
         OSError: a folder cannot be written.
     """
     folder = fitting.paths.folder
@@ -253,7 +253,7 @@ def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:
 
 
 def _keep_none(fitting: Fitting, fit: Fit) -> None:
-    """Say what whoever expects an option should know."""
+    """Print notes for a user who expects an option."""
     if fit.best is not None and fit.best is not fit.typed:
         winner = fit.best.candidate.overrides
         typed = _command(fitting, *without(fitting.typed, winner), *winner)
@@ -264,7 +264,7 @@ def _keep_none(fitting: Fitting, fit: Fit) -> None:
 
 
 def _command(fitting: Fitting, *overrides: str) -> str:
-    """What starts a run, with the folder of options that was typed."""
+    """What starts a run, with the given folder of options."""
     own = fitting.wish.arguments.config_dir
     return shlex.join(
         [*program().split(), *(["--config-dir", str(own)] if own else []), *overrides]
@@ -272,7 +272,7 @@ def _command(fitting: Fitting, *overrides: str) -> str:
 
 
 def _report(command: str, fitting: Fitting, fit: Fit, text: str) -> str:
-    """What there was to choose from, how much of it was tried, and what came of it."""
+    """Summary of the candidates, the trials and the result."""
     baseline, wish = fitting.baseline, fitting.wish
     when = datetime.now(UTC).isoformat(timespec="seconds")
     space = describe_candidates(fit.candidates, baseline, wish.numerics)
@@ -368,7 +368,7 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
     """Trials of one configuration alone would tell nothing that its run does not.
 
     Raises:
-        ConfigError: there is no candidate, or none but what was typed.
+        ConfigError: there is no candidate, or only the baseline.
     """
     rules = ", ".join(sorted(found.refused))
     if not found.found:
@@ -390,11 +390,11 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
 
 
 def usual_name(model: str, wish: TuneRequest) -> str:
-    """Of the option, where none is typed: searches for different things do not replace each other.
+    """Default name of the option: searches for different things do not replace each other.
 
     Args:
         model: option of the group.
-        wish: what was asked for.
+        wish: the request.
     """
     parts = ["fit", model]
     parts += [wish.objective.value] if wish.objective is not Objective.speed else []
@@ -403,7 +403,7 @@ def usual_name(model: str, wish: TuneRequest) -> str:
 
 
 def pinned(composed: Composed, baseline: Plan) -> Composed:
-    """The same as typed without a recipe that adapts, which would answer each candidate anew.
+    """The overrides without an adaptive recipe, which would decide anew for each candidate.
 
     The micro-batch is the search's own.
     """
@@ -416,7 +416,7 @@ def pinned(composed: Composed, baseline: Plan) -> Composed:
 
 
 def refuse_what_is_no_start(wish: TuneRequest) -> None:
-    """A search starts from one configuration, and takes its time: nothing typed is passed over.
+    """A search starts from one configuration, and takes its time: no override is ignored.
 
     Raises:
         ConfigError: several configurations are named, or Hydra is asked for something.
@@ -443,12 +443,12 @@ def refuse_what_is_no_start(wish: TuneRequest) -> None:
 
 
 def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launcher) -> None:
-    """What the first trial would be refused for, unless a record answers it: a missing package.
+    """Raise what would stop the first trial, unless it is cached: a missing package.
 
-    Its size is left out: another way to compute the same may fit.
+    Its size is not checked: an equivalent configuration may fit.
 
     Args:
-        composed: what was typed.
+        composed: the composed overrides.
         baseline: the same, planned.
         launcher: starts the trials.
 
@@ -464,10 +464,10 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launc
 
 
 def refuse_what_is_searched(composed: Composed) -> None:
-    """What has no meaning for a search.
+    """Reject keys that have no meaning for a search.
 
     Raises:
-        ConfigError: a key is typed that only a run or a sweep has.
+        ConfigError: a key of runs or sweeps is set.
     """
     config = composed.config
     one_run = "is about one run; trials are answered from their records"
@@ -487,7 +487,7 @@ def refuse_what_is_searched(composed: Composed) -> None:
 
 
 def expected_step_s(plan: Plan) -> float | None:
-    """Seconds per optimizer step by the time model; None where it says nothing."""
+    """Seconds per optimizer step by the time model; None if unknown."""
     found = forecast_time(plan)
     return found.step_s.expected if isinstance(found, StepTime) else None
 

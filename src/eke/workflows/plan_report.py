@@ -59,10 +59,10 @@ def plan_text(
 
 
 def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
-    """Advice whose overrides were really composed with those that were typed.
+    """Advice whose overrides compose with the given ones.
 
     Args:
-        plan: what is to need less.
+        plan: the plan to reduce.
         trace: spend seconds on traces of the proposals that formulas are not sure of.
     """
     found = [
@@ -80,7 +80,7 @@ def _traced(advice: Advice) -> Advice:
 
 
 def known_forecasts(plans: Mapping[str, Plan], trace: bool) -> dict[str, Forecast]:
-    """What is known of each plan's memory.
+    """Memory forecast of each plan.
 
     Args:
         plans: by any name.
@@ -98,7 +98,7 @@ def known_forecasts(plans: Mapping[str, Plan], trace: bool) -> dict[str, Forecas
 
 
 def composes(typed: Sequence[str], more: Sequence[str]) -> bool:
-    """Whether overrides can be typed in place of, or behind, those that were."""
+    """Whether overrides can replace, or follow, the given ones."""
     keys = {text.partition("=")[0] for text in more}
     kept = [text for text in typed if text.lstrip("+").partition("=")[0] not in keys]
     try:
@@ -151,7 +151,7 @@ def compare_on_all_devices(
     """One line for each device of the table.
 
     Args:
-        arguments: what was typed.
+        arguments: the command line.
         as_json_text: for machines, under the record's field paths.
         trace: spend seconds on traces for those devices where formulas cannot tell.
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from eke.launch import Launcher, Probed
 
 PLANNING = Means()
-"""Of batch=auto where nothing is to start."""
+"""Budget of batch=auto if no run starts."""
 
 
 def plan_for(
@@ -61,12 +61,12 @@ def plan_for(
     """Check and plan one configuration.
 
     Args:
-        composed: what is wanted.
+        composed: the requested configuration.
         planning: nothing will be run.
         launcher: starts the run; None for a single run on this machine.
-        refuse: refuse what cannot fit into memory; None is whatever is to run.
+        refuse: reject what cannot fit into memory; None: only if it will run.
         trace: spend seconds on a trace where formulas cannot tell whether there is room.
-        means: what batch=auto may spend on its choice.
+        means: budget of batch=auto.
 
     Raises:
         ConfigError: every rule it breaks.
@@ -92,14 +92,14 @@ def plan_on(
     """Check and plan one configuration for a device.
 
     Args:
-        composed: what is wanted.
-        device: what it will run on.
+        composed: the requested configuration.
+        device: the target device.
         reason: why that one.
         planning: nothing will be run.
-        refuse: refuse what cannot fit into memory; None is whatever is to run.
+        refuse: reject what cannot fit into memory; None: only if it will run.
         num_nodes: machines that it can use.
         trace: spend seconds on a trace where formulas cannot tell whether there is room.
-        means: what batch=auto may spend on its choice.
+        means: budget of batch=auto.
 
     Raises:
         ConfigError: every rule it breaks.
@@ -151,7 +151,7 @@ def _explained(plan: Plan, usual: dict[str, Decision], remark: str) -> Plan:
 
 
 def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) -> list[Permitted]:
-    """As `permitted`; what is refused for its size alone is told what makes room for all of it."""
+    """As `permitted`; if only its size is rejected, the error proposes a sufficient reduction."""
     try:
         return permitted(facts, lenient)
     except ConfigError as error:
@@ -159,17 +159,17 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
             raise
         try:
             smallest = plan_of(permitted(facts, lenient=True)[0])
-        except ConfigError:  # something else is wrong with it, too: first what the rule says
+        except ConfigError:  # another problem exists too: report the rule's first
             raise error from None
         raise ConfigError([_with_room(each, smallest) for each in error.problems]) from None
 
 
 def _with_room(problem: Problem, plan: Plan) -> Problem:
-    """What a rule says of a lower bound, with an override that makes room for all of the run.
+    """A rule's problem about a lower bound, with an override that suffices for the whole run.
 
     Args:
-        problem: the rule's, whose own override makes room for what it has counted.
-        plan: of what is refused.
+        problem: the rule's, whose override covers only what the rule counted.
+        plan: of the rejected run.
     """
     advice = what_makes_room(plan, known_forecast(plan), slowdown)
     if advice is None or check(Facts(advice.plan.config, plan.device, planning=True))[0]:
@@ -201,11 +201,11 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
 def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]:
     """A device that is only declared, as many times as the run has processes on a machine.
 
-    Nobody has said how many there are, and what one of several needs is the question.
+    Their number is not declared, and the plan is about one of them.
 
     Args:
-        config: what is wanted.
-        device: what it will run on.
+        config: the requested configuration.
+        device: the target device.
         reason: why that one.
     """
     needed = config.distributed.processes_per_node
@@ -241,9 +241,9 @@ def report_error(error: EkeError, as_json: bool = False) -> int:
 
 
 def means_of_a_run(config: Config) -> Means:
-    """What a single run may spend that is to start on this machine.
+    """Budget of a single run that starts on this machine.
 
-    Processes that somebody else has started each make the plan, and have to come to the same.
+    Externally started processes each make the plan and must agree.
     """
     if ranks_are_started():
         why = "processes that another launcher has started are not tried out"
@@ -254,7 +254,7 @@ def means_of_a_run(config: Config) -> Means:
 
 
 def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
-    """What a run of a sweep may spend on its choice, before the first one starts.
+    """Budget of a sweep's run, before the first one starts.
 
     Args:
         config: of the run.

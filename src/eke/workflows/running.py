@@ -28,7 +28,7 @@ from eke.workflows.auto_batch import Means
 from eke.workflows.planning import means_of_a_run, plan_for, print_once
 
 FOR_STARTING = FOR_WRITING | {DOES_NOT_FIT}
-"""Rules about the machine as it is now: room on a disk, and in a memory that others use, too."""
+"""Rules about the machine as it is now: free disk space, and free memory on shared devices."""
 
 
 def plan_unless_answered(
@@ -37,7 +37,7 @@ def plan_unless_answered(
     """The plan of a run that is to start, or of one that its record answers.
 
     Args:
-        planned: makes the plan; told whether nothing will be run.
+        planned: makes the plan; its argument says whether nothing will run.
         place_of: where a plan's run is.
 
     Raises:
@@ -115,9 +115,9 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
     """One job of a sweep that Hydra runs: its objective is the loss at the end.
 
     Raises:
-        ConfigError: a rule refuses the run.
+        ConfigError: a rule rejects the run.
         RunError: it did not end well.
-        KeyboardInterrupt: somebody stopped it, and wants the next one no more than this one.
+        KeyboardInterrupt: it was stopped, which also stops the next ones.
     """
     composed = compose(overrides, config_dir, in_sweep=True)
     if composed.config.plan_only:

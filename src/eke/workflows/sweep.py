@@ -70,18 +70,18 @@ class Outlook:
 
 
 def outlook_of(plan: Plan) -> Outlook:
-    """What is known of a plan, with nothing started."""
+    """Forecasts of a plan that is not started."""
     return Outlook(known_forecast(plan), forecast_time(plan))
 
 
 def outlooks(jobs: Sequence[Job]) -> dict[int, Outlook]:
-    """Number of a cell -> what is expected of its run; cells that are one run share it."""
+    """Job index -> forecast of its run; identical jobs share it."""
     found = [(job, outlook_of(job.plan)) for job in jobs]
     return {number: each for job, each in found for number in job.cells}
 
 
 def render_outlooks(cells: Sequence[Cell], found: Mapping[int, Outlook]) -> str:
-    """One line a cell, then the reason of each that is refused; what is not known is blank."""
+    """One line per job, then the reason of each rejected one; unknown values are blank."""
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
     rows = [
         (*_numbers(cell, found.get(number)), labels[number]) for number, cell in enumerate(cells)
@@ -95,7 +95,7 @@ def render_outlooks(cells: Sequence[Cell], found: Mapping[int, Outlook]) -> str:
 
 
 def _sources(found: Mapping[int, Outlook]) -> list[str]:
-    """How many cells' memory was traced, and how many numbers finished runs have corrected."""
+    """How many jobs' memory was traced, and how many values finished runs corrected."""
     memory = [each.memory for each in found.values()]
     traced = sum(each.method is not Method.closed_form for each in memory)
     corrected = sum(each.calibrated is not None and each.calibrated.peak is not None
@@ -124,12 +124,12 @@ def outlooks_as_json(
     found: Mapping[int, Outlook],
     records: Mapping[int, Mapping[str, object]],
 ) -> str:
-    """The same for machines, under the record's field paths; refused cells say why.
+    """The same for machines, under the record's field paths; rejected jobs give the reason.
 
     Args:
-        cells: of the sweep.
-        found: number of a cell -> what is expected of it.
-        records: number of a cell -> what is known of a finished run of it.
+        cells: jobs of the sweep.
+        found: job index -> its forecast.
+        records: job index -> its finished run.
     """
     content = [
         _plain(cell, found.get(number)) | dict(records.get(number, {}))
@@ -152,14 +152,14 @@ class Planned:
     identity: str
     paths: SweepPaths
     command: tuple[str, ...]
-    """What was typed behind `train.py`."""
+    """Arguments of `train.py`."""
     name: str
-    """Of the file in `sweeps/`; empty for a sweep that was typed."""
+    """Of the file in `sweeps/`; empty for a sweep given by overrides."""
     cells: list[Cell]
     jobs: list[Job]
 
     def show(self, problem: str = "") -> int:
-        """Print what has become of the cells; returns the sweep's exit code.
+        """Print the outcome of the jobs; returns the sweep's exit code.
 
         Args:
             problem: why its file is not up to date; empty when it is.
@@ -176,7 +176,7 @@ class Planned:
         return SweepFile(self.paths, self.command, self.cells, self.name)
 
     def rerun(self, board: Board) -> Rerun:
-        """What `rerun=true` asks for: all of it, or what an interrupted one has left."""
+        """Runs requested by `rerun=true`: all, or the rest of an interrupted rerun."""
         rerun = Rerun(self.paths, self.jobs)
         if rerun.goes_on:
             anew = f"rm {shlex.quote(str(self.paths.rerun))} begins it anew"
@@ -185,14 +185,14 @@ class Planned:
 
 
 def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> int:
-    """Plan every cell before the first one runs, then run them here or in a cluster.
+    """Plan every job before the first one runs, then run them here or in a cluster.
 
-    Refused cells are listed and left out, equal ones run once, finished ones are answered from
-    their records: the same command again finishes the sweep.
+    Rejected jobs are listed and skipped, equal ones run once, finished ones are cached: the same
+    command again finishes the sweep.
 
     Args:
-        arguments: what was typed.
-        as_json: print what is expected of each cell for machines, with `plan_only=true`.
+        arguments: the command line.
+        as_json: print each job's forecast as JSON, with `plan_only=true`.
         trace: spend seconds on traces where formulas cannot tell, with `plan_only=true`.
     """
     line = PlanningLine()
@@ -247,7 +247,7 @@ def not_asked_for(
     plans: Sequence[Plan | None],
     launcher: Launcher,
 ) -> list[str]:
-    """Warnings about cells whose run is that of another cell, which requests other resources."""
+    """Warnings about jobs identical to another job that requests other resources."""
     told = []
     for job, number in ((each, number) for each in jobs for number in each.cells[1:]):
         plan = plans[number]
@@ -285,7 +285,7 @@ def say_finished(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> None:
 
 
 def records_of(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> dict[int, dict[str, object]]:
-    """Number of a cell -> what is known of a finished run of it; only of those that have one."""
+    """Job index -> its finished run, for jobs that have one."""
     found: dict[int, dict[str, object]] = {}
     for job in jobs:
         try:
@@ -301,21 +301,21 @@ def records_of(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> dict[int,
 
 
 def say_hours(jobs: Sequence[Job]) -> None:
-    """What a sweep's runs would take, each counted once: an estimate."""
+    """Estimated total time of a sweep's runs, each counted once."""
     if jobs:
         text = sum_line([forecast_time(job.plan) for job in jobs], jobs[0].plan.device.kind)
         print_once("\n" + text)
 
 
 def repeated_command(arguments: Arguments) -> tuple[str, ...]:
-    """The command line again, from wherever it is typed."""
+    """The command line, valid from any working directory."""
     own = arguments.config_dir
     folder = ("--config-dir", str(own.absolute())) if own else ()
     return ("-m", *folder, *arguments.overrides)
 
 
 def named(choices: Mapping[str, str]) -> str:
-    """The named sweep; empty where everything that varies was typed."""
+    """The named sweep; empty if given by overrides only."""
     chosen = choices.get("sweep", "none")
     return "" if chosen == "none" else chosen
 
@@ -352,7 +352,7 @@ def run_planned_sweep(planned: Planned, launcher: Launcher, detach: bool) -> int
 def make_jobs(
     labels: Sequence[str], plans: Sequence[Plan | None], duplicates: Mapping[int, int]
 ) -> list[Job]:
-    """One job for each run: a cell, and those that are the very same run."""
+    """One job per run, with all identical jobs."""
     jobs = {
         number: Job(number, labels[number], plan)
         for number, plan in enumerate(plans)
@@ -375,7 +375,7 @@ def plan_cells(
     progress: Callable[[int, int], None],
     launcher: Launcher | None = None,
 ) -> tuple[list[Cell], list[Plan | None]]:
-    """Every cell with its plan, or refused with its reason; the tracker groups them by sweep."""
+    """Every job with its plan, or its reason for rejection; the tracker groups them by sweep."""
     cells: list[Cell] = []
     plans: list[Plan | None] = []
     launcher = launcher or find_launcher("local")
@@ -411,12 +411,12 @@ def _plan_cell(point: SweepCell, group: str, launcher: Launcher) -> tuple[Cell, 
 def weigh_open_cells(
     cells: Sequence[Cell], plans: list[Plan | None], progress: Callable[[int, int], None]
 ) -> None:
-    """Trace the runs of which formulas cannot tell whether they fit, and refuse what does not.
+    """Trace the runs whose fit formulas cannot decide, and reject those that do not fit.
 
     Args:
-        cells: of a sweep; those that are refused are marked.
-        plans: their plans, None where a cell is refused already; changed in place.
-        progress: told how many of how many are traced.
+        cells: jobs of a sweep; rejected ones are marked.
+        plans: their plans, None if already rejected; changed in place.
+        progress: called with the number traced and the total.
     """
     unsure = {n: plan for n, plan in enumerate(plans) if plan and is_open(known_forecast(plan))}
     if not unsure:
@@ -434,7 +434,7 @@ def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
     """With `sweep.strict=true`, no run of a sweep starts when any of them cannot.
 
     Raises:
-        ConfigError: there is a refused cell; each is named with its reason.
+        ConfigError: a job is rejected; each is named with its reason.
     """
     refused = [
         Problem(planned.name, "", cell.reason)
@@ -447,7 +447,7 @@ def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
 
 
 def describe_sweep(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> str:
-    """How many cells there are, and how many of them will not run; what was left out, and why."""
+    """Number of jobs, of those that will not run, and of excluded ones, with reasons."""
     refused = sum(cell.outcome == Outcome.refused.name for cell in cells)
     parts = [format_number(len(cells), "cell")]
     parts += [f"{refused} refused"] if refused else []
