@@ -1,4 +1,4 @@
-"""Recipes that adapt: which techniques suit a device, a model and what was typed; no torch."""
+"""Adaptive recipes: choose techniques for a device, a model and the overrides; no torch."""
 
 from eke.tuning.chooser import Situation
 from eke.tuning.recipes.recipes import FASTEST, LARGE_MODEL, LOW_MEMORY

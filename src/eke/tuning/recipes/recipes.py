@@ -8,11 +8,11 @@ recipe=large_model_one_gpu: a model whose weights, gradients and states do not f
 Numerics: products in 16 bits, then what has to be: the mildest combination with which the forecast
 has room is taken, so that a model that fits is trained as by recipe=fastest without its kernels.
 
-recipe=low_memory: the least memory that techniques of a step's own cost can reach.
+recipe=low_memory: the least memory that techniques without a large slowdown can reach.
 
 Numerics: products in 16 bits; another optimizer than AdamW (Adafactor, else AdamW with moments of
 8 bits); float32 weights. Products are TF32's, or float32's, where copies in 16 bits need more than
-they save. Clipping and where state lives stay as typed, and so does the micro-batch where it fits.
+they save. Clipping and the state's location stay as set, and so does the micro-batch where it fits.
 """
 
 from collections.abc import Callable
@@ -115,7 +115,7 @@ def fused_loss_question(situation: Situation) -> Question | None:
 
 
 def workers(situation: Situation) -> Question | None:
-    """Batches are made beside the training, where there are cores for it."""
+    """Batches are prepared in the background if there are cores for it."""
     if situation.device.kind != "cuda" or situation.cores <= WORKERS:
         return None
     why = "batches are made beside the training and copied from page-locked memory"
@@ -124,7 +124,7 @@ def workers(situation: Situation) -> Question | None:
 
 
 QUESTIONS: tuple[Ask, ...] = (attention, packing, compiler, sparse, fused_loss_question, workers)
-"""CUDA graphs, where they are chosen, leave no room for `sparse`."""
+"""CUDA graphs, where they are chosen, exclude `sparse`."""
 
 FASTEST = Recipe(
     "fastest",
@@ -195,8 +195,7 @@ LARGE_MODEL = Recipe(
 LOW_MEMORY_STATES = Axis(("optimizer",), (ADAFACTOR, ADAMW_8BIT, TORCHAO_8BIT))
 
 WIDE = (("precision=tf32",), ("precision=fp32",))
-"""Products without copies, the faster ones first; the last is what is there as long as nobody
-decides."""
+"""Products without copies, the faster ones first; the last is the default."""
 PURE = ("precision=bf16_pure",)
 PIECES = ("batch=auto",)
 
@@ -272,7 +271,7 @@ def saves_enough(best: Combination, cut: Situation | None, wide: Forecast) -> bo
 def in_pieces(
     best: Combination, is_decided: Callable[[str], bool], change: Change
 ) -> Situation | None:
-    """A step's samples in smaller pieces, where they do not fit at once and pieces need less.
+    """Smaller micro-batches, if a step's samples do not fit at once and less memory results.
 
     They may need more: gradients are kept from one to the next.
     """

@@ -16,7 +16,7 @@ from eke.tuning.chooser import Change, Situation, by_section
 
 @dataclass(frozen=True)
 class RecipeOption:
-    """One answer to a question, as somebody would type it."""
+    """One candidate answer to a question, as overrides."""
 
     overrides: tuple[str, ...]
     """Of one section or several; the first one names what is decided."""
@@ -29,21 +29,20 @@ class Question:
     """A question that a recipe answers, with its answers, the best one first."""
 
     decides: tuple[str, ...]
-    """Groups and key paths: where the user has typed one of them, the answer is his."""
+    """Groups and key paths: an override of one of them takes precedence."""
     candidates: tuple[RecipeOption, ...]
     shrinks: bool = False
     """An answer is taken only if the forecast's peak is lower with it."""
     otherwise: str = ""
-    """Why there is no candidate and what is there stays. Where it is empty nothing is said, nor of
-    candidates that no rule lets through."""
+    """Why there is no candidate and the current value stays. If empty, nothing is reported."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a recipe decided in place of the user."""
+    """A recipe's decision."""
 
     override: str
-    """As somebody would type it; empty where what is there stays."""
+    """As overrides; empty if the current value stays."""
     decision: RecipeDecision
 
 
@@ -58,28 +57,28 @@ Args: the situation; whether the user has decided about a path; how overrides ch
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named selection that adapts to the device, the model and what was typed."""
+    """A named selection that adapts to the device, the model and the overrides."""
 
     name: str
     first: tuple[Ask, ...]
-    """Questions about the device and the packages, asked before there is a plan."""
+    """Questions about the device and the packages, resolved before planning."""
     then: tuple[Ask, ...]
     """Questions that look at the plan."""
     search: Search | None = None
-    """Asked last: what is needed to make it fit."""
+    """Resolved last: changes needed to make it fit."""
     conclusion: Callable[[Situation], str] | None = None
-    """What has become of memory, in a row of its own."""
+    """Outcome for memory, as a separate row."""
     menu: tuple[tuple[str, ...], ...] = ()
     """Overrides that may come up: composed together, each section once, to save time."""
 
 
 SHARED = ("data",)
-"""Sections of which a recipe changes keys, and the rest belongs to somebody else."""
+"""Sections of which a recipe changes keys, and leaves the others."""
 
 Sections = Callable[[tuple[str, ...]], Config]
-"""Overrides -> the whole configuration with them, composed as if they had been typed.
+"""Overrides -> the whole configuration with them, composed like given overrides.
 
-Raises ConfigError where they cannot be composed with what was typed.
+Raises ConfigError if they do not compose with the given overrides.
 """
 
 
@@ -98,7 +97,7 @@ class Kitchen:
 
         Args:
             situation: without a plan.
-            make_base: plans a configuration that no rule refuses.
+            make_base: plans a configuration that no rule rejects.
 
         Raises:
             ConfigError: the configuration cannot be planned, with or without the recipe.
@@ -106,7 +105,7 @@ class Kitchen:
         self._read_menu()
         situation = self._all(self.recipe.first, situation)
         if situation.found.rejected:
-            return situation  # by what was typed: the rules say so when it is planned
+            return situation  # because of the overrides: the rules report it at planning
         situation = replace(situation, base=make_base(situation.smallest))
         situation = self._all(self.recipe.then, situation)
         if self.recipe.search is not None:
@@ -123,7 +122,7 @@ class Kitchen:
         return path in self.claims
 
     def changed(self, situation: Situation, overrides: tuple[str, ...]) -> Situation | None:
-        """The situation with overrides; None where they do not go with what was typed."""
+        """The situation with overrides; None if they conflict with the overrides."""
         parts: dict[str, Any] = {}
         try:
             for section, texts in by_section(overrides).items():

@@ -1,4 +1,4 @@
-"""Techniques that save memory, with what each costs and who has measured it.
+"""Memory-saving techniques, with their cost and its source.
 
 Which 16-bit format a device multiplies fast, and whether that is worth it.
 
@@ -57,7 +57,7 @@ def sparse(situation: Situation) -> Question | None:
 
 
 def fused_loss(situation: Situation) -> tuple[str, ...]:
-    """What is typed for it beside what has been chosen of the same group."""
+    """Its overrides, given the choice made in the same group."""
     if situation.config.kernels.sparse_prediction:
         return "kernels=sparse_prediction", "kernels.fused_linear_cross_entropy=true"
     return ("kernels=fused_linear_cross_entropy",)
@@ -282,7 +282,7 @@ def _no_compiler(why: str) -> Question:
 
 
 def _whole_model(situation: Situation, least: Least) -> Question:
-    """With a mode that was typed and replays CUDA graphs, which rules keep from single layers."""
+    """With an explicit mode that replays CUDA graphs, which rules keep from single layers."""
     mode = f"compile.mode={situation.config.compile.mode.value}"
     if not _pays(situation, least, regional=False):
         return _no_compiler(_not_earned(situation, least, regional=False))
@@ -295,7 +295,7 @@ def _whole_model(situation: Situation, least: Least) -> Question:
 def _at_once(situation: Situation) -> bool:
     """Whether batch=auto surely takes all samples of a step at once, as CUDA graphs need.
 
-    Of a micro-batch that was typed, the rules say so.
+    For an explicit micro-batch the rules report it.
     """
     if situation.config.batch.per_device is not None:
         return True

@@ -1,4 +1,4 @@
-"""Which configuration is the fastest that fits? Candidates, a search, and its words; no torch."""
+"""Search for the fastest configuration that fits: candidates, search and report; no torch."""
 
 from eke.tuning.search.candidates import (
     Candidate,

@@ -1,8 +1,8 @@
-"""Every configuration that could be tried: refused by rules, cut to what has room; no torch.
+"""Candidate configurations: filtered by rules and by memory; no torch.
 
-What may be changed to make a run faster or smaller without making it another training.
+Axes: changes that make a run faster or smaller and keep the training.
 
-What techniques say over settings that an experiment or a recipe has made.
+Techniques applied over settings of an experiment or a recipe.
 
 A technique is spelt by an option and few keys. Where an experiment sets keys of the same group, an
 option alone leaves them as they are: `memory=checkpointing` over `memory.every_n: 2` recomputes
@@ -41,16 +41,16 @@ class Value:
 
     name: str
     overrides: tuple[str, ...]
-    """Empty where it is what was typed."""
+    """Empty for the baseline."""
     usual: float = 1.0
-    """Time of a step over that of what was typed, as published; no more than a first guess."""
+    """Step time relative to the baseline, as published; no more than a first guess."""
     needless_beside: tuple[str, ...] = ()
     """Names of values of its axis that compute the same with fewer operations and more memory."""
 
 
 @dataclass(frozen=True)
 class SearchAxis:
-    """One technique, or set of techniques that exclude each other; what was typed is first."""
+    """One technique, or set of techniques that exclude each other; the baseline is first."""
 
     name: str
     values: tuple[Value, ...]
@@ -67,14 +67,14 @@ def axes_for(
     numerics: Numerics,
     fixed: Iterable[str] = (),
 ) -> list[SearchAxis]:
-    """What can be varied: every group that nobody has typed.
+    """What can be varied: every group without an override.
 
     Args:
-        choices: option of each group as typed.
-        typed: overrides as typed; a group that is in them stays as it is.
+        choices: chosen option of each group.
+        typed: given overrides; their groups stay as they are.
         device: what it runs on.
         numerics: how far the arithmetic may move.
-        fixed: groups that stay as they are, beside those that were typed.
+        fixed: further groups that stay as they are.
     """
     kept = {*map(group_of, typed), *fixed}
     names = dict.fromkeys(each.group for each in TECHNIQUES.values() if each.searched)
@@ -115,8 +115,8 @@ def _sharing(device: Device, kept: set[str]) -> list[SearchAxis]:
 
 
 MAX_SIZES = 6
-"""Micro-batches of one set of techniques that are looked at, the largest with room: a step is cut
-into as few pieces as possible, unless less memory is the aim or smaller pieces stay in a cache."""
+"""Micro-batches of one set of techniques to consider, the largest that fit: a step has as few
+micro-batches as possible, unless memory is the objective or smaller ones stay in a cache."""
 
 _ROOMS = {
     Verdict.fits: FitsMemory.fits,
@@ -137,18 +137,18 @@ class Candidate:
     point: Point
     values: tuple[Value, ...]
     plan: Plan
-    """For forecasts; the run itself is planned again from what is typed."""
+    """For forecasts; the run itself is planned again from its overrides."""
     forecast: Forecast
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What makes it of what was typed, the micro-batch included."""
+        """Overrides that turn the baseline into it, micro-batch included."""
         own = (text for value in self.values for text in value.overrides)
         return (*own, *cut_overrides(self.plan))
 
 
 def cut_overrides(plan: Plan) -> tuple[str, ...]:
-    """How a plan cuts its samples into micro-batches, to be typed."""
+    """A plan's micro-batch settings, as overrides."""
     return (
         f"batch.per_device={plan.batch.per_device}",
         f"batch.target={plan.batch.samples_per_step}",
@@ -162,11 +162,11 @@ class Candidates:
 
     found: list[Candidate]
     first: int | None
-    """Number of what was typed; None where it cannot run."""
+    """Index of the baseline; None if it cannot run."""
     num_sets: int
     """Sets of techniques that were looked at."""
     refused: dict[str, int]
-    """Rule -> sets of techniques that it refused."""
+    """Rule -> sets of techniques that it rejected."""
     too_large: int
     """Configurations that rules allow and that cannot fit."""
 
@@ -182,12 +182,12 @@ def enumerate_candidates(
     """All combinations of the axes' values, each with its micro-batches.
 
     Args:
-        baseline: what was typed, planned.
+        baseline: the planned baseline.
         composed: the same before its plan.
         axes: what may be varied.
         config_dir: a folder with the user's own options.
         expected_s: the time model: seconds per optimizer step.
-        progress: told how many sets of techniques of how many are looked at.
+        progress: called with the number of sets considered and the total.
     """
     every = [value for axis in axes for value in axis.values]
     sections = {value: _sections(composed, value, config_dir) for value in every}
@@ -307,13 +307,13 @@ def _with_less_work(values: tuple[Value, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _usual(values: tuple[Value, ...], larger: float) -> float:
-    """Time of a step over that of what was typed, whose micro-batch is so many times larger."""
+    """Step time relative to the baseline, whose micro-batch is so many times larger."""
     techniques = math.prod(value.usual for value in values)
     return float(techniques * PER_DOUBLING ** math.log2(larger))
 
 
 def _largest(cut: Sequence[Candidate], typed: int | None) -> list[Candidate]:
-    """The largest micro-batches, and the one that was typed."""
+    """The largest micro-batches, and the baseline's."""
     kept = list(cut[:MAX_SIZES])
     return kept + [each for each in cut[MAX_SIZES:] if each.point.micro_batch == typed]
 
@@ -326,11 +326,11 @@ Settings = Mapping[Key, Any]
 def spelt_out(
     axis: SearchAxis, baseline: Config, composed: Composed, own: Path | None
 ) -> SearchAxis:
-    """The axis with values that mean what their names say, and none that is what was typed.
+    """The axis with values that mean what their names say, and none equal to the baseline.
 
     Args:
-        axis: of techniques that nobody has typed.
-        baseline: what was typed, with what its experiment or recipe sets.
+        axis: of techniques without an override.
+        baseline: the baseline, with its experiment's or recipe's settings.
         composed: the same before its plan.
         own: the user's folder of options.
     """
@@ -365,7 +365,7 @@ def _settings(config: Config, value: Value) -> Settings:
 
 
 def _telling(meant: list[Settings]) -> set[Key]:
-    """What tells values of one axis from each other; the rest, as a learning rate, stays."""
+    """Keys that distinguish values of one axis; the rest, as a learning rate, stays."""
     first: dict[Key, Any] = {}
     return {
         key
@@ -382,7 +382,7 @@ def _agree(meant: Settings, now: Settings, telling: set[Key]) -> bool:
 def _explicit(
     value: Value, meant: Settings, telling: set[Key], composed: Composed, own: Path | None
 ) -> Value:
-    """The value with each key typed that would be another one without."""
+    """The value with an override for each key that would differ otherwise."""
     typed = without(composed.overrides, value.overrides)
     found = _plain(compose([*typed, *value.overrides], own, in_sweep=True).config)
     more = tuple(
@@ -394,7 +394,7 @@ def _explicit(
 
 
 def _text(value: Any) -> str:
-    """As it is typed."""
+    """As an override."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

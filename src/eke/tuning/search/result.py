@@ -1,4 +1,4 @@
-"""What a search has found, as values: shown, written down and tested alike.
+"""Search result, as values for display, files and tests.
 
 The winner as an option of the group `experiment`, whole and with its evidence.
 """
@@ -76,7 +76,7 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class Gain:
-    """The best configuration over what was typed."""
+    """Gain of the best configuration over the baseline."""
 
     factor: float
     """Of the objective: 2 is twice as fast, or half the memory, or half the cost."""
@@ -84,7 +84,7 @@ class Gain:
     """Of a 95 % interval of `factor`; of memory, which hardly varies, the same."""
     high: float
     of: Objective
-    """What it is a gain in: a search for less memory may end at a faster step with as much."""
+    """Quantity of the gain: a search for less memory may end at a faster step with as much."""
 
     @property
     def is_resolved(self) -> bool:
@@ -103,7 +103,7 @@ class Fit:
     standings: tuple[CandidateResult, ...]
     """The best first."""
     typed: CandidateResult | None
-    """What was typed; None where it could not be measured."""
+    """The baseline; None if it could not be measured."""
     between: float = 0.0
     """As in each standing."""
     further_gain: float = 0.0
@@ -112,7 +112,7 @@ class Fit:
 
     @property
     def diverges(self) -> bool:
-        """What was typed diverges, whatever else is chosen."""
+        """The baseline diverges, and so does every candidate."""
         return all_diverge(self.trials, self.candidates.first, self.numerics)
 
     @property
@@ -122,14 +122,14 @@ class Fit:
 
     @property
     def gain(self) -> Gain | None:
-        """Over what was typed; None where nothing was measured, or what was typed was not."""
+        """Gain over the baseline; None if it or the best was not measured."""
         return None if self.typed is None else self.gain_over(self.typed)
 
     @property
     def is_found(self) -> bool:
         """Whether the best is worth an option.
 
-        Better than what was typed by more than chance, or that could not be measured.
+        Better than the baseline by more than chance, or the baseline could not be measured.
         """
         if self.best is None or self.best is self.typed:
             return False
@@ -137,7 +137,7 @@ class Fit:
 
     @property
     def rivals(self) -> list[CandidateResult]:
-        """Others than what was typed that trials do not tell from the best."""
+        """Candidates other than the baseline that trials do not distinguish from the best."""
         others = [each for each in self.standings[1:] if each is not self.typed]
         gains = [(each, self.gain_over(each)) for each in others]
         return [each for each, gain in gains if gain is not None and not gain.is_resolved]
@@ -165,11 +165,11 @@ class Fit:
 
 
 def all_diverge(trials: Sequence[Measured], typed: int | None, numerics: Numerics) -> bool:
-    """Whether what was typed diverged, and every candidate computes the same but for rounding.
+    """Whether the baseline diverged, and every candidate computes the same but for rounding.
 
     Args:
         trials: so far.
-        typed: number of the candidate that was typed; None where it cannot run.
+        typed: index of the baseline; None where it cannot run.
         numerics: what candidates may differ in.
     """
     ended = {each.outcome for each in trials if each.number == typed}
@@ -179,7 +179,7 @@ def all_diverge(trials: Sequence[Measured], typed: int | None, numerics: Numeric
 def fit_of(
     search: Search, candidates: Candidates, trials: Sequence[Measured], numerics: Numerics
 ) -> Fit:
-    """What a finished search has found."""
+    """Result of a finished search."""
     standings = {
         number: CandidateResult(
             candidates.found[number],
@@ -225,7 +225,7 @@ def write_experiment(
         evidence: lines for the file's head.
 
     Raises:
-        ConfigError: there is a file of that name that somebody else has written.
+        ConfigError: a file of that name exists that eke fit did not write.
         OSError: the folder cannot be written.
     """
     path = free_path(folder, name)
@@ -238,7 +238,7 @@ def refuse_what_is_no_name(name: str) -> None:
     """Of an option.
 
     Raises:
-        ConfigError: it cannot be typed as one.
+        ConfigError: it cannot be given as one.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         why = "an option's name is letters, digits and underscores"
@@ -249,7 +249,7 @@ def own_path(folder: Path, name: str) -> Path:
     """Where the option would be written, whether or not that can be done here.
 
     Raises:
-        ConfigError: the name is none, or somebody else has written what it stands for.
+        ConfigError: the name is invalid, or belongs to a file that eke fit did not write.
     """
     refuse_what_is_no_name(name)
     path = folder / "experiment" / f"{name}.yaml"
@@ -308,7 +308,7 @@ def experiment_text(
 def _with_defaults(
     chosen: Mapping[str, str], wanted: Mapping[str, Any], config_dir: Path | None
 ) -> tuple[dict[str, Any], set[str]]:
-    """What the choices alone make, and the keys that they leave to be filled in."""
+    """The configuration of the choices alone, and its missing keys."""
     options = [f"{group}={option}" for group, option in chosen.items()]
     filled: dict[str, str] = {}
     for _ in range(MAX_MISSING):
@@ -326,7 +326,7 @@ def _with_defaults(
 
 
 def _changed(wanted: Any, usual: Any, filled: set[str], path: str) -> Any:
-    """What differs from the defaults, as a tree; {} or None where nothing does."""
+    """Differences from the defaults, as a tree; {} or None if there are none."""
     if not isinstance(wanted, dict):
         return None if wanted == usual else wanted
     before = usual if isinstance(usual, dict) else {}

@@ -1,4 +1,4 @@
-"""Which configuration to try next, and which one is the best: no plans, no processes.
+"""Search algorithm: choose the next trial and the best configuration; no plans, no processes.
 
 Expected improvement chooses (Jones, Schonlau and Welch 1998, doi:10.1023/A:1008306431147): what is
 well known to be slow is never tried, and nor is what is well known to be fast.
@@ -34,7 +34,7 @@ CONFIRMING = 1
 """Trials that are kept for running the best one again."""
 
 CLOSE = 0.03
-"""A second configuration within this of the best is run again beside it."""
+"""A second configuration within this of the best is run again as well."""
 
 
 @dataclass
@@ -42,10 +42,10 @@ class Search:
     """The state of a search.
 
     Args:
-        points: what there is to choose from; `first` among them.
-        objective: what counts.
+        points: all candidates; `first` among them.
+        objective: to minimise.
         budget: trials at most, the confirming ones included.
-        first: number of the point to begin with: what was typed. None where that cannot run.
+        first: index of the first point: the baseline. None if it cannot run.
     """
 
     points: list[Point]
@@ -61,7 +61,7 @@ class Search:
     # --- what happened ----------------------------------------------------------------------
 
     def tell(self, number: int, trial: Trial) -> None:
-        """A point was tried; one may be told twice."""
+        """Record a trial; a point may have several."""
         self.trials.append((number, trial))
         if trial.ran_out:
             self._close_what_needs_as_much(number)
@@ -128,7 +128,7 @@ class Search:
         return [float(seconds) for seconds in np.exp(mean)]
 
     def further_gain(self) -> float:
-        """What one more trial is expected to gain, whatever the budget; 0 where it is not worth it.
+        """Expected gain of one more trial, regardless of the budget; 0 if not worthwhile.
 
         Of the score: 0.02 is a step shorter by 2 %.
         """
@@ -219,7 +219,7 @@ class Search:
         return chances(self.points, self._with_less_work, self.trials, self.objective)
 
     def _close_what_needs_as_much(self, number: int) -> None:
-        """What ran out of memory takes with it whatever is expected to need as much."""
+        """A point that ran out of memory excludes all that are expected to need as much."""
         limit = self.points[number].peak_bytes
         for other, point in enumerate(self.points):
             as_much = limit is not None and (point.peak_bytes or 0) >= limit
@@ -232,7 +232,7 @@ WARMUP_STEPS, MEASURED_STEPS = 5, 15
 the search knows what they do not resolve."""
 
 HIGHER = 0.01
-"""By how much a candidate's loss may be above that of what was typed, after the same samples."""
+"""By how much a candidate's loss may be above the baseline's, after the same samples."""
 
 SHORT = (
     f"train.steps={WARMUP_STEPS + MEASURED_STEPS}",
@@ -243,7 +243,7 @@ SHORT = (
     "train.save_final=false",
     "schedule.warmup_steps=0",
 )
-"""What makes a run a trial: nothing of it touches what a step costs."""
+"""Overrides that make a run a trial; none affects the cost of a step."""
 
 NOT_OF_A_RUN = ("rerun", "repeat", "plan_only", "ignore_forecast")
 """Keys that say nothing of a configuration."""
@@ -257,7 +257,7 @@ OF_MEDIAN = math.sqrt(math.pi / 2)
 
 @dataclass(frozen=True)
 class Measured:
-    """A trial's record, as far as a search and a reader want to know it."""
+    """Summary of a trial's record."""
 
     number: int
     """Of the candidate."""
@@ -280,11 +280,11 @@ class Measured:
 
 
 def trial_overrides(typed: Sequence[str], candidate: Sequence[str], repeat: int) -> tuple[str, ...]:
-    """What is typed for a trial.
+    """Overrides of a trial.
 
     Args:
-        typed: by the user.
-        candidate: what makes the candidate of it.
+        typed: the user's overrides.
+        candidate: the candidate's overrides.
         repeat: 0 for the first trial of a candidate.
     """
     again = (f"repeat={repeat}",) if repeat else ()
@@ -292,7 +292,7 @@ def trial_overrides(typed: Sequence[str], candidate: Sequence[str], repeat: int)
 
 
 def without(typed: Sequence[str], changed: Sequence[str]) -> list[str]:
-    """What was typed, but for what is typed anew and for what concerns no configuration."""
+    """The user's overrides without replaced ones and those that do not affect the configuration."""
     gone = {*map(_key, changed), *NOT_OF_A_RUN}
     kept = [text for text in typed if _key(text) not in gone]
     return [text for text in kept if text != "batch=auto"]
@@ -311,7 +311,7 @@ def measured(
     on_gpu: bool,
     context_bytes: int = 0,
 ) -> Measured:
-    """What a trial's record says.
+    """Result of a trial, from its record.
 
     Args:
         number: of the candidate.
@@ -353,5 +353,5 @@ def measured(
 
 
 def is_higher(loss: float | None, typed: float | None) -> bool:
-    """Whether a loss is above that of what was typed by more than rounding explains."""
+    """Whether a loss exceeds the baseline's by more than rounding."""
     return loss is not None and typed is not None and loss > typed * (1 + HIGHER)

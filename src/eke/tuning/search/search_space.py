@@ -1,6 +1,6 @@
-"""What a search chooses from, and what a trial found.
+"""Search space: candidate points and trial results.
 
-What `--objective` minimises, as a logarithm, so that differences are ratios.
+Objective: the value that `--objective` minimises, as a logarithm, so that differences are ratios.
 """
 
 import math
@@ -29,13 +29,12 @@ class Point:
     devices: int = 1
     room: FitsMemory = FitsMemory.fits
     peak_bytes: int | None = None
-    """Expected peak on one device; None where nobody knows."""
+    """Expected peak on one device; None if unknown."""
     expected_s: float | None = None
-    """Seconds per optimizer step by the time model, compiling left out; None where it says
-    nothing."""
+    """Seconds per optimizer step by the time model, compiling left out; None if unknown."""
     usual: float = 1.0
-    """Time of a step over that of what was typed, as published for its techniques: what is gone by
-    where the time model says nothing of a point."""
+    """Step time relative to the baseline, as published for its techniques; used where the time
+    model has no answer."""
     compiling_s: float = 0.0
     """Seconds that compiling is expected to add to each optimizer step: once, over all of a run's
     steps."""
@@ -46,7 +45,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one point."""
+    """Result of one point."""
 
     step_s: float | None
     """Seconds per optimizer step, the median after warm-up, with its share of compiling; None where
@@ -62,7 +61,7 @@ class Trial:
 
 
 def with_less_work(points: Sequence[Point]) -> list[list[int]]:
-    """For each point, the numbers of those it is needless beside."""
+    """For each point, the indices of points that make it redundant."""
     at = {(point.values, point.micro_batch, point.devices): n for n, point in enumerate(points)}
     keys = [
         [(values, point.micro_batch, point.devices) for values in point.needless_beside]
@@ -72,12 +71,12 @@ def with_less_work(points: Sequence[Point]) -> list[list[int]]:
 
 
 SPEED_IN_MEMORY = 0.05
-"""Weight of time beside memory: a step twice as long has to save 3.5 % of the peak. Without it the
-search would give any amount of time for the last megabyte."""
+"""Weight of time relative to memory: a step twice as long has to save 3.5 % of the peak. Without it
+the search would give any amount of time for the last megabyte."""
 
 
 class Objective(Enum):
-    """What the best configuration has least of."""
+    """Quantity that the best configuration minimises."""
 
     speed = "speed"
     """Seconds per sample."""

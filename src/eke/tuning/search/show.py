@@ -1,4 +1,4 @@
-"""A search in words: before it, during it, and its end."""
+"""Text output of a search: before, during and after it."""
 
 from eke.common.text import format_bytes, format_number, format_seconds
 from eke.plan.planner import Plan
@@ -27,14 +27,14 @@ WAITING = 0.05
 AGAIN = "Again on a quiet one: paths.runs=ANOTHER_FOLDER"
 
 SHOWN = 8
-"""Lines of what would be tried: as many as trials are made where nobody says how many."""
+"""Lines of what would be tried: by default as many as there are trials."""
 
 NAMED = 3
 """Configurations that are named before the others are counted."""
 
 
 def short_name(candidate: Candidate, baseline: Plan) -> str:
-    """What sets a candidate apart from what was typed, the rest of the batch left out."""
+    """Difference of a candidate from the baseline, without the rest of the batch."""
     own = [text for value in candidate.values for text in value.overrides]
     if candidate.plan.batch.per_device != baseline.batch.per_device:
         own.append(f"batch.per_device={candidate.plan.batch.per_device}")
@@ -42,7 +42,7 @@ def short_name(candidate: Candidate, baseline: Plan) -> str:
 
 
 def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numerics) -> str:
-    """How much there is to choose from, and what was left out."""
+    """Number of candidates, and those excluded."""
     refused = sum(candidates.refused.values())
     rules = sorted(candidates.refused.items(), key=lambda item: -item[1])
     lines = [
@@ -120,7 +120,7 @@ def _verdict(fit: Fit, gain: Gain | None, baseline: Plan) -> str:
 
 
 def _price(fit: Fit, gain: Gain) -> str:
-    """What a search for memory pays for what it gains, or that it pays nothing."""
+    """Time cost of the memory saved, if any."""
     assert fit.best is not None
     assert fit.typed is not None
     if gain.of is Objective.memory:
@@ -153,7 +153,7 @@ def _row(standing: CandidateResult, baseline: Plan) -> tuple[str, ...]:
 
 
 def notes(fit: Fit, baseline: Plan) -> list[str]:
-    """What a reader of the table should know."""
+    """Notes below the table."""
     found = []
     total = format_number(baseline.steps.total, "step")
     if any(trial.compile_s >= 1 for trial in fit.trials):
@@ -206,7 +206,7 @@ def _about_loss(fit: Fit) -> list[str]:
 
 
 def likely(candidates: Candidates, search: Search, baseline: Plan) -> str:
-    """What would be tried, as far as that is known before the first trial."""
+    """Planned trials, as known before the first one."""
     if not any(candidate.point.expected_s for candidate in candidates.found):
         first = search.next()
         names = [short_name(candidates.found[number], baseline) for number in first]

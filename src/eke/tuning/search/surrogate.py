@@ -1,4 +1,4 @@
-"""What a few trials say of all points: a Gaussian process over the logarithm of the step time.
+"""Surrogate model: a Gaussian process over the logarithm of the step time.
 
 The prior mean is the time model's answer where there is one, else what is usual. Its error is a sum
 of independent parts: one for all points alike (the machine), one for each value of each axis (a
@@ -6,11 +6,11 @@ technique works better or worse here than expected), a smooth one in the micro-b
 each point alone (techniques that do not simply multiply). Techniques that do multiply make few
 trials enough; Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapter 2.
 
-Which points are worth a trial at all: there is room, some need, and they do not fail.
+Eligible points: they fit, are not redundant, and do not fail.
 
-What is paid once: seconds of compiling, spread over the steps of a run.
+One-time cost: seconds of compiling, spread over the steps of a run.
 
-Kept apart from the rest of a step, since techniques multiply that and add this.
+Kept separate from the rest of a step, since techniques multiply that and add this.
 
 Several trials of one configuration: what a step takes, and whether they agree.
 
@@ -131,7 +131,7 @@ def prior_s(points: Sequence[Point]) -> list[float]:
     """Seconds per step before any trial, or what is in proportion to them.
 
     Where the time model says nothing of a point, the one of which it does and that has the most in
-    common with it stands in, times what is usual for what they differ in.
+    common with it is used, times the usual factor of their differences.
     """
     known: dict[tuple[int, int], list[Point]] = {}
     for point in points:
@@ -271,7 +271,7 @@ def typical(logarithms: Sequence[float]) -> float:
 def deviation(logarithms: Sequence[float]) -> float:
     """Standard deviation from trial to trial; of three or more, one that is far off hardly counts.
 
-    0 for a single trial, which says nothing of it.
+    0 for a single trial, which gives no estimate.
     """
     if len(logarithms) < 3:
         return statistics.stdev(logarithms) if len(logarithms) == 2 else 0.0
