@@ -235,7 +235,7 @@ def adafactor(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
 
 
 def sgd(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
-    """Stochastic gradient descent, its weight decay apart from the momentum.
+    """Stochastic gradient descent with decoupled weight decay.
 
     torch's own adds the decay to the gradient, where the momentum keeps it (Loshchilov and Hutter
     2017, arXiv:1711.05101, algorithm 1).
@@ -376,7 +376,7 @@ def save_projectors_as_data(optimizer: Optimizer, projector: type) -> None:
             vars(made).update(attributes)
             return made
 
-        # Before torch looks at it: it takes the strings inside apart, being iterable.
+        # Before torch sees it, which would iterate over the strings inside.
         return _with_projectors(loaded, make)
 
     def to_device(restored: Optimizer) -> None:
@@ -494,7 +494,7 @@ def keep_embeddings_in_32_bits(optimizer: Any, groups: Groups) -> None:
     """Give embeddings 32-bit states (transformers#14819).
 
     bitsandbytes keeps such exceptions in one manager for the whole process, by `id`: of another
-    model's parameters, too, once theirs are freed. So this optimizer gets a manager of its own.
+    model's parameters, too, once theirs are freed. So this optimizer gets a separate manager.
     """
     from bitsandbytes.optim import GlobalOptimManager
 

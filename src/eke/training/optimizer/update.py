@@ -1,6 +1,6 @@
 """The second half of an optimizer step: gradients are exchanged, clipped and applied.
 
-What shares or offloads the training state brings an `Update` of its own; the loop knows only this.
+Sharding and offloading bring their own `Update`; the loop knows only this interface.
 
 The optimizer steps inside the backward pass: one gradient is alive at a time.
 
@@ -39,12 +39,12 @@ class Update(Protocol):
     def apply(self, learning_rate: float) -> Tensor | None:
         """Clip, step and forget the gradients; returns their norm before clipping, on the device.
 
-        The norm is that of the whole model over all ranks; None where nobody wants to know. The
+        The norm is that of the whole model over all ranks; None if not requested. The
         loop has written the learning rate into the optimizer's groups before the first micro-batch.
         """
 
     def gather(self, keep: bool) -> WholeState | None:
-        """What a checkpoint holds, where no process has it all; every rank must call it.
+        """Sharded state for a checkpoint; every rank must call it.
 
         Args:
             keep: whether this rank wants it; the others may get it empty.
@@ -113,7 +113,7 @@ class PlainUpdate:
         return []
 
     def clip(self) -> Tensor | None:
-        """Global gradient norm before clipping; clips where that was asked for."""
+        """Global gradient norm before clipping; clips if requested."""
         if not self.knows_norm:
             return None
         if self.scaler:
@@ -138,7 +138,7 @@ def takes_scale(plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
 
     torch's fused kernels do, for torch.amp.GradScaler, which asks for the same mark. Clipping
     through it spares a pass over all gradients, and its launches. Cut by FSDP2 they are DTensors,
-    which no kernel takes beside a plain scale.
+    which no kernel accepts together with a plain scale.
     """
     cut = plan.batch.world_size > 1 and isinstance(plan.config.distributed, FSDP)
     return getattr(optimizer, "_step_supports_amp_scaling", False) and not cut
@@ -187,7 +187,7 @@ class InBackwardUpdate:
             hook(self._step)
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
-        """There is one micro-batch, and nobody to exchange with."""
+        """One micro-batch and a single process."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
