@@ -66,7 +66,7 @@ def test_it_tries_confirms_and_writes_the_best(fit, train_py, tmp_path) -> None:
     peaks = [trial["trial"]["peak_bytes"] for trial in values["trials"]]
     assert values["gain"]["factor"] == pytest.approx(peaks[0] / min(peaks))
     assert values["gain"]["factor"] > 1.05, "smaller micro-batches and checkpointing need less"
-    assert "less peak memory than what was typed" in done.out
+    assert "less peak memory than your configuration" in done.out
     assert "experiment=found" in done.out
 
     sweep = json.loads(next(tmp_path.glob("runs/sweep-*/sweep.json")).read_text())

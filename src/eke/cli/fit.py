@@ -80,5 +80,5 @@ def _trials(text: str) -> int:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text} is no whole number") from None
     if count < MIN_TRIALS:
-        raise argparse.ArgumentTypeError(f"{count} is too few: what was typed is one of them")
+        raise argparse.ArgumentTypeError(f"{count} is too few: your configuration is one of them")
     return count

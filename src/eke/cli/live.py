@@ -109,7 +109,7 @@ def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableT
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("state", "", "step", "loss", "a step", "left"):
         table.add_column(title, no_wrap=True)
-    table.add_column("what was typed")  # the only column that shrinks in a narrow terminal
+    table.add_column("overrides")  # the only column that shrinks in a narrow terminal
     worded = zip(standings, own_words(standings), strict=True)
     ordered = sorted(worded, key=lambda pair: _importance(pair[0]))
     room = max(3, height - 6)

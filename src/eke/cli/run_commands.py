@@ -188,7 +188,7 @@ def _free_name(paths: RunPaths) -> Path:
     return kept
 
 
-HEADER = ("state", "step", "loss", "where", "run", "what was typed")
+HEADER = ("state", "step", "loss", "where", "run", "overrides")
 
 FOLLOW_S = 0.5
 """Poll interval of growing logs, in seconds."""

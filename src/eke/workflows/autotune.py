@@ -257,7 +257,7 @@ def _keep_none(fitting: Fitting, fit: Fit) -> None:
     if fit.best is not None and fit.best is not fit.typed:
         winner = fit.best.candidate.overrides
         typed = _command(fitting, *without(fitting.typed, winner), *winner)
-        print_once(f"\nnothing is written: what was typed may be as good\n  {typed}")
+        print_once(f"\nnothing is written: your configuration may be as good\n  {typed}")
     path = free_path(fitting.wish.arguments.config_dir or conf_folder(), fitting.option)
     if path.exists():
         print_once(f"\n{path} is what an earlier search found, and stays as it is")
@@ -382,7 +382,7 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
     reasons = ["groups that were typed stay as they are"]
     reasons += [f"rules refuse the rest: {rules}"] if found.refused else []
     reasons += ["larger ones cannot fit"] if found.too_large else []
-    why = f"there is nothing to choose from but what was typed ({'; '.join(reasons)})"
+    why = f"there is nothing to choose from but your configuration ({'; '.join(reasons)})"
     fix = Fix(
         remark=f"{shlex.join([*program().split(), *composed.overrides])}   (or leave a group open)"
     )

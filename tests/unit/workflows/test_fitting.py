@@ -184,7 +184,7 @@ def test_no_trial_is_made_where_there_is_nothing_to_choose_from() -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*ALL_TYPED, "batch.per_device=1"))
     (problem,) = refused.value.problems
-    assert "nothing to choose from but what was typed" in problem.why
+    assert "nothing to choose from but your configuration" in problem.why
     assert str(problem.fix).startswith("python train.py model=tiny ")
     assert prepare(wish(*ALL_TYPED, "batch.per_device=2")).candidates.found[1:], "two micro-batches"
 
@@ -296,7 +296,7 @@ def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) 
     out = capsys.readouterr().out
     assert (own / "experiment" / "mine.yaml").exists() is is_found
     assert ("experiment=mine" in out) is is_found
-    assert ("nothing is written: what was typed may be as good" in out) is not is_found
+    assert ("nothing is written: your configuration may be as good" in out) is not is_found
     # Either way the reader can run it.
     winner = " ".join(fitting.candidates.found[other].overrides)
     assert is_found or winner in out

@@ -36,7 +36,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
 
     Args:
         config: as composed; not changed.
-        overrides: what was typed: a size among it is refused.
+        overrides: of the command line; a size among them is rejected.
         planning: only a plan is wanted, so the weights need not be on this machine.
 
     Raises:

@@ -81,7 +81,7 @@ def make_plan(
     Args:
         config: checked: no rule finds it impossible.
         choices: option of each group.
-        overrides: what was typed.
+        overrides: of the command line.
         device: what it will run on, or is planned for.
         device_reason: why this device.
         warnings: findings of the rules that do not forbid the run.

@@ -17,9 +17,9 @@ ALLOWS = {
 }
 
 BETTER = {
-    Objective.speed: "as fast as what was typed",
-    Objective.memory: "less peak memory than what was typed",
-    Objective.cost: "as much for the same device-seconds as what was typed",
+    Objective.speed: "as fast as your configuration",
+    Objective.memory: "less peak memory than your configuration",
+    Objective.cost: "as much for the same device-seconds as your configuration",
 }
 
 WAITING = 0.05
@@ -91,7 +91,7 @@ def describe_fit(fit: Fit, baseline: Plan) -> str:
     """The end: the best configuration, how sure that is, and all that was measured."""
     if fit.diverges:
         return (
-            "what was typed diverges, and whatever computes the same does, too: lower "
+            "your configuration diverges, and so does every numerically equivalent one: lower "
             "optimizer.lr, clip by train.max_grad_norm, or let formats change by --numerics mixed"
         )
     if {trial.outcome for trial in fit.trials} == {Outcome.diverged.value}:
@@ -109,9 +109,9 @@ def _verdict(fit: Fit, gain: Gain | None, baseline: Plan) -> str:
     assert fit.best is not None
     name = short_name(fit.best.candidate, baseline)
     if gain is None:
-        return f"best of what could be measured: {name} (what was typed could not)"
+        return f"best of what could be measured: {name} (your configuration could not)"
     if fit.best is fit.typed:
-        return "what was typed is the best that was found"
+        return "your configuration is the best that was found"
     between = f" ({gain.low:.2f} to {gain.high:.2f})" if gain.high > gain.low else ""
     if not gain.is_resolved:
         return f"not resolved: {name} is {gain.factor:.2f}x{between} {BETTER[gain.of]}"
