@@ -22,7 +22,7 @@ step and the length of samples are kept. Groups, options and keys: eke train --h
   eke fit model=bert_large task=masked_lm batch.per_device=32 precision=bf16
   eke fit model=llama_1b --numerics mixed --name mine
   eke fit model=tiny plan_only=true          what would be tried
-  eke fit model=llama_1b hydra/launcher=command launcher.prefix=['ssh gpu1'] hardware=h100
+  eke fit model=llama_1b hydra/launcher=command 'launcher.prefix=[ssh gpu1]' hardware=h100
 """
 
 FLAGS = dict.fromkeys(("--objective", "--numerics", "--budget-trials", "--name"), 1)

@@ -201,9 +201,9 @@ class CommandLauncher(Launcher):
             ConfigError: nothing says which one, or there is no usable prefix.
         """
         prefixes, runs = self.prefixes(config), str(user_path(config.paths.runs).absolute())
-        key, fix, problems = "launcher.prefix", Fix("launcher.prefix=['ssh HOST']"), []
+        key, fix, problems = "launcher.prefix", Fix("launcher.prefix=[ssh HOST]"), []
         if not prefixes:
-            why = f"hydra/launcher={self.name} puts one of these before the command of each run"
+            why = f"hydra/launcher={self.name} runs each job behind one of these: there is none"
             problems.append(Problem(key, "[]", why, fix))
         for text in prefixes:
             try:
