@@ -1,4 +1,4 @@
-"""Rules about attention. What a kernel takes is in PyTorch's sdp_utils.cpp, unless said."""
+"""Rules about attention. Kernel limits are from PyTorch's sdp_utils.cpp, unless noted."""
 
 from eke.common.errors import Fix
 from eke.config.schema import Backend, Compute, Packing
@@ -72,7 +72,7 @@ def _widest(facts: Facts) -> int:
 
 
 def _head_multiple(facts: Facts) -> int:
-    """What the width of a head must be a multiple of; flash pads it by itself."""
+    """Required divisor of the head width; flash pads it by itself."""
     if _pinned(facts, Backend.cudnn):
         return 8
     if not _pinned(facts, Backend.mem_efficient):
@@ -261,7 +261,7 @@ def _implemented(facts: Facts, option: str) -> bool:
 
 
 def _class_lacks(facts: Facts, name: str) -> bool:
-    """Whether the class of a known family has no such kernel; `_implemented` tells of others."""
+    """Whether the class of a known family has no such kernel; see `_implemented` for others."""
     family, task = family_of(facts.config), facts.config.task.option
     return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
 

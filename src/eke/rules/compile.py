@@ -48,7 +48,7 @@ def _accumulates(facts: Facts) -> bool:
 
 
 def _replayer(facts: Facts) -> str:
-    """What it is that replays graphs: the compiler, or a mode of inductor."""
+    """Source of graph replay: the compiler, or a mode of inductor."""
     compiler = facts.config.compile
     mode = f"compile.mode={compiler.mode.value}"
     return mode if _inductor(facts) else f"compile={compiler.option}"

@@ -31,7 +31,7 @@ def _synthetic(facts: Facts) -> Synthetic | None:
 
 
 def _typed(facts: Facts, key: str) -> object:
-    """A key of the data's own, whatever option it is of."""
+    """A key of the data group, for any option."""
     return getattr(facts.config.data, key)
 
 

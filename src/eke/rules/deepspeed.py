@@ -33,16 +33,16 @@ Source: https://github.com/deepspeedai/DeepSpeed/pull/8148"""
 VERSION = "deepspeed 0.19.8"
 
 ROOMY_FRAC = 0.5
-"""Share of the device's memory below which the training state leaves room for a small batch."""
+"""Share of the device's memory below which the training state leaves enough for a small batch."""
 
 
 def is_zero(facts: Facts) -> bool:
-    """Whether DeepSpeed shares the model out."""
+    """Whether DeepSpeed shards the model."""
     return facts.config.distributed.option in STAGE
 
 
 def offloads(facts: Facts) -> bool:
-    """Whether something is to live outside the device's memory."""
+    """Whether anything is offloaded from the device's memory."""
     return facts.config.offload.option != "none"
 
 

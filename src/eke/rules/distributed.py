@@ -12,7 +12,7 @@ NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#
 
 
 def _is_cut(facts: Facts) -> bool:
-    """Whether FSDP2 gives each process a part of every tensor."""
+    """Whether FSDP2 shards every tensor."""
     sharing = facts.config.distributed
     return sharing.option == "fsdp" and sharing.num_processes > 1
 

@@ -164,7 +164,7 @@ class Argument:
         return any(isinstance(value, _KINDS[kind]) for kind in self.kinds)
 
     def words(self) -> str:
-        """What is wanted."""
+        """The expected type."""
         return " or ".join(_WORDS[kind] for kind in self.kinds) or "no value of an override"
 
 

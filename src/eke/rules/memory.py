@@ -266,7 +266,7 @@ def copies(facts: Facts) -> int:
 
 
 def in_one(facts: Facts) -> StateBytes:
-    """What one process keeps in its device's memory; a CPU's is the host's."""
+    """Memory that one process keeps on its device; a CPU's is the host's."""
     return shared_state_bytes(facts.config, model_size(facts.config), facts.device.kind == "cpu")
 
 

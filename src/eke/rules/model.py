@@ -164,7 +164,7 @@ RULES = (
             "model.num_attention_heads="
             f"{_divisor_below(max(1, f.config.model.hidden_size), max(1, _heads(f)))}"
         ),
-        # LlamaConfig.validate_architecture refuses it even where head_dim says another width.
+        # LlamaConfig.validate_architecture rejects it even if head_dim sets another width.
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; transformers' LlamaConfig",
         versions="transformers >= 5 (with head_dim set)",
     ),

@@ -32,7 +32,7 @@ CPU, CUDA = "cpu", "cuda"
 
 
 class Numerics(Enum):
-    """What a technique changes in the arithmetic."""
+    """Arithmetic change of a technique."""
 
     same = "same"
     """Nothing: equivalent but for the order of sums."""
@@ -61,7 +61,7 @@ class Published:
 
     slowdown: float
     source: str
-    """What was measured on what, and where: one clause."""
+    """Measurement, setup and source: one clause."""
 
 
 def _on_a_v100(speed: float) -> Published:
@@ -90,12 +90,12 @@ class Technique:
     name: str
     """The overrides, separated by spaces."""
     saves: str
-    """What becomes smaller or faster, for the documentation."""
+    """Saving or speedup, for the documentation."""
     does: str = ""
     """How, in one clause, with a source where no slowdown is published."""
     published: Published | None = None
     cautious: Published | None = None
-    """A less favourable measurement, for choices that nobody reviews."""
+    """A less favourable measurement, for automatic choices."""
     slowdown_cpu: float | None = None
     """Slowdown on a CPU, where it differs."""
     numerics: Numerics = Numerics.same
@@ -132,7 +132,7 @@ class Technique:
 
     @property
     def reason(self) -> str:
-        """What it does, and where its slowdown is from."""
+        """Effect, and source of its slowdown."""
         source = self.cautious or self.published
         return "; ".join(each for each in (self.does, source.source if source else "") if each)
 

@@ -39,7 +39,7 @@ def _does_not_divide(facts: Facts) -> bool:
 
 
 def _multiple_of(facts: Facts) -> str:
-    """What a target has to be a multiple of."""
+    """Required divisor of a target."""
     batch, processes = facts.config.batch, facts.config.distributed.num_processes
     if batch.per_device is None:
         return f"cannot be kept by batch=auto: it is not a multiple of the {processes} processes"
@@ -122,7 +122,7 @@ def _cores_per_process(facts: Facts) -> int:
 
 
 def _needs_norm(facts: Facts) -> str:
-    """What computes the norm of all gradients in any case; empty where nothing does."""
+    """Setting that always computes the norm of all gradients; empty if none."""
     config = facts.config
     if config.train.max_grad_norm is not None:
         return f"train.max_grad_norm = {config.train.max_grad_norm} is compared with it"

@@ -106,7 +106,7 @@ class Activations:
     kept: int
     """By all layers, embeddings and the head, when the forward pass ends."""
     needed: int
-    """Of `kept`, what no implementation can do without."""
+    """Of `kept`, the minimum of any implementation."""
     passing: int
     """One layer's, computed once more in the backward pass; 0 without checkpointing."""
     working: int
@@ -120,15 +120,15 @@ class Activations:
     logits_backward: int
     """Probabilities and their gradients at the start of the backward pass."""
     logits_needed: int
-    """Of `logits_backward`, what any implementation of the unfused loss has."""
+    """Of `logits_backward`, the minimum of any unfused loss."""
     one_layer: int
     """What a single layer keeps, for passes without gradients and the last layer of a backward."""
     offloaded: int = 0
-    """Of what would be kept, what waits in host memory."""
+    """Kept bytes offloaded to host memory."""
 
 
 def attention_kernel(plan: Plan, shape: Shape) -> Kernel:
-    """Which kind of attention kernel computes."""
+    """Kind of attention kernel."""
     option, backend = plan.config.attention.option, plan.config.attention.backend
     if option == "eager":
         return "eager"
@@ -140,7 +140,7 @@ def attention_kernel(plan: Plan, shape: Shape) -> Kernel:
 
 
 def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activations:
-    """What the forward pass of one micro-batch keeps and needs.
+    """Memory kept and needed by the forward pass of one micro-batch.
 
     Args:
         plan: of the run.
@@ -195,7 +195,7 @@ def _checkpointed(config: Config, shape: Shape, each: tuple[Stack, ...]) -> tupl
     repeated = len(range(0, total, memory.every_n))
     selective = memory.checkpointing is Checkpointing.selective
     again = [s.layer.kept - s.layer.dear if selective else s.layer.kept for s in each]
-    # Where the last layer is kept, the first recomputation has its room.
+    # If the last layer is kept, the first recomputation reuses its memory.
     freed = (total - 1) % memory.every_n * each[-1].layer.kept if each else 0
     passing = max(0, max([0, *again]) - freed)
     return min(kept, whole), passing, 1 - repeated / max(1, total)

@@ -121,12 +121,12 @@ UNKNOWN_SLOWDOWN = 2.0
 """Rank of a change whose cost depends on the machine: behind all that are known."""
 
 ROOM = (Verdict.fits, Verdict.tight)
-"""What is proposed: the expected peak has room."""
+"""Proposed: the expected peak fits."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One set of overrides that makes room."""
+    """One set of overrides that reduces memory."""
 
     overrides: tuple[str, ...]
     plan: Plan
@@ -136,13 +136,13 @@ class Advice:
     slowdown: float | None
     """Time of a step over what it is now; None where it is not known."""
     reasons: tuple[str, ...]
-    """Where the slowdown of each change is known from."""
+    """Source of each change's slowdown."""
     keeps: bool
     """The training computes the same, but for rounding."""
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float, int]:
-        """The same training first, then what has room to spare, is cheap and is short to type.
+        """Sort key: equivalent training first, then spare memory, low cost and few overrides.
 
         Adapters of random weights learn little: only where nothing else helps.
         """
@@ -156,15 +156,15 @@ class Advice:
 
 
 def advise(plan: Plan, count: int = 5, judge: Judge | None = None) -> list[Advice]:
-    """Overrides with which the plan's expected peak has room, as they are ranked.
+    """Overrides with which the plan's expected peak fits, ranked.
 
-    Single changes, and pairs of changes of which neither is enough alone; where none of them is,
-    pairs with the smallest micro-batch.
+    Single changes, and pairs whose changes do not suffice alone; if none suffices, pairs with the
+    smallest micro-batch.
 
     Args:
-        plan: what does not fit, or only just.
+        plan: the plan that does not fit, or barely fits.
         count: proposals at most.
-        judge: knows what changes cost on this device; the published figures of each do without.
+        judge: estimates the cost of changes on this device; by default published figures.
     """
     tried = {saver: _best_of(plan, saver, judge) for saver in SAVERS}
     found = [advice for each in tried.values() for advice in each]
@@ -192,7 +192,7 @@ def _best_of(plan: Plan, saver: Saver, judge: Judge | None) -> list[Advice]:
 
 
 def _pairs(plan: Plan, savers: Sequence[Saver], judge: Judge | None) -> list[Advice]:
-    """Of any two savers the first changes that are enough together."""
+    """The first pair of savers that suffices."""
     return [
         advice
         for one, other in combinations(savers, 2)
@@ -201,7 +201,7 @@ def _pairs(plan: Plan, savers: Sequence[Saver], judge: Judge | None) -> list[Adv
 
 
 def _pairs_of_the_smallest(plan: Plan, judge: Judge | None) -> list[Advice]:
-    """Of any two savers the first changes that are enough with the smallest micro-batch."""
+    """The first pair of savers that suffices with the smallest micro-batch."""
     smallest = next(reversed(list(smaller_batches(plan))), None)
     base = _replanned(plan, smallest) if smallest else None
     if smallest is None or base is None:
@@ -226,9 +226,9 @@ def _each_pair(plan: Plan, one: Saver, other: Saver) -> Iterator[tuple[Change, C
 def _mildest(
     plan: Plan, options: Iterable[tuple[Change, ...]], judge: Judge | None
 ) -> list[Advice]:
-    """Of options that keep the training, and of the others, the first with room to spare.
+    """The first option with spare memory, of the equivalent ones and of the others.
 
-    Where none has it, the first that is tight.
+    If none has any, the first tight one.
     """
     found: dict[bool, Advice] = {}
     for changes in options:
@@ -242,7 +242,7 @@ def _mildest(
 
 
 def _replanned(plan: Plan, change: Change) -> Plan | None:
-    """The plan with a change; None where a rule refuses it, of those that do not count bytes."""
+    """The plan with a change; None if rejected by a rule other than a memory bound."""
     refused, _ = check(Facts(change.config, plan.device, planning=True), NOT_BY_SIZE)
     if refused:
         return None
@@ -253,7 +253,7 @@ def _replanned(plan: Plan, change: Change) -> Plan | None:
 
 
 def _tried(plan: Plan, changes: tuple[Change, ...], judge: Judge | None) -> Advice | None:
-    """Advice where the last of the changes, which holds them all, has room."""
+    """Advice if the last of the cumulative changes fits."""
     changed = _replanned(plan, changes[-1])
     if changed is None:
         return None

@@ -1,9 +1,9 @@
-"""batch=auto: the largest micro-batch that fits, by formulas, by traces, and by trying it out.
+"""batch=auto: the largest micro-batch that fits, by formulas, traces and probes.
 
-A micro-batch is taken only where even the high end of its forecast has room, or where it was seen
-to run. Memory grows with the micro-batch, so halving the list of those that are possible is enough.
+A micro-batch is chosen only if the high end of its forecast fits, or if it was seen to run. Memory
+grows with the micro-batch, so halving the list of those that are possible is enough.
 
-What batch=auto has learnt and decided, on disk: probes, and what runs were started with.
+Store of batch=auto on disk: probe results and chosen micro-batches.
 
 A choice is kept so that the same command stays the same run: formulas, traces and probes may each
 come to another one.
@@ -60,7 +60,7 @@ def probe_key(plan: Plan, capacity: int) -> str:
 
 
 def find_probes(key: str) -> Seen:
-    """What is kept under a key; nothing where that cannot be read."""
+    """Entry of a key; empty if unreadable."""
     try:
         return make_converter().structure(read_json(_path(key)), Seen)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, cattrs.BaseValidationError):
@@ -85,7 +85,7 @@ def note_choice(key: str, target: int, size: int) -> None:
 
 
 def _keep(key: str, seen: Seen) -> Seen:
-    """What cannot be written is found again another time."""
+    """A failed write is ignored: the value is found again later."""
     path = _path(key)
     try:
         own_folder(path.parent)
@@ -124,7 +124,7 @@ class ProbeResult(Enum):
     fails = "fails"
     """It ran out of memory."""
     unknown = "unknown"
-    """It ended for another reason, which says nothing about memory."""
+    """It ended for a reason unrelated to memory."""
 
 
 Probe = Callable[[Plan], ProbeResult]
@@ -132,7 +132,7 @@ Probe = Callable[[Plan], ProbeResult]
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the search has found."""
+    """Search result."""
 
     number: int
     """Of the plan chosen, among those that are possible."""
@@ -169,9 +169,9 @@ class BatchSearch:
     key: str = field(init=False)
     """Of what is kept of choices."""
     known: Seen = field(init=False)
-    """What probes have shown."""
+    """Probe results."""
     _probes: str = field(init=False)
-    """What they are kept by."""
+    """Their keys."""
     _found: dict[tuple[int, bool], Forecast] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ class BatchSearch:
         return self._chosen(best)
 
     def _predicted(self) -> int:
-        """The last of which even the high end has room; -1 where none has."""
+        """The last whose high end fits; -1 if none."""
         end = len(self.plans)
         if self.room(end - 1) is ProbeRoom.yes:  # most often, so it is checked first
             return end - 1
@@ -202,7 +202,7 @@ class BatchSearch:
         return best
 
     def room(self, number: int, traced: bool = False) -> ProbeRoom:
-        """What is known of one plan: seen before, else by its forecast."""
+        """Memory fit of one plan: observed before, else by its forecast."""
         size = self.plans[number].batch.per_device
         if size <= self.known.fits:
             return ProbeRoom.yes
@@ -249,7 +249,7 @@ class BatchSearch:
         return self.known.fails is not None and size >= self.known.fails
 
     def _chosen(self, best: int, how: str = "") -> Chosen:
-        """What is to be said of the best; of the smallest where there is none."""
+        """Note on the best; on the smallest if there is none."""
         number, above = max(0, best), best + 1
         seen_to_run = self.plans[number].batch.per_device <= self.known.fits
         larger = self.forecast(above) if 0 < above < len(self.plans) else None

@@ -5,13 +5,13 @@ median of the logarithms of measured over predicted corrects the expected value,
 from zero by more than chance; an interval for one more run says how far off that may be. The low
 end, which refuses, is never moved (docs/explanation/forecast.md).
 
-What finished runs have taught, on disk: one file a group of runs that compare, a line a run.
+Store of finished runs on disk: one file per comparable group, one line per run.
 
-Memory (`eke.estimate.memory.calibration`) and time (`eke.estimate.time.time_history`) keep
-theirs here. Nothing here may stop a run or a plan: what cannot be written is lost, what cannot be
-read was not there. Files are appended to by single writes, so that concurrent runs do not
-mix their lines, and cut to their newest lines when they have grown to twice as many; a line that
-another run appends in that instant is lost, which costs one observation.
+Memory (`eke.estimate.memory.calibration`) and time (`eke.estimate.time.time_history`) keep their
+observations here. Errors never stop a run or a plan: failed writes are lost, unreadable files count
+as missing. Files are appended to by single writes, so that concurrent runs do not mix their lines,
+and cut to their newest lines when they have grown to twice as many; a line that another run appends
+in that instant is lost, which costs one observation.
 
 Pairs of predicted and measured memory, kept in the files of `history_store`.
 """
@@ -40,8 +40,8 @@ from eke.plan.record import Outcome, Record
 from eke.plan.record.metrics import seal
 
 NEEDED = 5
-"""Configurations of a group before anything is said: all five on one side of the truth happen in
-6 % of cases (2 * 0.5^5), four in 12 %, and Student's interval widens quickly below."""
+"""Configurations of a group before a correction is made: all five on one side of the truth happen
+in 6 % of cases (2 * 0.5^5), four in 12 %, and Student's interval widens quickly below."""
 
 CONFIDENCE = 0.95
 
@@ -67,7 +67,7 @@ class Pair:
 
     @property
     def is_sane(self) -> bool:
-        """Whether it can be what it says."""
+        """Whether its values are plausible."""
         if not (self.key and self.run_id and self.predicted > 0 and self.measured > 0):
             return False
         return 1 / LARGEST_RATIO < self.measured / self.predicted < LARGEST_RATIO
@@ -75,7 +75,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Correction:
-    """What a group of pairs says of the next run."""
+    """Correction of the next run's forecast by a group of pairs."""
 
     num_runs: int
     """Different configurations."""
@@ -199,8 +199,8 @@ def software(*packages: str) -> dict[str, str]:
     """What a group has in common besides its runs' own facts: eke's formulas, and libraries.
 
     Args:
-        packages: of eke, that make a prediction or what is measured: once they change, old lines
-            say nothing.
+        packages: of eke, that make a prediction or what is measured: once they change, old lines no
+            longer count.
     """
     hashes = [source_hash(package_folder() / name) for name in packages]
     return {"formulas": " ".join(hashes), **installed_versions(LIBRARIES)}
@@ -225,11 +225,11 @@ def path_of(group: Group) -> Path:
 def read_lines(
     path: Path, parse: Callable[[str], T | None], key: Callable[[T], str]
 ) -> tuple[T, ...]:
-    """What the lines of a group's file say, the newest last; nothing where nothing is readable.
+    """Parsed lines of a group's file, the newest last; empty if unreadable.
 
     Args:
         path: of the file.
-        parse: what a line says; None for one that is torn or says what cannot be.
+        parse: parses a line; None if truncated or implausible.
         key: of what was said; of those with the same one the newest counts, in the oldest's place.
     """
     try:
@@ -241,7 +241,7 @@ def read_lines(
         return ()
 
 
-@lru_cache(maxsize=64)  # a sweep asks for each of its cells
+@lru_cache(maxsize=64)  # called for each job of a sweep
 def _parsed(
     path: Path,
     changed_ns: int,
@@ -297,7 +297,7 @@ nothing."""
 
 
 def memory_group(plan: Plan, method: str) -> Group:
-    """What runs must have in common to say something of each other's forecasts.
+    """Properties that runs must share for their forecasts to be comparable.
 
     Args:
         plan: of the run.
@@ -324,7 +324,7 @@ def _run(pair: Pair) -> str:
 
 
 def _parsed_pair(line: str) -> Pair | None:
-    """The pair of a line; None for one that is torn or says what cannot be."""
+    """The pair of a line; None if truncated or implausible."""
     try:
         content = json.loads(line)
         pair = Pair(
@@ -344,7 +344,7 @@ def _parsed_pair(line: str) -> Pair | None:
 
 
 def pair_of(plan: Plan, record: Record) -> Pair | None:
-    """What a finished run adds; None where it measured nothing that was predicted.
+    """Observation of a finished run; None if it measured nothing that was predicted.
 
     On a CPU sums of tensors; on a GPU what was reserved, with the driver's context as predicted,
     which no counter of PyTorch's has.
@@ -367,7 +367,7 @@ def pair_of(plan: Plan, record: Record) -> Pair | None:
 
 
 def note_pair(plan: Plan, record: Record) -> None:
-    """Keep what a finished run says of its forecast; nothing where that is not possible."""
+    """Store a finished run's forecast error, if possible."""
     pair = pair_of(plan, record)
     if pair is None:
         return

@@ -34,13 +34,13 @@ class Method(Enum):
 
 
 class Verdict(Enum):
-    """Whether a plan has room on its device."""
+    """Whether a plan fits on its device."""
 
     fits = "fits"
     tight = "tight"
-    """The expected peak has room, the high one has not."""
+    """The expected peak fits, the high one does not."""
     does_not_fit = "does not fit"
-    """Even the expected peak has no room."""
+    """Even the expected peak does not fit."""
     unknown = "unknown"
     """The device's memory is not known."""
 
@@ -77,7 +77,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Traced:
-    """What a trace found: peaks in bytes, of the first process's device."""
+    """Trace result: peaks in bytes, of the first process's device."""
 
     allocated: dict[str, int]
     """Highest sum of tensors in each phase."""
@@ -85,10 +85,10 @@ class Traced:
     """Highest sum of the allocator's segments up to the end of each phase; on a CPU, where there
     are none, the same as allocated."""
     components: dict[str, int]
-    """What was alive at the highest sum of tensors: weights, gradients, optimizer, ..."""
+    """Live memory at the highest sum of tensors: weights, gradients, optimizer, ..."""
     method: Method = Method.trace
     notes: tuple[str, ...] = ()
-    """What was traced in place of the plan's own operations, one clause each."""
+    """Substitutions for the plan's operations, one clause each."""
     is_exact: bool = True
     """Whether all traced operations are the plan's own."""
     beside: dict[str, int] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What finished runs on this device, with these libraries, add to a forecast."""
+    """Correction of a forecast by finished runs on this device, with these libraries."""
 
     peak: Range | None
     """As `Forecast.peak`, corrected; None where there are too few runs."""
@@ -109,7 +109,7 @@ class Calibrated:
     needed: int
     """Of them, before anything is corrected."""
     factor: float
-    """What the expected value was multiplied by; 1 where runs show no bias."""
+    """Factor on the expected value; 1 if runs show no bias."""
     within: float
     """Relative error of the corrected expected value that 95 % of runs stay below."""
     versions: str
@@ -122,9 +122,10 @@ class Forecast:
 
     method: Method
     basis: str
-    """What `peak` is comparable with: `reserved by PyTorch on the GPU, and the context`."""
+    """Measurement that `peak` is comparable with: `reserved by PyTorch on the GPU, and the
+    context`."""
     peak: Range
-    """What the device must have room for."""
+    """Memory that the device must provide."""
     allocated: Range
     """Highest sum of tensors: comparable with a record's `peak_allocated_bytes`."""
     phases: dict[str, int]
@@ -160,7 +161,7 @@ NOTHING = Range(0, 0, 0)
 
 
 def exact(number: int) -> Range:
-    """What is known to the byte."""
+    """Components known to the byte."""
     return Range(number, number, number)
 
 
@@ -231,7 +232,7 @@ def trains_adapters(config: Config) -> bool:
 
 
 def is_fsdp(config: Config) -> bool:
-    """Whether torch's FSDP2 shares the model out."""
+    """Whether torch's FSDP2 shards the model."""
     return isinstance(config.distributed, FSDP)
 
 

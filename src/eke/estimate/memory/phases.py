@@ -48,12 +48,12 @@ torchtitan and PyTorch's min-cut partitioner: a fifth to a quarter less."""
 
 @dataclass(frozen=True)
 class Moment:
-    """What is alive at one moment."""
+    """Live memory at one moment."""
 
     phase: str
     parts: Parts
     name: str = ""
-    """Which moment of the phase."""
+    """Moment of the phase."""
 
     @property
     def total(self) -> Range:
@@ -96,7 +96,7 @@ def _between(expected: Moment, shortest: Moment, longest: Moment) -> Moment:
 
 
 def _halved(size: Range) -> Range:
-    """What half of the layers keep, give or take a quarter."""
+    """Memory kept by half of the layers, plus or minus a quarter."""
     return Range(size.low // 4, size.expected // 2, size.high * 3 // 4)
 
 

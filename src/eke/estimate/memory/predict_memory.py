@@ -1,8 +1,8 @@
-"""The forecast of a plan: phases, components, what the device adds, and whether there is room.
+"""Memory forecast of a plan: phases, components, device overhead, and fit.
 
-What a trace knows better than formulas, put in their place.
+Replace formulas by a trace where it is more accurate.
 
-The best that can be said of a plan's memory: formulas, or a trace that is kept or made now.
+Best available forecast of a plan: by formulas, or by a cached or new trace.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ STATES = ("weights", "gradients", "optimizer", "master")
 
 
 def is_shared(plan: Plan) -> bool:
-    """Whether processes hold gradients otherwise than a trace of one that has all of them."""
+    """Whether processes hold gradients differently from a trace of a single process."""
     option = plan.config.distributed.option
     copies = option == "ddp" and plan.batch.world_size > 1
     return copies or is_fsdp(plan.config) or option in STAGE
@@ -63,8 +63,8 @@ def is_shared(plan: Plan) -> bool:
 def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
     """The moments of the closed form with a trace's numbers.
 
-    Where processes share, states, gradients and buffers stay those of the closed form, and only
-    what lies beside them is the trace's, at moments when all of it is alive.
+    Where processes share, states, gradients and buffers stay those of the closed form, and only the
+    rest is the trace's, at moments when all of it is alive.
     """
     if is_shared(plan):
         return [_with_traced_activations(moment, traced) for moment in found]
@@ -86,7 +86,7 @@ def _one_of_each(found: list[Moment]) -> dict[str, Moment]:
 def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     """One phase as traced: what is alive and, at the highest, the allocator's reserve.
 
-    Where a trace says that it is of something else (another kernel), the ends of the closed form
+    If a trace is of something else (another kernel), the ends of the closed form
     hold; where micro-batches differ in length, its low end, and its high end if there are longer
     ones than the one that was traced.
     """
@@ -230,7 +230,7 @@ def highest_range(moments: Iterable[Range]) -> Range:
 
 
 def verdict(peak: Range, capacity: int | None) -> Verdict:
-    """Whether a peak has room in so many bytes."""
+    """Whether a peak fits into a number of bytes."""
     if capacity is None:
         return Verdict.unknown
     if peak.expected > capacity:
@@ -355,7 +355,7 @@ def calibrated(plan: Plan, found: Forecast) -> Forecast:
 
 
 def is_open(found: Forecast) -> bool:
-    """Whether formulas cannot tell if there is room, so that a trace is worth its seconds."""
+    """Whether formulas cannot decide the fit, so that a trace is worthwhile."""
     if found.method is not Method.closed_form or found.capacity is None:
         return False
     return found.peak.low <= found.capacity < found.peak.high

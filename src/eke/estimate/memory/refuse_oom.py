@@ -1,4 +1,4 @@
-"""The rule `does_not_fit`: what cannot have room by any bound is refused before it starts."""
+"""The rule `does_not_fit`: reject plans that cannot fit by any bound."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,15 +21,15 @@ memory have one."""
 
 
 def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = None) -> str:
-    """Refuse a plan whose lowest forecast is above its device's memory.
+    """Reject a plan whose lowest forecast exceeds its device's memory.
 
     Args:
         plan: of the run.
         found: its forecast.
-        judge: knows what the override that is proposed costs, as in `advise`.
+        judge: estimates the cost of the proposed override, as in `advise`.
 
     Returns:
-        A warning where the expected peak has no room, or the high one has not; else nothing.
+        A warning if the expected or the high peak does not fit; else nothing.
 
     Raises:
         ConfigError: it cannot fit, with the override that reduces memory.
@@ -48,14 +48,14 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = No
 
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:
-    """Whether a plan has no room by any bound, and is not to be started all the same."""
+    """Whether a plan cannot fit by any bound, and the user does not force it."""
     if found.capacity is None or found.verdict is Verdict.fits or plan.config.ignore_forecast:
         return False
     return found.peak.low > found.capacity
 
 
 def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None) -> None:
-    """Refuse a plan that ran out of memory when it was tried out.
+    """Reject a plan that ran out of memory when probed.
 
     Args:
         plan: of the run.
@@ -63,7 +63,7 @@ def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None)
         judge: as above.
 
     Raises:
-        ConfigError: always, unless the user starts it in any case.
+        ConfigError: always, unless the user forces it.
     """
     if plan.config.ignore_forecast:
         return
@@ -87,7 +87,7 @@ def _problem(plan: Plan, found: Forecast, judge: Judge | None) -> Problem:
 
 
 def _is_passing(plan: Plan, found: Forecast) -> bool:
-    """Whether it would have room if others held nothing of the memory."""
+    """Whether it would fit if other processes held no memory."""
     whole = room(replace(plan, device=replace(plan.device, available_bytes=None)))
     return whole is not None and found.peak.low <= whole
 

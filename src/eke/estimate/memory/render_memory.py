@@ -92,7 +92,7 @@ def _verdict_line(plan: Plan, found: Forecast) -> str:
 
 
 def _of_what(plan: Plan, found: Forecast) -> str:
-    """What there is for it."""
+    """Available memory."""
     on_cpu = plan.device.kind == "cpu"
     if found.capacity is None:
         return "host memory" if on_cpu else plan.device.name
@@ -110,7 +110,7 @@ def _range_line(found: Forecast) -> str:
 
 
 def calibration_lines(found: Forecast) -> list[str]:
-    """Which finished runs have corrected the forecast, and how sure it is then."""
+    """Finished runs that corrected the forecast, and the remaining uncertainty."""
     by = found.calibrated
     if by is None:
         return []
@@ -160,7 +160,7 @@ def _anatomy(plan: Plan) -> list[str]:
 
 
 def _rows(plan: Plan) -> list[str]:
-    """Which rows memory and time are of, where they differ."""
+    """Batch lengths behind memory and time, if they differ."""
     made = drawn(plan)
     if not made.differ:
         return []
@@ -203,7 +203,7 @@ def render_advice(found: Forecast, advice: list[Advice]) -> str:
 
 
 def _proposal(advice: Advice) -> list[str]:
-    """What to type, what it needs and costs, and where that is known from."""
+    """Overrides, their memory and cost, and the source."""
     peak = advice.forecast.best
     return [
         "",
@@ -218,7 +218,7 @@ def _proposal(advice: Advice) -> list[str]:
 
 
 def known_by(found: Forecast) -> str:
-    """How a forecast was made, in a few words."""
+    """Short description of a forecast's method."""
     by = found.calibrated
     runs = f", calibrated by {by.num_runs} runs" if by is not None and by.peak is not None else ""
     return METHODS[found.method] + runs
@@ -251,10 +251,10 @@ def _dominant(found: Forecast) -> str:
 
 
 LARGEST_BATCH = 65536
-"""Where the search for a micro-batch ends."""
+"""Upper bound of the search for a micro-batch."""
 
 NUMBERS = (1, 3, 4, 5, 6)
-"""Columns of the table that hold them; the others hold words."""
+"""Columns of the table that hold them; the others hold text."""
 
 
 @dataclass(frozen=True)
@@ -265,11 +265,11 @@ class OnDevice:
     """Of `hardware`."""
     memory_bytes: int | None
     forecast: Forecast | None
-    """None where a rule refuses the configuration there."""
+    """None if a rule rejects the configuration there."""
     batch: int
-    """Largest micro-batch whose high forecast has room; 0 where none has."""
+    """Largest micro-batch whose high forecast fits; 0 if none."""
     reason: str = ""
-    """Why it is refused."""
+    """Why it is rejected."""
     speed: str = ""
     """Expected samples per second, as a range; empty where they are not known."""
     speed_runs: int = 0
@@ -279,7 +279,7 @@ class OnDevice:
 
 
 def largest_batch(plan: Plan) -> int:
-    """The largest micro-batch of which even the high forecast has room; 0 where none has."""
+    """The largest micro-batch whose high forecast fits; 0 if none."""
     low, high = 0, 1
     while high <= LARGEST_BATCH and _fits(plan, high):
         low, high = high, 2 * high
@@ -305,8 +305,8 @@ def compare_devices(
 
     Args:
         plans: option of `hardware` -> the plan for it.
-        forecasts: option -> what is known of that plan's memory.
-        refused: option -> memory, and why a rule refuses the configuration there.
+        forecasts: option -> that plan's memory forecast.
+        refused: option -> memory, and why a rule rejects the configuration there.
         speeds: option -> expected samples per second, formatted, and the finished runs that they
             are corrected by.
     """
@@ -314,7 +314,7 @@ def compare_devices(
     for option, plan in plans.items():
         found, size = forecasts[option], plan.batch.per_device
         speed, runs = (speeds or {}).get(option, ("", 0))
-        # A trace may know that there is room where formulas, which the search is by, do not.
+        # A trace may show a fit where formulas, which the search uses, do not.
         known = size if found.verdict is Verdict.fits else 0
         largest = max(known, largest_batch(plan))
         memory = plan.device.memory_bytes
@@ -358,7 +358,7 @@ def render_devices(
 
 
 def _sources(rows: Sequence[OnDevice]) -> list[str]:
-    """Where memory was traced, and which numbers finished runs have corrected."""
+    """Traced devices, and values corrected by finished runs."""
     known = [(row, row.forecast) for row in rows if row.forecast is not None]
     traced = [row.option for row, found in known if found.method is not Method.closed_form]
     words = f"; traced: {', '.join(traced)}" if traced else ""
@@ -400,7 +400,7 @@ PROPOSALS = 3
 
 
 def predicted(plan: Plan) -> PredictedMemory:
-    """What a run's record says it was expected to need."""
+    """Forecast stored in a run's record."""
     return as_record(known_forecast(plan))
 
 
@@ -421,7 +421,7 @@ def as_record(found: Forecast) -> PredictedMemory:
 
 
 def _calibrated(found: Forecast) -> CalibratedMemory | None:
-    """Beside the forecast's own numbers, which calibration is made from, never instead of them."""
+    """In addition to the uncorrected forecast, which calibration uses."""
     by = found.calibrated
     if by is None:
         return None
@@ -441,13 +441,13 @@ def _calibrated(found: Forecast) -> CalibratedMemory | None:
 
 
 def advice_for(plan: Plan, judge: Judge | None = None, seen: int | None = None) -> list[str]:
-    """Overrides, ready to type, for a run that ran out of memory.
+    """Overrides for a run that ran out of memory.
 
     Args:
         plan: of the run.
         judge: as in `advise`.
-        seen: bytes that it had when there were no more, of what is forecast: what needs less than
-            that has room, whatever the device has; None where it was not measured.
+        seen: bytes that it had when there were no more, of what is forecast: plans that need less
+            fit; None where it was not measured.
     """
     found = known_forecast(plan)
     if found.verdict is Verdict.unknown and seen is None:
@@ -463,14 +463,14 @@ def advice_for(plan: Plan, judge: Judge | None = None, seen: int | None = None) 
 def note_forecast(
     record: Record, plan: Plan, judge: Judge | None = None, may_lack: bool = False
 ) -> None:
-    """Put into a record what was expected and, after an out-of-memory, what would need less.
+    """Add the forecast to a record and, after an out-of-memory, overrides that need less.
 
     Args:
         record: of a run that has ended.
         plan: of the run.
         judge: as in `advise`.
-        may_lack: the host's memory may have run out, although the outcome does not say so; of a
-            GPU's that says nothing.
+        may_lack: the host's memory may have run out, although the outcome does not say so; not
+            about a GPU's.
     """
     record.memory.predicted = predicted(plan)
     ran_short = may_lack and plan.device.kind == "cpu"
@@ -516,7 +516,7 @@ def memory_seen(plan: Plan, record: Record) -> int | None:
 
 
 def as_text(advice: Advice) -> str:
-    """What to type."""
+    """Overrides to use."""
     return " ".join(advice.overrides)
 
 

@@ -168,7 +168,7 @@ def buffers_at(plan: Plan, parts: Parts, moment: str, gathered: Range) -> Range:
 
 
 def _staging(plan: Plan, sizes: Sizes) -> int:
-    """What offloading keeps from step to step: float32 gradients, and areas for one tensor.
+    """Memory that offloading keeps across steps: float32 gradients, and areas for one tensor.
 
     stage_1_and_2.py, `initialize_optimizer_states`, `param_buffer_of_bit16_for_cpu_offload_groups`,
     `temp_grad_buffer_for_cpu_offload` and `temp_grad_buffer_for_gpu_offload`; stage3.py,
@@ -185,7 +185,7 @@ def _staging(plan: Plan, sizes: Sizes) -> int:
 
 
 def _reduced(plan: Plan, sizes: Sizes, stage: int) -> tuple[int, int]:
-    """At the backward pass's end ZeRO-1 puts its tensors' gradients into a piece of their own.
+    """At the end of the backward pass ZeRO-1 copies its gradients into a separate buffer.
 
     Those that lie in the bucket by then are no longer where they were (`reduce_gradients`,
     `copy_grads_in_partition`).
@@ -196,7 +196,7 @@ def _reduced(plan: Plan, sizes: Sizes, stage: int) -> tuple[int, int]:
 
 
 def regather_bytes(plan: Plan, parts: Parts) -> int:
-    """What the exchange of the new weights takes on a CPU: a copy of the largest group, whole.
+    """Memory to exchange the new weights on a CPU: a full copy of the largest group.
 
     `all_gather_into_tensor_dp_groups` (runtime/utils.py) gathers a group at once, and gloo's
     all-gather allocates its output separately (torch 2.13, ProcessGroupGloo.cpp,
@@ -215,7 +215,7 @@ def gathered_weights(plan: Plan, parts: Parts) -> Range:
 
     partitioned_param_coordinator.py fetches module by module and as many more as
     `stage3_prefetch_bucket_size` says; what comes again soon (`stage3_max_reuse_distance`) may
-    stay. Tensors that are fetched together, as experts are, arrive in one piece and are copied out
+    stay. Tensors that are fetched together, as experts are, arrive in one buffer and are copied out
     of it (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
     """
     zero = (plan.deepspeed or {}).get("zero_optimization", {})
@@ -232,7 +232,7 @@ def gathered_weights(plan: Plan, parts: Parts) -> Range:
 
 @dataclass(frozen=True)
 class Held:
-    """What is alive at one moment of what processes share."""
+    """Live sharded memory at one moment."""
 
     gradients: Range
     buffers: Range

@@ -124,7 +124,7 @@ def _software() -> dict[str, str]:
 
 
 def find_trace(key: str) -> Traced | None:
-    """What is kept under a key; None when nothing readable is."""
+    """Cached value of a key; None if missing or unreadable."""
     try:
         return make_converter().structure(read_json(_path(key)), Traced)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, cattrs.BaseValidationError):
@@ -149,7 +149,7 @@ LIMIT_S = 120.0
 """For one plan, the imports of a new process included: many times what the largest models take."""
 
 MODULE = "eke.training.trace.trace_worker"
-"""What a tracing process runs."""
+"""Program of a tracing process."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class TraceProcess:
         self._lock = threading.Lock()
 
     def ask(self, plan: Plan, limit_s: float = LIMIT_S) -> Answer:
-        """What the process finds, or what became of it."""
+        """The process's result, or how it ended."""
         with self._lock:
             process = self._process or self._start()
             try:
@@ -214,7 +214,7 @@ class TraceProcess:
         return process
 
     def _stop(self) -> str:
-        """End the process; says how it ended."""
+        """End the process; returns how it ended."""
         process, self._process = self._process, None
         if process is None:
             return "was not there"
@@ -249,7 +249,7 @@ def _read(line: str) -> Answer:
         if "traced" in found:
             return Answer(make_converter().structure(found["traced"], Traced))
         return Answer(None, str(found["reason"]))
-    except Exception as error:  # whatever a broken process wrote, in whatever way it is unreadable
+    except Exception as error:  # output of a broken process, unreadable in any way
         return Answer(None, f"the tracing process answered nonsense ({type(error).__name__})")
 
 

@@ -47,7 +47,7 @@ NOTHING = Span(0.0, 0.0, 0.0)
 
 
 def exactly(amount: float) -> Span:
-    """What is known."""
+    """Known rates."""
     return Span(amount, amount, amount)
 
 
@@ -68,14 +68,14 @@ def highest(one: Span, other: Span) -> Span:
 
 @dataclass(frozen=True)
 class PaceCalibration:
-    """What finished runs on this device, with these libraries, say of the time model."""
+    """Correction of the time model by finished runs on this device, with these libraries."""
 
     num_runs: int
     """Different configurations that were run."""
     needed: int
     """Of them, before anything is corrected."""
     factor: float = 1.0
-    """What the expected time was multiplied by; 1 where rates themselves were fitted."""
+    """Factor on the expected time; 1 if the rates were fitted."""
     within: float = 0.0
     """Relative error of the corrected expected time that 95 % of runs stay below."""
     versions: str = ""
@@ -110,9 +110,9 @@ class StepTime:
     """`total_s` x devices; of CPUs, processes."""
     num_devices: int
     basis: str
-    """What the device's rates are known from."""
+    """Source of the device's rates."""
     notes: tuple[str, ...] = field(default=())
-    """What is not modelled, or only widely, each in one clause."""
+    """Effects not modelled, or only roughly, one clause each."""
     calibrated: PaceCalibration | None = None
 
 
@@ -224,7 +224,7 @@ class Rates:
 
 
 def rates_of(plan: Plan, through_host: bool) -> Rates | None:
-    """What the plan's device does in its formats; None where no datasheet says so."""
+    """Rate of the plan's device in its formats; None if not in a datasheet."""
     device = plan.device
     name = _format(plan)
     peak = device.peak(name) or (device.peak("float32") if name == "tf32" else None)

@@ -46,7 +46,7 @@ class WorkFactors:
 
 
 def effect_of(plan: Plan) -> WorkFactors:
-    """What compilation and fused kernels make of the passes."""
+    """Effect of compilation and fused kernels on the passes."""
     config = plan.config
     moved, launches = ONE, ONE
     if _is_compiled(plan):
@@ -131,7 +131,7 @@ NOTES: tuple[tuple[Condition, str], ...] = (
         "a stream may be slower than the device",
     ),
 )
-"""When it holds, and what it says, in one clause."""
+"""Its condition, and its text in one clause."""
 
 
 def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ def _filled(text: str, first: str, rest: str) -> str:
 
 
 NEEDED = 5
-"""Configurations of a group before anything is said, as for memory."""
+"""Minimum configurations of a group, as for memory."""
 
 MOST = 60
 """Newest configurations that are looked at."""
@@ -242,7 +242,7 @@ def as_table(
 
 
 def correction(observations: Sequence[Observation]) -> Correction | None:
-    """What finished runs say of predictions by datasheets; None where there are too few."""
+    """Correction of datasheet predictions by finished runs; None if there are too few."""
     pairs = [
         Pair(each.key, each.run_id, max(1, round(NANO * each.predicted)),
              max(1, round(NANO * each.measured)))
@@ -252,7 +252,7 @@ def correction(observations: Sequence[Observation]) -> Correction | None:
 
 
 FAR = 10.0
-"""Times the longest step seen, or below the shortest: said, since nothing was measured there."""
+"""Times the longest step seen, or below the shortest: noted, since nothing was measured there."""
 
 WIDEST = 10.0
 """Factor either way beyond which an interval of fitted rates is no answer: a choice."""

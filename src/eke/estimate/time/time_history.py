@@ -175,7 +175,7 @@ class Observation:
     """Of its plan: one configuration is one observation."""
     run_id: str
     amounts: dict[str, float]
-    """What its step did: FLOPs by format, bytes moved, launches."""
+    """Work of its step: FLOPs by format, bytes moved, launches."""
     predicted: float
     """Expected seconds by datasheets, never as corrected; 0 where there were none."""
     measured: float
@@ -183,7 +183,7 @@ class Observation:
 
     @property
     def is_sane(self) -> bool:
-        """Whether it can be what it says."""
+        """Whether its values are plausible."""
         numbers = (self.predicted, self.measured, *self.amounts.values())
         if not all(isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in numbers):
             return False
@@ -195,7 +195,7 @@ class Observation:
 
 
 def amounts_of(plan: Plan, work: Work) -> dict[str, float]:
-    """What a step does, by kinds that take time in proportion."""
+    """Work of a step, by kinds proportional to time."""
     name = plan.compute.matmul
     linear = sum(each.flops for each in work.products)
     operands = sum(each.moved for each in work.products)
@@ -208,7 +208,7 @@ def amounts_of(plan: Plan, work: Work) -> dict[str, float]:
 
 
 def time_group(plan: Plan) -> Group:
-    """What runs must have in common to say something of each other's speed."""
+    """Properties that runs must share for their speeds to be comparable."""
     config = plan.config
     return {
         "about": "pace",
@@ -236,7 +236,7 @@ def work_key(plan: Plan) -> str:
 
 
 def observation_of(plan: Plan, record: Record) -> Observation | None:
-    """What a finished run adds; None where no claim about speed can be made of it."""
+    """Observation of a finished run; None if its speed is not meaningful."""
     steps = record.timing.steady_step_s
     if record.outcome != Outcome.ok.value or steps is None or steps.n < FEWEST_STEPS:
         return None
@@ -251,7 +251,7 @@ def observation_of(plan: Plan, record: Record) -> Observation | None:
 
 
 def note_pace(plan: Plan, record: Record) -> None:
-    """Keep what a finished run says of its step's time; nothing where that is not possible."""
+    """Store a finished run's step time, if possible."""
     found = observation_of(plan, record)
     if found is not None:
         add_line(path_of(time_group(plan)), json.dumps(dataclasses.asdict(found)))
@@ -267,7 +267,7 @@ def _key(found: Observation) -> str:
 
 
 def _parsed(line: str) -> Observation | None:
-    """The observation of a line; None for one that is torn or says what cannot be."""
+    """The observation of a line; None if truncated or implausible."""
     try:
         content: dict[str, Any] = json.loads(line)
         amounts = {str(kind): float(amount) for kind, amount in content["amounts"].items()}

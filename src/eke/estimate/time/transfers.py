@@ -72,7 +72,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a model is made of, summed up."""
+    """Totals of a model's parts."""
 
     groups: tuple[Group, ...]
     attention: tuple[AttentionLayers, ...]
@@ -329,7 +329,7 @@ def goes_through_host(plan: Plan) -> bool:
 COUNTED = Path(__file__).parent / "counted_updates.json"
 
 HOST_LOOPS = {"deepspeed_cpu": "adamw_fused"}
-"""Implementations of AdamW that no trace shows, and what stands in for them."""
+"""Implementations of AdamW that no trace shows, and their substitutes."""
 
 ADDS = 12
 """Bytes per number of a gradient that is added to another: two reads and a write of float32."""
@@ -337,7 +337,7 @@ ADDS = 12
 
 @cache
 def counted_updates() -> Mapping[str, Any]:
-    """What was counted."""
+    """Counts."""
     content: dict[str, Any] = json.loads(COUNTED.read_text())
     return content
 
@@ -355,7 +355,7 @@ class Updates:
 
 
 def updates(plan: Plan, contents: Contents, numbers: float) -> Updates:
-    """What an optimizer step does on the device, clipping and adding up gradients included.
+    """Device work of an optimizer step, clipping and adding up gradients included.
 
     Args:
         plan: of the run.
@@ -385,7 +385,7 @@ def updates(plan: Plan, contents: Contents, numbers: float) -> Updates:
 
 
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """What was counted of the optimizer."""
+    """Counts of the optimizer."""
     option, table = plan.config.optimizer.option, counted_updates()
     known = optimizer_entry(plan.config.optimizer)
     stands_in = known.counted_as

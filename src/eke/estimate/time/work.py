@@ -124,7 +124,7 @@ class Pass:
 
 @cache
 def counted_kernels() -> Mapping[str, Any]:
-    """What was counted."""
+    """Counts."""
     content: dict[str, Any] = json.loads(COUNTED.read_text())
     return content
 
@@ -157,7 +157,7 @@ def _bytes(entry: Mapping[str, float], units: Mapping[str, float]) -> float:
 
 
 def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What was counted of the layers, and of what is around them."""
+    """Counts of the layers, and of the parts around them."""
     counted_as = shape.architecture.counted_as or shape.architecture.name
     table = counted_kernels()[counted_as]
     width = "cast" if shape.cast else ("wide" if shape.weights == 4 else "narrow")
@@ -180,7 +180,7 @@ class Work:
     products: tuple[Product, ...]
     """Matrix multiplications of all micro-batches, recomputation included."""
     recomputed_flops: float
-    """Of these, what checkpointing repeats."""
+    """Of these, repeated by checkpointing."""
     moved: Span
     """Bytes that passes read and write in addition."""
     launches: Span
@@ -227,7 +227,7 @@ def work_of(plan: Plan) -> Work:
 
 @dataclass(frozen=True)
 class _Repeated:
-    """What checkpointing does again in each micro-batch."""
+    """Work repeated by checkpointing in each micro-batch."""
 
     products: tuple[Product, ...] = ()
     moved: float = 0.0
