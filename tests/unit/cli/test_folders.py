@@ -20,7 +20,7 @@ def test_a_table_with_what_differs(make_run, runs, capsys) -> None:
     make_run("2")
     assert cli.main(["status", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["state", "step", "loss", "where", "run", "what", "was", "typed"]
+    assert lines[0].split() == ["state", "step", "loss", "where", "run", "overrides"]
     assert lines[1].split() == ["ok", "7/300", "1", "seed=1"]
     assert lines[2].split() == ["not", "started", "0/20", "2", "seed=2"]
     assert lines[-1] == "2 runs: 1 ok, 1 not started"
