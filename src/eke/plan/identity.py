@@ -24,7 +24,7 @@ PRESENTATION_KEYS = {
     "offload": ("path",),
     "peft": ("save_merged",),
 }
-"""Keys of other groups of which the same holds: checkpoints are left out of every timing,
+"""The same for keys of other groups: no timing includes checkpoints,
 and a limit of rows changes none that is read."""
 
 
@@ -77,7 +77,7 @@ def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerpr
 
 
 def changed_fingerprint(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two machine fingerprints, in words; empty when they are the same."""
+    """Differences between two machine fingerprints, formatted; empty when they are the same."""
     keys = sorted(set(before) | set(now))
     return [
         f"{key}: {before.get(key, 'absent')} -> {now.get(key, 'absent')}"

@@ -127,7 +127,7 @@ def memory_asked_for(plan: Plan) -> int | None:
         return None
     found = re.fullmatch(r"(\d+)([KMGT]?)B?", asked.upper())
     if found is None:
-        return None  # told when it is asked for
+        return None  # reported when it is requested
     per_node = int(found[1]) * 1024 ** (" KMGT".index(found[2] or "M"))  # sbatch: megabytes
     return room_for_a_batch(replace(plan, device=replace(plan.device, memory_bytes=per_node)))
 

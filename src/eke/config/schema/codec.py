@@ -11,7 +11,7 @@ import cattrs
 from eke.config.schema.config import VARIANTS, Config
 
 
-@functools.cache  # 25 ms, and a sweep writes a thousand plans; nobody changes it
+@functools.cache  # 25 ms, and a sweep writes a thousand plans; immutable
 def make_converter() -> cattrs.Converter:
     """A strict converter: unknown keys are errors, enums are written by value."""
     converter = cattrs.Converter(forbid_extra_keys=True)

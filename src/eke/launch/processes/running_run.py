@@ -275,7 +275,7 @@ POLL_S = 0.05
 """Between two looks at the processes."""
 
 STEPS = 2
-"""The optimizer's states are made in the first step, and lie beside activations in the second."""
+"""The optimizer's states are made in the first step, and coexist with activations in the second."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ _RETRIED = {
 
 
 def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
-    """Seconds of training that an attempt has added, and that its start took, as far as known.
+    """Seconds of training that an attempt has added, and that its start took, where known.
 
     Args:
         record: its record.

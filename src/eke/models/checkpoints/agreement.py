@@ -75,7 +75,7 @@ def _shards(found: Located) -> list[Path]:
         raise refuse(found.typed, f"its {INDEX} cannot be read: {error}") from error
     absent = [path.name for path in paths if not path.is_file()]
     if absent and not found.is_local:
-        return []  # the rest is downloaded by whoever loads it
+        return []  # the worker downloads the rest
     if absent:
         why = f"{len(absent)} of its {len(paths)} files of weights are missing: {absent[0]}"
         raise refuse(found.typed, why)

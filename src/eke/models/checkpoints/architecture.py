@@ -26,7 +26,7 @@ def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
 
     Args:
         raw: the content of config.json.
-        typed: folder or name, for messages.
+        typed: folder or name as given, for messages.
 
     Returns:
         A key of `eke.models.families.FAMILIES`, and fields of `PretrainedModel`.

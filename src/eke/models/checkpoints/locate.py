@@ -90,7 +90,7 @@ def locate(typed: str, revision: str | None) -> Located:
 
 
 def _near_folder(typed: str) -> Path | None:
-    """A checkpoint beside the folder that is not there, if its name was probably meant."""
+    """A checkpoint with a similar name near the missing folder; the likely intention."""
     found = closest_path(user_path(typed))
     return found if found is not None and (found / CONFIG).is_file() else None
 
@@ -167,7 +167,7 @@ def _on_hub(name: str, revision: str | None) -> Located:
 
 @contextmanager
 def _retries_untold() -> Iterator[None]:
-    """Without two lines for each of five attempts; how it ended is told in the end."""
+    """Silence two log lines for each of five attempts; the caller reports the result."""
     talker = logging.getLogger("huggingface_hub.utils._http")
     before = talker.level
     talker.setLevel(logging.ERROR)
@@ -218,7 +218,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "
 (https://huggingface.co/docs/transformers/main_classes/tokenizer)."""
 
 OF_EKE = ("manifest.json", "state.json")
-"""What eke's checkpoints hold beside the weights (eke.training.checkpoint)."""
+"""Files of eke's checkpoints other than weights (eke.training.checkpoint)."""
 
 
 def resolve_tokenizer(config: Config) -> Config:
@@ -241,7 +241,7 @@ def resolve_tokenizer(config: Config) -> Config:
 def is_of_eke_without_tokenizer(name_or_path: str) -> bool:
     """Whether a folder is a checkpoint of eke's that was trained on bytes.
 
-    Whatever else turned its text into tokens would lie beside it
+    Any other tokenizer would be in the same folder
     (eke.training.checkpoint).
     """
     folder = user_path(name_or_path)

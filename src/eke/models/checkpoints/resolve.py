@@ -128,7 +128,7 @@ def read_config(found: Located) -> dict[str, Any]:
 
 
 def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Problem]:
-    """Sizes that were typed, or set by a file of the user's."""
+    """Sizes set by overrides or by the user's option file."""
     names = [f.name for f in dataclasses.fields(model) if f.name not in TYPED]
     typed = {text.lstrip("+").partition("=")[0] for text in overrides}
     defaults = PretrainedModel(name_or_path=model.name_or_path)

@@ -65,7 +65,7 @@ class Weight:
     active: tuple[int, int] = (1, 1)
     """Of a mixture of experts: how many of how many experts a token passes through."""
     place: Role = Role.hidden
-    """Where it is, as far as its shape does not say it."""
+    """Its place in the model, where the shape does not determine it."""
     module: str = ""
     """Of a linear layer inside a Transformer layer, weight or bias: its name from that layer on."""
     is_head: bool = False

@@ -96,7 +96,7 @@ def _other(config: Config) -> Structure:
     They are counted as square-ish matrices, of which Adafactor keeps less than of the true ones:
     sums of bytes are lower bounds, and with other optimizers the truth. Every number is multiplied
     with every token but the embedding's, where it is not the output projection, too. FLOPs stay
-    unknown where the attention's size is, or where experts may be left out.
+    unknown where the attention's size is, or where experts may be skipped.
     """
     model = cast(PretrainedModel, config.model)
     count = model.num_parameters or 0

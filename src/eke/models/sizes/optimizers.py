@@ -39,7 +39,7 @@ QMAP_BYTES = 256 * FLOAT32_BYTES
 
 
 def projection_rank(config: Config) -> int:
-    """Rank of GaLore's and APOLLO's projections: what is asked for, else a quarter of the width.
+    """Rank of GaLore's and APOLLO's projections: the configured one, else a quarter of the width.
 
     Source of the quarter: APOLLO's own default, arXiv:2412.05270, section 5.1.
     """
@@ -319,7 +319,7 @@ class OptimizerEntry:
     """Bytes of state of one weight, of so many bytes per number."""
 
     package: str = ""
-    """What has to be importable, beside PyTorch and transformers."""
+    """Required packages, in addition to PyTorch and transformers."""
     install: str = ""
     """The line that installs it."""
     built: tuple[str, ...] = ()
@@ -329,7 +329,7 @@ class OptimizerEntry:
     and none is another optimizer's own."""
 
     temporaries: Temporaries = unknown
-    """Bytes of one step beside the states; torch's AdamW goes by its implementation."""
+    """Temporary bytes of one step; for torch's AdamW they depend on its implementation."""
     update_flops: Callable[[Config, int, int], float] | None = None
     """FLOPs of the matrix multiplications in an update of a matrix inside a layer, rows <=
     columns."""

@@ -9,7 +9,7 @@ two products of attention: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. 
 counts half, because half of the score matrix is masked: Dao 2023, arXiv:2307.08691, section 4.1
 (PaLM counts it in full; implementations that compute the masked half do more work than this).
 Of a mixture of experts only those count that a token passes through.
-A frozen weight needs no gradient of its own, only that of its input: 4 instead of 6 (Hu et al.
+A frozen weight needs no gradient, only that of its input: 4 instead of 6 (Hu et al.
 2021, arXiv:2106.09685, section 4.2). Where nothing below a layer is trained not even that is
 needed; it is counted, at most the first layer's attention projections.
 Positions without a label, where the projection onto the vocabulary skips them, are not counted.
@@ -18,7 +18,7 @@ arithmetic, and recomputation, which is overhead and no model FLOPs.
 
 From a configuration to the size of its model.
 
-How long samples are, as far as the configuration says it.
+Lengths of samples, where the configuration determines them.
 
 Adapters of parameter-efficient fine-tuning: the tensors added, frozen and quantized. Equality with
 the modules and tensors of the peft library is tested for every family.
@@ -412,7 +412,7 @@ def adapt(config: Config, structure: Structure) -> Structure:
 
 
 def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterator[Weight]:
-    """One tensor of the model, and those that are trained beside or instead of it."""
+    """One tensor of the model, and adapter tensors trained with it or instead of it."""
     if weight.is_head:
         # peft trains a copy and keeps the original.
         yield replace(weight, trained=False, tokens=Tokens.none)

@@ -50,7 +50,7 @@ class StateBytes:
     gradients: int
     """All of them; the largest one where the optimizer steps in the backward pass."""
     optimizer: int
-    """Moments; scalar step counters are left out."""
+    """Moments, without scalar step counters."""
     master: int = 0
     """Float32 copies of narrower weights, for the optimizer to step on."""
     start: int = 0
@@ -74,7 +74,7 @@ def weight_bytes(config: Config) -> int:
 
 
 def has_master(config: Config) -> bool:
-    """Whether the optimizer steps on float32 copies: where asked for and of use, and in ZeRO."""
+    """Whether the optimizer updates float32 copies: where configured and useful, and in ZeRO."""
     wanted = config.precision.master is Switch.on or config.distributed.option in STAGE
     return config.precision.weights is Weights.bfloat16 and wanted
 
@@ -123,7 +123,7 @@ def _adds_up_whole(config: Config) -> bool:
 
 
 def _number_bytes(config: Config, weight: Weight) -> int:
-    """Adapters stay float32 beside narrower weights: peft's default."""
+    """Adapters stay in float32 with narrower weights: PEFT's default."""
     return FLOAT32_BYTES if weight.is_adapter else weight_bytes(config)
 
 
@@ -320,7 +320,7 @@ def flat_pieces(config: Config) -> list[Weight]:
 def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> StateBytes:
     """Bytes of one process on its device; everything where nothing is shared or moved.
 
-    ZeRO-3's small weights, which stay whole, are left out: a lower bound, by 10 x hidden size
+    ZeRO-3's small weights, not sharded, are not counted: a lower bound, by 10 x hidden size
     numbers a weight at most.
 
     Args:

@@ -38,7 +38,7 @@ WEIGHTS = {WeightsPlace.device: None, WeightsPlace.host: "cpu", WeightsPlace.dis
 
 
 def deepspeed_settings(config: Config, batch: BatchPlan, device_kind: str) -> Settings:
-    """What DeepSpeed is told; nothing is left to its defaults that changes memory or mathematics.
+    """DeepSpeed's configuration; every default that changes memory or mathematics is set.
 
     Args:
         config: with `distributed` one of STAGES.
@@ -82,7 +82,7 @@ def _zero(config: Config, device_kind: str) -> Settings:
 
 
 def _offload_settings(config: Config, device_kind: str) -> Settings:
-    """The sections `offload_optimizer` and `offload_param`, as far as they are wanted.
+    """The sections `offload_optimizer` and `offload_param`, where configured.
 
     DeepSpeed's `pipeline_read` and `pipeline_write` are left off: they need twice the buffers.
     """
@@ -142,7 +142,7 @@ OWNED_ON_DISK: dict[str, Callable[[Any], str]] = {
     "aio.queue_depth": lambda value: f"offload.queue_depth={value}",
     "aio.intra_op_parallelism": lambda value: f"offload.threads={value}",
 }
-"""The same with `offload=nvme`; without it they are nobody's."""
+"""The same keys with `offload=nvme`; unused without it."""
 
 OWN_FORMATS = ("fp16.enabled", "bf16.enabled")
 """DeepSpeed's 16-bit weights: float16 ones are none of eke's, bfloat16 ones are bf16_pure's."""
@@ -171,7 +171,7 @@ KNOWN = {
     "sparse_attention", "sparse_gradients", "steps_per_print", "tensorboard", "timers",
     "torch_autocast", "wall_clock_breakdown", "wandb", "zero_optimization",
 }  # fmt: skip
-"""Keys beside eke's own that DeepSpeed 0.19 reads (https://www.deepspeed.ai/docs/config-json)."""
+"""Further keys that DeepSpeed 0.19 reads (https://www.deepspeed.ai/docs/config-json)."""
 
 FORBIDDEN = {
     "torch_autocast": "eke's own autocast surrounds the model",
@@ -216,7 +216,7 @@ def merge_user_settings(
     """Settings of eke with the user's laid over them, and what the user should know.
 
     `auto` takes eke's value. The sections `optimizer` and `scheduler` are compared with the plan
-    and left out: both are eke's.
+    and skipped: eke sets both.
 
     Args:
         config: what the settings come from.

@@ -1,6 +1,6 @@
 """The files that a worker reads, held against what was planned: the record names their content.
 
-Everything else that was typed is in the plan: own option files, DeepSpeed's JSON. Rows and tokens
+All other inputs are in the plan: option files, DeepSpeed's JSON. Rows and tokens
 are read from the store, whose digest is checked when it is opened (`eke.training.batches.tasks`).
 
 The software of a run, held against what it was planned with: the record names the worker's.
@@ -87,7 +87,7 @@ def with_own_software(plan: Plan) -> Plan:
 
 
 def software_changes(plan: Plan) -> list[str]:
-    """What of eke's source and the libraries' versions on disk is not as planned, in words."""
+    """Differences of eke's source and the library versions on disk from the plan, formatted."""
     return changed_fingerprint(plan.machine, with_own_software(plan).machine)
 
 

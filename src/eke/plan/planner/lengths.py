@@ -107,7 +107,7 @@ def _full(config: Config, rows: int) -> Micro:
 
 @dataclass(frozen=True)
 class _Sampler:
-    """What `eke.training.batches.batches.Order` draws, as far as lengths go."""
+    """Lengths of the batches that `eke.training.batches.batches.Order` draws."""
 
     data: Data
     samples_per_step: int
@@ -163,7 +163,7 @@ they need, source x source, target x target and target x source, (samples, 3).""
 
 MAX_KEPT = 8
 _kept: dict[str, Found | None] = {}
-"""What was asked for -> samples: a sweep, or batch=auto, asks for the same ones many times."""
+"""Request -> samples: a sweep, or batch=auto, needs the same ones many times."""
 
 
 def _samples(config: Config, store: str, count: int, evaluation: bool) -> Found | None:

@@ -111,13 +111,13 @@ class Plan:
     run_id: str
     """16 hex digits: the identity of the resolved configuration."""
     name: str
-    """What was typed, in short: the name shown in W&B and reports."""
+    """Short form of the overrides: the name shown in W&B and reports."""
     config: Config
     """The configuration; what it leaves open is answered by the fields below."""
     choices: dict[str, str]
     """Option chosen in each group, recipe and experiment included."""
     overrides: tuple[str, ...]
-    """What was typed."""
+    """The overrides of the command line."""
     device: Device
     batch: BatchPlan
     steps: StepPlan

@@ -185,7 +185,7 @@ def _resolved(
     compute: ComputePlan,
     theirs: Settings | None,
 ) -> dict[str, object]:
-    """Answers to what the configuration leaves open, and None for how they were asked."""
+    """Values for what the configuration leaves open; the fields that requested them become None."""
     answers: dict[str, object] = {
         "train.steps": steps.total,
         "train.epochs": None,
@@ -432,7 +432,7 @@ def waiting_hints(plan: Plan, timing: Timing) -> list[str]:
 
 
 STATE = "zero_stage_3"
-"""DeepSpeed's folder in the folder it is told."""
+"""DeepSpeed's own folder inside the configured one."""
 
 
 def swap_folder(plan: Plan, paths: RunPaths) -> Path | None:

@@ -260,7 +260,7 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
 def _take(
     config: Config, available: list[int], decisions: list[Decision], longest: int = 0
 ) -> tuple[int, int]:
-    """As many samples as are asked for and there are.
+    """The requested number of samples, at most all.
 
     Args:
         config: the run's.

@@ -6,7 +6,7 @@ done again: readers keep the highest attempt of each step.
 
 What follows from the rows of metrics.jsonl: timing, rates, losses. Absent if not measured.
 
-Folders in which somebody looks for runs, and there are none.
+Errors for folders without runs.
 
 Records and attempts on disk.
 """
@@ -64,7 +64,7 @@ EVAL_LOSS = "eval/loss"
 BITS_PER_BYTE = "eval/bits_per_byte"
 STEP_TIME = "train/step_time_s"
 WARMUP = "train/warmup"
-"""Present and 1 on steps left out of every timing: the first ones, and those that compiled."""
+"""Present and 1 on steps excluded from every timing: the first ones, and those that compiled."""
 SAMPLES = "train/samples"
 TOKENS = "train/tokens"
 """Of this step, padding not counted."""
@@ -96,7 +96,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def seal(path: Path) -> None:
-    """End a torn last line, so that the next row starts on a line of its own."""
+    """End a torn last line, so that the next row starts on a new line."""
     if path.exists() and not last_bytes(path, 1).endswith(b"\n"):
         append_line(path, "")
 
@@ -258,10 +258,10 @@ def no_runs(
     """What is said of them.
 
     Args:
-        folders: as typed; none of them leads to a run.
-        command: of eke, which may be typed of another folder: `status`.
+        folders: as given; none of them contains a run.
+        command: of eke, which accepts another folder: `status`.
         notes: what of them could not be read.
-        usual: the folder that is proposed where nothing beside it has nearly that name.
+        usual: the folder to suggest where no neighbour has a similar name.
     """
     why, meant = "holds no run and no sweep that can be read", None
     if not any(folder.exists() for folder in folders):
@@ -284,7 +284,7 @@ class UnreadableRecord(EkeError):
     """A record is there, but cannot be read: reported, never dropped."""
 
 
-@functools.cache  # 20 ms, and a sweep reads and writes a thousand records; nobody changes it
+@functools.cache  # 20 ms, and a sweep reads and writes a thousand records; immutable
 def _converter() -> cattrs.Converter:
     return cattrs.Converter(forbid_extra_keys=True)
 
@@ -322,7 +322,7 @@ def missing_run(told: str, folder: Path) -> str:
     """What is said of a run that a sweep has seen end, and whose folder is not there.
 
     Args:
-        told: the outcome by the sweep's file; empty where it knows none.
+        told: the outcome in the sweep's file; empty where it has none.
         folder: of the run.
 
     Returns:

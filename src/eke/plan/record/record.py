@@ -2,7 +2,7 @@
 
 The record: what one run left, typed and versioned. A measurement that was not made is None.
 
-What the processes of one run leave about their end, beside the record of rank 0.
+How the processes of one run ended, in addition to the record of rank 0.
 """
 
 import contextlib
@@ -89,7 +89,7 @@ class PredictedStep:
     parts: dict[str, float] = field(default_factory=dict)
     """Expected seconds of each: `compute`, `memory`, `optimizer`, `host`, `transfers`, ..."""
     limit: str = ""
-    """The largest part, in words."""
+    """Name of the largest part."""
     basis: str = ""
     """What the device's rates are known from."""
     notes: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Timing:
     compile_s: float | None = None
     """Share of the first steps spent in torch.compile's own phases."""
     train_s: float | None = None
-    """All training steps, each as it was done last; evaluation and checkpoints left out."""
+    """All training steps, each as it was done last; without evaluation and checkpoints."""
     eval_s: float | None = None
     checkpoint_s: float | None = None
     steady_step_s: Spread | None = None
@@ -138,7 +138,7 @@ class MeasuredMemory:
     """Bytes. On a CPU, `peak_allocated_bytes` is the tensor allocator's in one profiled step."""
 
     basis: str = ""
-    """What was measured, in words."""
+    """Description of the measurement."""
     peak_allocated_bytes: int | None = None
     """Of several processes, the largest one's."""
     peak_reserved_bytes: int | None = None
@@ -182,7 +182,7 @@ class PredictedMemory:
     method: str = ""
     """`trace`, `upper_bound` or `closed_form`."""
     basis: str = ""
-    """What is counted, in words."""
+    """Description of the count."""
     allocated_bytes: int | None = None
     """Expected highest sum of tensors: comparable with `measured.peak_allocated_bytes`, so on a CPU
     of the micro-batch that was measured."""
@@ -317,7 +317,7 @@ def read_rank_failures(paths: RunPaths, attempt: int) -> list[RankFailure]:
 
 
 def read_dead_rank(paths: RunPaths, attempt: int) -> DeadRank | None:
-    """The first process of this attempt to end, where somebody saw it.
+    """The first process of this attempt to end, where it was observed.
 
     Of several machines, each of which has seen one, the one that a signal killed, else one that is
     not rank 0: those who are left behind fail with an ordinary exit code.

@@ -34,7 +34,7 @@ def build_optimizer(plan: Plan, model: nn.Module) -> Optimizer:
     build: Callable[[Plan, Groups], Optimizer] = resolve_name(
         optimizer_entry(plan.config.optimizer).builder
     )
-    if plan.compute.master and plan.deepspeed is None:  # which has copies of its own
+    if plan.compute.master and plan.deepspeed is None:  # which keeps its own copies
         return build_with_master(groups, partial(build, plan))
     return build(plan, groups)
 

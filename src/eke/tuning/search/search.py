@@ -320,7 +320,7 @@ def measured(
         folder: of the trial.
         total_steps: of the run that the search is for: what compiling costs is spread over them.
         on_gpu: whether peaks are of the GPU's allocator, segments included.
-        context_bytes: what the driver keeps beside the allocator, which a forecast counts as well.
+        context_bytes: memory of the driver outside the allocator, which a forecast counts as well.
     """
     memory = record.memory.measured
     peak = None

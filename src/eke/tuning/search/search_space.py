@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class FitsMemory(Enum):
-    """Whether a configuration fits into memory, as far as that is known without running it."""
+    """Whether a configuration fits into memory, by forecast."""
 
     fits = "fits"
     tight = "tight"
@@ -31,7 +31,7 @@ class Point:
     peak_bytes: int | None = None
     """Expected peak on one device; None if unknown."""
     expected_s: float | None = None
-    """Seconds per optimizer step by the time model, compiling left out; None if unknown."""
+    """Seconds per optimizer step by the time model, without compiling; None if unknown."""
     usual: float = 1.0
     """Step time relative to the baseline, as published for its techniques; used where the time
     model has no answer."""
