@@ -57,7 +57,8 @@ def test_a_search_tries_its_candidates_on_nodes(cluster, tmp_path) -> None:
     (report,) = tmp_path.glob("runs/sweep-*/fit.json")
     trials = json.loads(report.read_text())["trials"]
     assert [trial["outcome"] for trial in trials] == ["ok"] * 3
-    assert not cluster.ask("squeue", "--noheader")
+    # The record is written before the job has ended.
+    wait_until(lambda: not cluster.ask("squeue", "--noheader"), "its jobs have ended")
     again = eke(tmp_path, "fit", *typed, *fixed, "--budget-trials", "3")
     assert again.returncode == 0
     assert "submitted" not in again.stdout
