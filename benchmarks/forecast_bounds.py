@@ -30,7 +30,7 @@ from eke.config.compose import compose
 from eke.estimate.memory import forecast
 from eke.hardware import environment
 from eke.plan.planner import Plan
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
 

@@ -27,7 +27,7 @@ from eke.config.compose import compose
 from eke.estimate.memory.calibration import Pair, correction_of
 from eke.estimate.memory.components import doubts_of
 from eke.hardware import environment
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
 

@@ -33,7 +33,7 @@ from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, build_job
 from eke.training.observe.effective import closer_look
 from eke.training.optimizer import build_optimizer
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 LOG_EVERY = 10
 """Steps between two writes of metrics, in eke and in Trainer."""

@@ -36,7 +36,7 @@ from eke.common.files import write_json
 from eke.common.text import format_bytes
 from eke.config.compose import compose
 from eke.hardware import detect
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 from eke.workflows.auto_batch import chosen_overrides
 
 LR = 1e-3

@@ -34,7 +34,7 @@ from eke.hardware import Device, detect, environment
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE
 from eke.rules import RULES, Facts, Severity, check
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
 

@@ -82,7 +82,7 @@ def own_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[in
 def make_plan() -> Callable[..., Plan]:
     """Overrides -> Plan, checked, for this machine's CPU."""
     from eke.config.compose import compose
-    from eke.workflows import plan_for
+    from eke.workflows.planning import plan_for
 
     def make(*overrides: str, planning: bool = False) -> Plan:
         return plan_for(compose([*overrides, "hardware=cpu"]), planning)

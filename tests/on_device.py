@@ -20,7 +20,7 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.plan.planner import Plan
 from eke.rules import RULES, Facts, Severity, check
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 ON = os.environ.get("EKE_GPU_TESTS_ON", "cuda")
 

@@ -5,7 +5,7 @@ import pytest
 from eke.config.compose import compose
 from eke.plan.planner import Decision, Plan, RecipeDecision
 from eke.rules import device
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 BERT = ("model=bert_large", "task=sequence_classification", "data=synthetic", "data.seq_len=512")
 LLAMA = ("model=llama_1b", "data=synthetic", "data.seq_len=2048")

@@ -37,7 +37,7 @@ from eke.training.model.loss import KERNELS
 from eke.training.model.number_formats import BACKENDS
 from eke.training.model.unused import HEADS
 from eke.training.optimizer.build_optimizer import SHAPES
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 CATALOGUE = make_catalogue()
 

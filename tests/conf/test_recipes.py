@@ -10,7 +10,7 @@ from eke.config.compose import compose
 from eke.config.compose.catalogue import headline, make_catalogue
 from eke.models.families import FAMILIES
 from eke.tuning.recipes import RECIPES
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 CATALOGUE = make_catalogue()
 MODELS = [name for name in CATALOGUE.options["model"] if name != "pretrained"]

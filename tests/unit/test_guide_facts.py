@@ -30,7 +30,7 @@ def test_the_guides_labels_are_all_zero() -> None:
 def test_ekes_labels_are_of_both_classes(tmp_path) -> None:
     from eke.config.compose import compose
     from eke.training.batches.dataset import build_data
-    from eke.workflows import plan_for
+    from eke.workflows.planning import plan_for
 
     overrides = ("experiment=guide_single_gpu", "hardware=cpu", *TINY, f"paths.runs={tmp_path}")
     data = build_data(plan_for(compose(overrides), planning=True))

@@ -8,8 +8,8 @@ from eke.common.errors import EkeError
 from eke.config.compose import split_arguments
 from eke.rules.techniques import Numerics
 from eke.tuning.search import Objective
+from eke.workflows import complain, print_once
 from eke.workflows.autotune import TuneRequest, fit
-from eke.workflows.planning import complain, print_once
 
 DESCRIPTION = """\
 Finds the fastest configuration that fits, and writes it as an option of `experiment`.
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         return complain(str(error), error.exit_code)
     if typed.version:
         return print_once(f"eke {eke.__version__}")
-    wish = TuneRequest(
+    request = TuneRequest(
         tuple(arguments),
         typed,
         Objective(options.objective),
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         options.budget_trials,
         options.name,
     )
-    return fit(wish)
+    return fit(request)
 
 
 def _trials(text: str) -> int:

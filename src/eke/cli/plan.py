@@ -1,7 +1,7 @@
 """`eke plan`: show all decisions of a configuration and its estimated cost, without running it."""
 
 from eke import workflows
-from eke.workflows.planning import print_once
+from eke.workflows import print_once
 
 HELP = """\
 usage: eke plan [-m] [--why] [--quick] [--json] [--config-dir FOLDER] [overrides]

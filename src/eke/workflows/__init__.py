@@ -1,12 +1,20 @@
 """Commands behind `train.py`: help, one plan, one run (running.py) or a sweep (sweep.py)."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 
 import eke
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.paths import program
-from eke.common.process_env import check_started_ranks, check_started_tasks
+from eke.common.process_env import (
+    check_started_ranks,
+    check_started_tasks,
+    is_first,
+    let_rank_0_speak,
+    my_rank,
+)
+from eke.common.streams import lost, speak, speak_problems
 from eke.config.compose import (
     Arguments,
     Composed,
@@ -22,16 +30,9 @@ from eke.config.compose import (
 )
 from eke.config.schema import unused_cluster_overrides
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
-from eke.workflows.auto_batch import Means
-from eke.workflows.plan_report import (
-    asks_for_all_devices,
-    compare_on_all_devices,
-    plan_text,
-    refuse_why_of_many,
-)
-from eke.workflows.planning import complain, plan_for, print_once, report_error
 
-__all__ = ["main", "plan_for"]
+ALL_DEVICES = "hardware=all"
+"""Compares every known device, instead of planning for one."""
 
 
 def main(
@@ -58,9 +59,17 @@ def main(
             return print_once(f"eke {eke.__version__}")
         if arguments.hydra_flags:
             return ask_hydra(arguments)
-        refuse_why_of_many(arguments, why)
-        if asks_for_all_devices(arguments):
-            return print_once(compare_on_all_devices(arguments, as_json_text=as_json, trace=trace))
+        if why or ALL_DEVICES in arguments.overrides:
+            from eke.workflows.plan_report import (  # a quarter of the time of a wrong key
+                asks_for_all_devices,
+                compare_on_all_devices,
+                refuse_why_of_many,
+            )
+
+            refuse_why_of_many(arguments, why)
+            if asks_for_all_devices(arguments):
+                table = compare_on_all_devices(arguments, as_json_text=as_json, trace=trace)
+                return print_once(table)
         if arguments.multirun or needs_sweep(arguments.overrides):
             check_started_ranks("a sweep", 1)
             check_started_tasks("a sweep", 1)
@@ -96,6 +105,10 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
         command = Fix(remark=f"{program()} -m {shlex.join(composed.overrides)}")
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
+        from eke.workflows.auto_batch import Means
+        from eke.workflows.plan_report import plan_text
+        from eke.workflows.planning import plan_for
+
         plan = plan_for(composed, planning=True, means=Means(trace=trace))
         return print_once(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
     from eke.workflows.running import run_composed  # only here: a plan starts nothing
@@ -111,3 +124,29 @@ def ask_hydra(arguments: Arguments) -> int:
     if not arguments.multirun:
         compose(arguments.overrides, arguments.config_dir)
     return print_once(run_hydra_flags(arguments))
+
+
+def print_once(text: str) -> int:
+    """Print for the user; returns the exit code of a command that does nothing else.
+
+    Of several ranks one speaks.
+    """
+    if is_first():
+        speak(text)
+    return EXIT_FAILED if lost() else EXIT_OK
+
+
+def complain(text: str, code: int) -> int:
+    """Say what went wrong, once for all ranks; returns the exit code."""
+    if my_rank() and code != EXIT_RESUMABLE:
+        let_rank_0_speak()
+    if is_first():
+        speak(text, sys.stderr)
+    return code
+
+
+def report_error(error: EkeError, as_json: bool = False) -> int:
+    """Print an error, and with `as_json` its problems for programs; returns the exit code."""
+    if as_json and is_first():
+        speak_problems(error)
+    return complain(str(error), error.exit_code)

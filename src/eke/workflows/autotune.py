@@ -59,8 +59,9 @@ from eke.tuning.search import (
     without,
     write_experiment,
 )
+from eke.workflows import complain, print_once
 from eke.workflows.auto_batch import chosen_overrides
-from eke.workflows.planning import complain, plan_for, print_once
+from eke.workflows.planning import plan_for
 from eke.workflows.running import plan_unless_answered
 from eke.workflows.sweep import cannot_detach, make_jobs, plan_cells
 
@@ -83,7 +84,7 @@ class TuneRequest:
 class Fitting:
     """A search under way: its candidates, and its trials as jobs of a sweep."""
 
-    wish: TuneRequest
+    request: TuneRequest
     typed: tuple[str, ...]
     candidates: Candidates
     search: Search
@@ -97,7 +98,7 @@ class Fitting:
     @property
     def launcher(self) -> Launcher:
         """Starts the trials."""
-        return find_launcher(launcher_of(self.wish.arguments.overrides))
+        return find_launcher(launcher_of(self.request.arguments.overrides))
 
     def run(self) -> Fit:
         """Try candidates until nothing better is expected, then the best once more.
@@ -111,11 +112,11 @@ class Fitting:
                 self.try_out(chosen)
             while again := self.search.to_confirm():
                 self.try_out(again)
-        return fit_of(self.search, self.candidates, self.trials, self.wish.numerics)
+        return fit_of(self.search, self.candidates, self.trials, self.request.numerics)
 
     def worth_trying(self, count: int) -> list[int]:
         """Numbers of candidates, each of which has been looked at closely."""
-        if all_diverge(self.trials, self.candidates.first, self.wish.numerics):
+        if all_diverge(self.trials, self.candidates.first, self.request.numerics):
             return []
         while chosen := self.search.next(count):
             unsure = [n for n in chosen if is_open(self.candidates.found[n].forecast)]
@@ -139,7 +140,7 @@ class Fitting:
         labels = [f"trial {len(self.trials) + at}" for at, _ in enumerate(numbers, start=1)]
         for label, n in zip(labels, numbers, strict=True):
             again = ", once more" if repeats[n] else ""
-            print_once(f"{label} of at most {self.wish.budget}: {self.name(n)}{again}")
+            print_once(f"{label} of at most {self.request.budget}: {self.name(n)}{again}")
         stop_tracing()  # on a CPU its memory is the trials'
         new = [self._cell(n, repeats[n]) for n in numbers]
         first = len(self.cells)
@@ -162,11 +163,11 @@ class Fitting:
     def _cell(self, number: int, repeat: int) -> SweepCell:
         candidate = self.candidates.found[number]
         overrides = trial_overrides(self.typed, candidate.overrides, repeat)
-        composed = compose(overrides, self.wish.arguments.config_dir, in_sweep=True)
+        composed = compose(overrides, self.request.arguments.config_dir, in_sweep=True)
         return SweepCell(composed, self.name(number))
 
     def _run(self, jobs: list[Job]) -> None:
-        command = ("fit", *self.wish.command)
+        command = ("fit", *self.request.command)
         file = SweepFile(self.paths, command, self.cells, "fit")
         with open_board(len(jobs)) as board:
             books = Books(jobs, board, file, self.launcher.place_of)
@@ -199,7 +200,7 @@ class Fitting:
             self.candidates.found[number].forecast.components.get("context", 0),
         )  # fmt: skip
         typed = next((t.loss for t in self.trials if t.number == self.candidates.first), None)
-        if self.wish.numerics is Numerics.same and is_higher(found.loss, typed):
+        if self.request.numerics is Numerics.same and is_higher(found.loss, typed):
             reason = f"its loss is higher: {found.loss:.4f} and not {typed:.4f}"
             found = replace(found, trial=replace(found.trial, step_s=None), reason=reason)
         return found
@@ -231,7 +232,7 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
     """
     folder = fitting.paths.folder
     text = describe_fit(fit, fitting.baseline)
-    command = shlex.join(["eke", "fit", *fitting.wish.command])
+    command = shlex.join(["eke", "fit", *fitting.request.command])
     write_atomic(folder / REPORT, _report(command, fitting, fit, text))
     write_json(folder / VALUES, _values(command, fitting, fit))
     print_once(f"\n{text}")
@@ -245,7 +246,7 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
 
 def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:
     """Write the best as an option of `experiment`, and say how to run it."""
-    own, name = fitting.wish.arguments.config_dir, fitting.option
+    own, name = fitting.request.arguments.config_dir, fitting.option
     best = compose([*without(fitting.typed, winner), *winner], own, in_sweep=True)
     evidence = [*text.splitlines(), f"{fitting.paths.folder / REPORT}"]
     path = write_experiment(best, name, own, own or conf_folder(), evidence)
@@ -258,14 +259,14 @@ def _keep_none(fitting: Fitting, fit: Fit) -> None:
         winner = fit.best.candidate.overrides
         typed = _command(fitting, *without(fitting.typed, winner), *winner)
         print_once(f"\nnothing is written: your configuration may be as good\n  {typed}")
-    path = free_path(fitting.wish.arguments.config_dir or conf_folder(), fitting.option)
+    path = free_path(fitting.request.arguments.config_dir or conf_folder(), fitting.option)
     if path.exists():
         print_once(f"\n{path} is what an earlier search found, and stays as it is")
 
 
 def _command(fitting: Fitting, *overrides: str) -> str:
     """What starts a run, with the given folder of options."""
-    own = fitting.wish.arguments.config_dir
+    own = fitting.request.arguments.config_dir
     return shlex.join(
         [*program().split(), *(["--config-dir", str(own)] if own else []), *overrides]
     )
@@ -273,12 +274,12 @@ def _command(fitting: Fitting, *overrides: str) -> str:
 
 def _report(command: str, fitting: Fitting, fit: Fit, text: str) -> str:
     """Summary of the candidates, the trials and the result."""
-    baseline, wish = fitting.baseline, fitting.wish
+    baseline, request = fitting.baseline, fitting.request
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    space = describe_candidates(fit.candidates, baseline, wish.numerics)
+    space = describe_candidates(fit.candidates, baseline, request.numerics)
     tried = f"  tried: {len(fit.standings)}, by {format_number(len(fit.trials), 'trial')}"
     heading = f"# {command}\n\n{baseline.device.name}, {when}"
-    return f"{heading}\n\n```\n{space}\n{tried} of at most {wish.budget}\n\n{text}\n```\n"
+    return f"{heading}\n\n```\n{space}\n{tried} of at most {request.budget}\n\n{text}\n```\n"
 
 
 def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
@@ -313,16 +314,16 @@ ONE_VALUE = (
 )
 
 
-def prepare(wish: TuneRequest) -> Fitting:
+def prepare(request: TuneRequest) -> Fitting:
     """Everything before the first trial; seconds, and no process.
 
     Raises:
         ConfigError: the command is wrong, or nothing of it can run.
     """
-    arguments = wish.arguments
-    refuse_what_is_no_start(wish)
-    if wish.name:
-        refuse_what_is_no_name(wish.name)
+    arguments = request.arguments
+    refuse_what_is_no_start(request)
+    if request.name:
+        refuse_what_is_no_name(request.name)
     launcher = find_launcher(launcher_of(arguments.overrides))
     try:
         composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
@@ -340,10 +341,10 @@ def prepare(wish: TuneRequest) -> Fitting:
         raise ConfigError(
             Problem("hardware", composed.config.hardware.option, why, Fix("plan_only=true"))
         )
-    option = wish.name or usual_name(baseline.choices["model"], wish)
+    option = request.name or usual_name(baseline.choices["model"], request)
     place_of_option = free_path if not composed.config.plan_only else own_path
     place_of_option(arguments.config_dir or conf_folder(), option)  # before anything takes time
-    axes = axes_for(baseline.choices, composed.overrides, baseline.device, wish.numerics)
+    axes = axes_for(baseline.choices, composed.overrides, baseline.device, request.numerics)
     composed = pinned(composed, baseline)
     axes = [spelt_out(axis, baseline.config, composed, arguments.config_dir) for axis in axes]
     if not composed.config.plan_only:
@@ -353,15 +354,15 @@ def prepare(wish: TuneRequest) -> Fitting:
         baseline, composed, axes, arguments.config_dir, expected_step_s, line.combined
     )
     line.close()
-    print_once(describe_candidates(found, baseline, wish.numerics))
+    print_once(describe_candidates(found, baseline, request.numerics))
     refuse_what_leaves_no_choice(found, composed)
     points = [candidate.point for candidate in found.found]
-    search = Search(points, wish.objective, wish.budget, found.first)
+    search = Search(points, request.objective, request.budget, found.first)
     which = [text for text in composed.overrides if not text.startswith("hydra")]
-    words = ("fit", wish.objective.value, wish.numerics.value, *which)
+    words = ("fit", request.objective.value, request.numerics.value, *which)
     identity = sweep_id([words], [composed.config] if composed.config_dir else [])
     paths = sweep_paths(composed.config.paths.runs, identity)
-    return Fitting(wish, composed.overrides, found, search, baseline, paths, option)
+    return Fitting(request, composed.overrides, found, search, baseline, paths, option)
 
 
 def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
@@ -389,16 +390,16 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
     raise ConfigError(Problem("eke fit", "", why, fix))
 
 
-def usual_name(model: str, wish: TuneRequest) -> str:
+def usual_name(model: str, request: TuneRequest) -> str:
     """Default name of the option: searches for different things do not replace each other.
 
     Args:
         model: option of the group.
-        wish: the request.
+        request: of `eke fit`.
     """
     parts = ["fit", model]
-    parts += [wish.objective.value] if wish.objective is not Objective.speed else []
-    parts += [wish.numerics.value] if wish.numerics is not Numerics.same else []
+    parts += [request.objective.value] if request.objective is not Objective.speed else []
+    parts += [request.numerics.value] if request.numerics is not Numerics.same else []
     return "_".join(parts)
 
 
@@ -415,17 +416,17 @@ def pinned(composed: Composed, baseline: Plan) -> Composed:
     return compose([*typed, *chosen], composed.config_dir, in_sweep=True)
 
 
-def refuse_what_is_no_start(wish: TuneRequest) -> None:
+def refuse_what_is_no_start(request: TuneRequest) -> None:
     """A search starts from one configuration, and takes its time: no override is ignored.
 
     Raises:
         ConfigError: several configurations are named, or Hydra is asked for something.
     """
-    arguments = wish.arguments
+    arguments = request.arguments
     one = "and a search starts from one configuration"
     problems = []
     if arguments.multirun:
-        without = [word for word in wish.command if word not in ("-m", "--multirun")]
+        without = [word for word in request.command if word not in ("-m", "--multirun")]
         fix = Fix(remark=shlex.join(["eke", "fit", *without]))
         problems.append(Problem("-m", "", f"spans a sweep, {one}", fix))
     if arguments.hydra_flags:
@@ -495,10 +496,10 @@ def expected_step_s(plan: Plan) -> float | None:
 __all__ = ["TuneRequest", "fit"]
 
 
-def fit(wish: TuneRequest) -> int:
+def fit(request: TuneRequest) -> int:
     """Search, and write what was found; returns the exit code."""
     try:
-        fitting = prepare(wish)
+        fitting = prepare(request)
         if fitting.baseline.config.plan_only:
             return print_once("\n" + likely(fitting.candidates, fitting.search, fitting.baseline))
         found = fitting.run()

@@ -28,9 +28,8 @@ from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import DEVICES, usable_cores
 from eke.plan.planner import Plan, plan_to_plain, render_plan, samples_to_keep
 from eke.results.report import PlanningLine
+from eke.workflows import ALL_DEVICES
 from eke.workflows.planning import plan_on
-
-ALL = "hardware=all"
 
 
 def plan_text(
@@ -114,9 +113,9 @@ def asks_for_all_devices(arguments: Arguments) -> bool:
     Raises:
         ConfigError: it is, and something would be run, or several configurations are named.
     """
-    if ALL not in arguments.overrides:
+    if ALL_DEVICES not in arguments.overrides:
         return False
-    typed = [text for text in arguments.overrides if text != ALL]
+    typed = [text for text in arguments.overrides if text != ALL_DEVICES]
     if arguments.multirun:
         why = "compares devices for one configuration, and -m has many"
         raise ConfigError(Problem("hardware", "all", why, Fix("hardware=h100")))
@@ -134,8 +133,8 @@ def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
     Raises:
         ConfigError: several are named.
     """
-    if why and (arguments.multirun or ALL in arguments.overrides):
-        many = "-m" if arguments.multirun else ALL
+    if why and (arguments.multirun or ALL_DEVICES in arguments.overrides):
+        many = "-m" if arguments.multirun else ALL_DEVICES
         text = f"explains one configuration on one device, and {many} names several"
         typed = [each for each in arguments.overrides if each != "plan_only=true"]
         several = ["-m"] if arguments.multirun else []
@@ -158,7 +157,7 @@ def compare_on_all_devices(
     Raises:
         ConfigError: the configuration is wrong, whatever the device.
     """
-    typed = [text for text in arguments.overrides if text != ALL]
+    typed = [text for text in arguments.overrides if text != ALL_DEVICES]
     composed = compose(typed, arguments.config_dir)
     plans: dict[str, Plan] = {}
     refused: dict[str, tuple[int | None, str]] = {}

@@ -1,19 +1,15 @@
 """Plan one composed configuration for a device."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from eke.common.errors import ConfigError, EkeError, Fix, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.process_env import (
     is_first,
-    let_rank_0_speak,
     machines_at_hand,
-    my_rank,
     ranks_are_started,
 )
-from eke.common.streams import lost, speak, speak_problems
 from eke.common.text import format_bytes
 from eke.config.compose import Composed, is_set
 from eke.config.schema import Config, resolve_attention
@@ -31,8 +27,8 @@ from eke.estimate.time import slowdown
 from eke.hardware import Device, choose_device
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner import Decision, Plan, make_plan
-from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.rules import BY_SIZE, Facts, check
+from eke.workflows import print_once
 from eke.workflows.auto_batch import (
     Means,
     Permitted,
@@ -212,32 +208,6 @@ def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]
     if device.present or device.kind != "cuda" or needed <= device.count:
         return device, reason
     return replace(device, count=needed), f"{needed} of them taken for granted; {reason}"
-
-
-def print_once(text: str) -> int:
-    """Print for the user; returns the exit code of a command that does nothing else.
-
-    Of several ranks one speaks.
-    """
-    if is_first():
-        speak(text)
-    return EXIT_FAILED if lost() else EXIT_OK
-
-
-def complain(text: str, code: int) -> int:
-    """Say what went wrong, once for all ranks; returns the exit code."""
-    if my_rank() and code != EXIT_RESUMABLE:
-        let_rank_0_speak()
-    if is_first():
-        speak(text, sys.stderr)
-    return code
-
-
-def report_error(error: EkeError, as_json: bool = False) -> int:
-    """Print an error, and with `as_json` its problems for programs; returns the exit code."""
-    if as_json and is_first():
-        speak_problems(error)
-    return complain(str(error), error.exit_code)
 
 
 def means_of_a_run(config: Config) -> Means:

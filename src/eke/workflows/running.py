@@ -24,8 +24,9 @@ from eke.launch import (
 from eke.plan.planner import Plan, render_plan
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
 from eke.results.report import render_summary
+from eke.workflows import print_once
 from eke.workflows.auto_batch import Means
-from eke.workflows.planning import means_of_a_run, plan_for, print_once
+from eke.workflows.planning import means_of_a_run, plan_for
 
 FOR_STARTING = FOR_WRITING | {DOES_NOT_FIT}
 """Rules about the machine as it is now: free disk space, and free memory on shared devices."""

@@ -50,12 +50,8 @@ from eke.launch import (
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
-from eke.workflows.planning import (
-    means_of_a_cell,
-    plan_for,
-    print_once,
-    weighed,
-)
+from eke.workflows import print_once
+from eke.workflows.planning import means_of_a_cell, plan_for, weighed
 from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")

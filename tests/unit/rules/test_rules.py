@@ -13,7 +13,7 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.models.checkpoints import resolve_model
 from eke.rules import RULES, Facts, Severity, check
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.config.sweep import expand
 from eke.rules.engine import OWNED, UNREAD, read_arguments
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 BASE = ("engine=trainer", "tracker=none", "hardware=cpu", "data=synthetic")
 

@@ -13,7 +13,7 @@ from eke.config.compose import compose
 from eke.plan.planner import Plan
 from eke.rules import RULES, check
 from eke.training.loop.training_state import TrainingState
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 LIGHT = (
     *TINY,

@@ -11,7 +11,7 @@ from support import last_wins
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.plan.planner import Plan
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none",
          "train.steps=4")  # fmt: skip

@@ -8,7 +8,7 @@ from support import last_wins
 from eke.config.compose import compose
 from eke.config.sweep import expand
 from eke.plan.planner.plan import render_plan
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 
 @pytest.fixture(scope="module")

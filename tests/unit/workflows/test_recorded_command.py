@@ -8,7 +8,7 @@ from eke.config.compose import compose, split_arguments
 from eke.config.sweep import expand
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 MINE = """# @package _global_
 # My sweep

@@ -138,15 +138,15 @@ class Kitchen:
 
     def _all(self, questions: tuple[Ask, ...], situation: Situation) -> Situation:
         for ask in questions:
-            wish = ask(situation)
-            if wish is not None and not any(map(self.is_decided, wish.decides)):
-                situation = self._answer(wish, situation)
+            question = ask(situation)
+            if question is not None and not any(map(self.is_decided, question.decides)):
+                situation = self._answer(question, situation)
         return situation
 
-    def _answer(self, wish: Question, situation: Situation) -> Situation:
+    def _answer(self, question: Question, situation: Situation) -> Situation:
         """The first candidate that the rules let through; the reasons against those before it."""
         against = []
-        for candidate in wish.candidates:
+        for candidate in question.candidates:
             changed = self.changed(situation, candidate.overrides)
             if changed is None:
                 against.append(f"{name_of(candidate)} contradicts your overrides")
@@ -160,7 +160,7 @@ class Kitchen:
                 against.append(f"not {name_of(candidate)}: {problem.why}")
                 continue
             reason = candidate.reason
-            if wish.shrinks:
+            if question.shrinks:
                 told = smaller(situation, changed)
                 if told is None:
                     against.append(f"not {name_of(candidate)}: it would need no less memory")
@@ -168,9 +168,9 @@ class Kitchen:
                 reason = f"{reason}; {told}"
             self._note(candidate, "; ".join([reason, *against]))
             return changed
-        reasons = against if wish.candidates else [wish.otherwise]
-        if wish.otherwise and reasons:
-            group = wish.decides[0]
+        reasons = against if question.candidates else [question.otherwise]
+        if question.otherwise and reasons:
+            group = question.decides[0]
             stays = f"{group}={getattr(situation.config, group).option}"
             self._say(stays, "; ".join(reasons), is_new=False)
         return situation

@@ -145,15 +145,17 @@ def _gain(situation: Situation, dtype: str) -> str:
 
 def half_and_hint(situation: Situation) -> Question:
     """The same, and where float8 may be faster still, a word about it: numerics of another kind."""
-    wish = half(situation)
+    question = half(situation)
     fast = (
         situation.device.kind == "cuda"
         and (situation.device.capability or (0, 0)) >= FLOAT8_CAPABILITY
     )
     if not fast or (situation.config.model.hidden_size or 0) < FLOAT8_WIDTH:
-        return wish
-    hinted = tuple(RecipeOption(c.overrides, f"{c.reason}; {FLOAT8_HINT}") for c in wish.candidates)
-    return Question(wish.decides, hinted, otherwise=wish.otherwise)
+        return question
+    hinted = tuple(
+        RecipeOption(c.overrides, f"{c.reason}; {FLOAT8_HINT}") for c in question.candidates
+    )
+    return Question(question.decides, hinted, otherwise=question.otherwise)
 
 
 REGIONAL = ("compile=inductor", "compile.regional=true")

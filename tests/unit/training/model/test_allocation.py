@@ -97,7 +97,7 @@ def test_rotary_frequencies_are_stretched_as_published():
 
 def test_a_checkpoint_is_loaded_once(tmp_path):
     from eke.config.compose import compose
-    from eke.workflows import plan_for
+    from eke.workflows.planning import plan_for
 
     wide = {"hidden_size": 256, "intermediate_size": 1024, "tie_word_embeddings": True}
     path = save_checkpoint(tmp_path / "m", "llama", **wide)

@@ -14,7 +14,7 @@ from eke.config.compose import compose
 from eke.data.preparation.prepare import prepare_store
 from eke.data.sources import open_store, request_of
 from eke.training.model.save_model import build_trainable, name_classes, save_pretrained
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 SHORT = ("task=sequence_classification", "data.seq_len=16", "batch.per_device=4", "hardware=cpu",
          "tracker=none")  # fmt: skip

@@ -18,7 +18,7 @@ from eke.models.families import FAMILIES as RECORDS
 from eke.plan.planner import check_inputs
 from eke.training.model.build_model import build_model, build_model_and_report
 from eke.training.model.unused import HEADS
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")

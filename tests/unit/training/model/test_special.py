@@ -20,7 +20,7 @@ from eke.plan.planner import Plan
 from eke.training.model.build_model import build_model
 from eke.training.model.load_pretrained import is_padding_alone
 from eke.training.model.save_model import save_pretrained
-from eke.workflows import plan_for
+from eke.workflows.planning import plan_for
 
 CPU = torch.device("cpu")
 SHORT = ("data.seq_len=16", "batch.per_device=4", "train.steps=1", "hardware=cpu", "tracker=none")

@@ -57,7 +57,7 @@ def test_what_an_experiment_sets_stays() -> None:
 def test_an_experiment_of_the_users_own(tmp_path) -> None:
     """It may name the recipe, too, and builds on others."""
     from eke.config.compose import compose
-    from eke.workflows import plan_for
+    from eke.workflows.planning import plan_for
 
     folder = tmp_path / "own" / "experiment"
     folder.mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_an_experiment_of_the_users_own(tmp_path) -> None:
 
 
 def test_a_row_of_a_sweep_stays_and_its_other_settings_do_not() -> None:
-    from eke.workflows import plan_for
+    from eke.workflows.planning import plan_for
 
     typed = ("sweep=precision_ladder", "recipe=fastest", "hardware=h100", "tracker=none")
     plans = {c.row: plan_for(c.composed, planning=True) for c in expand(typed).cells}
@@ -89,7 +89,7 @@ def test_a_row_of_a_sweep_stays_and_its_other_settings_do_not() -> None:
 
 
 def test_cells_of_a_sweep_over_recipes() -> None:
-    from eke.workflows import plan_for
+    from eke.workflows.planning import plan_for
 
     cells = expand(("recipe=none,fastest", *BERT, "hardware=h100", "tracker=none")).cells
     plans = [plan_for(cell.composed, planning=True) for cell in cells]
