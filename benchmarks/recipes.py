@@ -36,8 +36,8 @@ from eke.common.files import write_json
 from eke.common.text import format_bytes
 from eke.config.compose import compose
 from eke.hardware import detect
-from eke.workflows.planning import plan_for
 from eke.workflows.auto_batch import chosen_overrides
+from eke.workflows.planning import plan_for
 
 LR = 1e-3
 
