@@ -15,11 +15,11 @@ MAX_MENDINGS = 6
 
 
 def typed_fixes(command: tuple[str, ...], problems: list[Problem]) -> tuple[str, ...]:
-    """The command with every fix typed over what it corrects.
+    """The command with every fix typed over what it corrects, placeholders as they are.
 
     A fix that chooses another option takes the keys with it that only the old option had.
     """
-    fixes = [word for p in problems for word in p.overrides]
+    fixes = [word for p in problems for word in p.fix.words]
     command = last_wins(*command, *fixes)
     groups = dict(o.split("=", 1) for o in command if o.split("=")[0] in CATALOGUE.options)
     return tuple(o for o in command if o in fixes or has_key(groups, o.split("=")[0]))

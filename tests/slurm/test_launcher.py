@@ -1,5 +1,6 @@
 """Sweeps through a real SLURM: whatever happens to its jobs, every run is done once."""
 
+import contextlib
 import json
 import os
 import signal
@@ -224,8 +225,16 @@ def test_no_variable_of_the_shell_changes_what_is_asked_for(
     assert done.code == 0, done.text
     (folder,) = (each for each in run_folders(tmp_path) if (each / "record.json").exists())
     assert record_of(folder)["outcome"] == "ok"
-    asked = cluster.ask("sacct", "--noheader", "--parsable2", "-X", "--format=Partition,ReqTRES")
-    assert asked.splitlines()[-1] == "spot|billing=1,cpu=1,mem=500M,node=1"
+    told = ("--noheader", "--parsable2", "-X", "--format=Partition,ReqTRES")
+
+    def last_job() -> str:
+        return cluster.ask("sacct", *told).splitlines()[-1]
+
+    # The database is told a moment after the job ran.
+    expected = "spot|billing=1,cpu=1,mem=500M,node=1"
+    with contextlib.suppress(TimeoutError):
+        wait_until(lambda: last_job() == expected, "sacct", timeout=30)
+    assert last_job() == expected
 
 
 def test_a_controller_that_is_down_is_told(cluster, train_py, tmp_path, monkeypatch) -> None:
