@@ -13,7 +13,7 @@ SENTENCES = [
 LETTERS = sorted(set("".join(SENTENCES)) | {"\u2581"})
 
 
-def _bytes(specials: list[str], prefix_space: bool = False) -> Tokenizer:
+def byte_tokenizer(specials: list[str], prefix_space: bool = False) -> Tokenizer:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -26,7 +26,7 @@ def _bytes(specials: list[str], prefix_space: bool = False) -> Tokenizer:
     return made
 
 
-def _unigram(specials: list[str], prepend: str = "always") -> Tokenizer:
+def unigram_tokenizer(specials: list[str], prepend: str = "always") -> Tokenizer:
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
     made.train_from_iterator(
@@ -73,20 +73,23 @@ KINDS: dict[str, tuple[Any, list[str], str, dict[str, str]]] = {
     # name: how it is made, special tokens, what stands around a text, their names
     "wordpiece without bos": (_wordpiece, BERT, "[CLS] $A [SEP]", OF_BERT),
     "wordpiece with bos": (_wordpiece, BERT, "[CLS] $A [SEP]", {**OF_BERT, "bos_token": "[CLS]"}),
-    "bytes with a template": (_bytes, ROBERTA, "<s> $A </s>", OF_ROBERTA),
-    "bytes without": (_bytes, ["<|end|>"], "", {"eos_token": "<|end|>", "bos_token": "<|end|>"}),
-    "bytes, prefix space": (
-        lambda specials: _bytes(specials, prefix_space=True), ROBERTA, "<s> $A </s>", OF_ROBERTA,
+    "bytes with a template": (byte_tokenizer, ROBERTA, "<s> $A </s>", OF_ROBERTA),
+    "bytes without": (
+        byte_tokenizer, ["<|end|>"], "", {"eos_token": "<|end|>", "bos_token": "<|end|>"},
     ),
-    "unigram with cls": (_unigram, ROBERTA, "<s> $A </s>", OF_ROBERTA),
-    "llama, space always": (_unigram, LLAMA, "<s> $A", OF_LLAMA),
-    "llama, space first": (lambda s: _unigram(s, "first"), LLAMA, "<s> $A", OF_LLAMA),
-    "llama, no space": (lambda s: _unigram(s, "never"), LLAMA, "<s> $A", OF_LLAMA),
-    "llama, eos": (_unigram, LLAMA, "<s> $A </s>", OF_LLAMA),
-    "t5": (_unigram, T5, "$A </s>", OF_T5),
-    "two in front": (_unigram, GLM, "[gMASK] <sop> $A", OF_GLM),
-    "language behind": (_unigram, LANGUAGES, "$A </s> en_XX", OF_LANGUAGES),
-    "language in front": (_unigram, LANGUAGES, "en_XX $A </s>", OF_LANGUAGES),
+    "bytes, prefix space": (
+        lambda specials: byte_tokenizer(specials, prefix_space=True),
+        ROBERTA, "<s> $A </s>", OF_ROBERTA,
+    ),
+    "unigram with cls": (unigram_tokenizer, ROBERTA, "<s> $A </s>", OF_ROBERTA),
+    "llama, space always": (unigram_tokenizer, LLAMA, "<s> $A", OF_LLAMA),
+    "llama, space first": (lambda s: unigram_tokenizer(s, "first"), LLAMA, "<s> $A", OF_LLAMA),
+    "llama, no space": (lambda s: unigram_tokenizer(s, "never"), LLAMA, "<s> $A", OF_LLAMA),
+    "llama, eos": (unigram_tokenizer, LLAMA, "<s> $A </s>", OF_LLAMA),
+    "t5": (unigram_tokenizer, T5, "$A </s>", OF_T5),
+    "two in front": (unigram_tokenizer, GLM, "[gMASK] <sop> $A", OF_GLM),
+    "language behind": (unigram_tokenizer, LANGUAGES, "$A </s> en_XX", OF_LANGUAGES),
+    "language in front": (unigram_tokenizer, LANGUAGES, "en_XX $A </s>", OF_LANGUAGES),
 }  # fmt: skip
 
 

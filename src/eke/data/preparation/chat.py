@@ -1,0 +1,515 @@
+"""Chat rows: conversations, their rendering by a chat template, and the tokens that are trained.
+
+A template that marks what the assistant generates (`{% generation %}`) is followed. Otherwise the
+texts of the messages are replaced by unique sentinels in the whole rendering, which shows where
+each text stands. Rendering the first messages alone would not: the templates of Phi-3, Qwen3 and
+gpt-oss change earlier text when messages are added.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from eke.data.preparation.lines import BadRowError
+from eke.data.preparation.tokenizers import Tokenizer
+
+Message = dict[str, Any]
+Span = tuple[int, int]
+"""Start and end, in characters."""
+
+ROLES = {
+    "system": "system", "developer": "developer", "user": "user", "human": "user",
+    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
+    "model": "assistant", "function_call": "assistant", "tool": "tool", "function": "tool",
+    "ipython": "tool", "observation": "tool", "function_response": "tool",
+}  # fmt: skip
+"""Names of roles in OpenAI's and ShareGPT's formats -> role of a template."""
+
+LISTS = ("messages", "conversations", "conversation")
+"""Usual columns of conversations; others are found by their content."""
+
+PAIRS = (("prompt", "completion"), ("instruction", "output"))
+"""Usual columns of a question and its answer."""
+
+THINKING = ("reasoning_content", "thinking", "reasoning")
+"""Names of an assistant's thinking beside its answer."""
+
+_TAGGED = re.compile(r"<think>(.*?)</think>(.*)", re.DOTALL)
+_EMPTY_TAGS = re.compile(r"<(\w+)>\s*</\1>\s*")
+_MARKERS = re.compile("<[|\uff5c][^<>\\s|\uff5c]+[|\uff5c]>")
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages as templates read them."""
+
+    messages: list[Message]
+    tools: list[Any] | None = None
+    first_trained: int = 0
+    """Messages before this one are a prompt."""
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a value is a list of messages."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(m, dict) and ("role" in m or "from" in m) for m in value)
+    )
+
+
+def columns_of(row: Mapping[str, Any]) -> list[str]:
+    """Candidates for `data.messages` in a row: columns of messages, or of question and answer."""
+    found = [name for name, value in row.items() if is_conversation(value)]
+    found.sort(key=lambda name: name not in LISTS)
+    pairs = [a for q, a in PAIRS if row.get(q) is not None and row.get(a) is not None]
+    # Lists of messages in `prompt` and `completion` are two halves of one conversation.
+    return pairs if pairs and set(found) <= {q for pair in PAIRS for q in pair} else found
+
+
+def read_conversation(row: Mapping[str, Any], column: str) -> Conversation:
+    """The conversation of a row.
+
+    Args:
+        row: columns and values.
+        column: of the messages, or of the answers (`completion`, `output`).
+
+    Raises:
+        BadRowError: the row is not a conversation.
+    """
+    if row.get(column) is None:
+        raise BadRowError(f"has no {column}")
+    tools = _parsed(row.get("tools"), "tools") or None
+    question = {answer: question for question, answer in PAIRS}.get(column)
+    if question is None or (question not in row and is_conversation(_parsed(row[column], column))):
+        messages = _messages(row[column], column)
+        return Conversation(messages, tools)
+    if row.get(question) is None:
+        raise BadRowError(f"has {column} and no {question}")
+    asked = row[question]
+    if column == "output" and isinstance(asked, str) and row.get("input"):
+        asked = f"{asked}\n{row['input']}"
+    prompt = _messages(asked, question, "user")
+    if isinstance(row.get("system"), str) and row["system"]:
+        prompt.insert(0, {"role": "system", "content": row["system"]})
+    answer = _messages(row[column], column, "assistant")
+    return Conversation(prompt + answer, tools, first_trained=len(prompt))
+
+
+def _parsed(value: Any, column: str) -> Any:
+    """A list as it is, or from JSON (csv files, and data sets with one type a column)."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value if column != "tools" else None
+
+
+def _messages(value: Any, column: str, role: str = "") -> list[Message]:
+    """A list of messages; a text is one message of `role`."""
+    value = _parsed(value, column)
+    if isinstance(value, str) and role:
+        return [{"role": role, "content": value}]
+    if not is_conversation(value):
+        raise BadRowError(f"{column} is not a list of messages with role and content")
+    return [_message(m, f"{column}[{n}]") for n, m in enumerate(value)]
+
+
+def _message(given: Mapping[str, Any], place: str) -> Message:
+    name = given.get("role", given.get("from"))
+    role = ROLES.get(str(name).lower())
+    if role is None:
+        raise BadRowError(f"{place} has the unknown role {name!r}")
+    # Data sets with one type a column fill missing fields with null.
+    message = {k: v for k, v in given.items() if v is not None and k not in ("from", "value")}
+    content = given.get("content", given.get("value"))
+    if isinstance(content, list):
+        if any(not isinstance(c, dict) or not isinstance(c.get("text"), str) for c in content):
+            raise BadRowError(f"{place} has content other than text")
+        content = "".join(c["text"] for c in content)
+    if content is not None and not isinstance(content, str):
+        raise BadRowError(f"{place} has no text as its content")
+    if name == "function_call":
+        call = _parsed_call(content, place)
+        return {"role": role, "content": "", "tool_calls": [{"type": "function", "function": call}]}
+    if not content and not (role == "assistant" and given.get("tool_calls")):
+        if role == "assistant":
+            raise BadRowError(f"{place} is an empty answer")
+        content = content or ""
+    try:
+        (content or "").encode()
+    except UnicodeEncodeError as error:
+        raise BadRowError(f"{place} is not UTF-8 (character {error.start + 1})") from error
+    return {**message, "role": role, "content": content}
+
+
+def _parsed_call(content: str | None, place: str) -> dict[str, Any]:
+    try:
+        call = json.loads(content or "")
+        return {"name": call["name"], "arguments": call.get("arguments", {})}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadRowError(f"{place} is no tool call in JSON") from error
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A rendered conversation."""
+
+    text: str
+    generated: list[Span]
+    """What the template marks as generated by the assistant."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template together with the special tokens of its tokenizer."""
+
+    source: str
+    """Jinja."""
+    variables: Mapping[str, Any]
+    """Special tokens by name (`eos_token`), as the template may use them."""
+    special: frozenset[str]
+    """Texts of all special tokens."""
+
+    @cached_property
+    def is_marked(self) -> bool:
+        """Whether it marks what the assistant generates."""
+        return bool(_GENERATION.search(self.source))
+
+    @cached_property
+    def plain_markers(self) -> list[str]:
+        """Markers (`<|user|>`) that are not special tokens: the tokenizer splits them."""
+        return sorted(set(_MARKERS.findall(self.source)) - self.special)
+
+    @property
+    def bos(self) -> str:
+        """Text of the token that begins a row; empty if there is none."""
+        return str(self.variables.get("bos_token") or "")
+
+    @cached_property
+    def generation_prompt(self) -> str:
+        """Text that asks for an answer; empty where the template has none."""
+        _, end, due = self._probed
+        same = _common_length(end, due)
+        # Phi-3's rendering ends with a special token unless an answer is due.
+        inside = [at for at, word in self.specials(due) if at <= same < at + len(word)]
+        return due[inside[0] if inside else same :]
+
+    @cached_property
+    def turn_starts(self) -> frozenset[str]:
+        """Special tokens that begin a message, or the next exchange (Llama 2)."""
+        before, end, _ = self._probed
+        header = before.rpartition(end)[2] if end.strip() else before
+        found = {self.bos} - {"", self.variables.get("eos_token")}
+        for text in (self.generation_prompt, header):
+            words = [word for _, word in self.specials(text) if word != self.bos]
+            found |= set(words[:1])
+        return frozenset(found)
+
+    @cached_property
+    def _probed(self) -> tuple[str, str, str]:
+        """Text before a question, after it, and after it where an answer is due."""
+        user = {"role": "user", "content": _SENTINEL.format(0)}
+        for messages in ([user], [{"role": "system", "content": "instruction"}, user]):
+            try:
+                before, _, end = self.render(Conversation(messages)).text.rpartition(
+                    user["content"]
+                )
+                due = self.render(Conversation(messages), prompt=True).text
+            except BadRowError:
+                continue
+            return before, end, due.rpartition(user["content"])[2]
+        return "", "", ""
+
+    @cached_property
+    def _special_pattern(self) -> "re.Pattern[str]":
+        words = sorted(filter(None, self.special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, words)) or r"(?!)")
+
+    def specials(self, text: str) -> list[tuple[int, str]]:
+        """Places and texts of the special tokens in a text."""
+        return [(m.start(), m.group()) for m in self._special_pattern.finditer(text)]
+
+    def render(self, conversation: Conversation, prompt: bool = False) -> Rendering:
+        """Render a conversation.
+
+        Args:
+            conversation: the messages and tools.
+            prompt: end with the generation prompt.
+
+        Raises:
+            BadRowError: the template rejects the conversation.
+        """
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            rendered: Any = render_jinja_template(
+                [conversation.messages],
+                tools=conversation.tools,
+                chat_template=self.source,
+                return_assistant_tokens_mask=self.is_marked,
+                add_generation_prompt=prompt,
+                **self.variables,
+            )
+        except Exception as error:  # a template may fail in any way
+            line = next((t.strip() for t in str(error).splitlines() if t.strip()), repr(error))
+            raise BadRowError(f"is rejected by the chat template: {line[:200]}") from error
+        texts, spans = rendered
+        return Rendering(texts[0], [(a, b) for a, b in spans[0]] if self.is_marked else [])
+
+
+_SENTINEL = "Qz{}zQ"
+"""Stands for a text; letters and digits alone, which no template changes."""
+
+_SENTINELS = re.compile(r"Qz(\d+)zQ")
+
+_TRIMS: tuple[Callable[[str], str], ...] = (
+    str, str.strip, str.lstrip, str.rstrip, lambda t: t.strip("\n"), lambda t: t.lstrip("\n"),
+    lambda t: t.rstrip("\n"), lambda t: json.dumps(t, ensure_ascii=False)[1:-1],
+)  # fmt: skip
+"""What templates do to a text; others are found by replacing one text at a time."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A replaceable text: a part of a message's field, or the name of a tool call."""
+
+    message: int
+    field: str
+    start: int
+    value: str
+    call: int | None = None
+    is_answer: bool = False
+
+
+def _texts_of(messages: Sequence[Message]) -> list[_Text]:
+    """Every text of a conversation, in the order in which templates write them."""
+    found = []
+    for number, message in enumerate(messages):
+        for name in [name for name in THINKING if message.get(name)][:1]:
+            found.append(_Text(number, name, 0, message[name]))
+        content = message["content"] or ""
+        answers = message["role"] == "assistant"
+        if answers and (tagged := _TAGGED.match(content)):
+            if tagged[1].strip():
+                found.append(_Text(number, "content", tagged.start(1), tagged[1]))
+            start, content = tagged.start(2), tagged[2]
+        else:
+            start = 0
+        if content.strip():
+            found.append(_Text(number, "content", start, content, is_answer=answers))
+        for index, call in enumerate(message.get("tool_calls") or ()):
+            name = call.get("function", call).get("name", "")
+            found.append(_Text(number, "name", 0, name, index))
+    return found
+
+
+def _replaced(messages: Sequence[Message], texts: Mapping[int, _Text]) -> list[Message]:
+    """The messages with a sentinel for each of these texts, numbered as they are."""
+    copies = copy.deepcopy(list(messages))
+    for number, text in sorted(texts.items(), reverse=True):
+        holder = copies[text.message]
+        if text.call is not None:
+            called = holder["tool_calls"][text.call]
+            holder = called.get("function", called)
+        old, end = holder[text.field], text.start + len(text.value)
+        holder[text.field] = old[: text.start] + _SENTINEL.format(number) + old[end:]
+    return copies
+
+
+def _places(
+    template: ChatTemplate, conversation: Conversation, rendered: str
+) -> dict[int, list[Span]]:
+    """Places of each message's texts in the rendering, in order; texts that it lacks have none.
+
+    Raises:
+        BadRowError: an answer does not stand in the rendering exactly once.
+    """
+    messages = conversation.messages
+    texts = dict(enumerate(_texts_of(messages)))
+
+    def render(some: Mapping[int, _Text]) -> str:
+        return template.render(replace(conversation, messages=_replaced(messages, some))).text
+
+    found = _aligned(render(texts), rendered, texts)
+    if found is None:
+        found = {}
+        for number, text in texts.items():
+            found |= _aligned(render({number: text}), rendered, {number: text}, trims=()) or {}
+    places: dict[int, list[Span]] = {}
+    for number, text in texts.items():
+        spans = found.get(number, [])
+        if text.is_answer and len(spans) != 1:
+            raise BadRowError(
+                f"messages[{text.message}]: its answer stands {len(spans)} times in the text "
+                "that the chat template makes, not once"
+            )
+        places.setdefault(text.message, []).extend(spans[:1])
+    return {message: sorted(spans) for message, spans in places.items() if spans}
+
+
+def _aligned(
+    skeleton: str, rendered: str, texts: Mapping[int, _Text], trims: Sequence[Any] = _TRIMS
+) -> dict[int, list[Span]] | None:
+    """Places of texts, from a rendering with sentinels; None where both do not match.
+
+    Args:
+        skeleton: the rendering with sentinels.
+        rendered: the rendering itself.
+        texts: by the numbers of their sentinels.
+        trims: what templates may do to texts; empty for a single text whose length follows.
+    """
+    pieces = _SENTINELS.split(skeleton)
+    fixed, numbers = pieces[::2], [int(n) for n in pieces[1::2]]
+    if not rendered.startswith(fixed[0]):
+        return None
+    at, found = len(fixed[0]), {}
+    for left, after, number in zip(
+        range(len(numbers) - 1, -1, -1), fixed[1:], numbers, strict=True
+    ):
+        values = [trim(texts[number].value) for trim in trims]
+        if not trims:
+            values = [rendered[at : len(rendered) - len(after)]] if len(numbers) == 1 else []
+        matching = [v for v in values if rendered.startswith(v + after, at)]
+        if not left:
+            matching = [v for v in matching if at + len(v) + len(after) == len(rendered)]
+        if not matching:
+            return None
+        found.setdefault(number, []).append((at, at + len(matching[0])))
+        at += len(matching[0]) + len(after)
+    return found
+
+
+def generated_spans(
+    template: ChatTemplate, conversation: Conversation, train_on: str
+) -> tuple[str, list[Span]]:
+    """The rendered conversation, and the spans that are trained.
+
+    Args:
+        template: of the checkpoint, or chosen.
+        conversation: of one row.
+        train_on: `assistant`, `last_assistant` or `all`.
+
+    Raises:
+        BadRowError: it is not certain what would be trained.
+    """
+    rendering = template.render(conversation)
+    text, messages = rendering.text, conversation.messages
+    if train_on == "all":
+        return text, [(0, len(text))]
+    answers = [
+        n
+        for n, message in enumerate(messages)
+        if message["role"] == "assistant" and n >= conversation.first_trained
+    ]
+    answers = answers[-1:] if train_on == "last_assistant" else answers
+    if not answers:
+        raise BadRowError("has no answer of the assistant")
+    places = _places(template, conversation, text)
+    if missing := [n for n in answers if n not in places]:
+        raise BadRowError(f"messages[{missing[0]}] is not in the text that the chat template makes")
+    if not template.is_marked:
+        return text, [_turn(template, messages, text, places, n) for n in answers]
+    first = places[answers[0]][0][0]
+    spans = [(start, end) for start, end in rendering.generated if end > first]
+    if not spans:
+        raise BadRowError("has no text that the chat template marks as generated")
+    for start, end in spans:
+        if not any(text[start:end].rstrip().endswith(word) for word in template.special if word):
+            raise BadRowError(
+                f"ends an answer without its end-of-turn token: {text[start:end][-30:]!r}"
+            )
+    return text, spans
+
+
+def _turn(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    text: str,
+    places: Mapping[int, list[Span]],
+    number: int,
+) -> Span:
+    """What the assistant generates of one message: from its header's end to the end of turn.
+
+    Raises:
+        BadRowError: no special token ends it.
+    """
+    first, last = places[number][0][0], places[number][-1][1]
+    before = max((spans[-1][1] for n, spans in places.items() if n < number), default=0)
+    after = min((spans[0][0] for n, spans in places.items() if n > number), default=len(text))
+    start = first - len(_unprompted(template, text[before:first]))
+    # Empty thinking is context, wherever the header ends.
+    start = max([start, *(empty.end() for empty in _EMPTY_TAGS.finditer(text, before, first))])
+    ends: list[tuple[int, str]] = []
+    for at, word in template.specials(text[last:after]):
+        if word in template.turn_starts:
+            break
+        ends.append((last + at, word))
+    if not ends:
+        raise BadRowError(
+            f"messages[{number}]: no special token ends the answer, so nothing would stop the "
+            "trained model"
+        )
+    # The answer ends with the first one; a tool call may have some of its own before the last.
+    at, word = ends[-1 if messages[number].get("tool_calls") else 0]
+    return start, at + len(word)
+
+
+def _unprompted(template: ChatTemplate, before: str) -> str:
+    """What stands between the header of the assistant's turn and its first text."""
+    prompt = template.generation_prompt
+    words = [word for _, word in template.specials(prompt) if word != template.bos]
+    at = before.rfind(words[0] if words else prompt)
+    if not prompt or at < 0:
+        return ""
+    return before[at + _common_length(before[at:], prompt) :]
+
+
+def _common_length(one: str, other: str) -> int:
+    """Characters that two texts share at their beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def encode_conversation(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    conversation: Conversation,
+    train_on: str,
+    limit: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids of a conversation, and which of them are trained.
+
+    Returns:
+        ids, int64 of shape (tokens,), as `apply_chat_template(tokenize=True)` makes them; and a
+        boolean mask of the same shape.
+
+    Raises:
+        BadRowError: it is not certain what would be trained, or an answer would be cut off.
+    """
+    text, spans = generated_spans(template, conversation, train_on)
+    encoded = tokenizer.encode([text])[0]
+    assert encoded.ends is not None, "only tokenizers with offsets are accepted"
+    ids, ends = encoded.ids, encoded.ends
+    starts = np.concatenate([[0], np.maximum.accumulate(ends)[:-1]]) if len(ids) else ends
+    mask = np.zeros(len(ids), bool)
+    for start, end in spans:
+        mask |= (ends > start) & (starts < end)
+    if not mask.any():
+        raise BadRowError("has no token to train on")
+    if mask.all() and train_on != "all":
+        raise BadRowError("would be trained on as a whole, questions included")
+    bos = tokenizer.vocabulary.bos
+    if len(ids) > 1 and ids[0] == ids[1] == bos:
+        raise BadRowError("begins with two tokens that begin a text: the template writes both")
+    if mask[limit:].any():
+        raise BadRowError(f"has {len(ids)} tokens: an answer would be cut off at {limit}")
+    return ids[:limit], mask[:limit]

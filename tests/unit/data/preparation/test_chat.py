@@ -1,0 +1,280 @@
+"""Chat data: what is trained on, beside an oracle that works on characters."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chat_templates import FAMILIES, Family, Message
+from tokenizer_kinds import byte_tokenizer, unigram_tokenizer
+
+from eke.data.preparation.chat import (
+    ChatTemplate,
+    columns_of,
+    encode_conversation,
+    generated_spans,
+    read_conversation,
+)
+from eke.data.preparation.lines import BadRowError
+from eke.data.preparation.tokenizers import Encoded, load_request_tokenizer
+from eke.data.sources import PrepareRequest
+
+COUNT = 400
+"""Conversations for each template."""
+
+WORDS = ["the", "cat", "saw", "4", "\n", "\n\n", " ", "  ", "été", "日本", "\U0001f600", "{", "}",
+         '"', "'", "[INST]", "<think>x", "user", "assistant", "<b>", "a\tb", "\\n"]  # fmt: skip
+NASTY = ["", "", " ", "\n", "\n\n "]
+
+
+def text_of(rng: random.Random) -> str:
+    words = [rng.choice(WORDS) for _ in range(rng.randint(1, 8))]
+    inner = rng.choice(["", " "]).join(words).strip() or "word"
+    return rng.choice(NASTY) + inner + rng.choice(NASTY)
+
+
+def conversation_of(family: Family, rng: random.Random) -> list[Message]:
+    messages: list[Message] = []
+    if family.system and rng.random() < 0.5:
+        messages.append({"role": "system", "content": text_of(rng)})
+    last = ""
+    for _ in range(rng.randint(1, 4)):
+        question = text_of(rng)
+        messages.append({"role": "user", "content": question})
+        if family.tools and rng.random() < 0.3:
+            arguments = {"query": text_of(rng).strip(), "n": rng.randint(0, 9)}
+            call = {"type": "function", "function": {"name": "find", "arguments": arguments}}
+            content = "" if family.template.startswith("{{ '<|start|>") else rng.choice(["", "so"])
+            messages.append({"role": "assistant", "content": content, "tool_calls": [call]})
+            messages.append({"role": "tool", "content": text_of(rng)})
+        # An answer may repeat the question or the answer before.
+        answer = rng.choice([question, last or question, text_of(rng), text_of(rng)])
+        message: Message = {"role": "assistant", "content": answer}
+        if family.thinking and rng.random() < 0.5:
+            thinking = rng.choice(["", "\n\n", "let me see", "a\nb"])
+            message["content"] = f"<think>\n{thinking}\n</think>\n\n{answer.strip()}"
+        if family.eos == "<|return|>" and rng.random() < 0.3:
+            message["thinking"] = "let me see"
+        messages.append(message)
+        last = answer
+    return messages
+
+
+class Characters:
+    """A tokenizer of characters and special tokens, to compare with an oracle of characters."""
+
+    def __init__(self, special: tuple[str, ...]) -> None:
+        self.special = sorted(special, key=len, reverse=True)
+        self.vocabulary = type("Vocabulary", (), {"bos": None})
+
+    def encode(self, texts: list[str]) -> list[Encoded]:
+        (text,) = texts
+        ids, ends, at = [], [], 0
+        while at < len(text):
+            word = next((w for w in self.special if text.startswith(w, at)), text[at])
+            at += len(word)
+            ids.append(hash(word) % 2**31)
+            ends.append(at)
+        return [Encoded(np.array(ids, np.int64), np.array(ends, np.int64))]
+
+
+def template_of(family: Family) -> ChatTemplate:
+    names = {"bos_token": family.bos, "eos_token": family.eos}
+    return ChatTemplate(
+        family.template, {k: v for k, v in names.items() if v}, frozenset(family.specials)
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_oracle_agrees(name: str) -> None:
+    family, rng = FAMILIES[name], random.Random(name)
+    template, tokenizer = template_of(family), Characters(family.specials)
+    for _ in range(COUNT):
+        messages = conversation_of(family, rng)
+        pieces = family.write(messages)
+        text = "".join(piece for piece, _ in pieces)
+        trained = "".join("1" * len(p) if t else "0" * len(p) for p, t in pieces)
+        given = read_conversation({"messages": messages}, "messages")
+        rendered, spans = generated_spans(template, given, "assistant")
+        assert rendered == text, messages
+        _, mask = encode_conversation(template, tokenizer, given, "assistant", 10**6)
+        ends = tokenizer.encode([text])[0].ends
+        starts = [0, *ends[:-1]]
+        expected = ["1" in trained[a:b] for a, b in zip(starts, ends, strict=True)]
+        assert mask.tolist() == expected, ([text[a:b] for a, b in spans], messages)
+
+
+def saved(family: Family, folder: Path) -> Any:
+    """A tokenizer of the family's kind, saved with its template."""
+    from transformers import PreTrainedTokenizerFast
+
+    make = byte_tokenizer if family.bytes else unigram_tokenizer
+    made = make(["<unk>", *family.specials])
+    names = {"bos_token": family.bos or None, "eos_token": family.eos, "unk_token": "<unk>"}
+    others = [word for word in family.specials if word not in names.values()]
+    loaded = PreTrainedTokenizerFast(
+        tokenizer_object=made, extra_special_tokens=others, chat_template=family.template, **names
+    )
+    loaded.save_pretrained(folder)
+    return loaded
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_those_of_the_tokenizer(name: str, tmp_path: Path) -> None:
+    """Ids as `apply_chat_template` makes them; a token with a trained character is trained."""
+    family, rng = FAMILIES[name], random.Random(name)
+    loaded = saved(family, tmp_path)
+    tokenizer = load_request_tokenizer(
+        PrepareRequest(option="chat", path="", content="", tokenizer=str(tmp_path))
+    )
+    template = template_of(family)
+    for _ in range(40):
+        messages = conversation_of(family, rng)
+        pieces = family.write(messages)
+        text = "".join(piece for piece, _ in pieces)
+        trained = np.concatenate([np.full(len(p), t) for p, t in pieces])
+        given = read_conversation({"messages": messages}, "messages")
+        ids, mask = encode_conversation(template, tokenizer, given, "assistant", 10**6)
+        assert ids.tolist() == loaded.apply_chat_template(messages)["input_ids"]
+        offsets = loaded(text, add_special_tokens=False, return_offsets_mapping=True)
+        expected = [bool(trained[a:b].any()) for a, b in offsets["offset_mapping"]]
+        assert mask.tolist() == expected, messages
+
+
+def one(messages: list[Message], name: str = "chatml", train_on: str = "assistant", **row: Any):
+    given = read_conversation({"messages": messages, **row}, "messages")
+    family = FAMILIES[name]
+    return encode_conversation(
+        template_of(family), Characters(family.specials), given, train_on, row.get("limit", 10**6)
+    )
+
+
+ASK = {"role": "user", "content": "why?"}
+SAY = {"role": "assistant", "content": "so."}
+
+
+@pytest.mark.parametrize(
+    ("messages", "name", "limit", "reason"),
+    [
+        ([ASK, {"role": "assistent", "content": "x"}], "chatml", 99, "unknown role 'assistent'"),
+        ([ASK, {"role": "assistant", "content": ""}], "chatml", 99, r"\[1\] is an empty answer"),
+        ([ASK, {"role": "assistant"}], "chatml", 99, "is an empty answer"),
+        ([ASK], "chatml", 99, "has no answer"),
+        ([ASK, SAY], "chatml", 20, "would be cut off at 20"),
+        ([{"role": "system", "content": "x"}, ASK, SAY], "gemma", 99, "System role not supported"),
+        ([SAY, ASK], "llama 2", 99, "roles must alternate"),
+        ([ASK, {"role": "assistant", "content": [{"type": "image"}]}], "chatml", 99, "other than"),
+        ("why? so.", "chatml", 99, "is not a list of messages"),
+        (None, "chatml", 99, "has no messages"),
+    ],
+)
+def test_a_row_that_cannot_be_trained_on_is_refused(messages, name, limit, reason) -> None:
+    with pytest.raises(BadRowError, match=reason):
+        one(messages, name, limit=limit)
+
+
+def with_template(template: str, messages: list[Message], special: tuple[str, ...] = ("<e>",)):
+    made = ChatTemplate(template, {"eos_token": "<e>"}, frozenset(special))
+    given = read_conversation({"messages": messages}, "messages")
+    tokenizer = Characters(special)
+    return encode_conversation(made, tokenizer, given, "assistant", 10**6)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}", "no special token"),
+        ("{% for m in messages %}{{ m.content * 2 + '<e>' }}{% endfor %}", "stands 2 times"),
+        ("{{ messages[0].content + '<e>' }}", "stands 0 times"),
+        ("{% for m in messages %}{{ m.content|upper + '<e>' }}{% endfor %}", "stands 0 times"),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+         "without its end-of-turn"),
+        ("{% for m in messages %}{{ m.content + '<e>' }}{% endfor %}{% generation %}"
+         "{% endgeneration %}", "without its end-of-turn"),
+        ("{% generation %}{% for m in messages %}{{ m.content + '<e>' }}{% endfor %}"
+         "{% endgeneration %}", "as a whole"),
+        ("{{ 1 / 0 }}", "rejected by the chat template"),
+        ("{% if %}", "rejected by the chat template"),
+    ],
+)  # fmt: skip
+def test_a_template_that_hides_what_is_generated_is_refused(template: str, reason: str) -> None:
+    with pytest.raises(BadRowError, match=reason):
+        with_template(template, [ASK, SAY])
+
+
+def test_marks_of_the_template_are_followed() -> None:
+    template = (
+        "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content + '<e>' }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    _, mask = with_template(template, [ASK, SAY, ASK, SAY])
+    assert "".join(str(int(m)) for m in mask) == ("0" * 19 + "1111") * 2
+
+
+def test_the_last_answer_alone_or_all() -> None:
+    messages = [ASK, SAY, ASK, {"role": "assistant", "content": "end"}]
+    both, last = one(messages)[1], one(messages, train_on="last_assistant")[1]
+    assert (both.sum(), last.sum()) == (8, 4)
+    assert last[:-6].sum() == 0
+    assert one(messages, train_on="all")[1].all()
+
+
+def test_two_beginnings_of_a_text_are_refused() -> None:
+    family = FAMILIES["llama 3.1"]
+    template = ChatTemplate(
+        "{{ bos_token }}" + family.template, template_of(family).variables,
+        frozenset(family.specials),
+    )  # fmt: skip
+    tokenizer = Characters(family.specials)
+    tokenizer.vocabulary = type("Vocabulary", (), {"bos": tokenizer.encode([family.bos])[0].ids[0]})
+    given = read_conversation({"messages": [ASK, SAY]}, "messages")
+    with pytest.raises(BadRowError, match="two tokens that begin"):
+        encode_conversation(template, tokenizer, given, "assistant", 10**6)
+
+
+SHAREGPT = [{"from": "human", "value": "why?"}, {"from": "gpt", "value": "so."}]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"messages": [ASK, SAY]}, ["messages"]),
+        ({"conversations": SHAREGPT, "id": "7"}, ["conversations"]),
+        ({"talk": [ASK, SAY], "n": 1}, ["talk"]),
+        ({"chosen": [ASK, SAY], "rejected": [ASK, SAY]}, ["chosen", "rejected"]),
+        ({"prompt": "why?", "completion": "so."}, ["completion"]),
+        ({"prompt": [ASK], "completion": [SAY]}, ["completion"]),
+        ({"instruction": "why?", "input": "", "output": "so."}, ["output"]),
+        ({"text": "why? so."}, []),
+    ],
+)
+def test_columns_are_found(row: dict[str, Any], columns: list[str]) -> None:
+    assert columns_of(row) == columns
+    if len(columns) == 1:
+        read = read_conversation(row, columns[0])
+        assert [(m["role"], m["content"]) for m in read.messages] == [
+            ("user", "why?"), ("assistant", "so."),
+        ]  # fmt: skip
+
+
+def test_an_instruction_with_input_and_calls_of_tools() -> None:
+    read = read_conversation({"instruction": "add", "input": "1 2", "output": "3"}, "output")
+    assert read.messages[0]["content"] == "add\n1 2"
+    call = {"from": "function_call", "value": '{"name": "find", "arguments": {"n": 1}}'}
+    row = {"conversations": [SHAREGPT[0], call, {"from": "observation", "value": "7"}, SHAREGPT[1]],
+           "tools": '[{"type": "function"}]'}  # fmt: skip
+    read = read_conversation(row, "conversations")
+    assert [m["role"] for m in read.messages] == ["user", "assistant", "tool", "assistant"]
+    assert read.messages[1]["tool_calls"][0]["function"]["name"] == "find"
+    assert read.tools == [{"type": "function"}]
+
+
+def test_answers_in_a_prompt_are_not_trained() -> None:
+    row = {"prompt": [ASK, SAY, ASK], "completion": [{"role": "assistant", "content": "end"}]}
+    given = read_conversation(row, "completion")
+    family = FAMILIES["chatml"]
+    _, mask = encode_conversation(
+        template_of(family), Characters(family.specials), given, "assistant", 10**6
+    )
+    assert mask.sum() == len("end") + 1
