@@ -1,6 +1,5 @@
 """The `eke` command: argument parsing and printing only."""
 
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -49,9 +48,6 @@ _OF_FOLDERS = ("status", "logs", "cancel", "retry")
 
 HELP_FLAGS = ("--help", "-h")
 
-# Usage line: two spaces, command, arguments, two or more spaces, description.
-_USAGE_LINE = re.compile(r"^  eke (\w+).*? {2,}(\S.*)$", flags=re.MULTILINE)
-
 _COMMANDS = ("train", *_OWN_MODULE, *_OF_FOLDERS)
 
 
@@ -97,11 +93,11 @@ def _do(arguments: list[str]) -> int:
 
 
 def _answer_shell(request: list[str]) -> int:
-    """Run `eke -sc ...`; commands and their descriptions come from the usage text."""
+    """Run `eke -sc ...`."""
     from eke.config.compose import answer_shell
 
     try:
-        sys.stdout.write(answer_shell(request, dict(_USAGE_LINE.findall(USAGE))))
+        sys.stdout.write(answer_shell(request, _COMMANDS))
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
