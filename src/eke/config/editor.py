@@ -59,6 +59,8 @@ def field_schema(field: Field, doc: str) -> Schema:
     if value not in ("???", *_YAML_BOOLEANS):  # an editor would insert it without quotes
         described["default"] = value
     schema = _value_schema(field)
+    if "enum" in schema:
+        return described | {"anyOf": [schema, _INTERPOLATION]}
     if schema.get("type") == "string":
         return described | schema
     # Not anyOf, so that editors report one specific error instead of all alternatives.
@@ -228,29 +230,34 @@ def _whole(
         "$schema": _DRAFT,
         **_closed({"defaults": defaults, **sections, **single, "hydra": hydra}),
         "allOf": [_section(name, prefix, catalogue) for name in catalogue.sections],
-        "definitions": _definitions(groups, catalogue),
+        "definitions": _definitions(groups, single, catalogue),
     }
 
 
-def _definitions(groups: Sequence[str], catalogue: Catalogue) -> dict[str, Schema]:
+def _definitions(
+    groups: Sequence[str], single: dict[str, Schema], catalogue: Catalogue
+) -> dict[str, Schema]:
     """Shared definitions: the options of `groups`, the keys of every section and of a sweep."""
     definitions = dict(DEFINITIONS)
+    about = {group: f"{group}: {GROUPS.get(group, group)}" for group in groups}
     for group in groups:
         choice = _choice(_described_options(group, catalogue))
-        about = f"{group}: {GROUPS.get(group, group)}"
-        definitions[f"{group}_options"] = {"description": about, **choice}
+        definitions[f"{group}_options"] = {"description": about[group], **choice}
+    about |= {name: schema["description"] for name, schema in single.items()}
     for name, classes in catalogue.sections.items():
         each = {cls.__name__: _section_schema(cls) for cls in classes}
-        keys = [schema["properties"] for schema in reversed(each.values())]
-        definitions |= each | {name: _closed({k: s for own in keys for k, s in own.items()})}
-    keys = [k for k in catalogue.keys if k.rpartition(".")[2] not in FIXED_FIELDS]
-    varied = [*groups, *(k for k in keys if not k.startswith("sweep."))]
-    definitions["varied"] = _closed(dict.fromkeys(varied, True)) | {"type": ["object", "null"]}
+        keys = {k: s for own in reversed(each.values()) for k, s in own["properties"].items()}
+        definitions |= each | {name: _closed(keys)}
+        if name != "sweep":
+            about |= {f"{name}.{key}": schema["description"] for key, schema in keys.items()}
+    varied = {key: {"description": text} for key, text in about.items()}
+    definitions["varied"] = _closed(varied) | {"type": ["object", "null"]}
     for part in ("product", "zip", "rows"):
         value: Schema = {"$ref": "#/definitions/varied"}
         value = {"additionalProperties": value} if part == "rows" else {"allOf": [value]}
-        about = definitions["sweep"]["properties"][part]["description"]
-        definitions["sweep"]["properties"][part] = {"description": about, "type": "object", **value}
+        key = definitions["sweep"]["properties"][part]
+        said = {"description": key["description"], "type": "object"}
+        definitions["sweep"]["properties"][part] = said | value
     return definitions
 
 

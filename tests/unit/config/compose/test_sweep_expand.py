@@ -125,12 +125,6 @@ def test_a_wrong_clause(clause, said) -> None:
     assert said in problem.why
 
 
-def test_a_bracket_that_does_not_pair_up_is_taken_away() -> None:
-    (problem,) = problems("seed=1,2", "sweep.exclude=[seed=1")
-    assert str(problem.fix) == "'sweep.exclude=[\"seed=1\"]'"
-    assert str(problems("seed=1,2", "sweep.exclude=[not")[0].fix) == ""
-
-
 def test_braces_that_a_shell_took_apart_are_put_together() -> None:
     torn = [f"sweep.zip={piece}" for piece in ("seed:[1", "2]", "optimizer.lr:[0.1", "0.2]")]
     (problem,) = problems(*torn)
@@ -221,24 +215,11 @@ def test_a_glob_among_other_options() -> None:
     assert (problem.key, problem.value) == ("model", "gpt2,glob(nosuch*)")
 
 
-FAILED = [
-    pytest.param("seed=choice(range(3),7)", "'seed=range(3),7'", id="choice of a range"),
-    pytest.param("seed=sort(3,range(2))", "'seed=3,range(2)'", id="sort"),
-    pytest.param("train.steps=5,str(range(3))", "'train.steps=5,range(3)'", id="str, behind a 5"),
-    pytest.param("model=shuffle(glob(tiny_g*))", "'model=glob(tiny_g*)'", id="shuffled glob"),
-    pytest.param("seed=tag(a,1,2)", "seed=0", id="nothing near"),
-    pytest.param("seed=nosuch(1,2)", "seed=1,2", id="no such function"),
-    pytest.param("seed=1,interval(0,1)", "hydra/sweeper=optuna", id="an interval in a list"),
-]
-
-
-@pytest.mark.parametrize(("typed", "fix"), FAILED)
-def test_what_hydra_cannot_list_is_told_with_what_it_can(typed, fix) -> None:
-    (problem,) = problems(typed)
-    assert str(problem.fix) == fix
-    assert "quotes" not in problem.why
-    for word in shlex.split(fix) if fix.startswith(("'", "seed")) else []:
-        assert expand([word]).cells
+def test_what_hydra_cannot_list_is_refused() -> None:
+    (problem,) = problems("seed=choice(range(3),7)")
+    assert problem.key == "seed"
+    (problem,) = problems("seed=1,interval(0,1)")
+    assert str(problem.fix) == "hydra/sweeper=optuna"
 
 
 def test_hydras_own_place_is_refused(own) -> None:
