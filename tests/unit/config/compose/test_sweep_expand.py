@@ -1,6 +1,5 @@
 """From the command line of -m to cells."""
 
-import shlex
 from pathlib import Path
 
 import pytest
@@ -125,25 +124,10 @@ def test_a_wrong_clause(clause, said) -> None:
     assert said in problem.why
 
 
-def test_braces_that_a_shell_took_apart_are_put_together() -> None:
-    torn = [f"sweep.zip={piece}" for piece in ("seed:[1", "2]", "optimizer.lr:[0.1", "0.2]")]
-    (problem,) = problems(*torn)
-    assert str(problem.fix) == "'sweep.zip={seed:[1,2],optimizer.lr:[0.1,0.2]}'"
-    assert "a shell takes braces apart" in problem.why
-
-
 def test_zip_of_unequal_lengths() -> None:
     (problem,) = problems("sweep.zip={seed:[1,2,3],optimizer.lr:[0.1,0.2]}")
     assert "2 values" in problem.why
     assert "seed has 3" in problem.why
-
-
-def test_what_is_proposed_for_lists_of_unequal_lengths_can_be_typed() -> None:
-    (problem,) = problems("sweep.zip={seed:[1,2,3],optimizer.lr:[0.1]}")
-    assert "optimizer.lr has 1 value and seed has 3" in problem.why
-    override, _, where = str(problem.fix).partition("   ")
-    assert where == "(in place of sweep.zip)"
-    assert len(expand(shlex.split(override), None).cells) == 3
 
 
 def test_a_mistake_in_many_cells_is_told_once() -> None:
