@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
@@ -21,23 +21,6 @@ from eke.results.report.compare import Comparison, compare_runs
 
 FILE = "report.wandb.json"
 PUBLISHED_FILE = "report.wandb.published.json"
-
-
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a W&B report."""
-    group = parser.add_argument_group("Weights & Biases")
-    group.add_argument(
-        "--wandb", action="store_true", help=f"write {FILE}, a W&B report; no connection is made"
-    )
-    group.add_argument(
-        "--publish", action="store_true", help="save it at W&B, the same report when typed again"
-    )
-    group.add_argument(
-        "--project", default="", metavar="NAME", help="default: the runs' tracker.project"
-    )
-    group.add_argument(
-        "--entity", default="", metavar="NAME", help="default: the runs' tracker.entity"
-    )
 
 
 def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -> None:
@@ -65,24 +48,16 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     saved = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
     if saved.missing:
         runs = format_number(saved.missing, "run")
-        typed = shlex.join([*map(_short, found.folders), *_named(options)])
+        relative = {folder: os.path.relpath(folder) for folder in found.folders}
+        places = [folder if r.startswith("..") else r for folder, r in relative.items()]
+        pairs = (("--project", options.project), ("--entity", options.entity))
+        named = [word for pair in pairs if pair[1] for word in pair]
+        typed = shlex.join([*places, *named])
         sys.stderr.write(
             f"{runs} without a sign of being at W&B: panels lack them -> eke sync {typed}\n"
         )
     said = "published" if saved.is_new else "updated"
     sys.stdout.write(f"{said}: {saved.published.url}\n")
-
-
-def _short(folder: str) -> str:
-    """A path as used in a command in the current folder."""
-    relative = os.path.relpath(folder)
-    return folder if relative.startswith("..") else relative
-
-
-def _named(options: argparse.Namespace) -> list[str]:
-    """The user's W&B options, for use in another command."""
-    pairs = (("--project", options.project), ("--entity", options.entity))
-    return [word for name, value in pairs if value for word in (name, value)]
 
 
 DESCRIPTION = """\
@@ -148,7 +123,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--open", action="store_true", help="show report.html in a browser")
     parser.add_argument("--quiet", action="store_true", help="write files, print no table")
-    add_report_options(parser)
+    group = parser.add_argument_group("Weights & Biases")
+    group.add_argument(
+        "--wandb", action="store_true", help=f"write {FILE}, a W&B report; no connection is made"
+    )
+    group.add_argument(
+        "--publish", action="store_true", help="save it at W&B, the same report when typed again"
+    )
+    for name in ("project", "entity"):
+        about = f"default: the runs' tracker.{name}"
+        group.add_argument(f"--{name}", default="", metavar="NAME", help=about)
     return parser.parse_args(arguments)
 
 
@@ -169,10 +153,13 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
         with hold_folder(folder):  # `runs` may be a link made by this user
             folder = folder.resolve()
         for name in asked:
-            text = RENDER[name](found, options.repeats)
+            text = render(name, found, options.repeats)
             write_atomic(folder / f"report.{name}", text, shared=bool(options.output))
     except OSError as error:
-        raise ConfigError(_unwritable(folder, error)) from error
+        # It passes: the folder belongs to another user, or is an archive.
+        why = f"the report's files cannot be written there: {error.strerror or error}"
+        fix = Fix(remark="--output FOLDER   (or --formats none)")
+        raise ConfigError(Problem("--output", str(folder), why, fix, passing=True)) from error
     if asked:
         names = ", ".join(f"report.{name}" for name in asked)
         sys.stdout.write(f"written to {folder}: {names}\n")
@@ -182,43 +169,16 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _unwritable(folder: Path, error: OSError) -> Problem:
-    """A passing problem for a read-only folder (another user's runs, an archive)."""
-    why = f"the report's files cannot be written there: {error.strerror or error}"
-    fix = Fix(remark="--output FOLDER   (or --formats none)")
-    return Problem("--output", str(folder), why, fix, passing=True)
+def render(name: str, found: Comparison, repeats: bool) -> str:
+    """Render a report in one of `FORMATS`; imports only what this one needs."""
+    if name == "html":
+        from eke.results.report.show.page import render_page
 
+        return render_page(found, repeats)
+    from eke.results.report.show import export
 
-# Imports inside the functions: a terminal report does not need the HTML page.
-
-
-def _html(found: Comparison, repeats: bool) -> str:
-    from eke.results.report.show.page import render_page
-
-    return render_page(found, repeats)
-
-
-def _markdown(found: Comparison, repeats: bool) -> str:
-    from eke.results.report.show.export import render_markdown
-
-    return render_markdown(found, repeats)
-
-
-def _json(found: Comparison, _: bool) -> str:
-    from eke.results.report.show.export import as_plain
-
-    return json.dumps(plain(as_plain(found)), indent=1, allow_nan=False) + "\n"
-
-
-def _csv(found: Comparison, _: bool) -> str:
-    from eke.results.report.show.export import as_csv
-
-    return as_csv(found)
-
-
-RENDER: dict[str, Callable[[Comparison, bool], str]] = {
-    "html": _html,
-    "md": _markdown,
-    "json": _json,
-    "csv": _csv,
-}
+    if name == "md":
+        return export.render_markdown(found, repeats)
+    if name == "csv":
+        return export.as_csv(found)
+    return json.dumps(plain(export.as_plain(found)), indent=1, allow_nan=False) + "\n"
