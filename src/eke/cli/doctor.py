@@ -24,10 +24,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from eke.common.errors import EkeError
 from eke.common.paths import user_path
 from eke.common.process_env import SAFE_PATH
-from eke.common.streams import speak_problems
 from eke.common.text import format_bytes
 from eke.config.compose import compose
 from eke.config.compose.catalogue import Catalogue, make_catalogue
@@ -404,13 +402,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(arguments)
-    try:
-        found = examine()
-    except EkeError as error:
-        if options.json:
-            speak_problems(error)
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
+    found = examine()
     if options.json:
         text = json.dumps(dataclasses.asdict(found), indent=2)
     else:

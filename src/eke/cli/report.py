@@ -12,11 +12,11 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import hold_folder, plain, write_atomic
 from eke.common.paths import user_path
 from eke.common.text import format_number
-from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.plan.record import EXIT_OK
 from eke.results.report.compare import Comparison, compare_runs
 
 FILE = "report.wandb.json"
@@ -74,23 +74,13 @@ FORMATS = ("html", "md", "json", "csv")
 def main(arguments: Sequence[str]) -> int:
     """Parse, compare, print and write; return the exit code."""
     options = _parse(arguments)
-    try:
-        found = compare_runs(
-            [user_path(each) for each in options.folders], options.baseline, options.by
-        )
-        if not options.quiet:
-            from eke.results.report.show.terminal import print_report
+    folders = [user_path(each) for each in options.folders]
+    found = compare_runs(folders, options.baseline, options.by)
+    if not options.quiet:
+        from eke.results.report.show.terminal import print_report
 
-            print_report(found, options.repeats)
-        return _write(found, options)
-    except EkeError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except OSError as error:  # the disk is full, or a folder is not writable
-        sys.stderr.write(f"{of_system(error)}\n")
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_RESUMABLE
+        print_report(found, options.repeats)
+    return _write(found, options)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

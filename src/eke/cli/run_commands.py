@@ -17,7 +17,7 @@ from typing import Any
 
 from eke import workflows
 from eke.cli.live import counts_by_state, own_words, run_name, silence
-from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import (
     READ_LIMIT,
     Refused,
@@ -28,7 +28,7 @@ from eke.common.files import (
     read_text,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import is_heard, speak, speak_problems
+from eke.common.streams import is_heard, speak
 from eke.common.text import align, format_number
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, watchers_in
@@ -43,7 +43,6 @@ from eke.launch.processes.status import (
 from eke.plan.record import (
     EXIT_FAILED,
     EXIT_OK,
-    EXIT_RESUMABLE,
     Outcome,
     no_runs,
     read_attempts,
@@ -181,19 +180,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(f"eke {command}", description=about)
     parser.add_argument("folder", metavar="DIR", help="a run, a sweep, or the folder of all runs")
     add_options(parser)
-    options = parser.parse_args(arguments)
-    try:
-        return run(options)
-    except EkeError as error:
-        if getattr(options, "json", False):  # an option of `status` only
-            speak_problems(error)
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except OSError as error:  # the disk is full, or a folder was deleted
-        sys.stderr.write(f"{of_system(error)}\n")
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_RESUMABLE
+    return run(parser.parse_args(arguments))
 
 
 # --- status ---------------------------------------------------------------------------------------

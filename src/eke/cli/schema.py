@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Sequence
 
-from eke.common.errors import EkeError, of_system
 from eke.common.paths import user_path
 from eke.config.editor import write_schemas
 
@@ -31,16 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     options = parser.parse_args(arguments)
     folder = user_path(options.folder)
-    try:
-        settings = write_schemas(
-            folder, user_path(options.config_dir) if options.config_dir else None
-        )
-    except EkeError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except OSError as error:
-        sys.stderr.write(f"{of_system(error, folder)}\n")
-        return EkeError.exit_code
+    config_dir = user_path(options.config_dir) if options.config_dir else None
+    settings = write_schemas(folder, config_dir)
     number = len(settings["yaml.schemas"])
     sys.stderr.write(f"{number} schemas in {folder}; settings of the YAML language server:\n")
     sys.stdout.write(json.dumps(settings, indent=2) + "\n")
