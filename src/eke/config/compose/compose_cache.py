@@ -12,7 +12,7 @@ import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -75,25 +75,16 @@ def _is_alone(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> 
 def set_by_preset(group: str, option: str, catalogue: Catalogue) -> Iterator[str]:
     """Keys set by a preset's file and its base presets."""
     file = catalogue.options.get(group, {}).get(option)
-    if file is None:
-        return
-    content: dict[str, Any] = yaml.safe_load(file.read_text()) or {}
+    content: dict[str, Any] = (yaml.safe_load(file.read_text()) or {}) if file else {}
     for entry in content.pop("defaults", None) or []:
-        yield from _of_entry(entry, group, catalogue)
+        if isinstance(entry, Mapping):  # `override /precision: bf16`
+            names = [str(key).removeprefix("override ").lstrip("/") for key in entry]
+            yield from (name for name in names if name not in PRESETS)
+            continue
+        other, _, base = str(entry).lstrip("/").rpartition("/")  # `/experiment/small`, `small`
+        if (other or group) in PRESETS:
+            yield from set_by_preset(other or group, base, catalogue)
     yield from _paths(content)
-
-
-def _of_entry(entry: Any, group: str, catalogue: Catalogue) -> Iterator[str]:
-    """Keys set by a defaults entry: `override /precision: bf16`, `/experiment/small`, `small`."""
-    if isinstance(entry, Mapping):
-        for key in entry:
-            name = str(key).removeprefix("override ").lstrip("/")
-            if name not in PRESETS:
-                yield name
-        return
-    other, _, option = str(entry).lstrip("/").rpartition("/")
-    if (other or group) in PRESETS:
-        yield from set_by_preset(other or group, option, catalogue)
 
 
 def _paths(content: Mapping[str, Any], above: Iterable[str] = ()) -> Iterator[str]:
@@ -133,15 +124,6 @@ def hydra_state() -> Iterator[None]:
             yield
     finally:
         GlobalHydra.instance().hydra = before
-
-
-def without_hydra(tree: DictConfig) -> Tree:
-    """Remove Hydra's part from a tree."""
-    chosen = tree.hydra.runtime.choices
-    choices = {str(g): str(o) for g, o in chosen.items() if not str(g).startswith("hydra/")}
-    with read_write(tree), open_dict(tree):
-        del tree["hydra"]
-    return Tree(tree, choices)
 
 
 class NotSet(Exception):
@@ -186,7 +168,10 @@ class Trees:
         """
         parsed = [(text, self._parsed(text)) for text in overrides]
         options = tuple(text for text, override in parsed if self._is_choice(override))
-        kept = self._with_options(options)
+        kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
+        self._kept[options] = kept  # the newest is the last
+        if len(self._kept) > MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
         config: DictConfig = pickle.loads(kept.content)  # pickled by this process
         values = [(text, override) for text, override in parsed if not self._is_choice(override)]
         refused = [text for text, override in values if not _set(config, override)]
@@ -217,17 +202,14 @@ class Trees:
         texts = [as_hydra_takes_it(text, self._catalogue) for text in overrides]
         if self._config_dir:
             texts.append(f"hydra.searchpath=[{quoted(str(self._config_dir))}]")
-        tree = without_hydra(hydra_compose("config", texts, return_hydra_config=True))
-        chosen = [(group, tree.choices.get(group, "")) for group in PRESETS]
-        paths = [p for each in chosen for p in set_by_preset(*each, self._catalogue)]
-        return replace(tree, of_hydra=tuple(path for path in paths if is_hydras(path)))
-
-    def _with_options(self, options: tuple[str, ...]) -> _Kept:
-        kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
-        self._kept[options] = kept  # the newest is the last
-        if len(self._kept) > MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-        return kept
+        tree = hydra_compose("config", texts, return_hydra_config=True)
+        chosen = {str(g): str(o) for g, o in tree.hydra.runtime.choices.items()}
+        choices = {g: o for g, o in chosen.items() if not g.startswith("hydra/")}
+        with read_write(tree), open_dict(tree):
+            del tree["hydra"]
+        presets = [(group, choices.get(group, "")) for group in PRESETS]
+        paths = [p for each in presets for p in set_by_preset(*each, self._catalogue)]
+        return Tree(tree, choices, tuple(path for path in paths if is_hydras(path)))
 
     def _composed(self, options: tuple[str, ...]) -> _Kept:
         tree = self._by_hydra(options)

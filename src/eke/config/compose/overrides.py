@@ -4,6 +4,7 @@ Hydra's parser parses the text; the catalogue decides whether its key and option
 """
 
 import re
+import shlex
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
@@ -18,7 +19,6 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     admits,
-    as_typed,
     closest,
     default_text,
     is_interpolation,
@@ -29,14 +29,14 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.hydra_settings import check_setting, is_hydras, sweep_values
 from eke.config.compose.suggest import (
+    NUMBER_KEYS,
+    TEXT_KEYS,
     completed,
     is_checkpoint,
     nearest_key,
     nothing_near,
-    number_key,
     of_elsewhere,
     shares_numbers,
-    text_key,
 )
 from eke.config.foreign_names import Retired, find_retired
 
@@ -208,22 +208,21 @@ def _raw(parsed: Override) -> str:
 
 
 def _deleted(key: str, catalogue: Catalogue) -> Problem:
-    why = "nothing can be removed from the configuration"
+    why, fix = "nothing can be removed from the configuration", Fix()
     if key in catalogue.options:
         fix = Fix(f"{key}={catalogue.without_effect(key)}")
-        return Problem(f"~{key}", "", f"{why}; choose the option without effect", fix)
-    field = catalogue.keys.get(key)
-    if not field:
-        return Problem(f"~{key}", "", f"{why}; remove it")
-    fix = Fix(f"{key}={'null' if field.optional else default_text(field, key)}")
-    return Problem(f"~{key}", "", why, fix)
+    elif field := catalogue.keys.get(key):
+        fix = Fix(f"{key}={'null' if field.optional else default_text(field, key)}")
+    return Problem(f"~{key}", "", why if fix else f"{why}; remove it", fix)
 
 
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     # In any section: train.gradient_checkpointing, training_args.fp16.
     row = find_retired(key) or find_retired(key.rpartition(".")[2])
     if row:
-        return Problem(key, shown(raw), _why(row, raw, catalogue), _instead(row, raw, catalogue))
+        wrong = [p for o in row.overrides(raw) for p in _next_problems(o, catalogue)]
+        also = f"; {wrong[0].value}: {wrong[0].why}" if wrong else ""
+        return Problem(key, shown(raw), row.why(raw) + also, _instead(row, raw, catalogue))
     inner = key.rpartition("/")[2]
     if inner != key and inner in catalogue.options:
         why = f"is no group; {inner} is"
@@ -248,15 +247,6 @@ def _instead(row: Retired, raw: str, catalogue: Catalogue) -> Fix:
     return _join(suggest_fix(override, catalogue) for override in row.overrides(raw))
 
 
-def _why(row: Retired, raw: str, catalogue: Catalogue) -> str:
-    """The row's reason, and any error in its override for this value."""
-    why = row.why(raw)
-    for override in row.overrides(raw):
-        for problem in _next_problems(override, catalogue):
-            return f"{why}; {problem.value}: {problem.why}"
-    return why
-
-
 def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     """Problems of single values, then one whose fix is the corrected `-m` form."""
     key, raw = parsed.key_or_group, _raw(parsed)
@@ -267,7 +257,7 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     typed = swept(fixed) if wrong else [f"{key}={raw}"]
     why = "several values make a sweep, and a sweep needs -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
-        why += f"; one text with commas is quoted: {as_typed(f'{key}={quoted(raw)}')}"
+        why += f"; one text with commas is quoted: {shlex.join([f'{key}={quoted(raw)}'])}"
     return [*wrong, Problem(key, shown(raw), why, Fix("-m", *typed) if typed else Fix())]
 
 
@@ -299,7 +289,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         on = next((option for option in options if option != "none"), "none")
         chosen = on if value else catalogue.without_effect(group)
         return Problem(group, shown(raw), why, Fix(f"{group}={chosen}"))
-    if isinstance(value, int | float) and (key := number_key(group)):
+    if isinstance(value, int | float) and (key := NUMBER_KEYS.get(group)):
         why += f"; did you mean {key}?"
         return Problem(group, shown(raw), why, suggest_fix(f"{key}={raw}", catalogue))
     near = closest(text, options)
@@ -333,7 +323,7 @@ def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
         items = [f"{section}.{name}={item}" for name, item in value.items()]
         return Problem(section, shown(raw), why, _join(suggest_fix(i, catalogue) for i in items))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    key = number_key(section) if is_number else text_key(section)
+    key = (NUMBER_KEYS if is_number else TEXT_KEYS).get(section)
     fix = suggest_fix(f"{key}={raw}", catalogue) if key and raw else _default(section, catalogue)
     return Problem(section, shown(raw) or "(nothing)", why, fix)
 

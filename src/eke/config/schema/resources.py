@@ -1,13 +1,4 @@
-"""Schemas of a batch system: what a run asks it for, and how it is spoken to.
-
-Schema of several processes that train one model.
-
-Schemas of what surrounds a run and is no part of its identity.
-
-Schema of a sweep: which runs `-m` makes. It is part of none of them.
-
-Schemas of the training loop.
-"""
+"""Schemas of what surrounds a run: cluster, processes, tracker, paths, sweep, training loop."""
 
 from dataclasses import dataclass, field
 from enum import Enum
