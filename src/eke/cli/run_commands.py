@@ -208,18 +208,23 @@ def status(options: argparse.Namespace) -> int:
 
 def render(standings: Sequence[RunStatus]) -> str:
     """One line per run, the reasons for failing or waiting, and the number in each state."""
-    lines = align([HEADER, *map(_row, standings, own_words(standings))])
+    rows = [
+        (
+            each.state,
+            f"{each.step}/{each.total}" if each.total else "",
+            "" if each.loss is None else f"{each.loss:.4f}",
+            each.where,
+            run_name(each),
+            words,
+        )
+        for each, words in zip(standings, own_words(standings), strict=True)
+    ]
+    lines = align([HEADER, *rows])
     for each in standings:
         if each.note:
             lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
             lines += align([[f"  {each.note}"]])
     return "\n".join([*lines, "", counts_by_state(standings) + silence(standings)])
-
-
-def _row(each: RunStatus, words: str) -> tuple[str, ...]:
-    step = f"{each.step}/{each.total}" if each.total else ""
-    loss = "" if each.loss is None else f"{each.loss:.4f}"
-    return (each.state, step, loss, each.where, run_name(each), words)
 
 
 # --- logs -----------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from eke.common.errors import ConfigError, Problem
 from eke.common.files import write_atomic
-from eke.config.compose.arguments import check_folder
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     GROUPS,
@@ -23,9 +22,9 @@ from eke.config.compose.catalogue import (
     class_fields,
     default_text,
     headline,
-    make_catalogue,
 )
 from eke.config.compose.compose_cache import PRESETS
+from eke.config.compose.composer import open_catalogue
 from eke.config.schema import VARIANTS, Config
 from eke.config.schema.fields import LARGEST, field_docs, summary
 
@@ -319,12 +318,11 @@ def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any
         ConfigError: `folder` is a file, or `config_dir` is invalid.
         OSError: `folder` cannot be written.
     """
-    if problems := check_folder(config_dir) if config_dir else []:
-        raise ConfigError(problems)
+    catalogue = open_catalogue(config_dir)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(Problem("eke schema", str(folder), "is a file, not a folder"))
     folder.mkdir(parents=True, exist_ok=True)
-    schemas = make_schemas(make_catalogue(config_dir))
+    schemas = make_schemas(catalogue)
     for name, schema in schemas.items():
         write_atomic(folder / f"{name}.json", schema_text(schema), shared=True)
     place = os.path.relpath(folder)

@@ -294,7 +294,9 @@ def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Cat
     file = _find_file(match[1] if match else "", folders)
     if file and (begun := _beginning(file)):
         return begun
-    key = _full_key(error)
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    named = re.search(r"full_key: (\S+)", f"{error}\n{error.__cause__}")
+    key = named[1] if named else str(getattr(cause, "full_key", "") or "")
     name = key.rpartition(".")[2]
     where = f"{file}:{_line_of(name, file)}" if file else "the composed configuration"
     return Problem(where, key, *_explain_key(key, error, catalogue))
@@ -362,14 +364,6 @@ def _absent_option(
     entry = rf"{group}\s*:\s*{option}\b"
     where = next((f"{f}:{n}" for f in files if (n := _find_line(entry, f))), "")
     return Problem(where or "the composed configuration", "", why, fix)
-
-
-def _full_key(error: BaseException) -> str:
-    match = re.search(r"full_key: (\S+)", f"{error}\n{error.__cause__}")
-    if match:
-        return match[1]
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    return str(getattr(cause, "full_key", "") or "")
 
 
 def _find_file(name: str, folders: tuple[Path, ...]) -> Path | None:

@@ -28,7 +28,6 @@ from eke.config.compose.arguments import (
 )
 from eke.config.compose.catalogue import (
     Catalogue,
-    Field,
     admits,
     class_fields,
     first_line,
@@ -231,11 +230,14 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
         key = parsed.key_or_group
         if key not in catalogue.keys or not is_interpolation(parsed.value()):
             continue
-        why = ""
+        field, why = catalogue.keys[key], ""
         try:
             found = OmegaConf.select(tree, key, throw_on_missing=True)
-            if found is not None and not _would_do(catalogue.keys[key], found):
-                why = f"leads to {shown(str(found))}; {catalogue.keys[key].words()} is wanted"
+            # A whole section, ${model}, is an object of its schema class and no mapping.
+            plain = OmegaConf.is_config(found) and OmegaConf.get_type(found) in (dict, list)
+            value = OmegaConf.to_container(found) if plain else found
+            if value is not None and not admits(field, value):
+                why = f"leads to {shown(str(found))}; {field.words()} is wanted"
         except OmegaConfBaseException as error:
             why = first_line(error)
             if "${hydra" in text:
@@ -244,15 +246,6 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
             fix = Fix(completed(key, catalogue) or key)
             problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))
     return problems
-
-
-def _would_do(field: Field, found: Any) -> bool:
-    """Whether the target value of an interpolation is valid for the field."""
-    if not OmegaConf.is_config(found):
-        return admits(field, found)
-    # A whole section, ${model}, resolves to an object of its schema class.
-    plain = OmegaConf.get_type(found) in (dict, list)
-    return plain and admits(field, OmegaConf.to_container(found))
 
 
 # --- after an error -----------------------------------------------------------------------------

@@ -200,11 +200,7 @@ def _values(text: str, catalogue: Catalogue) -> Overrides:
 
 
 def _row(name: str, value: Any, keys: set[str]) -> Overrides:
-    """Overrides of a row, without keys set on the command line.
-
-    Raises:
-        ConfigError: the row is not a mapping.
-    """
+    """Overrides of a row, without keys set on the command line."""
     if not isinstance(value, dict | None):
         why = "a row is a mapping of keys to values, {} for none"
         raise ConfigError(Problem(f"sweep.rows.{name}", shown(str(value)), why))

@@ -77,7 +77,16 @@ def read_expression(text: str) -> Expression:
     Raises:
         ExpressionError: the text is invalid.
     """
-    reader = _Reader(_tokens(text))
+    tokens, at = [], 0
+    while text[at:].strip():
+        match = _TOKEN.match(text, at)
+        if not match:
+            raise ExpressionError(f"{text[at:].strip()[:1]} has no meaning here")
+        tokens.append(match[0].strip())
+        at = match.end()
+    if not tokens:
+        raise ExpressionError("it is empty")
+    reader = _Reader(tokens)
     expression = reader.either()
     if reader.next:
         raise ExpressionError(f"{reader.next} is one too many")
@@ -97,24 +106,11 @@ def _read_value(text: str) -> Any:
         return text
 
 
-def _tokens(text: str) -> list[str]:
-    tokens, at = [], 0
-    while text[at:].strip():
-        match = _TOKEN.match(text, at)
-        if not match:
-            raise ExpressionError(f"{text[at:].strip()[:1]} has no meaning here")
-        tokens.append(match[0].strip())
-        at = match.end()
-    return tokens
-
-
 class _Reader:
     """Recursive descent parser: or, and, not, parentheses, comparison."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
-        if not tokens:
-            raise ExpressionError("it is empty")
 
     @property
     def next(self) -> str:
