@@ -163,20 +163,12 @@ OWN = ("hydra/launcher", "hydra/sweeper")
 LOCAL, SWEEPER = "local", "eke"
 """Default options of these groups."""
 
-PACKAGES = {
-    "hydra/launcher": {
-        "joblib": "hydra-joblib-launcher",
-        "ray": "hydra-ray-launcher",
-        "rq": "hydra-rq-launcher",
-        "submitit": "hydra-submitit-launcher",
-    },
-    "hydra/sweeper": {
-        "ax": "hydra-ax-sweeper",
-        "nevergrad": "hydra-nevergrad-sweeper",
-        "optuna": "hydra-optuna-sweeper",
-    },
+PLUGINS = {
+    "hydra/launcher": ("joblib", "ray", "rq", "submitit"),
+    "hydra/sweeper": ("ax", "nevergrad", "optuna"),
 }
-"""Option, or its start up to `_` -> its package (https://hydra.cc/docs/plugins/, Hydra 1.3)."""
+"""Options, or their starts up to `_`, of Hydra's plugins: `joblib` is hydra-joblib-launcher
+(https://hydra.cc/docs/plugins/, Hydra 1.3)."""
 
 
 def is_for_hydra(overrides: Sequence[str]) -> bool:
@@ -283,16 +275,17 @@ def _without_plugin(overrides: Sequence[str]) -> list[Problem]:
             problems.append(_not_installed(key, value, known[key]))
         elif _is_setting(text) and (group := "hydra/" + key.split(".")[1]) not in chosen:
             why = "is a setting of a plugin of Hydra's, and none is chosen"
-            fix = Fix(f"{group}={next(iter(PACKAGES[group]))}", text)
+            fix = Fix(f"{group}={PLUGINS[group][0]}", text)
             problems.append(Problem(key, shown(value), why, fix))
     return problems
 
 
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
-    package = PACKAGES[group].get(option.split("_")[0])
-    if package:
-        return Problem(group, option, "is not installed", Fix(remark=f"pip install {package}"))
+    plugin, kind = option.split("_")[0], group.partition("/")[2]
+    if plugin in PLUGINS[group]:
+        fix = Fix(remark=f"pip install hydra-{plugin}-{kind}")
+        return Problem(group, option, "is not installed", fix)
     own = plugin_names(LAUNCHERS) if group == OWN[0] else [SWEEPER]
-    options = [*own, *known, *PACKAGES[group]]
+    options = [*own, *known, *PLUGINS[group]]
     why = f"there is none of this name: {', '.join(dict.fromkeys(options))}"
     return Problem(group, shown(option), why, Fix(f"{group}={closest(option, options) or own[0]}"))

@@ -21,7 +21,7 @@ from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths, source_folder, user_path
 from eke.common.process_env import SAFE_PATH
 from eke.config.schema import Config
-from eke.config.schema.slurm import GpuRequest, Slurm
+from eke.config.schema.resources import GpuRequest, Slurm
 from eke.launch.processes.nodes import ALONE_S
 from eke.launch.processes.sweep import are_in_vain
 from eke.plan.planner import Plan

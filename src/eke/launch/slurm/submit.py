@@ -10,7 +10,7 @@ from eke.common.errors import BusyError, EkeError
 from eke.common.files import open_shared_lock, own_folder, try_lock, write_atomic, write_json
 from eke.common.paths import RunPaths
 from eke.common.text import format_number
-from eke.config.schema.slurm import Slurm
+from eke.config.schema.resources import Slurm
 from eke.launch.processes.run_dir import claim, without_locks
 from eke.launch.processes.running_run import write_down
 from eke.launch.processes.sweep import Job
