@@ -5,7 +5,6 @@ There is one schema per group, and one for config.yaml.
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from enum import Enum
@@ -165,24 +164,17 @@ def _schema_entry(group: str, variant: str) -> str:
 
 def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
     variants = VARIANTS.get(group, {})
+    options = _described_options(group, catalogue)
     entries = {_schema_entry(group, name): summary(cls) for name, cls in variants.items()}
-    entries |= _OWN_VALUES | _described_options(group, catalogue)
-    absolute = "|".join(map(re.escape, catalogue.options[group]))
-    schema: Schema = {
-        "description": "Whose fields the file has, and an option to start from.",
-        "type": "array",
-        "items": {
-            "if": {"type": "string", "pattern": f"^/{group}/({absolute})@_here_$"},
-            "then": {},
-            "else": _choice(entries),
-        },
-    }
-    if variants:
-        schema["defaultSnippets"] = [
-            {"label": f"fields of {name}", "body": [_schema_entry(group, name), "_self_"]}
-            for name in variants
-        ]
-    return schema
+    entries |= _OWN_VALUES | options
+    entries |= {f"/{group}/{option}@_here_": about for option, about in options.items()}
+    snippets = [
+        {"label": f"fields of {name}", "body": [_schema_entry(group, name), "_self_"]}
+        for name in variants
+    ]
+    about = "Whose fields the file has, and an option to start from."
+    schema: Schema = {"description": about, "type": "array", "items": _choice(entries)}
+    return schema | ({"defaultSnippets": snippets} if snippets else {})
 
 
 # --- files about the whole configuration --------------------------------------------------------

@@ -323,10 +323,11 @@ def check_options(
         if option is None or named or load_plugin(f"eke.{group}s", option):
             continue
         fits = [o for o in known if catalogue.schema_class(group, o) is type(section)]
-        if option not in (known if group in LABELS else fits):
+        allowed = known if group in LABELS else fits
+        if option not in allowed:
             chosen = [catalogue.options[g][choices[g]] for g in (group, *PRESETS)]
-            setting = re.compile(rf"\boption\s*:\s*[\"']?{re.escape(option)}\b")
-            file = next((f for f in chosen if setting.search(f.read_text())), chosen[0])
+            setting = rf"\boption\s*:\s*[\"']?{re.escape(option)}\b"
+            file = next((f for f in chosen if _find_line(setting, f)), chosen[0])
             why = f"is no option of {group} with these keys: {', '.join(fits)}"
             usual = choices[group] if group in LABELS else fits[0]
             fix = Fix(remark=f"write option: {closest(option, fits) or usual}")
