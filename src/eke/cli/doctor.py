@@ -62,11 +62,7 @@ class OptionFinding:
 
 
 def find_options(device: Device) -> tuple[OptionFinding, ...]:
-    """Check every option of the groups that depend on the machine; milliseconds per option.
-
-    Args:
-        device: the training device.
-    """
+    """Check every option of the groups that depend on the machine; milliseconds per option."""
     catalogue = make_catalogue()
     base = compose(["tracker=none"]).config  # its package may be missing, too
     # Problems shared by all options, for example a full disk.

@@ -202,11 +202,7 @@ def _whole(
 ) -> Schema:
     """Schema of sections, single keys and Hydra's keys; a chosen group has its option's keys.
 
-    Args:
-        entries: texts in the defaults list, each with its description.
-        groups: groups whose option the defaults list may choose.
-        prefix: text before a group's name in the defaults list.
-        catalogue: options and keys.
+    The defaults list has `entries`, and choices of `groups`, each with `prefix` before its name.
     """
     docs, hints = field_docs(Config), get_type_hints(Config)
     single = {

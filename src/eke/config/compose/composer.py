@@ -106,11 +106,7 @@ def open_catalogue(config_dir: Path | None) -> Catalogue:
 def _checked(
     typed: Sequence[str], catalogue: Catalogue, config_dir: Path | None, in_sweep: bool
 ) -> list[str]:
-    """Check each override by itself, and return those to compose.
-
-    Raises:
-        ConfigError: all errors, including those found only by composing the valid overrides.
-    """
+    """The overrides to compose; raises ConfigError if one is invalid, with all errors."""
     texts = [t for t in dict.fromkeys(typed) if not (in_sweep and is_launching(t))]
     found = {text: problems_of(text, catalogue, in_sweep) for text in texts}
     good = [text for text in texts if not found[text]]
@@ -423,12 +419,7 @@ def claims(composed: Composed) -> frozenset[str]:
 
 
 def is_set(composed: Composed, key: str) -> bool:
-    """Whether the user set a key: by an override, experiment, sweep, recipe or own option.
-
-    Args:
-        composed: the configuration.
-        key: `group.key`.
-    """
+    """Whether the user set `group.key`: by an override, experiment, sweep, recipe or own option."""
     catalogue = make_catalogue(composed.config_dir)
     group, option = key.partition(".")[0], composed.choices.get(key.partition(".")[0], "")
     presets = {

@@ -128,11 +128,7 @@ def _ordered(group: str, catalogue: Catalogue) -> list[str]:
 
 
 def _topic_page(topic: str, catalogue: Catalogue) -> str:
-    """Page with all options and keys of one section.
-
-    Raises:
-        ConfigError: there is no such section or key.
-    """
+    """Page with all options and keys of one section; raises ConfigError if there is none."""
     names = [*catalogue.options, *(s for s in catalogue.sections if s not in catalogue.options)]
     section = topic.partition(".")[0] if topic in catalogue.keys else topic
     if section not in names:

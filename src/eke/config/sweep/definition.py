@@ -184,11 +184,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
 
 
 def _values(text: str, catalogue: Catalogue) -> Overrides:
-    """Every `key=value` of an override.
-
-    Raises:
-        ConfigError: the override is invalid.
-    """
+    """Every `key=value` of an override; raises ConfigError if it is invalid."""
     problems = _wrong(text, catalogue)
     if problems:
         raise ConfigError(problems)
@@ -209,11 +205,7 @@ def _row(name: str, value: Any, keys: set[str]) -> Overrides:
 
 
 def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...]:
-    """Combine the values of zipped keys step by step.
-
-    Raises:
-        ConfigError: the lists differ in length.
-    """
+    """Combine the values of zipped keys step by step; raises ConfigError for unequal lengths."""
     columns = [_values(sweep_text(key, value), catalogue) for key, value in zipped.items()]
     for key, column in zip(zipped, columns, strict=True):
         if len(column) != len(columns[0]):
@@ -224,11 +216,7 @@ def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...
 
 
 def _refuse_twice(definition: Definition, typed: set[str]) -> None:
-    """Reject keys that have values from several parts of the sweep.
-
-    Raises:
-        ConfigError: two parts of the sweep set it.
-    """
+    """Raise ConfigError for keys that have values from several parts of the sweep."""
     parts = {
         "product": {_key(axis[0]) for axis in definition.axes if axis} - typed,
         "zip": {_key(text) for step in definition.steps for text in step},
@@ -322,11 +310,7 @@ def expand(
 
 
 def _points(definition: Definition) -> list[tuple[Overrides, str]]:
-    """List the overrides and the row of every cell, in order.
-
-    Raises:
-        ConfigError: there are none, or more than `MAX_CELLS`.
-    """
+    """List the overrides and the row of every cell; raises ConfigError for none or too many."""
     rows = list(definition.rows.items()) or [("", ())]
     steps = definition.steps or ((),)
     repeats = definition.settings.repeats
@@ -350,11 +334,7 @@ def _points(definition: Definition) -> list[tuple[Overrides, str]]:
 
 
 def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
-    """Check single overrides, and report each problem once for all its cells.
-
-    Raises:
-        ConfigError: an override is invalid.
-    """
+    """Raise ConfigError for invalid overrides, with each problem once for all its cells."""
     uses = Counter(text for cell in cells for text in set(cell))
     found: Counter[Problem] = Counter()
     for text, number in uses.items():
@@ -370,11 +350,7 @@ def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
 def _exclude(
     cells: Sequence[SweepCell], clauses: Sequence[Clause]
 ) -> tuple[list[SweepCell], tuple[Excluded, ...]]:
-    """Remaining cells, and the number excluded by each clause; the first true clause counts.
-
-    Raises:
-        ConfigError: no cell remains.
-    """
+    """Remaining cells, and the number excluded by each clause; the first true clause counts."""
     counts = dict.fromkeys((clause.text for clause in clauses), 0)
     kept = []
     for cell in cells:
