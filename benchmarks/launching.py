@@ -37,7 +37,7 @@ from eke.config.sweep import expand
 from eke.launch import Books, Cell, SweepFile, find_launcher, sweep_paths
 from eke.launch.local import Pool, find_devices
 from eke.launch.processes import worker_process as supervising
-from eke.launch.processes.progress_display import LineBoard
+from eke.launch.processes.follow import Board
 from eke.launch.slurm.dispatch import Cluster
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, start_attempt, write_record
@@ -65,7 +65,7 @@ main()
 """
 
 
-class Quiet(LineBoard):
+class Quiet(Board):
     """Shows nothing."""
 
     def _say(self, job: object, text: str) -> None:

@@ -8,9 +8,8 @@ from eke.launch.interface import (
     declared_target,
     find_launcher,
 )
-from eke.launch.processes.follow import watching
+from eke.launch.processes.follow import Board, open_board, watching
 from eke.launch.processes.nodes import Head, follow
-from eke.launch.processes.progress_display import Board, open_board
 from eke.launch.processes.run_dir import Place, claim, find_place
 from eke.launch.processes.running_run import Probed, place_of, probe
 from eke.launch.processes.sweep import (

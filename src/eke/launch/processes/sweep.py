@@ -18,7 +18,7 @@ from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
 from eke.hardware import DeviceSlot
-from eke.launch.processes.follow import View, open_view
+from eke.launch.processes.follow import RunView, open_view
 from eke.launch.processes.nodes import Head, start_attempt
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.worker_process import forward_signals
@@ -388,7 +388,7 @@ def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
     return record
 
 
-def watch_run(live: Watched, view: View) -> None:
+def watch_run(live: Watched, view: RunView) -> None:
     """Show a run until it is over; signals go on to it."""
     with forward_signals(live.ask, live.kill):
         while not live.is_over():

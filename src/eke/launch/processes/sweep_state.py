@@ -27,7 +27,7 @@ from eke.common.files import open_file, own_folder, read_json, write_json
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing, Config
-from eke.launch.processes.progress_display import Board
+from eke.launch.processes.follow import Board
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import place_of
 from eke.launch.processes.sweep import CHANGED, Job
