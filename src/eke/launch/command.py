@@ -89,15 +89,6 @@ class PrefixedWorker:
     ) -> None:
         """Start the worker once no earlier one is alive.
 
-        Args:
-            paths: the run folder, which the far side sees under the same name.
-            num_processes: to start.
-            environment: additional variables; all others are the far side's.
-            descriptors: locks that are held until the prefix has ended.
-            spot: of a run on several machines, which this launcher does not start.
-            prefix: arguments before the command.
-            ticket: name of the file in the run folder that says what is started.
-
         Raises:
             BusyError: an earlier worker may still be alive.
             RunError: the prefix cannot be started.

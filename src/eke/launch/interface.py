@@ -178,10 +178,6 @@ def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
 def declared_target(config: Config, num_nodes: int = 1) -> Target:
     """The device of other machines, as `hardware` declares it.
 
-    Args:
-        config: of the run.
-        num_nodes: machines that it can use.
-
     Raises:
         ConfigError: nothing says what they have, and this machine has no GPU to go by.
     """

@@ -137,12 +137,6 @@ def choose_batch(
 ) -> tuple[Plan, bool]:
     """The plan with the largest micro-batch that fits.
 
-    Args:
-        plan: with the first of the configurations.
-        allowed: the same configuration with each micro-batch, the smallest first.
-        means: the budget.
-        target_given: the number of samples per step is set.
-
     Returns:
         The plan, and whether it was seen to fit, so that no forecast need warn.
 
@@ -269,12 +263,6 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
 
     Keys set by overrides, a sweep or the experiment stay; so does what a rule rejects changing.
     Without an adaptive recipe nothing changes.
-
-    Args:
-        composed: the composed configuration.
-        config: the same, its checkpoint and tokenizer looked up.
-        device: what it will run on.
-        num_nodes: machines that it can use.
 
     Raises:
         ConfigError: it cannot be planned, with or without the recipe.

@@ -222,10 +222,6 @@ REPORT, VALUES = "fit.md", "fit.json"
 def keep_result(fitting: Fitting, fit: Fit) -> None:
     """Write the results, and print their paths.
 
-    Args:
-        fitting: the search.
-        fit: how it ended.
-
     Raises:
         ConfigError: an option of that name exists that eke fit did not write.
         OSError: a folder cannot be written.
@@ -391,12 +387,7 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
 
 
 def usual_name(model: str, request: TuneRequest) -> str:
-    """Default name of the option: searches for different things do not replace each other.
-
-    Args:
-        model: option of the group.
-        request: of `eke fit`.
-    """
+    """Default name of the option: searches for different things do not replace each other."""
     parts = ["fit", model]
     parts += [request.objective.value] if request.objective is not Objective.speed else []
     parts += [request.numerics.value] if request.numerics is not Numerics.same else []
@@ -447,11 +438,6 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launc
     """Raise what would stop the first trial, unless it is cached: a missing package.
 
     Its size is not checked: an equivalent configuration may fit.
-
-    Args:
-        composed: the composed overrides.
-        baseline: the same, planned.
-        launcher: starts the trials.
 
     Raises:
         ConfigError: every rule that it breaks.

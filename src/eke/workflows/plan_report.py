@@ -79,12 +79,7 @@ def _traced(advice: Advice) -> Advice:
 
 
 def known_forecasts(plans: Mapping[str, Plan], trace: bool) -> dict[str, Forecast]:
-    """Memory forecast of each plan.
-
-    Args:
-        plans: by any name.
-        trace: spend seconds on traces of those that formulas are not sure of.
-    """
+    """Memory forecast of each plan."""
     found = {name: known_forecast(plan) for name, plan in plans.items()}
     unsure = [name for name, each in found.items() if trace and is_open(each)]
     if unsure:
@@ -148,11 +143,6 @@ def compare_on_all_devices(
     arguments: Arguments, *, as_json_text: bool = False, trace: bool = False
 ) -> str:
     """One line for each device of the table.
-
-    Args:
-        arguments: the command line.
-        as_json_text: for machines, under the record's field paths.
-        trace: spend seconds on traces for those devices where formulas cannot tell.
 
     Raises:
         ConfigError: the configuration is wrong, whatever the device.

@@ -85,17 +85,7 @@ def plan_on(
     trace: bool = True,
     means: Means = PLANNING,
 ) -> Plan:
-    """Check and plan one configuration for a device.
-
-    Args:
-        composed: the requested configuration.
-        device: the target device.
-        reason: why that one.
-        planning: nothing will be run.
-        refuse: reject what cannot fit into memory; None: only if it will run.
-        num_nodes: machines that it can use.
-        trace: spend seconds on a trace where formulas cannot tell whether there is room.
-        means: budget of batch=auto.
+    """Check and plan one configuration for a device; arguments as of `plan_for`.
 
     Raises:
         ConfigError: every rule it breaks.
@@ -161,12 +151,7 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
 
 
 def _with_room(problem: Problem, plan: Plan) -> Problem:
-    """A rule's problem about a lower bound, with an override that suffices for the whole run.
-
-    Args:
-        problem: the rule's, whose override covers only what the rule counted.
-        plan: of the rejected run.
-    """
+    """A rule's problem about a lower bound, with an override that suffices for the whole run."""
     advice = what_makes_room(plan, known_forecast(plan), slowdown)
     if advice is None or check(Facts(advice.plan.config, plan.device, planning=True))[0]:
         return problem
@@ -198,11 +183,6 @@ def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]
     """A device that is only declared, as many times as the run has processes on a machine.
 
     Their number is not declared, and the plan is about one of them.
-
-    Args:
-        config: the requested configuration.
-        device: the target device.
-        reason: why that one.
     """
     needed = config.distributed.processes_per_node
     if device.present or device.kind != "cuda" or needed <= device.count:
@@ -224,12 +204,7 @@ def means_of_a_run(config: Config) -> Means:
 
 
 def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
-    """Budget of a sweep's run, before the first one starts.
-
-    Args:
-        config: of the run.
-        launcher: starts it.
-    """
+    """Budget of a sweep's run, before the first one starts."""
     if config.plan_only:
         return Means(in_pool=not launcher.not_probed)
     if launcher.not_probed:

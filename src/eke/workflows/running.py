@@ -37,10 +37,6 @@ def plan_unless_answered(
 ) -> Plan:
     """The plan of a run that is to start, or of one that its record answers.
 
-    Args:
-        planned: makes the plan; its argument says whether nothing will run.
-        place_of: where a plan's run is.
-
     Raises:
         ConfigError: every rule it breaks, unless they are about now and there is a record.
     """
@@ -61,9 +57,6 @@ def plan_unless_answered(
 
 def run_composed(composed: Composed) -> int:
     """Run what was composed on this machine, or as one of several tasks of srun's.
-
-    Args:
-        composed: a single run.
 
     Returns:
         The exit code.
@@ -87,12 +80,7 @@ def run_composed(composed: Composed) -> int:
 
 
 def run_planned(plan: Plan, head: Head | None = None) -> int:
-    """Run a plan, or answer from its record; returns the exit code.
-
-    Args:
-        plan: what is to be done.
-        head: knows the other machines of a run that has several.
-    """
+    """Run a plan, or answer from its record; returns the exit code."""
     check_started_ranks(plan.config.distributed.option, plan.batch.world_size)
     place = place_of(plan)
     if place.record is not None:

@@ -120,13 +120,7 @@ def outlooks_as_json(
     found: Mapping[int, Outlook],
     records: Mapping[int, Mapping[str, object]],
 ) -> str:
-    """The same for machines, under the record's field paths; rejected jobs give the reason.
-
-    Args:
-        cells: jobs of the sweep.
-        found: job index -> its forecast.
-        records: job index -> its finished run.
-    """
+    """The same for machines, under the record's field paths; rejected jobs give the reason."""
     content = [
         _plain(cell, found.get(number)) | dict(records.get(number, {}))
         for number, cell in enumerate(cells)
@@ -155,11 +149,7 @@ class Planned:
     jobs: list[Job]
 
     def show(self, problem: str = "") -> int:
-        """Print the outcome of the jobs; returns the sweep's exit code.
-
-        Args:
-            problem: why its file is not up to date; empty when it is.
-        """
+        """Print the outcome of the jobs, and why their file is behind; returns the exit code."""
         records = {number: job.record for job in self.jobs for number in job.cells}
         shown = [(cell, records.get(number)) for number, cell in enumerate(self.cells)]
         rows = [cell.row for cell in self.cells]
@@ -407,13 +397,7 @@ def _plan_cell(point: SweepCell, group: str, launcher: Launcher) -> tuple[Cell, 
 def weigh_open_cells(
     cells: Sequence[Cell], plans: list[Plan | None], progress: Callable[[int, int], None]
 ) -> None:
-    """Trace the runs whose fit formulas cannot decide, and reject those that do not fit.
-
-    Args:
-        cells: jobs of a sweep; rejected ones are marked.
-        plans: their plans, None if already rejected; changed in place.
-        progress: called with the number traced and the total.
-    """
+    """Trace the runs whose fit formulas cannot decide, and reject, in place, what does not fit."""
     unsure = {n: plan for n, plan in enumerate(plans) if plan and is_open(known_forecast(plan))}
     if not unsure:
         return

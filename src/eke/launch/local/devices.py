@@ -46,12 +46,7 @@ are enough."""
 
 
 def start_what_fits(due: Iterable[Job], take: Take) -> list[Job]:
-    """Start every job that can be started, in order; returns them.
-
-    Args:
-        due: jobs that could be started, the first of the sweep first.
-        take: starts a job.
-    """
+    """Start every job that can be started, in order; returns them."""
     started: list[Job] = []
     passed_over: list[Job] = []
     too_many: dict[str, int] = {}

@@ -25,11 +25,6 @@ from eke.plan.record import Outcome
 def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
     """Start a run on its devices.
 
-    Args:
-        plan: the run's plan.
-        place: its folder.
-        grant: its devices.
-
     Raises:
         BusyError: another process works on this run.
         RunError: the folder cannot be written.
@@ -200,10 +195,6 @@ class Pool:
 
 def probe_in_pool(plan: Plan, devices: Devices) -> Probed:
     """Run the trial of a plan as its run would be started, if its devices are free now.
-
-    Args:
-        plan: of the run, with the micro-batch in question.
-        devices: of the sweep.
 
     Raises:
         KeyboardInterrupt: a signal asked to stop; no process is left.

@@ -147,10 +147,6 @@ class Head:
     def __init__(self, file: Path, task: SlurmTask) -> None:
         """Listen, and invite.
 
-        Args:
-            file: where to write the invitation, in a folder that all machines see.
-            task: this one.
-
         Raises:
             EkeError: the folder cannot be written, or there is no port to listen on.
         """
@@ -374,12 +370,6 @@ def start_attempt(
     plan: Plan, place: Place, head: Head | None, num_processes: int | None = None
 ) -> LiveRun | LedRun:
     """Start one attempt, here and on the machines that this one leads.
-
-    Args:
-        plan: the run's plan.
-        place: its folder.
-        head: of a run on several machines.
-        num_processes: to start here, unless the plan's.
 
     Raises:
         BusyError: another process works on this run.

@@ -176,7 +176,10 @@ def write_down(paths: RunPaths, plan: Plan) -> None:
 
 
 class LiveRun:
-    """One attempt at a run, in a claimed folder. `finish` must be called once it is over."""
+    """One attempt at a run, in a claimed folder. `finish` must be called once it is over.
+
+    `descriptors` are further locks that are held as long as the worker lives.
+    """
 
     def __init__(
         self,
@@ -189,15 +192,6 @@ class LiveRun:
         start: StartWorker = Worker,
     ) -> None:
         """Claim the folder, write the plan into it and start the worker.
-
-        Args:
-            plan: the run's plan.
-            place: its folder.
-            num_processes: to start here.
-            environment: additional variables.
-            descriptors: locks that are held as long as the worker lives.
-            spot: which machine this is, of a run that has several.
-            start: starts the worker.
 
         Raises:
             BusyError: another process works on this run.
@@ -298,10 +292,6 @@ def start_here(plan: Plan, place: Place) -> LiveRun:
 
 def probe(plan: Plan, start: Start = start_here) -> Probed:
     """Run the trial of a plan on this machine, with all its processes, and clean up behind it.
-
-    Args:
-        plan: of the run, with the micro-batch in question.
-        start: starts its processes.
 
     Raises:
         KeyboardInterrupt: a signal asked to stop; no process is left.

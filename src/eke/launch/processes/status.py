@@ -109,15 +109,7 @@ def stand(
     job: JobStatus,
     goes_on: bool = False,
 ) -> RunStatus:
-    """One run.
-
-    Args:
-        paths: its folder, which may not exist.
-        cell: its entry in the sweep; empty outside of a sweep.
-        label: its overrides.
-        job: its state by the launcher.
-        goes_on: whether its sweep has a watcher.
-    """
+    """One run; `cell` is its entry in the sweep, empty outside of a sweep."""
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
         return RunStatus(paths, label, cell["outcome"], note=cell.get("reason", ""))
     record = _record(paths)

@@ -44,13 +44,7 @@ _RETRIED = {
 
 
 def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
-    """Seconds of training that an attempt has added, and that its start took, where known.
-
-    Args:
-        record: its record.
-        before: the previous attempt's record.
-        elapsed_s: all its seconds.
-    """
+    """Seconds of training that an attempt has added, and that its start took, where known."""
     trained_s = (before and before.timing.train_s) or 0.0
     gained = max(0.0, (record.timing.train_s or 0.0) - trained_s)
     started = record.timing.startup_s
@@ -268,14 +262,7 @@ def sweep_paths(runs: str, identity: str) -> SweepPaths:
 def write_sweep(
     paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell], name: str = ""
 ) -> None:
-    """Write sweep.json atomically.
-
-    Args:
-        paths: the sweep's files.
-        command: the arguments of `train.py`, reused by `eke retry`.
-        cells: all jobs.
-        name: the option of the group `sweep`; empty for a sweep given by overrides.
-    """
+    """Write sweep.json atomically."""
     own_folder(paths.folder)
     content = {
         "schema_version": 1,
@@ -368,11 +355,6 @@ class Watched(Protocol):
 
 def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
     """Run, or continue, the plan in its folder, and show it.
-
-    Args:
-        plan: the run's plan.
-        place: its folder.
-        head: knows the other machines of a run that has several.
 
     Raises:
         BusyError: another process works on this run.

@@ -195,13 +195,7 @@ class Books:
         self.ledger.note(job)
 
     def settle(self, job: Job, record: Record, stopping: bool = False) -> None:
-        """Take note of how an attempt ended; without an outcome, the job is to be tried again.
-
-        Args:
-            job: whose attempt it was.
-            record: what it left.
-            stopping: nothing is tried again.
-        """
+        """Take note of how an attempt ended; the job is tried again unless it has an outcome."""
         again = job.settle(record) and not stopping
         if stopping and job.outcome is None:
             job.end(Outcome[record.outcome], record.failure.message if record.failure else "")

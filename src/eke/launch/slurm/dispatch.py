@@ -448,13 +448,7 @@ class SlurmLauncher(Launcher):
 
 
 def job_status(name: str, seen: Element | None, problem: str) -> JobStatus:
-    """Status of one job.
-
-    Args:
-        name: of the job; empty if SLURM has never seen it.
-        seen: its line in the queue.
-        problem: why squeue gave no answer; empty if it did.
-    """
+    """Status of one job."""
     if seen is None:
         return JobStatus("", where=f"job {name}", silent=problem if name else "")
     why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()

@@ -210,13 +210,7 @@ class Ticket:
 
 
 def new_submission(sweep: str, runs: list[str], max_restarts: int) -> Submission:
-    """A submission with a unique name.
-
-    Args:
-        sweep: the sweep's identity.
-        runs: run folders.
-        max_restarts: see Submission.
-    """
+    """A submission with a unique name."""
     name = f"eke-{sweep}-{secrets.token_hex(4)}"
     return Submission(name, tuple(runs), max_restarts, time.time())
 
@@ -389,15 +383,7 @@ exit "$code\""""
 def script_text(
     request: Request, profile: Slurm, name: str, submission: Path, num_runs: int
 ) -> str:
-    """The batch script for sbatch.
-
-    Args:
-        request: resources of each run.
-        profile: the cluster's profile.
-        name: of the job, unlike any other.
-        submission: the file that maps elements to runs.
-        num_runs: elements of the array.
-    """
+    """The batch script for sbatch."""
     from submitit.slurm import slurm
 
     text: str = slurm._make_sbatch_string(  # submitit's own executors write theirs with it

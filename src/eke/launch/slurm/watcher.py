@@ -121,15 +121,7 @@ def watch_run(
     heard: list[int],
     head: Head | None = None,
 ) -> int:
-    """Do one run, again after a crash; returns the job's exit code.
-
-    Args:
-        paths: its folder.
-        submission: whose element it is.
-        ticket: which element.
-        heard: signals so far.
-        head: knows the other machines of a run that has several.
-    """
+    """Do one run, again after a crash; returns the job's exit code. `heard`: signals so far."""
     known = read_ticket(paths)
     if known and (known.submission, known.element) == (ticket.submission, ticket.element):
         ticket = known
