@@ -19,7 +19,7 @@ from eke.config.schema import Config
 from eke.hardware import DeviceSlot
 from eke.launch.interface import JobStatus, Launcher, Target, declared_target
 from eke.launch.local.devices import Devices, FreeMemory, Grant
-from eke.launch.local.dispatch import Pool, PoolSweep
+from eke.launch.local.dispatch import Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK
 from eke.launch.processes.run_dir import Place
@@ -211,14 +211,14 @@ class CommandLauncher(Launcher):
             raise ConfigError(problems)
         return declared_target(config)
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> PoolSweep:
+    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
         """Make a pool of the prefixes; its runs start in `wait`."""
         prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
         devices = Devices([slot_of(text) for text in dict.fromkeys(prefixes)], slots_per_run=1)
         kinds = {job.kind: devices for job in books.jobs}
         # This machine cannot see how much memory is free behind the prefix.
         room = partial(FreeMemory, free=lambda _: None)
-        return PoolSweep(Pool(books, kinds, self.start_run, room=room))
+        return Pool(books, kinds, self.start_run, room=room)
 
     def start_run(self, plan: Plan, place: Place, grant: Grant) -> LiveRun:
         """Start a run behind the prefix that it was granted."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from eke.common.errors import ConfigError, Fix, Problem
@@ -40,7 +41,7 @@ from eke.workflows.auto_batch import (
 )
 
 if TYPE_CHECKING:
-    from eke.launch import Launcher, Probed
+    from eke.launch import Launcher
 
 PLANNING = Means()
 """Budget of batch=auto if no run starts."""
@@ -200,7 +201,7 @@ def means_of_a_run(config: Config) -> Means:
         return Means(not_probed=why, keep=is_first())
     if config.distributed.num_nodes > 1:
         return Means(trace=True, not_probed="it has several machines", keep=True)
-    return Means(trace=True, probe=probe_here, keep=True)
+    return Means(trace=True, probe=probe_aloud, keep=True)
 
 
 def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
@@ -209,31 +210,18 @@ def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
         return Means(in_pool=not launcher.not_probed)
     if launcher.not_probed:
         return Means(trace=True, not_probed=launcher.not_probed, keep=True)
-    return Means(trace=True, probe=probe_cell, in_pool=True, keep=True)
+    return Means(trace=True, probe=partial(probe_aloud, in_pool=True), in_pool=True, keep=True)
 
 
-def probe_cell(plan: Plan) -> ProbeResult:
-    """Try a run of a sweep out, if its devices are free."""
-    from eke.launch.local import find_devices, probe_in_pool  # a plan starts nothing
+def probe_aloud(plan: Plan, in_pool: bool = False) -> ProbeResult:
+    """Try a plan out on this machine, and say so; in a pool, if its devices are free."""
+    from eke.launch import probe  # a plan starts nothing
+    from eke.launch.local import probe_in_pool
 
-    launcher = plan.config.launcher
-    devices = find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)
-    return probe_aloud(plan, lambda each: probe_in_pool(each, devices))
-
-
-def probe_here(plan: Plan) -> ProbeResult:
-    """Try a single run out on this machine."""
-    from eke.launch import probe
-
-    return probe_aloud(plan, probe)
-
-
-def probe_aloud(plan: Plan, probe: "Callable[[Plan], Probed]") -> ProbeResult:
-    """Try a plan out, and say so."""
     size = plan.batch.per_device
     stop_tracing()
     print_once(f"  probing batch.per_device={size}: two steps, to see whether they fit into memory")
-    found = probe(plan)
+    found = probe_in_pool(plan) if in_pool else probe(plan)
     if found.fits is None:
         print_once(f"  the probe says nothing: {found.reason}")
         return ProbeResult.unknown

@@ -2,8 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eke.common.errors import BusyError, EkeError
@@ -15,7 +14,7 @@ from eke.launch.interface import Launcher, StartedSweep, Target
 from eke.launch.local.devices import Devices, FreeMemory, Grant, find_devices, start_what_fits
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun, Probed, probe
-from eke.launch.processes.sweep import Job, RunningHere
+from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.planner import Plan
@@ -29,29 +28,18 @@ def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
         BusyError: another process works on this run.
         RunError: the folder cannot be written.
     """
-    environment = grant.environment(plan.batch.world_size)
+    size, cores = plan.batch.world_size, grant.cores()
+    environment = grant.environment(size)
     if grant.shared:
         environment[SHARED_DEVICE] = "1"
-    size = plan.batch.world_size
-    with held_to(grant.cores()):
-        return LiveRun(plan, place, size, environment, grant.descriptors)
-
-
-@contextmanager
-def held_to(cores: set[int]) -> Iterator[None]:
-    """Have processes that are started in here use these cores only; all of them if there is none.
-
-    The kernel hands a thread's cores on to what it starts, so no code runs between fork and exec.
-    """
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
+    before = os.sched_getaffinity(0) if cores else set[int]()
     try:
-        yield
+        if cores:  # the kernel hands them on, so no code runs between fork and exec
+            os.sched_setaffinity(0, cores)
+        return LiveRun(plan, place, size, environment, grant.descriptors)
     finally:
-        os.sched_setaffinity(0, before)
+        if cores:
+            os.sched_setaffinity(0, before)
 
 
 POLL_S = 0.02
@@ -63,24 +51,22 @@ RETRY_S = 0.5
 BUSY_S = 2.0
 """Retry interval for a run that another process works on."""
 
-Start = Callable[[Plan, Place, Grant], RunningHere]
-
 
 @dataclass
-class Pool:
-    """Runs, and the devices they share."""
+class Pool(StartedSweep):
+    """Runs of a sweep, and the devices they share; it ends with this process."""
 
     books: Books
     devices: Mapping[str, Devices]
     """By kind."""
-    start: Start = start_run
+    start: Callable[[Plan, Place, Grant], LiveRun] = start_run
     heard: list[int] = field(default_factory=list)
     """Signals that ask to stop."""
     room: Callable[[Plan, Sequence[Job]], FreeMemory] = FreeMemory
     """Checks a run's memory against what is held when it starts."""
     _tried: float = 0.0
 
-    def run(self) -> None:
+    def wait(self) -> bool:
         """Run every job to its end, or until a stop signal; no worker is left afterwards."""
         try:
             with forward_signals(self.ask, self.kill) as self.heard:
@@ -95,6 +81,7 @@ class Pool:
             for devices in self.devices.values():
                 devices.let_go()
             self.books.ledger.flush(at_once=True)
+        return bool(self.heard)
 
     def is_going_on(self) -> bool:
         """Whether there is anything to wait for."""
@@ -193,46 +180,27 @@ class Pool:
         self.books.left(job)
 
 
-def probe_in_pool(plan: Plan, devices: Devices) -> Probed:
+def probe_in_pool(plan: Plan) -> Probed:
     """Run the trial of a plan as its run would be started, if its devices are free now.
 
     Raises:
         KeyboardInterrupt: a signal asked to stop; no process is left.
         RunError: the folder for temporary files cannot be written.
     """
+    devices = devices_for(plan)
     grant = devices.take(plan.batch.world_size * plan.batch.devices)
     if grant is None:
         return Probed(None, devices.why or "there are too few devices")
-
-    def start(trial: Plan, place: Place) -> LiveRun:
-        return start_run(trial, place, grant)
-
     try:
-        return probe(plan, start)
+        return probe(plan, lambda trial, place: start_run(trial, place, grant))
     finally:
         grant.release()
 
 
-def devices_of(jobs: Sequence[Job]) -> dict[str, Devices]:
-    """This machine's devices, of each kind that runs need."""
-    return {
-        job.kind: find_devices(
-            job.kind, job.plan.config.launcher.cpu_slots, job.plan.config.launcher.runs_per_device
-        )
-        for job in {job.kind: job for job in jobs}.values()
-    }
-
-
-@dataclass
-class PoolSweep(StartedSweep):
-    """Runs of a sweep in a pool, which ends with this process."""
-
-    pool: Pool
-
-    def wait(self) -> bool:
-        """Run every job to its end, or until a signal asks to stop; returns whether one did."""
-        self.pool.run()
-        return bool(self.pool.heard)
+def devices_for(plan: Plan) -> Devices:
+    """This machine's devices that a run may use, shared as its configuration says."""
+    launcher = plan.config.launcher
+    return find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)
 
 
 class LocalLauncher(Launcher):
@@ -252,6 +220,7 @@ class LocalLauncher(Launcher):
         """The device of this machine, or the one that `hardware` declares."""
         return Target(*choose_device(config.hardware.option), machines_at_hand())
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> PoolSweep:
+    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
         """Make the pool; its runs start in `wait`."""
-        return PoolSweep(Pool(books, devices_of(books.jobs)))
+        plans = {job.kind: job.plan for job in books.jobs}
+        return Pool(books, {kind: devices_for(plan) for kind, plan in plans.items()})

@@ -282,16 +282,10 @@ class Probed:
     """Why it did not fit, or what else went wrong, in one line."""
 
 
-Start = Callable[[Plan, Place], LiveRun]
-
-
-def start_here(plan: Plan, place: Place) -> LiveRun:
-    """Start the processes of a plan on all visible devices."""
-    return LiveRun(plan, place, plan.batch.world_size)
-
-
-def probe(plan: Plan, start: Start = start_here) -> Probed:
+def probe(plan: Plan, start: Callable[[Plan, Place], LiveRun] | None = None) -> Probed:
     """Run the trial of a plan on this machine, with all its processes, and clean up behind it.
+
+    `start` starts its processes; usually on all visible devices.
 
     Raises:
         KeyboardInterrupt: a signal asked to stop; no process is left.
@@ -308,7 +302,8 @@ def probe(plan: Plan, start: Start = start_here) -> Probed:
         forward_signals(kill, kill, "stopping the probe") as heard,
     ):
         paths = RunPaths(Path(folder) / "run")
-        live = start(trial_of(plan), Place(paths, None, ""))
+        trial, place = trial_of(plan), Place(paths, None, "")
+        live = start(trial, place) if start else LiveRun(trial, place, trial.batch.world_size)
         running.append(live)
         deadline = time.monotonic() + LIMIT_S
         while not (live.is_over() or heard or time.monotonic() > deadline):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eke.common.errors import ConfigError
 from eke.common.files import own_folder, write_json
@@ -17,14 +17,16 @@ from eke.common.process_env import ranks_are_started
 from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
-from eke.hardware import DeviceSlot
 from eke.launch.processes.follow import RunView, open_view
 from eke.launch.processes.nodes import Head, start_attempt
 from eke.launch.processes.run_dir import Place
-from eke.launch.processes.worker_process import forward_signals
+from eke.launch.processes.worker_process import Watched, forward_signals
 from eke.plan.identity import meaningful
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome, Record
+
+if TYPE_CHECKING:
+    from eke.launch.local.devices import Grant
 
 MAX_CRASHES = 2
 """Times a run may crash in one command without getting any further: once may be the machine's
@@ -63,46 +65,11 @@ def are_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIO
     return f"{number} attempts in a row trained for {times}; the same command goes on"
 
 
-class Running(Protocol):
+class Running(Watched, Protocol):
     """One attempt at a run, in a separate process."""
-
-    place: Place
-
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-        ...
-
-    def ask(self, number: int) -> None:
-        """Hand a signal on."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once."""
-        ...
 
     def finish(self) -> Record:
         """Its record."""
-        ...
-
-
-class RunningHere(Running, Protocol):
-    """One on this machine."""
-
-    @property
-    def pid(self) -> int:
-        """Its process, or the one that has started all others."""
-        ...
-
-
-class HeldDevices(Protocol):
-    """Devices that a run holds."""
-
-    def uses(self, slot: DeviceSlot) -> bool:
-        """Whether some of the memory of a slot is this run's."""
-        ...
-
-    def release(self) -> None:
-        """Let them go."""
         ...
 
 
@@ -128,7 +95,7 @@ class Job:
     reused: bool = False
     """Answered from the record of an earlier run."""
     live: Running | None = None
-    grant: HeldDevices | None = None
+    grant: "Grant | None" = None
     pid: int = 0
     """Of its worker, or of what has started its workers; 0 where that is on another machine."""
     where: str = ""
@@ -335,22 +302,6 @@ def sweep_exit_code(cells: Sequence[Cell]) -> int:
 
 POLL_S = 0.1
 """Between two looks at the worker."""
-
-
-class Watched(Protocol):
-    """Processes of one run."""
-
-    def is_over(self) -> bool:
-        """Whether they have ended."""
-        ...
-
-    def ask(self, number: int) -> None:
-        """Hand a signal on."""
-        ...
-
-    def kill(self) -> None:
-        """End them at once."""
-        ...
 
 
 def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:

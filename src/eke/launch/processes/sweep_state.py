@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from eke.common.errors import ConfigError, EkeError
 from eke.common.files import open_file, own_folder, read_json, write_json
@@ -30,7 +30,7 @@ from eke.config.schema import Checkpointing, Config
 from eke.launch.processes.follow import Board
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import place_of
-from eke.launch.processes.sweep import CHANGED, Job
+from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
 
@@ -135,25 +135,13 @@ def _walk(node: Config | Any, path: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-class Ledger(Protocol):
-    """The sweep's file."""
-
-    def note(self, job: Job) -> None:
-        """A run has changed."""
-        ...
-
-    def flush(self, at_once: bool = False) -> None:
-        """Write what has changed."""
-        ...
-
-
 @dataclass
 class Books:
     """All runs of a sweep, wherever they run."""
 
     jobs: Sequence[Job]
     board: Board
-    ledger: Ledger
+    ledger: SweepFile
     place_of: Callable[[Plan], Place] = place_of
 
     def running(self) -> list[Job]:

@@ -49,10 +49,8 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     return {**child_environment(), **own, **(extra or {})}
 
 
-class WorkerProcess(Protocol):
-    """A worker from its start to its end; see `Worker`."""
-
-    process: "subprocess.Popen[bytes]"
+class Watched(Protocol):
+    """Processes that another one waits for."""
 
     def is_over(self) -> bool:
         """Whether it has ended."""
@@ -65,6 +63,12 @@ class WorkerProcess(Protocol):
     def kill(self) -> None:
         """End it at once."""
         ...
+
+
+class WorkerProcess(Watched, Protocol):
+    """A worker from its start to its end; see `Worker`."""
+
+    process: "subprocess.Popen[bytes]"
 
     def finish(self) -> int:
         """Wait for its end; returns its exit code (negative: a signal)."""
