@@ -107,14 +107,6 @@ def _checked(facts: Facts, lenient: bool) -> tuple[list[Problem], Permitted]:
     return refused, Permitted(facts.config, warnings)
 
 
-def sharing(plan: Plan) -> int:
-    """Runs of a sweep that use the same device, or a CPU's memory, at the same time."""
-    launcher = plan.config.launcher
-    if plan.device.kind != "cpu":
-        return launcher.runs_per_device
-    return max(1, launcher.cpu_slots // plan.batch.world_size)
-
-
 def at_rest(plan: Plan) -> Plan:
     """The same plan with all of a CPU's memory free."""
     return replace(plan, device=replace(plan.device, available_bytes=None))
@@ -143,7 +135,10 @@ def choose_batch(
     Raises:
         ConfigError: the device's memory is not known, or not even the smallest one fits.
     """
-    share = sharing(plan) if means.in_pool else 1
+    launcher, share = plan.config.launcher, 1
+    if means.in_pool:  # runs that use the same device, or a CPU's memory, at the same time
+        at_once = launcher.cpu_slots // plan.batch.world_size
+        share = max(1, at_once) if plan.device.kind == "cpu" else launcher.runs_per_device
     if share > 1:
         means = replace(means, probe=None, not_probed="runs of this sweep share its device")
     capacity = room_for_a_batch(plan, share)
@@ -251,11 +246,6 @@ class Adapted:
     """Option of each group."""
     decisions: tuple[Decision, ...] = ()
     """One for each choice, with its reason."""
-
-    def shown_in(self, plan: Plan) -> Plan:
-        """The plan with these decisions behind the one about its device."""
-        first, *others = plan.decisions
-        return replace(plan, decisions=(first, *self.decisions, *others))
 
 
 def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) -> Adapted:

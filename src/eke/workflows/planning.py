@@ -117,7 +117,8 @@ def plan_on(
     plan, seen_to_fit = plan_of(allowed[0]), False
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
-    plan = recipe.shown_in(plan)
+    about_device, *others = plan.decisions
+    plan = replace(plan, decisions=(about_device, *recipe.decisions, *others))
     plan = _explained(plan, usual, remark)
     if means.in_pool:  # its turn comes when others have ended
         plan = at_rest(plan)

@@ -83,12 +83,6 @@ def listen(backlog: int) -> socket.socket:
     return socket.create_server(("", 0), backlog=backlog)
 
 
-def free_port() -> int:
-    """A free port of this machine."""
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 class Line:
     """A connection on which both sides send lines of JSON."""
 
@@ -198,7 +192,8 @@ class Head:
 
     def begin(self, folder: Path, num_processes: int) -> str:
         """Have each machine start its processes; returns where all of them meet: `host:port`."""
-        endpoint = f"{host_name()}:{free_port()}"
+        with socket.create_server(("", 0)) as server:
+            endpoint = f"{host_name()}:{server.getsockname()[1]}"  # a free port
         message = {"begin": str(folder.absolute()), "num_processes": num_processes}
         with self._lock:
             self._busy = set(self._lines)
@@ -350,11 +345,8 @@ class LedRun:
         self._live.kill()
         trouble = self._killed_for or self._head.trouble()
         self._head.end()  # first, since they may know which process died
-        return self._with_reason(self._live.finish(), trouble)
-
-    def _with_reason(self, record: Record, trouble: str) -> Record:
-        """Name the lost machine, unless a process that failed is known."""
-        failure = record.failure
+        record = self._live.finish()
+        failure = record.failure  # of a lost machine, unless a process that failed is known
         if failure is None or not trouble:
             return record
         unexplained = self._killed_for and not end_of_ranks(self.place.paths, record.attempt)

@@ -18,7 +18,7 @@ import yaml
 from eke.common.errors import ChangedError, RunError
 from eke.common.files import last_bytes, write_atomic
 from eke.common.paths import RunPaths, user_path
-from eke.config.schema import Adapters, Batch, Config, Tracker
+from eke.config.schema import Adapters, Batch, Tracker
 from eke.estimate.time import note_predictions
 from eke.hardware import environment
 from eke.launch.processes.run_dir import Place, claim, find_place
@@ -140,8 +140,6 @@ def describe_exit(code: int, tail: str = "") -> str:
     """What an exit without a record means, with the exception that ended it, if the log has one."""
     if code == -signal.SIGKILL:
         return "killed by SIGKILL: by hand, or by the kernel because the machine ran out of memory"
-    if code == -signal.SIGXFSZ:
-        return "killed by SIGXFSZ: a file grew larger than `ulimit -f` allows"
     if code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"killed by {names.get(-code, f'signal {-code}')}"  # real-time signals have no name
@@ -335,7 +333,13 @@ def trial_of(plan: Plan) -> Plan:
         save_final=False,
         stop_on_nonfinite=False,
     )
-    cut = replan(plan, _unsaved(dataclasses.replace(config, batch=batch, train=train)))
+    peft = config.peft
+    if isinstance(peft, Adapters):
+        peft = dataclasses.replace(peft, save_merged=False)
+    tracker = Tracker(option="none")
+    cut = replan(
+        plan, dataclasses.replace(config, batch=batch, train=train, peft=peft, tracker=tracker)
+    )
     shape = cut.batch
     evaluated = shape.eval_per_device * shape.world_size * shape.devices
     steps = dataclasses.replace(
@@ -347,14 +351,6 @@ def trial_of(plan: Plan) -> Plan:
         num_eval_samples=min(evaluated, plan.steps.num_eval_samples),
     )
     return dataclasses.replace(cut, steps=steps, probe=True)
-
-
-def _unsaved(config: Config) -> Config:
-    """Without a tracker, and without a merged model at the end."""
-    peft = config.peft
-    if isinstance(peft, Adapters):
-        peft = dataclasses.replace(peft, save_merged=False)
-    return dataclasses.replace(config, peft=peft, tracker=Tracker(option="none"))
 
 
 def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:

@@ -84,7 +84,8 @@ def find_standings(folder: Path) -> list[RunStatus]:
     Raises:
         ConfigError: there is no run.
     """
-    folder = _by_its_name(folder)
+    if folder.name in ("", "..") or folder.is_symlink():
+        folder = folder.resolve()  # by its name among its sibling runs
     found = list(_runs_of(folder))
     if not found:
         raise ConfigError(no_runs([folder], "status"))
@@ -173,7 +174,8 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
             cells = read_json(sweep.sweep)["cells"]
             names = [cell.get("folder") or cell.get("run_id") or NO_FOLDER for cell in cells]
             labels = [" ".join(cell["overrides"]) for cell in cells]
-            places = [RunPaths(_beside(Path(name), folder)) for name in names]
+            # Siblings of the sweep's folder, also after both were moved.
+            places = [RunPaths(folder.parent / Path(name).name) for name in names]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise EkeError(f"{sweep.sweep}: not a readable sweep ({error})") from error
         yield from zip(places, cells, labels, strict=True)
@@ -183,16 +185,6 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
     for run in runs:
         paths = RunPaths(run)
         yield paths, {}, _typed(paths)
-
-
-def _by_its_name(folder: Path) -> Path:
-    """A folder by its name among its sibling runs: not `.`, and no link from elsewhere."""
-    return folder.resolve() if folder.name in ("", "..") or folder.is_symlink() else folder
-
-
-def _beside(run: Path, sweep: Path) -> Path:
-    """The folder of a sweep's run: a sibling of the sweep's folder, also after both were moved."""
-    return sweep.parent / run.name
 
 
 def _children(folder: Path) -> Iterator[Path]:

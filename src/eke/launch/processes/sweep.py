@@ -26,7 +26,7 @@ from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome, Record
 
 if TYPE_CHECKING:
-    from eke.launch.local.devices import Grant
+    from eke.launch.local import Grant
 
 MAX_CRASHES = 2
 """Times a run may crash in one command without getting any further: once may be the machine's

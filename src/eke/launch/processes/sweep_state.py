@@ -1,13 +1,9 @@
-"""Sweep state: the outcome of each run, for display and for sweep.json.
+"""State of a sweep's runs: their outcomes, which need not run, and requests to run all again.
 
-Skip runs that need at least as much memory as one that ran out of it.
-
-An order that holds whatever the model, as a forecast's does not: the same run with a
-larger micro-batch, longer samples, more layers, without checkpointing, or with float32 in place of
-16-bit weights needs no less. Anything else that differs (another optimizer, another attention
-kernel) leaves two runs without an order; so does autocast, which adds 16-bit copies of the weights.
-
-`rerun=true` of a sweep is fulfilled once, however often the command is interrupted and repeated.
+A run that needs at least as much memory as one that ran out of it is skipped. That order holds
+whatever the model: the same run with a larger micro-batch, longer samples, more layers, without
+checkpointing, or with float32 in place of 16-bit weights needs no less. Anything else that differs
+(another optimizer, another attention kernel, autocast) leaves two runs without an order.
 """
 
 import contextlib

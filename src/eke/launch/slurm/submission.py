@@ -354,11 +354,6 @@ def jobs_of(runs: Iterable[RunPaths]) -> list[str]:
     return [newest.element() if newest else "" for newest in newest_of(runs)]
 
 
-def job_of(paths: RunPaths) -> str:
-    """SLURM's name of one run's newest job."""
-    return jobs_of([paths])[0]
-
-
 REQUEUE_CODE = 99
 """Exit code of a run's watcher that requeues its job."""
 
@@ -386,20 +381,15 @@ def script_text(
     """The batch script for sbatch."""
     from submitit.slurm import slurm
 
+    python = profile.python or shlex.quote(sys.executable)
+    words = f"{python} {SAFE_PATH} -u -m eke.launch.slurm.watcher {shlex.quote(str(submission))}"
     text: str = slurm._make_sbatch_string(  # submitit's own executors write theirs with it
-        command=watcher_command(profile, submission),
+        command=f"{profile.command_prefix} {words}".strip(),  # for srun
         folder=submission.parent,
         map_count=num_runs,
         **sbatch_parameters(request, profile, name, submission.parent),
     )
     return text
-
-
-def watcher_command(profile: Slurm, submission: Path) -> str:
-    """The command for srun, shell-quoted."""
-    python = profile.python or shlex.quote(sys.executable)
-    words = f"{python} {SAFE_PATH} -u -m eke.launch.slurm.watcher {shlex.quote(str(submission))}"
-    return f"{profile.command_prefix} {words}".strip()
 
 
 def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:

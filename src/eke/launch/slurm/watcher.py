@@ -23,7 +23,8 @@ from eke.hardware import choose_device, machine_fingerprint, option_of
 from eke.launch.processes.nodes import Head, follow, start_attempt
 from eke.launch.processes.run_dir import Place, claim
 from eke.launch.processes.running_run import WORKER_PHASE
-from eke.launch.processes.sweep import worth_of
+from eke.launch.processes.sweep import MAX_CRASHES, worth_of
+from eke.launch.processes.worker_process import STOP_SIGNALS
 from eke.launch.slurm.run import note_software
 from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.submission import (
@@ -51,13 +52,8 @@ from eke.plan.record import (
 POLL_S = 0.1
 """Between two looks at the worker."""
 
-MAX_CRASHES = 2
-"""Times in a row it may crash without a step more than before: as in a pool."""
-
 MISPLACED = "node"
 """Phase of a failure that another try on this node would only repeat."""
-
-LISTENED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 SAID = {
     Outcome.timeout: signal.SIGUSR2,
@@ -73,7 +69,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m eke.launch.slurm.watcher SUBMISSION\n")
         return EXIT_USER
     heard: list[int] = []
-    for listened in LISTENED:
+    for listened in STOP_SIGNALS:
         signal.signal(listened, lambda got, _: heard.append(got))
     try:
         file = Path(arguments[0])
@@ -201,7 +197,7 @@ def with_reason(
     if why is None or record.outcome == why.name:
         return record
     silent = record.failure is not None and record.failure.phase == WORKER_PHASE
-    died = silent and exit_code is not None and -exit_code in LISTENED
+    died = silent and exit_code is not None and -exit_code in STOP_SIGNALS
     if Outcome[record.outcome] not in SAID and not died:
         return record
     record.outcome, record.exit_code = why.name, why.exit_code

@@ -9,7 +9,7 @@ import pytest
 from unit.launch.scripted import record_for
 
 from eke.common.errors import ConfigError, EkeError, Problem, RunError
-from eke.launch.local.devices import MAX_OVERTAKEN
+from eke.launch.local import MAX_OVERTAKEN
 from eke.plan.record import Outcome
 
 
