@@ -55,13 +55,13 @@ MAX_OVERTAKEN = 8
 """Runs that may be started before one that waits for more devices than are free; then what gets
 free is kept for it. A number of runs and not a time: runs of a sweep last about equally long."""
 
-Take = Callable[[Job, bool], bool]
-"""Start a job if its devices can be had, and say so; the flag says to keep what is free until there
-are enough."""
 
+def start_what_fits(due: Iterable[Job], take: Callable[[Job, bool], bool]) -> list[Job]:
+    """Start every job that can be started, in order; returns them.
 
-def start_what_fits(due: Iterable[Job], take: Take) -> list[Job]:
-    """Start every job that can be started, in order; returns them."""
+    `take` starts a job if its devices can be had, and says so; its flag says to keep what is free
+    until there are enough.
+    """
     started: list[Job] = []
     passed_over: list[Job] = []
     too_many: dict[str, int] = {}
@@ -174,7 +174,9 @@ class Grant:
     def environment(self, num_processes: int = 1) -> dict[str, str]:
         """What the run's processes need to see these devices and no others."""
         if not self.slots[0].is_gpu:
-            return _threads(len(self.cores()) // num_processes)
+            threads = len(self.cores()) // num_processes  # 0 where all cores may be used
+            is_set = "OMP_NUM_THREADS" in os.environ
+            return {"OMP_NUM_THREADS": str(threads)} if threads and not is_set else {}
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(slot.device for slot in self.slots),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -192,11 +194,6 @@ class Grant:
         """Close this process's hold; a worker that still lives keeps its own."""
         while self.descriptors:
             os.close(self.descriptors.pop())
-
-
-def _threads(cores: int) -> dict[str, str]:
-    """Threads for each process, unless the user set it; none if all may be used."""
-    return {"OMP_NUM_THREADS": str(cores)} if cores and "OMP_NUM_THREADS" not in os.environ else {}
 
 
 def occupied(device: str) -> str:
@@ -236,10 +233,6 @@ class Devices:
         if self.slots_per_run is not None:
             return self.slots_per_run
         return min(job.num_devices, self.count) if job.kind == "cpu" else job.num_devices
-
-    def threads(self) -> dict[str, str]:
-        """Variables of every process that has one CPU slot; none where it may use all cores."""
-        return _threads(len(self.slots[0].cores))
 
     def take(self, count: int, *, gather: bool = False, suits: Suits | None = None) -> Grant | None:
         """Lease so many different devices, or none.
@@ -452,7 +445,10 @@ class Pool(StartedSweep):
         now = time.monotonic()
         if not self.heard and (ended or now - self._tried >= RETRY_S):
             self._tried = now
-            start_what_fits([job for job in self.books.jobs if job.is_due()], self.try_to_start)
+            start_what_fits(
+                [job for job in self.books.jobs if job.is_waiting() and now >= job.not_before],
+                self.try_to_start,
+            )
         if self.heard:  # a job that cannot start does not wait: this process may hold its devices
             for job in self.books.jobs:
                 job.waiting_for = ""

@@ -14,18 +14,10 @@ from eke.config.compose import Arguments, Composed, compose, launcher_of
 from eke.config.sweep import SweepCell
 from eke.estimate.memory import is_open, stop_tracing, traced_forecast
 from eke.estimate.time import StepTime, forecast_time
-from eke.launch import (
-    Books,
-    Cell,
-    Job,
-    Launcher,
-    SweepFile,
-    find_launcher,
-    open_board,
-    sweep_id,
-    sweep_paths,
-    watching,
-)
+from eke.launch.interface import Launcher, find_launcher
+from eke.launch.processes.follow import open_board, watching
+from eke.launch.processes.sweep import Cell, Job, SweepFile, sweep_id, sweep_paths
+from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine
@@ -154,7 +146,10 @@ class Fitting:
         self._run(jobs)
         by_number = {job.number: job for job in jobs}
         for at, n in enumerate(numbers):
-            self._note(self._measured(n, repeats[n], cells[at], by_number.get(at)))
+            found = self._measured(n, repeats[n], cells[at], by_number.get(at))
+            self.trials.append(found)
+            self.search.tell(found.number, found.trial)
+            print_once(f"  {describe_trial(found, self.candidates.found[found.number])}")
 
     def name(self, number: int) -> str:
         """Difference of a candidate from the baseline."""
@@ -197,11 +192,6 @@ class Fitting:
             reason = f"its loss is higher: {found.loss:.4f} and not {typed:.4f}"
             found = replace(found, trial=replace(found.trial, step_s=None), reason=reason)
         return found
-
-    def _note(self, found: Measured) -> None:
-        self.trials.append(found)
-        self.search.tell(found.number, found.trial)
-        print_once(f"  {describe_trial(found, self.candidates.found[found.number])}")
 
 
 REPORT, VALUES = "fit.md", "fit.json"

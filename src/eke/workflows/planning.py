@@ -41,7 +41,7 @@ from eke.workflows.auto_batch import (
 )
 
 if TYPE_CHECKING:
-    from eke.launch import Launcher
+    from eke.launch.interface import Launcher
 
 PLANNING = Means()
 """Budget of batch=auto if no run starts."""
@@ -216,8 +216,8 @@ def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
 
 def probe_aloud(plan: Plan, in_pool: bool = False) -> ProbeResult:
     """Try a plan out on this machine, and say so; in a pool, if its devices are free."""
-    from eke.launch import probe  # a plan starts nothing
     from eke.launch.local import probe_in_pool
+    from eke.launch.processes.running_run import probe  # a plan starts nothing
 
     size = plan.batch.per_device
     stop_tracing()

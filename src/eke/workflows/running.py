@@ -11,16 +11,11 @@ from eke.common.process_env import check_started_ranks, check_started_tasks, my_
 from eke.config.compose import Composed, compose
 from eke.estimate.memory import DOES_NOT_FIT, forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
-from eke.launch import (
-    FOR_WRITING,
-    STOP_SIGNALS,
-    Head,
-    Place,
-    become_worker,
-    follow,
-    place_of,
-    run_single,
-)
+from eke.launch.processes.nodes import Head, follow
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.running_run import place_of
+from eke.launch.processes.sweep import FOR_WRITING, run_single
+from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
 from eke.plan.planner import Plan, render_plan
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
 from eke.results.report import render_summary

@@ -27,24 +27,19 @@ from eke.estimate.memory import (
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import usable_cores
-from eke.launch import (
-    Books,
+from eke.launch.interface import Launcher, find_launcher
+from eke.launch.processes.follow import open_board, watching
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.sweep import (
     Cell,
     Job,
-    Launcher,
-    Place,
-    Rerun,
     SweepFile,
-    done_again,
-    find_launcher,
     merge_duplicates,
-    open_board,
-    smallest_first,
     sweep_exit_code,
     sweep_id,
     sweep_paths,
-    watching,
 )
+from eke.launch.processes.sweep_state import Books, Rerun, done_again, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells

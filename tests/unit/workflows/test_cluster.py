@@ -9,7 +9,7 @@ from eke.common.errors import EkeError
 from eke.common.text import GIB
 from eke.config.schema import unused_cluster_overrides
 from eke.hardware import Device
-from eke.launch import find_launcher
+from eke.launch.interface import find_launcher
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import SubmissionRefused
 from eke.plan.record import Outcome

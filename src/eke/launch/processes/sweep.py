@@ -133,10 +133,6 @@ class Job:
         """Whether it could be started."""
         return self.outcome is None and self.live is None
 
-    def is_due(self) -> bool:
-        """Whether it could be started now."""
-        return self.is_waiting() and time.monotonic() >= self.not_before
-
     def settle(self, record: Record) -> bool:
         """Take note of how an attempt ended; returns whether there should be another one."""
         outcome = Outcome[record.outcome]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.common.streams import speak
 from eke.common.text import format_number
 from eke.config.schema import Config
 from eke.launch.interface import JobStatus, Launcher, StartedSweep, Target, declared_target
@@ -75,11 +76,6 @@ class Cluster(StartedSweep):
     def folder(self) -> Path:
         """Submissions, batch scripts and the jobs' own logs."""
         return self.paths.launcher(NAME)
-
-    @property
-    def poll_s(self) -> float:
-        """Between two questions to the scheduler."""
-        return self.books.jobs[0].plan.config.slurm.poll_s
 
     def submit(self) -> None:
         """Submit every run that is neither done nor queued.
@@ -151,7 +147,7 @@ class Cluster(StartedSweep):
             self.most = min(2 * self.most, sys.maxsize)
             for number, job in enumerate(now):
                 self.elements[job.number], job.waiting_for = submission.element(number), ""
-            say(f"submitted {format_number(len(now), 'run')} as job {submission.job_id}")
+            speak(f"submitted {format_number(len(now), 'run')} as job {submission.job_id}")
 
     def freeze(self, job: Job) -> bool:
         """Write a run's plan; False if it is done, or another process works on it."""
@@ -172,9 +168,9 @@ class Cluster(StartedSweep):
 
     def wait(self) -> bool:
         """Show the runs until all are done; Ctrl-C raises KeyboardInterrupt and ends no job."""
-        asked = 0.0
+        asked, poll_s = 0.0, self.books.jobs[0].plan.config.slurm.poll_s
         while self.unfinished():
-            if time.monotonic() - asked >= self.poll_s or not asked:
+            if time.monotonic() - asked >= poll_s or not asked:
                 asked = time.monotonic()
                 self.look()
             self.books.ledger.flush()
@@ -269,7 +265,9 @@ class Cluster(StartedSweep):
         else:
             # What crashed or was cancelled has been tried again, or was meant to end.
             final = Outcome[record.outcome] in (Outcome.crashed, Outcome.cancelled)
-            self.books.settle(job, record, stopping=final or is_spent(job))
+            ticket = read_ticket(paths_of(job))
+            spent = ticket and ticket.spent(job.plan.config.slurm.max_restarts)
+            self.books.settle(job, record, stopping=final or bool(spent))
         del self.elements[job.number]
         self.stamps.pop(job.number, None)
         if was_seen:
@@ -317,18 +315,6 @@ class Cluster(StartedSweep):
 def paths_of(job: Job) -> RunPaths:
     """Its run's files."""
     return RunPaths(Path(job.folder))
-
-
-def is_spent(job: Job) -> bool:
-    """Whether its job was requeued too often without progress and gave up."""
-    ticket = read_ticket(paths_of(job))
-    return ticket is not None and bool(ticket.spent(job.plan.config.slurm.max_restarts))
-
-
-def say(text: str) -> None:
-    """A line for the user."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
