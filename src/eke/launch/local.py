@@ -334,11 +334,7 @@ class FreeMemory:
         return f"{format_bytes(left)} of memory free now, at least {needed} needed"
 
     def problem(self, num_spare: int) -> ConfigError | None:
-        """Message for a run that does not fit because others hold memory on too many devices.
-
-        Args:
-            num_spare: devices that it could do without.
-        """
+        """Message for a run that does not fit because others hold memory on too many devices."""
         if len(self.by_others) <= num_spare:
             return None
         plan = next(iter(self.by_others.values()))

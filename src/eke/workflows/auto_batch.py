@@ -76,9 +76,7 @@ class Permitted:
 def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
     """The configuration, or with batch=auto each of its micro-batches, that no rule rejects.
 
-    Args:
-        facts: the configuration and its device.
-        lenient: whether rules about its size are left to the forecast.
+    `lenient` leaves rules about its size to the forecast.
 
     Raises:
         ConfigError: every rule it breaks.
@@ -293,12 +291,7 @@ EPOCHS = 3.0
 
 
 def fine_tuned(config: Config, composed: Composed) -> tuple[Config, tuple[Decision, ...], str]:
-    """The configuration with the usual values of fine-tuning, each with its reason, and a warning.
-
-    Args:
-        config: as resolved; one with random weights is left as it is.
-        composed: the composed configuration: keys set there stay.
-    """
+    """The configuration with the usual values of fine-tuning, their reasons, and a warning."""
     if not isinstance(config.model, PretrainedModel):
         return config, (), ""
     decisions, warning = [], ""

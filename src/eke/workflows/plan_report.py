@@ -58,12 +58,7 @@ def plan_text(
 
 
 def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
-    """Advice whose overrides compose with the given ones.
-
-    Args:
-        plan: the plan to reduce.
-        trace: spend seconds on traces of the proposals that formulas are not sure of.
-    """
+    """Advice whose overrides compose with the given ones."""
     found = [
         each for each in advise(plan, judge=slowdown) if composes(plan.overrides, each.overrides)
     ]

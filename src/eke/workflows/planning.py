@@ -166,11 +166,6 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
 def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
     """The plan, with a warning where memory is short.
 
-    Args:
-        plan: of a run that is to start.
-        trace: spend seconds on a trace where formulas cannot tell whether there is room.
-        found: its forecast, if that is known.
-
     Raises:
         ConfigError: it cannot fit.
     """

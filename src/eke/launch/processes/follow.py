@@ -131,27 +131,20 @@ def open_view(paths: RunPaths, total_steps: int) -> Iterator[RunView]:
     if not sys.stderr.isatty():
         yield RunView(paths)
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        progress.TextColumn("training"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[loss]}"),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
     )
     console = Console(file=unfiltered(sys.stderr), highlight=False)
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress.Progress(*columns, console=console, transient=True) as bar:
         bar.add_task("run", total=total_steps, loss="")
         yield RunView(paths, bar)
 

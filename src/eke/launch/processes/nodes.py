@@ -393,11 +393,7 @@ ALONE_S = 600.0
 def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> None:
     """Take part in the run that the first machine leads, until it lets us go.
 
-    Args:
-        file: where the first one writes its invitation.
-        task: this one.
-        timeout_s: longest wait for it.
-        problem: why this machine cannot take part.
+    `problem` tells it why this machine cannot take part.
 
     Raises:
         EkeError: the first one is not to be found.

@@ -128,13 +128,7 @@ def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
 
 
 def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
-    """Note that a finished run used a tracker other than the requested one; empty if the same.
-
-    Args:
-        record: of the run, which tracking does not change: its identity is the same.
-        plan: the plan requested now.
-        folder: of the run, for the command that is proposed.
-    """
+    """Note that a finished run used a tracker other than the requested one; empty if the same."""
     asked, had = plan.config.tracker.option, record.choices.get("tracker")
     if had is None or asked in ("none", had):
         return ""

@@ -47,10 +47,6 @@ def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> l
 
     Jobs of the first round that may run out are sorted by expected memory, within their positions;
     all others keep theirs.
-
-    Args:
-        jobs: of a sweep, in the given order.
-        risk: bytes that a plan is expected to need, if it may run out of memory; else None.
     """
     found: dict[int, int] = {}
     first = min((job.plan.config.repeat for job in jobs), default=0)

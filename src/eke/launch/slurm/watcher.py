@@ -186,13 +186,7 @@ def with_reason(
     """The record of an interrupted run with the reason that SLURM gives.
 
     The worker may have been signalled before this process: scancel reaches every process of a job
-    at once, and a worker that has just started dies of it.
-
-    Args:
-        paths: of the run.
-        record: of the attempt.
-        why: why SLURM wanted the run to stop; None if it did not.
-        exit_code: of the worker, negative for a signal.
+    at once, and a worker that has just started dies of it; `exit_code` is then the negative signal.
     """
     if why is None or record.outcome == why.name:
         return record
