@@ -17,7 +17,7 @@ import eke.plan.record.metrics
 from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
-from eke.launch import claim, find_place
+from eke.launch.processes.run_dir import claim, find_place
 from eke.plan.record import Outcome, read_record, start_attempt, write_record
 
 
@@ -217,7 +217,7 @@ def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monke
 
 HOLD = """
 import sys, pathlib
-from eke.launch import claim
+from eke.launch.processes.run_dir import claim
 from eke.common.paths import RunPaths
 with claim(RunPaths(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)
