@@ -274,8 +274,8 @@ FAULTS = (
     fault(
         "cores_overlap",
         "hardware/processes.py",
-        "start = number * share % len(cores)",
-        "start = number % len(cores)",
+        "[number * share % len(cores) for",
+        "[number % len(cores) for",
         "runs on one CPU share cores and disturb each other's timings",
         "unit/hardware/test_slots.py::test_slots_of_a_cpu_share_no_core",
     ),

@@ -73,7 +73,7 @@ COMPOSING = ("hydra", "omegaconf", "antlr4")
     [
         "training.loop.worker",
         "training.loop.agent",
-        "data.preparation.prepare",
+        "data.preparation.rows",
         "results.report",
     ],
 )

@@ -412,8 +412,6 @@ def _gpus(report: GpuReport) -> Iterator[tuple[str, str]]:
     yield "driver", f"{report.driver or 'unknown'}, up to CUDA {report.cuda_driver or 'unknown'}"
     for gpu in report.gpus:
         yield f"GPU {gpu.index}", "; ".join(_gpu(gpu))
-    if len(report.gpus) > 1:
-        yield from _matrix(report)
 
 
 def _gpu(gpu: GpuState) -> Iterator[str]:
@@ -433,27 +431,12 @@ def _gpu(gpu: GpuState) -> Iterator[str]:
         if now is not None:
             limit = f" of {show(most)}" if most is not None else ""
             yield f"{what}{show(now)}{limit} {unit}"
-    for name, state in (("persistence mode", gpu.persistence), ("ECC", gpu.ecc)):
-        if state is not None:
-            yield f"{name} {'on' if state else 'off'}"
     if gpu.throttled_by:
         yield f"slowed down by {', '.join(gpu.throttled_by)}"
 
 
 def _whole(number: float) -> str:
     return f"{number:.0f}"
-
-
-def _matrix(report: GpuReport) -> Iterator[tuple[str, str]]:
-    """Format links as `nvidia-smi topo -m`: NV4 is four NVLinks; SYS to PIX are PCIe paths."""
-    links, numbers = report.links or {}, [gpu.index for gpu in report.gpus]
-    yield "", "\t" + "".join(f"{f'GPU {n}':>7}" for n in numbers)
-    for one in numbers:
-        cells = ["X" if one == other else links.get(f"{one}-{other}", "?") for other in numbers]
-        yield f"GPU {one}", "\t" + "".join(f"{cell:>7}" for cell in cells)
-    without = [pair for pair, works in (report.p2p or {}).items() if not works]
-    peers = f"not between {', '.join(without)}" if without else "between all"
-    yield "peer access", peers
 
 
 def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:

@@ -67,16 +67,31 @@ def files_digest(files: Iterable[tuple[str, Path]]) -> str:
     """
     listed = list(files)
     listing = [[name, str(path.absolute()), *stamp(path)] for name, path in listed]
-    return digest_once(listing, 32, lambda: _content_hash(listed))
+
+    def compute() -> str:
+        sizes = [path.stat().st_size for _, path in listed]
+        return content_hash(
+            (f"{name}\0{size}\0", path, 0, size)
+            for (name, path), size in zip(listed, sizes, strict=True)
+        )
+
+    return digest_once(listing, 32, compute)
 
 
-def _content_hash(files: Iterable[tuple[str, Path]]) -> str:
+def content_hash(parts: Iterable[tuple[str, Path, int, int]]) -> str:
+    """SHA-256 of byte ranges of files, each after its heading.
+
+    Args:
+        parts: heading, file, first byte and number of bytes.
+    """
     digest = hashlib.sha256()
-    for name, path in files:
-        digest.update(f"{name}\0{path.stat().st_size}\0".encode(errors="surrogateescape"))
+    for heading, path, start, size in parts:
+        digest.update(os.fsencode(heading))
         with open(path, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
+            file.seek(start)
+            while size and (chunk := file.read(min(size, CHUNK_BYTES))):
                 digest.update(chunk)
+                size -= len(chunk)
     return digest.hexdigest()
 
 

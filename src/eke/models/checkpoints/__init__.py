@@ -8,13 +8,3 @@ from eke.models.checkpoints.locate import (
     resolve_tokenizer,
 )
 from eke.models.checkpoints.resolve import follow_head, resolve_model
-
-__all__ = [
-    "Located",
-    "content_of",
-    "follow_head",
-    "is_of_eke_without_tokenizer",
-    "locate",
-    "resolve_model",
-    "resolve_tokenizer",
-]

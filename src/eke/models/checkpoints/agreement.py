@@ -3,36 +3,24 @@
 Widths and depth are compared here, before anything is queued; every single tensor is compared when
 the model is loaded.
 
-Names and shapes of a checkpoint's tensors, from the headers of its safetensors files.
-
-Format: eight bytes with the header's length, the header as JSON, the numbers.
-Source: https://huggingface.co/docs/safetensors/index#format
-
 What makes a checkpoint the same checkpoint: its content, wherever it lies.
 """
 
 import json
+import mmap
 import re
 import shlex
-import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from eke.common.errors import Fix
 from eke.data.sources import files_digest
 from eke.models.checkpoints.locate import CONFIG, KEY, Located, refuse
+from eke.models.families import FAMILIES
 from eke.models.families.family_record import Sizes
-from eke.models.families.registry import FAMILIES
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-MAX_HEADER_BYTES = 100_000_000
-"""What the safetensors library takes: safetensors/src/tensor.rs, MAX_HEADER_SIZE."""
-
-CHUNK = 1 << 24
-"""Bytes of a tensor that are compared at once."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -88,73 +76,45 @@ def read_shapes(found: Located) -> Shapes:
     Raises:
         ConfigError: a file is missing, cut off or none of safetensors.
     """
+    from safetensors import SafetensorError, safe_open
+
     shapes: Shapes = {}
     for path in weight_files(found):
-        header = _header(found, path)
         try:
-            shapes |= {
-                name: tuple(int(n) for n in tensor["shape"]) for name, tensor in header.items()
-            }
-            end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
-        except (TypeError, KeyError, ValueError, IndexError) as error:
-            raise refuse(found.typed, f"the header of its {path.name} is damaged") from error
-        _check_length(found, path, end)
+            with safe_open(path, "np") as file:
+                names = file.keys()
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
+        except OSError as error:
+            raise refuse(found.typed, f"its {path.name} cannot be read: {error}") from error
+        except SafetensorError as error:
+            with open(path, "rb") as opened:
+                is_pointer = opened.read(7) == b"version"
+            if is_pointer:
+                why = f"its {path.name} is a Git LFS pointer, not the weights"
+                fix = Fix(remark="git lfs pull   (in its folder)")
+                raise refuse(found.typed, why, fix) from error
+            size = path.stat().st_size
+            why = f"its {path.name} ({size} bytes) is no safetensors file, or was not copied whole"
+            raise refuse(found.typed, f"{why}: {error}") from error
     return shapes
 
 
 def same_numbers(found: Located, one: str, other: str) -> bool:
-    """Whether two tensors of a checkpoint hold the same bytes."""
-    places = []
+    """Whether two tensors of a checkpoint hold the same bytes.
+
+    Format: eight bytes with the header's length, the header as JSON, the numbers.
+    Source: https://huggingface.co/docs/safetensors/index#format
+    """
+    tensors = {}
     for path in weight_files(found):
         with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-        header = _header(found, path)
-        places += [(path, 8 + length, header[n]) for n in (one, other) if n in header]
-    (path, start, first), (path_2, start_2, second) = places
-    (low, high), (low_2, high_2) = first["data_offsets"], second["data_offsets"]
-    if (first["dtype"], high - low) != (second["dtype"], high_2 - low_2):
-        return False
-    with open(path, "rb") as file, open(path_2, "rb") as file_2:
-        for at in range(0, high - low, CHUNK):
-            size = min(CHUNK, high - low - at)
-            file.seek(start + low + at)
-            file_2.seek(start_2 + low_2 + at)
-            if file.read(size) != file_2.read(size):
-                return False
-    return True
-
-
-def _header(found: Located, path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > MAX_HEADER_BYTES:
-                raise ValueError("the header is too long")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        return dict(header)
-    except OSError as error:
-        raise refuse(found.typed, f"its {path.name} cannot be read: {error.strerror}") from error
-    except (struct.error, ValueError, AttributeError, TypeError, RecursionError) as error:
-        why = f"its {path.name} is no safetensors file, or cut off ({path.stat().st_size} bytes)"
-        if _first_bytes(path) == b"version":
-            why = f"its {path.name} is a Git LFS pointer, not the weights"
-            raise refuse(found.typed, why, Fix(remark="git lfs pull   (in its folder)")) from error
-        raise refuse(found.typed, why) from error
-
-
-def _first_bytes(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(7)
-
-
-def _check_length(found: Located, path: Path, end: int) -> None:
-    with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-    wanted, there = 8 + length + end, path.stat().st_size
-    if wanted != there:
-        why = f"its {path.name} has {there} bytes instead of {wanted}: it was not copied whole"
-        raise refuse(found.typed, why)
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(bytes(content[8:start]))
+        for name in {one, other} & header.keys():
+            low, high = header[name]["data_offsets"]
+            tensors[name] = header[name]["dtype"], content[start + low : start + high]
+    return tensors[one] == tensors[other]
 
 
 def compare(family: str, sizes: Sizes, shapes: Shapes, typed: str) -> None:
@@ -165,16 +125,7 @@ def compare(family: str, sizes: Sizes, shapes: Shapes, typed: str) -> None:
     """
     if not FAMILIES[family].is_known:
         return
-    _check_heads(sizes, typed)
-    if not shapes:
-        return
-    for what, said, found in _differences(family, sizes, shapes):
-        why = f"its config.json says {what} = {said}, and its tensors {found}"
-        raise refuse(typed, why, Fix(remark="the config.json that was saved with these weights"))
-
-
-def _check_heads(sizes: Sizes, typed: str) -> None:
-    """What transformers refuses, or fails at, when it builds the model."""
+    # What transformers refuses, or fails at, when it builds the model.
     heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
     groups = sizes.get("num_key_value_heads") or heads
     if width % heads and "gated" not in sizes:  # T5 alone has heads of any width
@@ -183,6 +134,10 @@ def _check_heads(sizes: Sizes, typed: str) -> None:
     if heads % groups:
         why = f"its config.json has num_key_value_heads = {groups}, no divisor of"
         raise refuse(typed, f"{why} num_attention_heads = {heads}")
+    difference = next(_differences(family, sizes, shapes), None) if shapes else None
+    if difference:
+        why = "its config.json says {} = {}, and its tensors {}".format(*difference)
+        raise refuse(typed, why, Fix(remark="the config.json that was saved with these weights"))
 
 
 def _differences(family: str, sizes: Sizes, shapes: Shapes) -> Iterator[tuple[str, object, str]]:
@@ -225,6 +180,5 @@ def content_of(found: Located) -> str:
     try:
         return files_digest((path.name, path) for path in files)[:16]
     except OSError as error:
-        raise refuse(
-            found.typed, f"its {error.filename} cannot be read: {error.strerror}"
-        ) from error
+        why = f"its {error.filename} cannot be read: {error.strerror}"
+        raise refuse(found.typed, why) from error

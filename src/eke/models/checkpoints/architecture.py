@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from eke.models.checkpoints.locate import refuse
+from eke.models.families import FAMILIES
 from eke.models.families.family_record import InvalidSize, Reader, Sizes
-from eke.models.families.registry import FAMILIES
 
 Raw = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
     kind = str(raw.get("model_type"))
     family = "other"
     read: Callable[[Reader], Sizes] = _other
-    if _is_plain(raw):
+    if not any(raw.get(key) is True for key in _UNUSUAL):
         known = (each for each in FAMILIES.values() if kind in each.checkpoints)
         family, read = next(((f.name, f.checkpoints[kind]) for f in known), (family, read))
     try:
@@ -53,10 +53,6 @@ def is_known(model_type: str) -> bool:
 
 # Switches that add or remove tensors which the closed forms of eke.models.families do not have.
 _UNUSUAL = ("attention_bias", "mlp_bias", "add_cross_attention", "is_decoder")
-
-
-def _is_plain(raw: Raw) -> bool:
-    return not any(raw.get(key) is True for key in _UNUSUAL)
 
 
 def _other(reader: Reader) -> Sizes:

@@ -5,23 +5,26 @@ import json
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_value
 from eke.config.schema import Config, PretrainedModel, Rows, SequenceClassification
 from eke.models.checkpoints.agreement import Shapes, compare, content_of, read_shapes, same_numbers
-from eke.models.checkpoints.architecture import first_position, is_known, read_sizes, supports
+from eke.models.checkpoints.architecture import (
+    first_position,
+    is_known,
+    models_folder,
+    read_sizes,
+    supports,
+)
 from eke.models.checkpoints.locate import CONFIG, KEY, Located, locate, refuse
+from eke.models.families import FAMILIES
 from eke.models.families.family_record import Sizes
-from eke.models.families.registry import FAMILIES
 
 TYPED = ("option", "family", "name_or_path", "revision", "dropout")
 """Fields of `PretrainedModel` that are not the checkpoint's to say."""
-
 
 _OTHER = re.compile(r"position|\bwpe\b|\btransform\b|dense|(?<!\.weight)$").search
 """Names of tensors that may be as large as a table of the vocabulary, and are none; a quantizer's
@@ -139,15 +142,10 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
     ]
     why = "is read from the checkpoint with model=pretrained and cannot be set"
     chosen = ("model=pretrained", f"{KEY}={model.name_or_path}")
+    fixes = {name: Fix(*chosen, remark=f"without model.{name}") for name in wrong}
     return [
-        Problem(
-            f"model.{name}",
-            format_value(getattr(model, name)),
-            why,
-            Fix(*chosen, remark=f"without model.{name}"),
-            "pretrained",
-        )
-        for name in wrong
+        Problem(f"model.{name}", format_value(getattr(model, name)), why, fix, "pretrained")
+        for name, fix in fixes.items()
     ]
 
 
@@ -165,11 +163,8 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         why = f"{kind} needs Python code from the checkpoint, which eke never runs"
         raise refuse(found.typed, why)
     why = f"its {CONFIG} says model_type = {kind}, which transformers {version('transformers')}"
-    fix = Fix(
-        remark="pip install --upgrade transformers   (where a newer one has it; else "
-        f"{KEY}=ANOTHER)"
-    )
-    raise refuse(found.typed, f"{why} does not have", fix)
+    newer = f"pip install --upgrade transformers   (where a newer one has it; else {KEY}=ANOTHER)"
+    raise refuse(found.typed, f"{why} does not have", Fix(remark=newer))
 
 
 def _transformers_has(model_type: str) -> bool:
@@ -178,9 +173,8 @@ def _transformers_has(model_type: str) -> bool:
     The list is read as text: importing it would import torch. Where it cannot be found, loading the
     model will tell.
     """
-    spec = find_spec("transformers")
-    folders = spec.submodule_search_locations if spec else None
-    lists = [Path(folder, "models", "auto", name) for folder in folders or () for name in LISTS]
+    folder = models_folder()
+    lists = [folder / "auto" / name for name in LISTS] if folder else []
     texts = [path.read_text(encoding="utf-8") for path in lists if path.is_file()]
     return not texts or any(f'"{model_type}"' in text for text in texts)
 
@@ -215,9 +209,8 @@ def _refuse_absent(found: Located, family: str, planning: bool) -> None:
 
     if constants.HF_HUB_OFFLINE and not planning:
         why = "its weights are not in the hub's cache, and HF_HUB_OFFLINE is set"
-        raise refuse(
-            found.typed, why, Fix(remark=f"hf download {found.typed}   (with a connection)")
-        )
+        fix = Fix(remark=f"hf download {found.typed}   (with a connection)")
+        raise refuse(found.typed, why, fix)
     if not FAMILIES[family].is_known:
         why = "eke learns the size of this architecture from its weights, which are not here yet"
         raise refuse(found.typed, why, Fix(remark=f"hf download {found.typed}"))

@@ -58,9 +58,7 @@ def _bert_structure(config: Config) -> Structure:
         if not model.tie_word_embeddings:
             # transformers 5 then keeps a second bias, `cls.predictions.bias`, that nothing reads.
             weights.append(Weight((model.vocab_size,), trained=False))
-    attention = AttentionLayers(
-        model.num_hidden_layers, hidden, Tokens.source, Tokens.source, causal=False
-    )
+    attention = AttentionLayers(model.num_hidden_layers, hidden, causal=False)
     return Structure(tuple(weights), (attention,))
 
 
@@ -169,9 +167,7 @@ def _gpt2_structure(config: Config) -> Structure:
     ]
     if is_classification(config):
         weights += head(num_labels(config), hidden, Tokens.source, bias=False, is_head=True)
-    attention = AttentionLayers(
-        model.num_hidden_layers, hidden, Tokens.source, Tokens.source, causal=True
-    )
+    attention = AttentionLayers(model.num_hidden_layers, hidden, causal=True)
     return Structure(tuple(weights), (attention,))
 
 
@@ -279,7 +275,7 @@ def _t5_structure(config: Config) -> Structure:
         weights += head(num_labels(config), hidden, Tokens.sample, bias=True, is_head=True)
     width = heads * head_width(model)
     attention = (
-        AttentionLayers(encoders, width, Tokens.source, Tokens.source, causal=False),
+        AttentionLayers(encoders, width, causal=False),
         AttentionLayers(decoders, width, Tokens.target, Tokens.target, causal=True),
         AttentionLayers(decoders, width, Tokens.target, Tokens.source, causal=False),
     )
@@ -370,7 +366,7 @@ def _t5_arguments(config: Config) -> dict[str, Any]:
     model = cast(T5Model, config.model)
     return {
         "d_model": model.hidden_size,
-        "d_kv": model.head_dim or model.hidden_size // model.num_attention_heads,
+        "d_kv": head_width(model),
         "d_ff": model.intermediate_size,
         "num_layers": model.num_hidden_layers,
         "num_decoder_layers": model.num_decoder_layers,
