@@ -426,8 +426,8 @@ FAULTS = (
     fault(
         "moments_halved",
         "models/sizes/state.py",
-        "lambda w: FLOAT32_BYTES if master else _number_bytes(config, w)",
-        "lambda w: _number_bytes(config, w)",
+        "lambda w: FLOAT32_BYTES if formats.master else _number_bytes(formats, w)",
+        "lambda w: _number_bytes(formats, w)",
         "the state of float32 masters is forecast at half its size",
         "unit/models/sizes/test_state.py::test_an_optimizer_of_float32_copies_has_float32_moments",
     ),
