@@ -34,11 +34,7 @@ arch/arm64/kernel/cpuinfo.c."""
 
 
 def cpu_device(note: str = "") -> Device:
-    """This machine's CPU as one device.
-
-    Args:
-        note: why the CPU and not a GPU.
-    """
+    """This machine's CPU as one device; the note says why not a GPU."""
     return Device(
         kind="cpu",
         name=cpu_name(),
@@ -164,12 +160,7 @@ _MOUNTS = Path("/proc/self/mounts")
 
 
 def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
-    """File system type of a path (`ext4`, `nfs4`, `tmpfs`); empty if unknown.
-
-    Args:
-        path: an existing path.
-        mounts: the kernel's table.
-    """
+    """File system type of a path (`ext4`, `nfs4`, `tmpfs`); empty if unknown."""
     try:
         rows = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
     except OSError:

@@ -56,11 +56,9 @@ def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
 
 
 def resident_bytes(pid: int, proc: Path = _PROC) -> int:
-    """Resident memory of a process and its descendants; shared pages count for each.
+    """Resident memory of a process (0 if it has ended) and its descendants.
 
-    Args:
-        pid: the process; one that has ended counts as zero.
-        proc: the process file system.
+    Shared pages count for each.
     """
     found = {int(entry.name): _stat(entry) for entry in proc.iterdir() if entry.name.isdecimal()}
     family, young = set[int](), {pid}
@@ -138,11 +136,7 @@ class DeviceSlot:
 
 
 def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
-    """Slots of the visible GPUs and MIG slices, by UUID.
-
-    Args:
-        runs_per_device: runs that may share a GPU.
-    """
+    """Slots of the visible GPUs and MIG slices, by UUID; several runs may share one."""
     uuids = nvidia.ask_driver(
         lambda nvml: [str(nvml.nvmlDeviceGetUUID(each)) for each in nvidia.visible_handles(nvml)]
     )

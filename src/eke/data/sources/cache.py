@@ -57,10 +57,7 @@ def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str
 
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
-    """Hash names and contents of files in their order: 32 hex digits.
-
-    Args:
-        files: name to hash (not the location), and path.
+    """Hash names (not locations) and contents of files in their order: 32 hex digits.
 
     Raises:
         OSError: a file cannot be read.
@@ -79,11 +76,7 @@ def files_digest(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def content_hash(parts: Iterable[tuple[str, Path, int, int]]) -> str:
-    """SHA-256 of byte ranges of files, each after its heading.
-
-    Args:
-        parts: heading, file, first byte and number of bytes.
-    """
+    """SHA-256 of byte ranges (heading, file, first byte, bytes), each after its heading."""
     digest = hashlib.sha256()
     for heading, path, start, size in parts:
         digest.update(os.fsencode(heading))

@@ -56,12 +56,7 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
 
 
 def other_format(option: str, files: Iterable[str]) -> str:
-    """Override for files with another format's suffix; empty if some have this format's.
-
-    Args:
-        option: the configured format: `jsonl`, `csv`, `parquet` or `text`.
-        files: file names.
-    """
+    """Override for files with another format's suffix; empty if some have this format's."""
     names = [name.lower() for name in files]
     if not names or any(name.endswith(ENDINGS.get(option, ())) for name in names):
         return ""
@@ -80,12 +75,7 @@ def _exists(path: Path, key: str, typed: str) -> bool:
 
 
 def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
-    """Find files below a folder by name, unsorted.
-
-    Args:
-        folder: searched recursively.
-        pattern: of file names, from `data.pattern`.
-        ending: suffix for the example in the error message.
+    """Find files below a folder by a pattern of their names, unsorted.
 
     Raises:
         ConfigError: the pattern is invalid.

@@ -22,11 +22,7 @@ Raw = Mapping[str, Any]
 
 
 def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
-    """Family and sizes.
-
-    Args:
-        raw: the content of config.json.
-        typed: folder or name as given, for messages.
+    """Family and sizes, from the content of config.json.
 
     Returns:
         A key of `eke.models.families.FAMILIES`, and fields of `PretrainedModel`.
@@ -130,13 +126,7 @@ def source_of(model_type: str) -> Path | None:
 
 
 def class_attribute(model_type: str, task: str, name: str) -> bool | None:
-    """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell.
-
-    Args:
-        model_type: of config.json.
-        task: option of the group `task`.
-        name: of the attribute.
-    """
+    """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell."""
     folder = models_folder()
     if folder is None:
         return None
@@ -196,10 +186,6 @@ def first_position(model_type: str, pad: int) -> int:
     RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in their
     table's `padding_idx`; all others begin with the first. A row that ProphetNet's decoder reads
     ahead of each token's own is one that no sequence can have.
-
-    Args:
-        model_type: of config.json.
-        pad: `pad_token_id` of config.json.
     """
     source = source_of(model_type)
     try:

@@ -184,9 +184,6 @@ OF_EKE = ("manifest.json", "state.json")
 def resolve_tokenizer(config: Config) -> Config:
     """The configuration with the tokenizer that `auto` stands for.
 
-    Args:
-        config: its model is resolved; not changed.
-
     Raises:
         ConfigError: the checkpoint is gone.
     """

@@ -174,12 +174,9 @@ def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Count
 def training_flops(config: Config, structure: Structure, means: SampleMeans | None = None) -> Flops:
     """Model FLOPs of one forward and backward pass over one sample, the mean of a training's.
 
-    Source: the two papers named at the top of this file.
+    Without `means` each sample has `data.seq_len` tokens.
 
-    Args:
-        config: of the run.
-        structure: of its model.
-        means: of its samples; None where each has `data.seq_len` tokens.
+    Source: the two papers named at the top of this file.
     """
     tokens = tokens_per_sample(config, means)
     matmul = sum(_per_parameter(w) * w.num_active * tokens[w.tokens] for w in structure.weights)
@@ -282,11 +279,8 @@ def training_structure(config: Config) -> Structure:
 def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
     """Parameters and training FLOPs, equal to what the real transformers class has.
 
-    Adapters are counted among the trained parameters, and not among the model's.
-
-    Args:
-        config: of the run.
-        means: of its samples; None where each has `data.seq_len` tokens.
+    Adapters are counted among the trained parameters, and not among the model's. Without `means`
+    each sample has `data.seq_len` tokens.
 
     Raises:
         ConfigError: if the family has no head for the task.
