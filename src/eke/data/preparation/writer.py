@@ -16,7 +16,7 @@ import numpy as np
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import fsync_directory, open_file, own_folder, remove_tree
 from eke.data.preparation.lines import Fields
-from eke.data.sources import DTYPES, Manifest, Vocabulary, cache_folder, token_dtype, write_manifest
+from eke.data.sources import Manifest, Vocabulary, array_dtype, cache_folder, write_manifest
 
 
 def disk_error(error: OSError) -> ConfigError:
@@ -80,7 +80,7 @@ class Writer:
 
     def dtype(self, name: str) -> "np.dtype[Any]":
         """Data type of an array."""
-        return np.dtype(token_dtype(self.token_bytes) if name == "tokens" else DTYPES[name])
+        return np.dtype(array_dtype(name, self.token_bytes))
 
     def note(self, text: str) -> None:
         """Add a text to the hash."""

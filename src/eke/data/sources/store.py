@@ -163,8 +163,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Read the manifest; None if it is missing or a file has the wrong size."""
     try:
         manifest = cattrs.structure(json.loads((folder / MANIFEST).read_bytes()), Manifest)
+        size = manifest.token_bytes
         whole = all(
-            (folder / f"{name}.bin").stat().st_size == count * int(_dtype(manifest, name)[-1])
+            (folder / f"{name}.bin").stat().st_size == count * int(array_dtype(name, size)[-1])
             for name, count in manifest.counts.items()
         )
     except (OSError, ValueError, KeyError, cattrs.BaseValidationError):
@@ -172,13 +173,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest if whole else None
 
 
-def _dtype(manifest: Manifest, name: str) -> str:
-    return token_dtype(manifest.token_bytes) if name == "tokens" else DTYPES[name]
-
-
-def token_dtype(token_bytes: int) -> str:
-    """Numpy dtype of `tokens.bin`."""
-    return "<u2" if token_bytes == 2 else "<u4"
+def array_dtype(name: str, token_bytes: int) -> str:
+    """Numpy dtype of an array of a store."""
+    return f"<u{token_bytes}" if name == "tokens" else DTYPES[name]
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,7 @@ class Store:
         """
         import numpy as np  # slow import, needed by few plans
 
-        dtype = _dtype(self.manifest, name)
+        dtype = array_dtype(name, self.manifest.token_bytes)
         count = self.manifest.counts[name]
         if not count:
             return np.zeros(0, dtype)  # an empty file cannot be mapped

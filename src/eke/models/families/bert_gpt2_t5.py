@@ -5,6 +5,7 @@ both learn positions. T5 is an encoder-decoder with relative positions, RMSNorm 
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 from eke.common.text import PAD
@@ -78,7 +79,9 @@ def _bert_weights(model: BertModel) -> Iterator[Weight]:
     yield from layer_norm(hidden)
 
 
-def norm_layer(shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: int) -> Layer:
+def _norm_stacks(
+    shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: int
+) -> tuple[Stack, ...]:
     """BERT and GPT-2: two LayerNorms, which keep their input, and a plain feed-forward."""
     tokens, hidden = shape.tokens, shape.hidden
     per_norm = hidden * shape.weights + 2 * FLOAT32_BYTES
@@ -87,7 +90,7 @@ def norm_layer(shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: in
     dropped = 2 * tokens * hidden * shape.mask_bytes if shape.dropout else 0
     operands = 4 * hidden + 2 * hidden + shape.inner
     kept = tokens * inner * shape.inner * shape.compute
-    return Layer(
+    layer = Layer(
         stream=stream,
         attention=attention,
         scores=scores,
@@ -97,11 +100,7 @@ def norm_layer(shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: in
         dear=tokens * (6 * hidden + shape.inner) * shape.compute,
         working=working_bytes(shape, shape.source, kernel, kept + dropped // 2),
     )
-
-
-def _bert_stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
-    """Query, key and value cast their input; GELU keeps its input, the next layer its result."""
-    return (Stack(norm_layer(shape, kernel, readers=(3, 1), inner=2), shape.layers),)
+    return (Stack(layer, shape.layers),)
 
 
 def _bert_outside(shape: Shape, task: str) -> int:
@@ -139,7 +138,8 @@ BERT = Family(
     name="bert",
     tasks=("masked_lm", "sequence_classification"),
     structure=_bert_structure,
-    stacks=_bert_stacks,
+    # Query, key and value cast their input; GELU keeps its input, the next layer its result.
+    stacks=partial(_norm_stacks, readers=(3, 1), inner=2),
     outside=_bert_outside,
     widths=(),
     softmax=Softmax.autocast,
@@ -187,11 +187,6 @@ def _gpt2_weights(model: GPT2Model) -> Iterator[Weight]:
     yield from layer_norm(hidden)
 
 
-def _gpt2_stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
-    """One projection for query, key and value; GELU by its formula keeps five tensors."""
-    return (Stack(norm_layer(shape, kernel, readers=(1, 1), inner=5), shape.layers),)
-
-
 def _gpt2_outside(shape: Shape, task: str) -> int:
     """The embedding's dropout."""
     return shape.tokens * shape.hidden * shape.mask_bytes if shape.dropout else 0
@@ -226,7 +221,8 @@ GPT2 = Family(
     name="gpt2",
     tasks=("causal_lm", "sequence_classification"),
     structure=_gpt2_structure,
-    stacks=_gpt2_stacks,
+    # One projection for query, key and value; GELU by its formula keeps five tensors.
+    stacks=partial(_norm_stacks, readers=(1, 1), inner=5),
     outside=_gpt2_outside,
     widths=(),
     is_decoder=True,

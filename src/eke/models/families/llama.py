@@ -148,10 +148,6 @@ def _llama_feed_forward(model: LlamaModel) -> list[Weight]:
 
 
 def _stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
-    return (Stack(_layer(shape, kernel), shape.layers),)
-
-
-def _layer(shape: Shape, kernel: Kernel) -> Layer:
     """RMSNorm in float32, rotary positions, gated feed-forward or experts."""
     tokens, hidden = shape.tokens, shape.hidden
     readers = (3, 1 if shape.experts else 2)
@@ -171,7 +167,7 @@ def _layer(shape: Shape, kernel: Kernel) -> Layer:
         inner += shape.chosen * 44 + shape.experts * FLOAT32_BYTES  # places, and who goes where
     operands = 2 * (shape.queries + shape.keys) + 2 * hidden
     gates = 2 * shape.inner if not shape.experts else shape.chosen * 2 * shape.inner
-    return Layer(
+    layer = Layer(
         stream=stream,
         attention=attention,
         scores=scores,
@@ -182,15 +178,12 @@ def _layer(shape: Shape, kernel: Kernel) -> Layer:
         working=working_bytes(shape, shape.source, kernel, tokens * inner)
         * (2 if shape.experts else 1),
     )
+    return (Stack(layer, shape.layers),)
 
 
 def _outside(shape: Shape, task: str) -> int:
     """Rotary positions."""
     return 2 * shape.source * (shape.queries // shape.heads) * FLOAT32_BYTES
-
-
-def _outside_other(shape: Shape, task: str) -> int:
-    return 0
 
 
 def _arguments(config: Config) -> dict[str, Any]:
@@ -330,7 +323,7 @@ OTHER = Family(
     tasks=("causal_lm", "masked_lm", "seq2seq_lm", "sequence_classification"),
     structure=_other,
     stacks=_stacks,
-    outside=_outside_other,
+    outside=lambda shape, task: 0,
     counted_as="llama",
     is_known=False,
     is_gated=True,

@@ -353,8 +353,10 @@ def choose_targets(config: Config, names: Iterable[str]) -> Targets:
     if wanted is None:
         wanted = family_of(config).ia3_targets if is_ia3(config) else sorted(paths)
     found = {name: _named(name, paths) for name in wanted}
-    modules = _union(found.values())
-    feed_forward = _union(_named(name, paths) for name in family_of(config).scaled_inputs)
+    nothing: frozenset[str] = frozenset()
+    modules = nothing.union(*found.values())
+    scaled = family_of(config).scaled_inputs
+    feed_forward = nothing.union(*(_named(name, paths) for name in scaled))
     unmatched = tuple(name for name in wanted if not found[name])
     return Targets(modules, modules & feed_forward, unmatched)
 
@@ -369,10 +371,6 @@ def _named(name: str, paths: frozenset[str]) -> frozenset[str]:
     if name in paths:
         return frozenset({name})
     return frozenset(path for path in paths if path.endswith(f".{name}"))
-
-
-def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
-    return frozenset(name for names in sets for name in names)
 
 
 def linear_layers(structure: Structure) -> tuple[str, ...]:
