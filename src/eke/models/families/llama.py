@@ -109,7 +109,8 @@ def _other(config: Config) -> Structure:
         weights.append(table(looked_up // model.hidden_size, model.hidden_size))
     if not model.num_attention_heads or not model.num_hidden_layers:
         return Structure(tuple(weights), ())
-    width = model.num_attention_heads * head_width(model)
+    width = model.head_dim or model.hidden_size // model.num_attention_heads
+    width *= model.num_attention_heads
     causal = config.task.option == "causal_lm"
     attention = AttentionLayers(model.num_hidden_layers, width, causal=causal)
     return Structure(tuple(weights), (attention,))
