@@ -482,9 +482,9 @@ def _cached_copy(source: HubSource) -> str | None:
 
     if Path(source.name).is_dir():
         return None
-    options = {"repo_type": "dataset", "revision": source.revision, "local_files_only": True}
+    options: dict[str, Any] = {"repo_type": "dataset", "revision": source.revision}
     try:
-        return str(snapshot_download(source.name, **options))
+        return str(snapshot_download(source.name, local_files_only=True, **options))
     except Exception:  # not cached, or not a name at all
         return None
 
