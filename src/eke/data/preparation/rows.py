@@ -101,22 +101,15 @@ def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
     try:
         with open(path, "rb") as file:
             file.seek(start)
-            left = size
-            first = True
-            while left > 0:
-                chunk = file.read(min(CHUNK_BYTES, left))
-                if not chunk:
+            end = start + size
+            while (place := file.tell()) < end:
+                data = file.read(min(CHUNK_BYTES, end - place))
+                if not data:
                     return
-                left -= len(chunk)
-                line = file.readline(min(left, CHUNK_BYTES)) if left > 0 else b""
-                left -= len(line)
-                # A chunk must not end inside a character.
-                tail = _continuation(file)
-                left -= len(tail)
-                data = chunk + line + tail
-                if first and start > 0:
-                    data = data.lstrip(_CONTINUATION) if data[:1] in _SINGLES else data
-                first = False
+                data += file.readline(min(CHUNK_BYTES, end - file.tell()))
+                data += _continuation(file)  # a chunk must not end inside a character
+                if 0 < place == start:
+                    data = data.lstrip(_CONTINUATION)
                 text = data.decode(errors="replace")
                 before = data.count(REPLACEMENT.encode())
                 yield text, text.count(REPLACEMENT) - before
@@ -129,15 +122,13 @@ def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
 _CONTINUATION = bytes(range(0x80, 0xC0))
 """Continuation bytes of UTF-8."""
 
-_SINGLES = {bytes([value]) for value in _CONTINUATION}
-
 
 def _continuation(file: Any) -> bytes:
     """Read the rest of a cut character, at most three bytes."""
     found = b""
     while len(found) < 3:
         byte = file.read(1)
-        if byte not in _SINGLES:
+        if not byte or byte not in _CONTINUATION:
             file.seek(-len(byte), 1)
             break
         found += byte
