@@ -1,10 +1,9 @@
 """Facts of a checkpoint, read from its small files; no torch, no transformers, no weights."""
 
-from eke.models.checkpoints.agreement import content_of
 from eke.models.checkpoints.locate import (
     Located,
     is_of_eke_without_tokenizer,
     locate,
     resolve_tokenizer,
 )
-from eke.models.checkpoints.resolve import follow_head, resolve_model
+from eke.models.checkpoints.resolve import content_of, follow_head, resolve_model

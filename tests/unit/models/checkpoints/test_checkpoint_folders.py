@@ -20,8 +20,8 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.config.schema.codec import make_converter
 from eke.models.checkpoints import resolve_model
-from eke.models.checkpoints.agreement import weight_files
 from eke.models.checkpoints.locate import Located
+from eke.models.checkpoints.resolve import weight_files
 from eke.models.families import FAMILIES as RECORDS
 from eke.models.sizes import model_size, state_bytes, structure
 from eke.training.model.unused import HEADS
