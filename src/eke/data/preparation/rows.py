@@ -372,12 +372,12 @@ class RowStore:
         """Store the rows of one source; with `evaluation` None they are split by hash."""
         streaming = self.request.hub is not None and self.request.hub.streaming
         most = 1 if streaming else BATCH_ROWS  # a stream must not read ahead
+        counts, characters = self.counts, 0
         batch: list[Fields] = []
-        characters = 0
         for row in rows:
-            self.counts.num_rows += 1
+            counts.num_rows += 1
             if row is None:
-                self.counts.num_empty += 1
+                counts.num_empty += 1
                 continue
             place, values = row
             try:
@@ -385,8 +385,10 @@ class RowStore:
                     raise values
                 fields = self.columns.take(values)
             except BadRowError as bad:
-                self.counts.bad(place, str(bad))
-                self._give_up_early()
+                counts.bad(place, str(bad))
+                is_hopeless = counts.num_bad + counts.num_empty == counts.num_rows
+                if counts.num_bad >= HOPELESS_ROWS and is_hopeless:
+                    self._check_usable()
                 continue
             batch.append(fields)
             characters += sum(map(len, fields.texts))
@@ -394,11 +396,6 @@ class RowStore:
                 self._write(batch, evaluation)
                 batch, characters = [], 0
         self._write(batch, evaluation)
-
-    def _give_up_early(self) -> None:
-        counts = self.counts
-        if counts.num_bad >= HOPELESS_ROWS and counts.num_bad + counts.num_empty == counts.num_rows:
-            self._check_usable()
 
     def _check_usable(self) -> None:
         """Check that some row is usable.
