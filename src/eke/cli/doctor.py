@@ -332,8 +332,6 @@ def _gpus(report: GpuReport) -> Iterator[tuple[str, str]]:
     yield "driver", f"{report.driver or 'unknown'}, up to CUDA {report.cuda_driver or 'unknown'}"
     for gpu in report.gpus:
         yield f"GPU {gpu.index}", "; ".join(_gpu(gpu))
-    if len(report.gpus) > 1:
-        yield from _links(report)
 
 
 def _gpu(gpu: GpuState) -> Iterator[str]:
@@ -354,20 +352,8 @@ def _gpu(gpu: GpuState) -> Iterator[str]:
         if now is not None:
             limit = f" of {most:.0f}" if most is not None else ""
             yield f"{what}{now:.0f}{limit} {unit}"
-    for name, state in (("persistence mode", gpu.persistence), ("ECC", gpu.ecc)):
-        if state is not None:
-            yield f"{name} {'on' if state else 'off'}"
     if gpu.throttled_by:
         yield f"slowed down by {', '.join(gpu.throttled_by)}"
-
-
-def _links(report: GpuReport) -> Iterator[tuple[str, str]]:
-    """Format links as `nvidia-smi topo -m`: NV4 is four NVLinks; SYS to PIX are PCIe paths."""
-    pairs = [(*pair.split("-"), link) for pair, link in (report.links or {}).items()]
-    links = [f"{one}-{other}{GLUE}{link}" for one, other, link in pairs if int(one) < int(other)]
-    yield "links", "  ".join(links) or "unknown"
-    without = [pair for pair, works in (report.p2p or {}).items() if not works]
-    yield "peer access", f"not between {', '.join(without)}" if without else "between all"
 
 
 def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
 from eke.models.families import family_of
-from eke.models.sizes import OPTIMIZER_REGISTRY, model_size, weight_bytes
+from eke.models.sizes import OPTIMIZER_REGISTRY, decide_formats, model_size
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
 from eke.rules.rule import Facts, Rule, Severity
 
@@ -44,7 +44,7 @@ def _embedded(facts: Facts) -> int:
     """Bytes of the first layer's input in one forward pass: in the weights' format."""
     config = facts.config
     tokens = config.batch.micro_batch * config.data.seq_len
-    return tokens * config.model.hidden_size * weight_bytes(config)
+    return tokens * config.model.hidden_size * decide_formats(config).weight_bytes
 
 
 def _batch_fix(facts: Facts) -> Fix:
@@ -54,7 +54,7 @@ def _batch_fix(facts: Facts) -> Fix:
     samples = free * config.batch.micro_batch // _embedded(facts)
     if samples:
         return Fix(f"batch.per_device={1 << (samples.bit_length() - 1)}")
-    tokens = free // (config.model.hidden_size * weight_bytes(config))
+    tokens = free // (config.model.hidden_size * decide_formats(config).weight_bytes)
     return Fix("batch.per_device=1", f"data.seq_len={max(4, tokens // 2)}")
 
 

@@ -25,7 +25,7 @@ from eke.models.families import family_of
 from eke.models.sizes import (
     STAGE,
     StateBytes,
-    has_master,
+    decide_formats,
     model_size,
     optimizer_entry,
     shared_state_bytes,
@@ -184,7 +184,7 @@ RULES = (
         id="in_backward_without_copies",
         verdict=Severity.impossible,
         key="memory.optimizer_in_backward",
-        when=lambda f: _memory(f).optimizer_in_backward and has_master(f.config),
+        when=lambda f: _memory(f).optimizer_in_backward and decide_formats(f.config).master,
         value=lambda f: _memory(f).optimizer_in_backward,
         why=lambda f: (
             "precision.master=on steps on float32 copies of all weights at once, after the "

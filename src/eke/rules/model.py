@@ -25,7 +25,7 @@ from eke.config.schema import (
 )
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.families import family_of
-from eke.models.sizes import BFLOAT16_BYTES, weight_bytes
+from eke.models.sizes import BFLOAT16_BYTES, decide_formats
 from eke.rules.rule import Facts, Rule, Severity
 
 _OPTION_FOR_TASK = {
@@ -97,7 +97,9 @@ def _aligned(key: str) -> Rule:
     """The widths of experts fill whole rows of operands: eke.training.model.unused casts them."""
 
     def unit(facts: Facts) -> int:
-        return ROW_BYTES // _operand_bytes(facts.config.precision, weight_bytes(facts.config))
+        return ROW_BYTES // _operand_bytes(
+            facts.config.precision, decide_formats(facts.config).weight_bytes
+        )
 
     def width(facts: Facts) -> int:
         return int(getattr(facts.config.model, key))

@@ -20,7 +20,7 @@ from eke.config.schema import (
     Weights,
 )
 from eke.models.families import family_of, is_classification
-from eke.models.sizes import has_master, optimizer_entry
+from eke.models.sizes import decide_formats, optimizer_entry
 from eke.rules.rule import Facts, Rule, Severity, capability_of, older_than
 
 TF32_CAPABILITY = (8, 0)
@@ -66,7 +66,7 @@ def _loses_updates(facts: Facts) -> bool:
     return (
         is_narrow(facts)
         and not _trains_adapters_alone(config)
-        and not has_master(config)
+        and not decide_formats(config).master
         and not optimizer_entry(config.optimizer).rounds_at_random
         and config.optimizer.lr < SMALLEST_STEP
     )

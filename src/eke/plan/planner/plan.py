@@ -19,7 +19,7 @@ from eke.config.schema import Config, PretrainedModel
 from eke.config.schema.codec import make_converter
 from eke.data.sources import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
-from eke.models.sizes import ModelSize
+from eke.models.sizes import ModelSize, WeightFormats
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,11 @@ class ComputePlan:
     """Scaling of float8 products in linear layers: `off`, `tensorwise`, `rowwise`."""
     eval_autocast: str | None = None
     """As `autocast`, in evaluation."""
+
+    @property
+    def formats(self) -> WeightFormats:
+        """Formats of the training state."""
+        return WeightFormats(self.weights, self.master)
 
     @property
     def matmul(self) -> str:

@@ -37,7 +37,7 @@ from eke.hardware import Device, machine_fingerprint, usable_cores
 from eke.models.families import FLOAT32_BYTES, family_of
 from eke.models.sizes import (
     adapted_layers,
-    has_master,
+    decide_formats,
     is_ia3,
     model_size,
     optimizer_entry,
@@ -296,7 +296,7 @@ def _plan_deepspeed(
 def _plan_compute(
     config: Config, device: Device, warmup: int, decisions: list[Decision]
 ) -> ComputePlan:
-    precision = config.precision
+    precision, formats = config.precision, decide_formats(config)
     autocast = _autocast(precision.compute.value, precision.weights)
     evaluation = autocast
     if precision.evaluation is not Evaluation.same:
@@ -308,9 +308,9 @@ def _plan_compute(
         decisions.append(Decision("precision.tf32", "off", "PyTorch's default"))
     if precision.weights is Weights.bfloat16 and precision.master is Switch.auto:
         reason = f"{FLOAT32_BYTES} bytes per parameter more than bfloat16 alone"
-        if has_master(config):
+        if formats.master:
             reason = "DeepSpeed's ZeRO steps on float32 copies of its share of the weights"
-        master = "on" if has_master(config) else "off"
+        master = "on" if formats.master else "off"
         decisions.append(Decision("precision.master", master, reason))
     pin = config.dataloader.pin_memory
     pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
@@ -332,8 +332,8 @@ def _plan_compute(
         tf32=precision.tf32 is Switch.on,
         optimizer_implementation=implementation,
         pin_memory=pinned and device.kind == "cuda",
-        weights=precision.weights.value,
-        master=has_master(config),
+        weights=formats.weights,
+        master=formats.master,
         float8=precision.float8.value,
         eval_autocast=evaluation,
     )
