@@ -36,10 +36,6 @@ def _state_reason(facts: Facts) -> str:
     )
 
 
-def _state_fix(facts: Facts) -> Fix:
-    return first_that_fits(facts) or _small(facts)
-
-
 def _embedded(facts: Facts) -> int:
     """Bytes of the first layer's input in one forward pass: in the weights' format."""
     config = facts.config
@@ -67,12 +63,10 @@ def _small(facts: Facts) -> Fix:
 RULES = (
     Rule(
         id="declared_device_is_absent",
-        verdict=Severity.impossible,
         key="hardware",
         when=lambda f: not f.planning and not f.device.present,
-        value=lambda f: f.config.hardware.option,
         why=lambda f: f"this machine has no {f.device.name}; a declared device is for planning",
-        fix=lambda f: Fix("hardware=auto", remark="or add plan_only=true"),
+        fix=Fix("hardware=auto", remark="or add plan_only=true"),
         source="docs/how-to/forecast.md",
     ),
     Rule(
@@ -80,25 +74,21 @@ RULES = (
         verdict=Severity.no_effect,
         key="dataloader.pin_memory",
         when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.device.kind == "cpu",
-        value=lambda f: f.config.dataloader.pin_memory.value,
-        why=lambda f: "page-locked memory speeds up copies to a GPU; there is none",
-        fix=lambda f: Fix("dataloader.pin_memory=auto"),
+        why="page-locked memory speeds up copies to a GPU; there is none",
+        fix=Fix("dataloader.pin_memory=auto"),
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
     ),
     Rule(
         id="states_do_not_fit",
-        verdict=Severity.impossible,
         key="model",
         when=lambda f: f.device.memory_bytes is not None and held_bytes(f) > f.device.memory_bytes,
-        value=lambda f: f.config.model.option,
         why=_state_reason,
-        fix=_state_fix,
+        fix=lambda f: first_that_fits(f) or _small(f),
         source="a lower bound: activations come on top",
         sized=True,
     ),
     Rule(
         id="batch_does_not_fit",
-        verdict=Severity.impossible,
         key="batch.per_device",
         when=lambda f: (
             f.device.memory_bytes is not None
@@ -181,10 +171,8 @@ def _found(facts: Facts, group: str) -> tuple[str, str]:
 def _rule(group: str) -> Rule:
     return Rule(
         id="package_missing",
-        verdict=Severity.impossible,
         key=group,
         when=lambda f: not f.planning and _missing(f, group) is not None,
-        value=lambda f: getattr(f.config, group).option,
         why=lambda f: f"needs the package {_found(f, group)[0]}, which is not installed",
         fix=lambda f: Fix(f"{group}={_INSTEAD[group]}", remark=f"or: {_found(f, group)[1]}"),
         source="pyproject.toml",

@@ -34,12 +34,10 @@ def _takes_no_steps(facts: Facts) -> str:
 RULES: tuple[Rule, ...] = (
     Rule(
         id="trainer_takes_plain_steps",
-        verdict=Severity.impossible,
         key="engine",
         when=lambda f: f.config.engine.option == "trainer" and bool(_takes_no_steps(f)),
-        value=lambda f: f.config.engine.option,
         why=lambda f: f"Trainer takes the optimizer's steps, and {_takes_no_steps(f)} its own",
-        fix=lambda f: Fix("engine=loop"),
+        fix=Fix("engine=loop"),
         source="src/eke/training/loop/trainer_engine.py",
     ),
     Rule(
@@ -52,7 +50,7 @@ RULES: tuple[Rule, ...] = (
             f"arguments of Hugging Face Trainer, which engine={f.config.engine.option} does not "
             "read"
         ),
-        fix=lambda f: Fix("engine=trainer"),
+        fix=Fix("engine=trainer"),
         source="src/eke/training/loop/trainer_engine.py",
     ),
 )

@@ -7,14 +7,14 @@ rules and forecast; the objective decides which one is taken.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import product, tee
 from math import prod
 from typing import Protocol, TypeVar
 
 from eke.common.errors import ConfigError, Problem
 from eke.common.text import format_bytes
 from eke.config.schema import Config
-from eke.estimate.memory import Forecast, Verdict, forecast
+from eke.estimate.memory import Forecast, Verdict, forecast, mildest
 from eke.hardware import Device
 from eke.plan.planner import Plan, possible_batches, replan
 from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
@@ -238,16 +238,12 @@ class Chooser:
 
         None where the device's memory is not known.
         """
-        tried: list[Combination] = []
-        for each in self.combinations():
-            if each.forecast.verdict is Verdict.unknown:
-                return None
-            if each.forecast.verdict is Verdict.fits:
-                return each
-            tried.append(each)
-        tight = (each for each in tried if each.forecast.verdict is Verdict.tight)
-        least = min(tried, key=lambda each: each.forecast.peak.expected, default=None)
-        return next(tight, least)
+        if self.situation.device.memory_bytes is None:
+            return None
+        tried, every = tee(self.combinations())
+        return mildest(tried, lambda each: each.forecast) or min(
+            every, key=lambda each: each.forecast.peak.expected, default=None
+        )
 
     def least_memory(self) -> Combination | None:
         """The mildest of those with the lowest forecast; None where nothing can be forecast."""
