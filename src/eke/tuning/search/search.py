@@ -12,19 +12,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from eke.estimate.memory import Verdict
 from eke.plan.record import Outcome, Record
-from eke.tuning.search.search_space import FitsMemory, Objective, Point, Trial, with_less_work
-from eke.tuning.search.surrogate import (
+from eke.tuning.search.search_space import (
     MOST,
     NOISE,
     UNSTEADY,
     Array,
+    Objective,
+    Point,
     Surrogate,
+    Trial,
     chances,
     deviation,
     expected_improvement,
     shares,
     typical,
+    with_less_work,
 )
 
 ENOUGH = 0.003
@@ -66,7 +70,7 @@ class Search:
         if trial.ran_out:
             self._close_what_needs_as_much(number)
 
-    def narrow(self, number: int, room: FitsMemory, peak_bytes: int | None) -> None:
+    def narrow(self, number: int, room: Verdict, peak_bytes: int | None) -> None:
         """More is known of a point's memory."""
         self.points[number] = replace(self.points[number], room=room, peak_bytes=peak_bytes)
 
@@ -224,7 +228,7 @@ class Search:
         for other, point in enumerate(self.points):
             as_much = limit is not None and (point.peak_bytes or 0) >= limit
             if other == number or as_much:
-                self.points[other] = replace(point, room=FitsMemory.none)
+                self.points[other] = replace(point, room=Verdict.does_not_fit)
 
 
 WARMUP_STEPS, MEASURED_STEPS = 5, 15
