@@ -10,7 +10,7 @@ from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
 from eke.models.families import family_of
-from eke.models.sizes import OPTIMIZER_REGISTRY, model_size, weight_bytes
+from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, model_size, weight_bytes
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
 from eke.rules.rule import Facts, Rule, Severity
 
@@ -124,13 +124,9 @@ NEEDS: dict[tuple[str, str], tuple[str, str]] = {
         "pip install -v . in the folder hopper of github.com/Dao-AILab/flash-attention",
     ),
     ("kernels", "liger"): ("liger_kernel", 'pip install "eke[liger]"'),
-    ("peft", "lora"): ("peft", 'pip install "eke[peft]"'),
-    ("peft", "dora"): ("peft", 'pip install "eke[peft]"'),
-    ("peft", "ia3"): ("peft", 'pip install "eke[peft]"'),
+    **{("peft", option): ("peft", 'pip install "eke[peft]"') for option in ("lora", "dora", "ia3")},
     ("peft", "qlora"): ("peft bitsandbytes", 'pip install "eke[peft,bitsandbytes]"'),
-    ("distributed", "zero1"): ("deepspeed", 'pip install "eke[deepspeed]"'),
-    ("distributed", "zero2"): ("deepspeed", 'pip install "eke[deepspeed]"'),
-    ("distributed", "zero3"): ("deepspeed", 'pip install "eke[deepspeed]"'),
+    **{("distributed", zero): ("deepspeed", 'pip install "eke[deepspeed]"') for zero in STAGE},
 }
 """Group and option -> the packages it imports, and the line that installs it (for an extra,
 `pip install "eke[NAME]"`)."""
@@ -156,25 +152,19 @@ def _is_there(package: str) -> bool:
     return any(path.is_dir() or path.with_suffix(".py").is_file() for path in places)
 
 
-def _missing(facts: Facts, group: str) -> tuple[str, str] | None:
-    """The first absent package of the group's option, and the line that installs it."""
+def _missing(facts: Facts, group: str) -> tuple[str, str]:
+    """The first absent package of the group's option, and the line that installs it; or nothing."""
     packages, line = NEEDS.get((group, getattr(facts.config, group).option), ("", ""))
-    return next(((name, line) for name in packages.split() if not _is_there(name)), None)
-
-
-def _found(facts: Facts, group: str) -> tuple[str, str]:
-    found = _missing(facts, group)
-    assert found is not None, "only called for a problem that was found"
-    return found
+    return next(((name, line) for name in packages.split() if not _is_there(name)), ("", ""))
 
 
 def _rule(group: str) -> Rule:
     return Rule(
         id="package_missing",
         key=group,
-        when=lambda f: not f.planning and _missing(f, group) is not None,
-        why=lambda f: f"needs the package {_found(f, group)[0]}, which is not installed",
-        fix=lambda f: Fix(f"{group}={_INSTEAD[group]}", remark=f"or: {_found(f, group)[1]}"),
+        when=lambda f: not f.planning and _missing(f, group) != ("", ""),
+        why=lambda f: f"needs the package {_missing(f, group)[0]}, which is not installed",
+        fix=lambda f: Fix(f"{group}={_INSTEAD[group]}", remark=f"or: {_missing(f, group)[1]}"),
         source="pyproject.toml",
     )
 

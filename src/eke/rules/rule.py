@@ -80,7 +80,7 @@ class Rule:
 
 def _configured(config: Config, key: str) -> object:
     """The value of a key, or a group's option, as on the command line."""
-    value = functools.reduce(getattr, key.split("."), config)
+    value: Any = functools.reduce(getattr, key.split("."), config)
     if dataclasses.is_dataclass(value):
         return value.option
     return value.value if isinstance(value, Enum) else value

@@ -417,13 +417,3 @@ def fused_loss_share(config: Config, num_matmul_parameters: int | None) -> float
         return 0.0
     projection = config.model.vocab_size * (config.model.hidden_size or 0)
     return predicted_frac(config) * projection / (3 * max(1, num_matmul_parameters or 0))
-
-
-def decides_twice(choices: Sequence[Sequence[str]]) -> bool:
-    """Whether two sets of overrides decide the same group, such as a precision with its optimizer.
-
-    Args:
-        choices: overrides of each.
-    """
-    decided = [group for overrides in choices for group in {*map(group_of, overrides)}]
-    return len(decided) > len(set(decided))

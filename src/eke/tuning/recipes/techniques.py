@@ -14,28 +14,9 @@ from eke.estimate.time import compile_seconds
 from eke.hardware import Device
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
-from eke.rules.techniques import COMPILED, TECHNIQUES, Published, Technique, fused_loss_share
+from eke.rules.techniques import COMPILED, Published, Technique, fused_loss_share
 from eke.tuning.chooser import Axis, Situation
 from eke.tuning.recipes.resolver import Question, RecipeOption
-
-SELECTIVE = TECHNIQUES["memory=checkpointing_selective"]
-FULL = TECHNIQUES["memory=checkpointing"]
-ADAFACTOR = TECHNIQUES["optimizer=adafactor"]
-ADAMW_8BIT = TECHNIQUES["optimizer=adamw_8bit"]
-TORCHAO_8BIT = TECHNIQUES["optimizer=adamw_torchao_8bit"]
-ROUNDED_AT_RANDOM = replace(
-    TECHNIQUES["precision=bf16_pure optimizer=adamw_bf16_sr"], published=Published(1.0, "")
-)
-"""As fast as the 16-bit products that a recipe has chosen before."""
-IN_BACKWARD = TECHNIQUES["memory=optimizer_in_backward"]
-RECOMPUTED_IN_BACKWARD = TECHNIQUES["memory=checkpointing memory.optimizer_in_backward=true"]
-ON_HOST = (
-    TECHNIQUES["distributed=zero2 distributed.num_processes=1 offload=optimizer_cpu"],
-    TECHNIQUES["distributed=zero3 distributed.num_processes=1 offload=params_cpu"],
-)
-
-RECOMPUTATION = Axis(("memory", "memory.checkpointing"), (SELECTIVE, FULL))
-WHERE = Axis(("distributed", "distributed.num_processes", "offload"), ON_HOST)
 
 
 def computed_again(situation: Situation) -> float:

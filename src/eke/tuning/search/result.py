@@ -6,6 +6,7 @@ The winner as an option of the group `experiment`, whole and with its evidence.
 import math
 import os
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from eke.plan.record import Outcome
 from eke.rules.techniques import Numerics
 from eke.tuning.search.candidates import Candidate, Candidates
 from eke.tuning.search.search import OF_MEDIAN, Measured, Search
-from eke.tuning.search.search_space import NOISE, Objective, deviation_between, typical
+from eke.tuning.search.search_space import NOISE, Objective, deviation_between
 
 LESS = 0.005
 """Share of the peak below which memory is called the same."""
@@ -53,13 +54,15 @@ class CandidateResult:
     @property
     def step_s(self) -> float:
         """Seconds per optimizer step, its share of compiling included: median of trials."""
-        return math.exp(typical(self.logarithms))
+        return math.exp(statistics.median(self.logarithms))
 
     @property
     def error(self) -> float:
         """Standard error of its logarithm."""
         count = len(self.tried)
-        one = typical([max(each.trial.spread, self.between, NOISE) for each in self.tried])
+        one = statistics.median(
+            [max(each.trial.spread, self.between, NOISE) for each in self.tried]
+        )
         return one * (OF_MEDIAN if count > 2 else 1.0) / math.sqrt(count)  # of two it is the mean
 
     @property

@@ -358,11 +358,6 @@ OF_FEW = {3: 1.495, 4: 1.363}
 highly robust estimators of scale"; by simulation the same to 1 %)."""
 
 
-def typical(logarithms: Sequence[float]) -> float:
-    """Of the step times of one configuration's trials: their median, of two the mean."""
-    return statistics.median(logarithms)
-
-
 def deviation(logarithms: Sequence[float]) -> float:
     """Standard deviation from trial to trial; of three or more, one that is far off hardly counts.
 
@@ -370,7 +365,7 @@ def deviation(logarithms: Sequence[float]) -> float:
     """
     if len(logarithms) < 3:
         return statistics.stdev(logarithms) if len(logarithms) == 2 else 0.0
-    middle = typical(logarithms)
+    middle = statistics.median(logarithms)
     distance = statistics.median(abs(each - middle) for each in logarithms)
     return OF_MAD * OF_FEW.get(len(logarithms), 1.0) * distance
 

@@ -1,12 +1,12 @@
 """Text output of a search: before, during and after it."""
 
-from eke.common.text import format_bytes, format_number, format_seconds
+from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.estimate.memory import Verdict
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 from eke.rules.techniques import Numerics
 from eke.tuning.search.candidates import Candidate, Candidates
-from eke.tuning.search.result import LESS, CandidateResult, Fit, Gain
+from eke.tuning.search.result import LESS, Fit, Gain
 from eke.tuning.search.search import Measured, Search, is_higher
 from eke.tuning.search.search_space import UNSTEADY, Objective
 
@@ -131,25 +131,17 @@ def _price(fit: Fit, gain: Gain) -> str:
 
 def results_table(fit: Fit, baseline: Plan) -> list[str]:
     """A line for each configuration that was measured, the best first."""
-    head = ("step", "samples/s", "peak", "trials", "configuration")
-    rows = [head, *(_row(standing, baseline) for standing in fit.standings)]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(head) - 1)]
-    return [
-        "  ".join(
-            [*(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]
+    rows = [
+        (
+            format_seconds(standing.step_s),
+            f"{standing.samples_per_s:.4g}",
+            format_bytes(standing.peak_bytes) if standing.peak_bytes else "",
+            str(len(standing.tried)),
+            short_name(standing.candidate, baseline),
         )
-        for row in rows
+        for standing in fit.standings
     ]
-
-
-def _row(standing: CandidateResult, baseline: Plan) -> tuple[str, ...]:
-    return (
-        format_seconds(standing.step_s),
-        f"{standing.samples_per_s:.4g}",
-        format_bytes(standing.peak_bytes) if standing.peak_bytes else "",
-        str(len(standing.tried)),
-        short_name(standing.candidate, baseline),
-    )
+    return align([("step", "samples/s", "peak", "trials", "configuration"), *rows], right=range(4))
 
 
 def notes(fit: Fit, baseline: Plan) -> list[str]:
