@@ -81,9 +81,9 @@ class Rule:
 def _configured(config: Config, key: str) -> object:
     """The value of a key, or a group's option, as on the command line."""
     value: Any = functools.reduce(getattr, key.split("."), config)
-    if dataclasses.is_dataclass(value):
-        return value.option
-    return value.value if isinstance(value, Enum) else value
+    if isinstance(value, Enum):
+        return value.value
+    return value.option if hasattr(value, "option") else value
 
 
 def find_limit_problems(config: Config) -> list[Problem]:

@@ -78,7 +78,7 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     number = start_attempt(paths, own.machine)
     seal(paths.metrics)
     try:
-        check_software(plan, own)
+        check_software(plan)
     except ChangedError as error:
         failure = Failure("software", str(error))
         return record_end(own, paths, number, Outcome.refused, failure)
