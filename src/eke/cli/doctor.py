@@ -370,7 +370,7 @@ def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
 
 
 DESCRIPTION = """\
-Looks at this machine: GPUs and what connects them, cores, memory, packages, and which options of
+Looks at this machine: GPUs, cores, memory, packages, and which options of
 every group could run here, as the rules see it. Changes nothing and trains nothing.
 """
 MAX_WIDTH = 100

@@ -46,7 +46,7 @@ from eke.plan.planner import (
     with_batch,
 )
 from eke.rules import BY_SIZE, Facts, check
-from eke.tuning.recipes import RECIPES, Kitchen, Situation
+from eke.tuning.recipes import RECIPES, RecipeResolver, Situation
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,9 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
     recipe = RECIPES.get(composed.choices.get("recipe", "none"))
     if recipe is None:
         return Adapted(config, composed.choices)
-    kitchen = Kitchen(recipe, claims(composed), lambda more: compose_with(composed, more).config)
+    resolver = RecipeResolver(
+        recipe, claims(composed), lambda more: compose_with(composed, more).config
+    )
     start = Situation(
         config=config,
         device=device,
@@ -270,11 +272,10 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
     def base(config: Config) -> Plan:
         return make_plan(config, composed.choices, composed.overrides, device, "")
 
-    chosen = kitchen.settle(start, base).config
-    typed = [choice.override.partition("=")[::2] for choice in kitchen.choices]
-    options = {group: option for group, option in typed if group in composed.choices}
-    decisions = tuple(choice.decision for choice in kitchen.choices)
-    return Adapted(chosen, {**composed.choices, **options}, decisions)
+    chosen = resolver.settle(start, base).config
+    decided = resolver.decisions
+    options = {each.key: each.value for each in decided if each.key in composed.choices}
+    return Adapted(chosen, {**composed.choices, **options}, tuple(decided))
 
 
 FULL_LR = 5e-5

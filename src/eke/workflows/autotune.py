@@ -23,33 +23,29 @@ from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine
 from eke.rules.techniques import Numerics, group_of
 from eke.tuning.recipes import RECIPES
-from eke.tuning.search import (
+from eke.tuning.search.candidates import (
     Candidates,
-    Fit,
-    Measured,
-    Objective,
-    Search,
-    Trial,
-    all_diverge,
     axes_for,
     cut_overrides,
+    enumerate_candidates,
+    room_of,
+    spelt_out,
+)
+from eke.tuning.search.result import (
+    Fit,
+    all_diverge,
+    fit_of,
+    free_path,
+    write_experiment,
+)
+from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, without
+from eke.tuning.search.search_space import Objective, Trial
+from eke.tuning.search.show import (
     describe_candidates,
     describe_fit,
     describe_trial,
-    enumerate_candidates,
-    fit_of,
-    free_path,
-    is_higher,
     likely,
-    measured,
-    own_path,
-    refuse_what_is_no_name,
-    room_of,
     short_name,
-    spelt_out,
-    trial_overrides,
-    without,
-    write_experiment,
 )
 from eke.workflows import complain, print_once
 from eke.workflows.auto_batch import chosen_overrides
@@ -292,8 +288,6 @@ def prepare(request: TuneRequest) -> Fitting:
     """
     arguments = request.arguments
     refuse_what_is_no_start(request)
-    if request.name:
-        refuse_what_is_no_name(request.name)
     launcher = find_launcher(launcher_of(arguments.overrides))
     try:
         composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
@@ -305,15 +299,15 @@ def prepare(request: TuneRequest) -> Fitting:
     refuse_what_is_searched(composed)
     if problem := cannot_detach(composed.config, launcher):
         raise ConfigError(problem)
+    option = request.name or usual_name(composed.choices["model"], request)
+    # Before anything takes time.
+    free_path(arguments.config_dir or conf_folder(), option, composed.config.plan_only)
     baseline = plan_for(composed, planning=True, launcher=launcher, refuse=False)
     if not baseline.device.present and not composed.config.plan_only:
         why = f"this machine has no {baseline.device.name}, and a search runs trials"
         raise ConfigError(
             Problem("hardware", composed.config.hardware.option, why, Fix("plan_only=true"))
         )
-    option = request.name or usual_name(baseline.choices["model"], request)
-    place_of_option = free_path if not composed.config.plan_only else own_path
-    place_of_option(arguments.config_dir or conf_folder(), option)  # before anything takes time
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, request.numerics)
     composed = pinned(composed, baseline)
     axes = [spelt_out(axis, baseline.config, composed, arguments.config_dir) for axis in axes]

@@ -17,7 +17,7 @@ WRITERS = {
     "Worker(RunPaths(P(1)), spot=Spot(1, 2, 'x:1'))",
     "rank log": "from eke.training.loop.worker import redirect_output\n"
     "redirect_output(RunPaths(P(1)), 1)",
-    "metrics.jsonl": "from eke.plan.record import metrics\nmetrics.seal(RunPaths(P(1)).metrics)\n"
+    "metrics.jsonl": "from eke.common.files import seal\nseal(RunPaths(P(1)).metrics)\n"
     "from eke.common.files import append_line\nappend_line(RunPaths(P(1)).metrics, '{}')",
     "attempts.jsonl": "from eke.plan.record import start_attempt\n"
     "start_attempt(RunPaths(P(1)), {})",

@@ -13,7 +13,7 @@ import pytest
 from support import environment
 from unit.plan.record.samples import bare_record
 
-import eke.plan.record.metrics
+import eke.plan.record
 from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
@@ -207,7 +207,7 @@ def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monke
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     leave("ok")
-    monkeypatch.setattr(eke.plan.record.metrics, "read_json", refuse)
+    monkeypatch.setattr(eke.plan.record, "read_json", refuse)
     with pytest.raises(EkeError, match="once its owner lets you read it") as caught:
         find_place(runs, plan, rerun=False)
     assert "delete" not in str(caught.value)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from eke.common.paths import LOCAL_RANK, MEETING, RANK, WORLD_SIZE
 from eke.config.schema import PeerToPeer
+from eke.models.sizes import STAGE
 from eke.plan.planner import Plan
-from eke.plan.planner.deepspeed_config import STAGES
 from eke.plan.record import Outcome
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.loss import LossFunction
@@ -183,7 +183,7 @@ def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
         return
     if plan.config.distributed.option == "ddp":
         accelerator.ddp_handler.find_unused_parameters = True
-    elif plan.config.distributed.option in ("fsdp", *STAGES):
+    elif plan.config.distributed.option in ("fsdp", *STAGE):
         for parent in routed:
             depend_on_all(parent, late=plan.config.distributed.option == "zero3")
     if plan.config.distributed.option == "zero3":  # gathers such a module as a whole
@@ -198,7 +198,7 @@ BUILDERS: dict[str, Callable[[], list[Any]]] = {
     "fsdp": _alone,
     "dp": _alone,
     **dict.fromkeys(
-        STAGES, _alone
+        STAGE, _alone
     ),  # DeepSpeed's engine is built elsewhere (training/distributed/deepspeed_engine.py)
 }
 """Option of the group `distributed` -> its handlers."""
