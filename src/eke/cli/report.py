@@ -51,7 +51,7 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
         if options.project or options.entity:
             sys.stderr.write("--project and --entity have no effect without --wandb or --publish\n")
         return
-    from eke.results.report.wandb.specification import dump, find_project, specification
+    from eke.results.report.wandb_report import dump, find_project, publish, specification
 
     place = find_project(found, options.project, options.entity)
     text = dump(specification(found, place, options.repeats))
@@ -60,17 +60,14 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     sys.stdout.write(f"written to {folder}: {FILE}{hint}\n")
     if not options.publish:
         return
-    from eke.results.report.wandb.publish import publish
-
-    saved = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
-    if saved.missing:
-        runs = format_number(saved.missing, "run")
+    url, is_new, missing = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
+    if missing:
+        runs = format_number(missing, "run")
         typed = shlex.join([*map(_short, found.folders), *_named(options)])
         sys.stderr.write(
             f"{runs} without a sign of being at W&B: panels lack them -> eke sync {typed}\n"
         )
-    said = "published" if saved.is_new else "updated"
-    sys.stdout.write(f"{said}: {saved.published.url}\n")
+    sys.stdout.write(f"{'published' if is_new else 'updated'}: {url}\n")
 
 
 def _short(folder: str) -> str:
@@ -104,9 +101,9 @@ def main(arguments: Sequence[str]) -> int:
             [user_path(each) for each in options.folders], options.baseline, options.by
         )
         if not options.quiet:
-            from eke.results.report.show.terminal import print_report
+            from eke.results.report.show.terminal import render_terminal
 
-            print_report(found, options.repeats)
+            sys.stdout.write(render_terminal(found, options.repeats, sys.stdout.isatty()))
         return _write(found, options)
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
@@ -193,7 +190,7 @@ def _unwritable(folder: Path, error: OSError) -> Problem:
 
 
 def _html(found: Comparison, repeats: bool) -> str:
-    from eke.results.report.show.page import render_page
+    from eke.results.report.show.export import render_page
 
     return render_page(found, repeats)
 

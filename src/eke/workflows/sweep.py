@@ -161,7 +161,10 @@ class Planned:
             problem: why its file is not up to date; empty when it is.
         """
         records = {number: job.record for job in self.jobs for number in job.cells}
-        shown = [(cell, records.get(number)) for number, cell in enumerate(self.cells)]
+        shown = [
+            (cell.overrides, cell.outcome, cell.reason, records.get(number))
+            for number, cell in enumerate(self.cells)
+        ]
         rows = [cell.row for cell in self.cells]
         behind = f" is not up to date: {problem}" if problem else ""
         print_once(f"\n{render_cells(shown, rows)}\n\n  {self.paths.sweep}{behind}")

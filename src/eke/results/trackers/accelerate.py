@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from eke.common.files import own_folder
 from eke.common.paths import RunPaths
 from eke.plan.record import metrics
-from eke.results.trackers.async_tracker import CatchUp, MirrorError
+from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, Mirror, MirrorError
 from eke.results.trackers.tracker import Row, TrackedRun, Value
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ LIBRARIES = ("mlflow", "alembic", "trackio", "tensorboard")
 
 
 class TrackerBackend(Protocol):
-    """Tracker-specific part of an Accelerate tracker."""
+    """What differs between Accelerate's trackers; a subclass needs `package` and `start`."""
 
     package: str
     """Imported package, and name of its folder in the run folder."""
@@ -38,19 +38,49 @@ class TrackerBackend(Protocol):
         ...
 
     def log(self, tracker: Any, rows: Sequence[Row]) -> None:
-        """Log rows, each at its step."""
-        ...
+        """Log each row at its step, which is the x axis and no value."""
+        for row in rows:
+            values = {key: value for key, value in row.items() if key != metrics.STEP}
+            tracker.log(values, step=int(row[metrics.STEP]))
 
     def summary(self, tracker: Any, values: Row, last_step: int) -> None:
-        """Log values of the whole run."""
-        ...
+        """Log values of the whole run under `summary/`, at the last step."""
+        tracker.log({f"summary/{key}": value for key, value in values.items()}, step=last_step)
 
     def finish(self, tracker: Any, exit_code: int) -> None:
         """Close; raises if rows are known to be missing."""
         ...
 
 
-class AccelerateRun:
+class TensorBoardBackend(TrackerBackend):
+    """Event files of torch's writer in `tensorboard/<run_id>`; each attempt adds one."""
+
+    package = "tensorboard"
+
+    def prepare(self, run: TrackedRun, folder: Path) -> None:
+        """Import torch's writer, which needs the package tensorboard."""
+        import torch.utils.tensorboard  # noqa: F401  # torch 2.13: imported for its effect
+
+    def start(self, run: TrackedRun, folder: Path, first_step: int) -> tuple[Any, dict[str, int]]:
+        """Start the writer; readers ignore earlier events from `first_step` on."""
+        from accelerate.tracking import TensorBoardTracker
+
+        resumed = {"purge_step": first_step} if run.attempt else {}
+        tracker = TensorBoardTracker(run.run_id, logging_dir=folder, **resumed)
+        tracker.start()
+        if not list(Path(tracker.logging_dir).glob("*/hparams.yml")):
+            tracker.store_init_configuration(flat_config(run))
+            tracker.writer.add_text("notes", run.notes, global_step=0)
+        # Reading event files is slow; all rows before this attempt are on disk.
+        return tracker, {TRAIN: first_step - 1, EVAL: first_step - 1}
+
+    def finish(self, tracker: Any, exit_code: int) -> None:
+        """Flush and close."""
+        tracker.log({"summary/exit_code": exit_code}, step=0)
+        tracker.finish()
+
+
+class AccelerateRun(Mirror):
     """One attempt of a run in one of Accelerate's trackers."""
 
     def __init__(self, run: TrackedRun, backend: TrackerBackend) -> None:
@@ -79,9 +109,6 @@ class AccelerateRun:
         for name in LIBRARIES:
             logging.getLogger(name).setLevel(logging.WARNING)
 
-    def open(self) -> None:
-        """Do nothing: the first row starts the run."""
-
     def log(self, rows: Sequence[Row]) -> None:
         """Every row at its training step, each once even when a step is repeated."""
         if rows and self._tracker is None:
@@ -105,12 +132,6 @@ class AccelerateRun:
         self._ensure()
         self._backend.finish(self._tracker, exit_code)
 
-    def abandon(self) -> None:
-        """Do nothing: the worker's exit ends it."""
-
-    def kill(self) -> None:
-        """Do nothing: these libraries run in this process."""
-
     def _ensure(self) -> None:
         """Start a run that has no row; only the worker's own state makes that safe."""
         if self._tracker is not None:
@@ -122,15 +143,9 @@ class AccelerateRun:
         self._start(0)
 
     def _start(self, first_step: int) -> None:
-        self._tracker, seen = self._backend.start(self._run, self._folder, first_step)
-        self._catch_up.seen = seen
-
-
-def log_each(tracker: Any, rows: Sequence[Row]) -> None:
-    """Each row at its step, which is the x axis and no value."""
-    for row in rows:
-        values = {key: value for key, value in row.items() if key != metrics.STEP}
-        tracker.log(values, step=int(row[metrics.STEP]))
+        self._tracker, self._catch_up.seen = self._backend.start(
+            self._run, self._folder, first_step
+        )
 
 
 def flat_config(run: TrackedRun) -> dict[str, Value]:

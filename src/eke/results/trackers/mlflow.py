@@ -9,7 +9,7 @@ from typing import Any
 
 from eke.common.files import read_json, write_json
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, metrics
-from eke.results.trackers.accelerate import flat_config
+from eke.results.trackers.accelerate import TrackerBackend, flat_config
 from eke.results.trackers.async_tracker import EVAL, TRAIN
 from eke.results.trackers.tracker import Row, TrackedRun
 
@@ -22,11 +22,14 @@ ENVIRONMENT = {
 OUTSIDE = ("MLFLOW_RUN_ID", "MLFLOW_NESTED_RUN", "MLFLOW_TAGS", "MLFLOW_EXPERIMENT_NAME")
 """Variables that Accelerate puts above its arguments: they would merge runs of a sweep."""
 
+REMOTE = ("http://", "https://", "databricks")
+"""Beginnings of URIs whose server keeps the artifacts."""
+
 BATCH = 1000
 """Metrics that MLflow takes in one call: MAX_METRICS_PER_BATCH of mlflow/utils/validation.py."""
 
 
-class MLflowBackend:
+class MLflowBackend(TrackerBackend):
     """A run of the experiment `tracker.project`; MLflow makes its id, a file keeps it."""
 
     package = "mlflow"
@@ -51,13 +54,19 @@ class MLflowBackend:
         run_id = known.get("run_id") if known.get("store") == store else None
         tracker = MLflowTracker(
             experiment_name=run.settings.project,
-            logging_dir=None if is_remote(uri) else (folder / "artifacts").absolute().as_uri(),
+            logging_dir=None
+            if uri.startswith(REMOTE)
+            else (folder / "artifacts").absolute().as_uri(),
             run_id=run_id,
             run_name=run.name or run.run_id,
         )
         tracker.start()
         if run_id is not None:
-            return tracker, seen_steps(run_id)
+            client, keys = mlflow.MlflowClient(), {TRAIN: metrics.LOSS, EVAL: metrics.EVAL_LOSS}
+            logged = {kind: client.get_metric_history(run_id, key) for kind, key in keys.items()}
+            return tracker, {
+                kind: max(each.step for each in points) for kind, points in logged.items() if points
+            }
         tracker.store_init_configuration(flat_config(run))
         group = run.settings.group or run.group
         tags = {"run_id": run.run_id, "command": run.notes, "group": group}
@@ -102,18 +111,3 @@ def store_uri(run: TrackedRun, folder: Path) -> str:
     """`tracker.uri`, else MLflow's own variable, else a file of this run's."""
     local = f"sqlite:///{(folder / 'mlflow.db').absolute()}"
     return run.settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or local
-
-
-def is_remote(uri: str) -> bool:
-    """Whether a server keeps the artifacts."""
-    return uri.startswith(("http://", "https://", "databricks"))
-
-
-def seen_steps(run_id: str) -> dict[str, int]:
-    """The last training step and the last evaluation that the store has."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient()
-    keys = {TRAIN: metrics.LOSS, EVAL: metrics.EVAL_LOSS}
-    found = {kind: client.get_metric_history(run_id, key) for kind, key in keys.items()}
-    return {kind: max(p.step for p in points) for kind, points in found.items() if points}

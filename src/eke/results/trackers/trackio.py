@@ -4,11 +4,10 @@ Its store is SQLite with a write-ahead log: for a local disk, not for NFS.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eke.results.trackers.accelerate import flat_config, log_each
+from eke.results.trackers.accelerate import TrackerBackend, flat_config
 from eke.results.trackers.async_tracker import EVAL, TRAIN, MirrorError
 from eke.results.trackers.tracker import Row, TrackedRun
 
@@ -16,7 +15,7 @@ OUTSIDE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRA
 """Variables that enable uploads; removed."""
 
 
-class TrackioBackend:
+class TrackioBackend(TrackerBackend):
     """The run `<run_id>` of the project `tracker.project`, in `trackio` below the run folder."""
 
     package = "trackio"
@@ -59,14 +58,6 @@ class TrackioBackend:
 
         tracker.log = counted
         return tracker, {} if last is None else {TRAIN: int(last), EVAL: int(last)}
-
-    def log(self, tracker: Any, rows: Sequence[Row]) -> None:
-        """Every value of every row."""
-        log_each(tracker, rows)
-
-    def summary(self, tracker: Any, values: Row, last_step: int) -> None:
-        """Log a separate row under `summary/` at the last step."""
-        tracker.log({f"summary/{key}": value for key, value in values.items()}, step=last_step)
 
     def finish(self, tracker: Any, exit_code: int) -> None:
         """Wait for the writer and count rows: Trackio does not report a full disk.

@@ -44,11 +44,6 @@ class Curve:
         number = bisect_right(self.seconds, seconds)
         return self.losses[number - 1] if number else None
 
-    @property
-    def end(self) -> float:
-        """Total time in seconds."""
-        return self.seconds[-1]
-
 
 def curve_of(variant: Variant) -> Curve | None:
     """Curve of the first successful repeat with metrics."""
@@ -85,11 +80,6 @@ def read_curve(paths: RunPaths) -> Curve | None:
         total += duration
         seconds.append(total)
         losses.append(fmean(loss for _, loss in steps[max(0, number + 1 - window) : number + 1]))
-    return _thin(seconds, losses)
-
-
-def _thin(seconds: Sequence[float], losses: Sequence[float]) -> Curve:
-    """Reduce to about MAX_POINTS, keeping the last."""
     every = math.ceil(len(seconds) / MAX_POINTS)
     kept = sorted({*range(0, len(seconds), every), len(seconds) - 1})
     return Curve(tuple(seconds[n] for n in kept), tuple(losses[n] for n in kept))
@@ -128,17 +118,12 @@ class Parity(Enum):
 class Quality:
     """Comparison of a configuration's loss with the baseline's."""
 
-    parity: Parity
+    parity: Parity = Parity.unknown
     measure: str = ""
     """Key of the loss that was compared."""
     difference: float | None = None
     """Relative to the baseline's; positive is higher."""
     why: str = ""
-
-    @classmethod
-    def unknown(cls) -> "Quality":
-        """No loss, or no baseline."""
-        return cls(Parity.unknown)
 
 
 def quality(base: Variant, other: Variant) -> Quality:
@@ -153,7 +138,11 @@ def quality(base: Variant, other: Variant) -> Quality:
         before, after = base.sample(key), other.sample(key)
         if not before or not after:
             continue
-        if why := _differs(base.records, other.records):
+        if not _learn_alike(base.records, other.records):
+            return Quality(Parity.other, key, why=ANOTHER_TRAINING)
+        own, its = (fmean([samples_seen(r) or 0 for r in v.records]) for v in (other, base))
+        if own != its:
+            why = f"{own:.0f} samples seen, the baseline {its:.0f}"
             return Quality(Parity.other, key, why=why)
         return _judged(key, before, after)
     return Quality(Parity.unknown, why="no loss was measured")
@@ -175,16 +164,6 @@ def _judged(key: str, before: Sample, after: Sample) -> Quality:
     else:
         parity = Parity.worse if found.low > 1 + MARGIN else Parity.unresolved
     return Quality(parity, key, difference)
-
-
-def _differs(base: Sequence[Record], other: Sequence[Record]) -> str:
-    """Reason that two losses are not comparable; empty if they are."""
-    if not _learn_alike(base, other):
-        return ANOTHER_TRAINING
-    seen = [fmean([samples_seen(r) or 0 for r in records]) for records in (base, other)]
-    if seen[0] != seen[1]:
-        return f"{seen[1]:.0f} samples seen, the baseline {seen[0]:.0f}"
-    return ""
 
 
 def is_another_training(base: Variant, other: Variant) -> bool:
