@@ -75,7 +75,10 @@ def _speed_lines(record: Record) -> list[Line]:
         step = timing.steady_step_s
         between = f"{format_seconds(step.p10)} to {format_seconds(step.p90)}, n={step.n}"
         value = f"{format_seconds(step.median)}  ({between})"
-        lines.append(("step", value, _phases(record)))
+        medians = {name: spread.median for name, spread in timing.phases.items()}
+        total = sum(medians.values())
+        shares = [f"{name} {seconds / total:.0%}" for name, seconds in medians.items() if total]
+        lines.append(("step", value, "  ".join(shares)))
         lines += _predicted_step_lines(record, step.median)
         warmup = timing.warmup_steps_s
         if warmup:
@@ -102,14 +105,6 @@ def _predicted_step_lines(record: Record, measured: float) -> list[Line]:
     if by is not None and by.factor is not None:
         note += f"; calibrated by {by.runs} runs"
     return [("predicted step", format_seconds(predicted.expected), note)]
-
-
-def _phases(record: Record) -> str:
-    medians = {name: spread.median for name, spread in record.timing.phases.items()}
-    total = sum(medians.values())
-    if not total:
-        return ""
-    return "  ".join(f"{name} {seconds / total:.0%}" for name, seconds in medians.items())
 
 
 def _memory_lines(record: Record) -> list[Line]:

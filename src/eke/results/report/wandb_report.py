@@ -10,10 +10,10 @@ import re
 import tempfile
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import read_json, write_json
@@ -37,8 +37,6 @@ from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import read_receipts
 from eke.results.trackers.tracker import tracker_id, tracker_settings
 
-INSTALL = 'pip install "eke[report]"'
-
 
 def workspaces() -> ModuleType:
     """The module `wandb_workspaces.reports.v2`: reports, blocks and panels.
@@ -57,7 +55,8 @@ def workspaces() -> ModuleType:
         if (error.name or "").partition(".")[0] not in ("wandb_workspaces", "wandb"):
             raise
         raise ConfigError(
-            f"--wandb needs the package wandb-workspaces, which is not installed -> {INSTALL}"
+            "--wandb needs the package wandb-workspaces, which is not installed -> "
+            'pip install "eke[report]"'
         ) from None
     return reports
 
@@ -144,8 +143,6 @@ def _only(what: str, values: list[str]) -> str:
 
 SAMPLES_PER_S, PEAK_BYTES = "samples_per_s", "peak_allocated_bytes"
 """Of a run's summary (eke.results.trackers.tracker)."""
-STEP, LOSS = metrics.STEP, metrics.LOSS
-"""Of its rows, as is TIME."""
 
 MAX_FACTORS = 6
 """Factors above which runs are not grouped (W&B nests groups); a choice, not a limit of W&B."""
@@ -180,8 +177,6 @@ WIDTH, HEIGHT = 24, 8
 """Columns of W&B's grid, and rows of one panel of it."""
 MAX_RUNS = 100
 """Lines and bars that a panel shows; W&B's own default is 10."""
-
-SPEED_TITLE, MEMORY_TITLE = "samples/s", "peak memory, bytes"
 
 
 def _run_set(
@@ -221,20 +216,20 @@ def _panels(library: ModuleType) -> list[Any]:
 
     def lines(title: str, key: str, unit: str, column: int) -> Any:
         return library.LinePlot(
-            title=title, x=key, y=[LOSS], title_x=unit, title_y="train loss",
+            title=title, x=key, y=[metrics.LOSS], title_x=unit, title_y="train loss",
             layout=at(2, column), **over,
         )  # fmt: skip
 
     return [
         library.ScatterPlot(
-            title=f"{SPEED_TITLE} over {MEMORY_TITLE}",
+            title="samples/s over peak memory, bytes",
             x=library.SummaryMetric(PEAK_BYTES),
             y=library.SummaryMetric(SAMPLES_PER_S),
             layout=at(0, width=WIDTH),
         ),
-        bars(SPEED_TITLE, SAMPLES_PER_S, 0),
-        bars(MEMORY_TITLE, PEAK_BYTES, 1),
-        lines("train loss over steps", STEP, "step", 0),
+        bars("samples/s", SAMPLES_PER_S, 0),
+        bars("peak memory, bytes", PEAK_BYTES, 1),
+        lines("train loss over steps", metrics.STEP, "step", 0),
         lines("train loss over training time", TIME, "s of training steps", 1),
         library.RunComparer(diff_only="split", layout=at(3, width=WIDTH)),
     ]
@@ -333,8 +328,7 @@ SAVE_S = 60.0
 FILE_VERSION = 1
 
 
-@dataclass(frozen=True)
-class PublishedReport:
+class PublishedReport(NamedTuple):
     """A published report, stored with the other files so that it can be updated."""
 
     server: str
@@ -342,11 +336,6 @@ class PublishedReport:
     project: str
     id: str
     url: str
-
-    @property
-    def where(self) -> tuple[str, str, str]:
-        """Server, entity, project."""
-        return (self.server, self.entity, self.project)
 
 
 def publish(
@@ -383,7 +372,7 @@ def publish(
             if not place.entity:
                 raise ConfigError("W&B's server names no default entity -> --entity NAME")
             where = (user.server, place.entity, place.project)
-            known_id = next((p.id for p in others if p.where == where), "")
+            known_id = next((p.id for p in others if p[:3] == where), "")
             answer = account.bounded(lambda: _save(comparison, place, repeats, known_id), SAVE_S)
         finally:
             account.give_up_core()
@@ -393,8 +382,8 @@ def publish(
             "  -> eke sync RUNS   (sends the runs, and makes it), or --project NAME, --entity NAME"
         )
     report_id, url = answer
-    kept = [p for p in others if p.where != where]
-    content = [asdict(each) for each in (*kept, PublishedReport(*where, report_id, url))]
+    kept = [p for p in others if p[:3] != where]
+    content = [each._asdict() for each in (*kept, PublishedReport(*where, report_id, url))]
     write_json(file, {"schema_version": FILE_VERSION, "published": content})
     return url, report_id != known_id, count_missing(comparison, where)
 

@@ -57,11 +57,7 @@ def choose_baselines(
 ) -> tuple[dict[str, Variant], list[str]]:
     """Choose the baseline of each machine; returns it with notes.
 
-    Args:
-        variants: all of them.
-        machines: kinds of machines.
-        asked: `key=value,...`, or the name of a row; empty for the default.
-        keys: factors that differ.
+    `asked` is `key=value,...`, or the name of a row; empty for the default.
 
     Raises:
         ConfigError: `asked` matches no configuration, or several on one machine.

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from statistics import fmean, median
-from typing import Any
 
 from eke.common.files import plain
 from eke.common.paths import RunPaths
@@ -172,16 +171,15 @@ def is_another_training(base: Variant, other: Variant) -> bool:
 
 
 def _learn_alike(base: Sequence[Record], other: Sequence[Record]) -> bool:
-    before, after = ({canonical(plain(_learns(r))) for r in each} for each in (base, other))
-    return before == after
+    """Whether two configurations have the same model, task and data."""
 
+    def learned(record: Record) -> str:
+        config = record.config
+        model, task, data = (config.get(group) for group in ("model", "task", "data"))
+        length = data.get("seq_len") if isinstance(data, dict) else None
+        return canonical(plain([model, task, length, record.plan.get("data_fingerprint")]))
 
-def _learns(record: Record) -> list[Any]:
-    """Model, task and data of a run."""
-    config = record.config
-    model, task, data = (config.get(group) for group in ("model", "task", "data"))
-    length = data.get("seq_len") if isinstance(data, dict) else None
-    return [model, task, length, record.plan.get("data_fingerprint")]
+    return set(map(learned, base)) == set(map(learned, other))
 
 
 SPREAD = 1.3
@@ -200,13 +198,7 @@ def repeat_spread(variant: Variant) -> float:
 def quiet_notes(
     base: Variant | None, variants: Sequence[Variant], noise: Mapping[str, Compared]
 ) -> list[str]:
-    """Notes on noisy configurations of a machine and on pairs measured at distant times.
-
-    Args:
-        base: the machine's baseline.
-        variants: of all machines.
-        noise: measure -> comparisons on this machine.
-    """
+    """Notes on noisy configurations of the baseline's machine, and on pairs far apart in time."""
     if base is None:
         return []
     here = [each for each in variants if each.machine == base.machine]

@@ -51,11 +51,7 @@ def main_effects(
 ) -> list[Effect]:
     """Effects of every factor's values among one machine's successful variants.
 
-    Args:
-        base: the baseline.
-        variants: all of them.
-        keys: factors.
-        noise: measure -> comparisons of the variants, by their `id`.
+    `noise`: measure -> comparisons of the variants, by their `id`.
     """
     effects = []
     for key in keys:
@@ -93,12 +89,8 @@ def ladder(
 ) -> list[Rung]:
     """The longest chain from the baseline in which each variant adds settings to the previous one.
 
-    Args:
-        base: the baseline.
-        variants: the other successful ones.
-        ratios: `id` of a variant -> its corrected ratios to the baseline.
-
-    Empty with fewer than two rungs, which `alone` shows already.
+    `ratios`: `id` of a variant -> its corrected ratios to the baseline. Empty with fewer than two
+    rungs, which `alone` shows already.
     """
     if len(variants) > MAX_VARIANTS:
         return []
@@ -185,15 +177,7 @@ class PublishedMatch:
 
 
 def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[PublishedMatch]:
-    """Published tables of some sweeps, with one machine's variants.
-
-    Args:
-        sweeps: names of sweep definitions.
-        variants: of one machine.
-
-    Returns:
-        Tables whose baseline and at least one other row were measured.
-    """
+    """Published tables whose baseline and at least one other row one machine measured."""
     by_row = {row: v for v in variants if v.records for row in v.rows}
     found = []
     for table in (table for sweep in sweeps for table in published_for(sweep)):

@@ -252,9 +252,6 @@ def differing_keys(found: Sequence[Factors]) -> list[str]:
     """Keys in which configurations differ, groups first.
 
     A key determined by its group's option is omitted: `optimizer=adafactor` is enough.
-
-    Args:
-        found: settings of configurations with a record.
     """
     known = dict.fromkeys(key for each in found for key in each)
     keys = [key for key in known if len({each.get(key, ABSENT) for each in found}) > 1]
@@ -270,7 +267,7 @@ def implied(
     An option's default is the single value of a key in all configurations that do not override it.
 
     Args:
-        keys: from `differing_keys`.
+        keys: from `differing_keys`, as in the functions below.
         found: settings of configurations with a record.
         typed: overrides of each of these.
     """
@@ -295,13 +292,9 @@ def complete(
     typed: Sequence[tuple[str, ...]],
     lone: Sequence[Factors],
 ) -> list[str]:
-    """`keys` and those in which cells without a record differ: for labels, never for effects.
+    """`keys` and those in which cells without a record (`lone`) differ.
 
-    Args:
-        keys: from `differing_keys`.
-        found: settings of configurations with a record.
-        typed: overrides of each of these.
-        lone: settings of the cells without a record.
+    For labels, never for effects.
     """
     more = dict.fromkeys(key for each in lone for key in each if key not in keys)
     return [
@@ -339,11 +332,6 @@ def telling(
     Overridden keys are always kept. Others are omitted if all configurations with the same option
     agree on them, and those never overridden (a checkpoint's hash) if another key of the group
     determines them.
-
-    Args:
-        keys: from `differing_keys`.
-        found: settings of all configurations.
-        typed: overrides of each of these.
     """
     overridden = [typed_settings(each) for each in typed]
     anybodys = {key for mine in overridden for key in mine}

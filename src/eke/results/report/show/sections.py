@@ -67,13 +67,7 @@ class Column:
 
 
 def columns(comparison: Comparison, wide: bool = True, most: int = CHARS_FOR_NAMES) -> list[Column]:
-    """Columns with a value in at least one row.
-
-    Args:
-        comparison: what is shown.
-        wide: there is room for all.
-        most: characters of a label.
-    """
+    """Columns with a value in at least one row; a label has at most `most` characters."""
     rows = comparison.rows
     found = [*_names(comparison, most), *_numbers(comparison), *_factors(comparison)]
     kept = [c for c in found if wide or not c.is_wide]
@@ -117,13 +111,11 @@ def _factors(comparison: Comparison) -> list[Column]:
     if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
         return []
     return [
-        Column(f"factor {key}", key, partial(_factor, key), is_wide=True)
+        Column(
+            f"factor {key}", key, lambda r, key=key: r.variant.factors.get(key, ""), is_wide=True
+        )
         for key in comparison.factors
     ]
-
-
-def _factor(key: str, row: ComparisonRow) -> str:
-    return row.variant.factors.get(key, "")
 
 
 def _numbers(comparison: Comparison) -> list[Column]:
@@ -179,12 +171,7 @@ def listed(labels: Sequence[str]) -> str:
 
 
 def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
-    """Shorten labels; those with a common beginning start at the first differing word.
-
-    Args:
-        labels: all different.
-        most: characters of each.
-    """
+    """Shorten different labels; those that begin alike start at the first differing word."""
     groups: dict[str, list[str]] = {}
     for label in labels:
         groups.setdefault(label[: most - 1], []).append(label)

@@ -53,14 +53,7 @@ MAX_ROWS = 60
 def render_terminal(
     comparison: Comparison, repeats: bool = False, terminal: bool = False, width: int = 0
 ) -> str:
-    """Render the report as text.
-
-    Args:
-        comparison: what is shown.
-        repeats: every run by itself, too.
-        terminal: with colours.
-        width: columns; 0 is the terminal's, or PIPED_WIDTH.
-    """
+    """Render the report as text, with colours for a terminal; `width` 0 is its width."""
     wide = width or (shutil.get_terminal_size().columns if terminal else PIPED_WIDTH)
     stream = io.StringIO()
     console = Console(
