@@ -8,9 +8,14 @@ from functools import partial
 from eke.common.errors import EkeError
 from eke.common.plugins import load_plugin
 from eke.config.schema import TrackerMode
-from eke.results.trackers.accelerate import AccelerateRun, TensorBoardBackend, TrackerBackend
+from eke.results.trackers.accelerate import (
+    AccelerateRun,
+    MLflowBackend,
+    TensorBoardBackend,
+    TrackerBackend,
+    TrackioBackend,
+)
 from eke.results.trackers.async_tracker import Guard, Limits
-from eke.results.trackers.mlflow import MLflowBackend
 from eke.results.trackers.tracker import (
     TrackedRun,
     Tracker,
@@ -18,7 +23,6 @@ from eke.results.trackers.tracker import (
     summary_values,
     tracker_id,
 )
-from eke.results.trackers.trackio import TrackioBackend
 from eke.results.trackers.wandb import WandbRun
 
 __all__ = [

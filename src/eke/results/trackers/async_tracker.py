@@ -45,7 +45,8 @@ class Mirror(Protocol):
         ...
 
     def open(self) -> None:
-        """Start the run; nothing to do where the first row starts it."""
+        """Start the run; by default, the first row does."""
+        return
 
     def log(self, rows: Sequence[Row]) -> None:
         """Hand over rows."""
@@ -61,12 +62,11 @@ class Mirror(Protocol):
 
     def abandon(self) -> None:
         """Release resources after another method raised; by default, the worker's exit does."""
+        return
 
     def kill(self) -> None:
-        """Make a hanging method on another thread raise; returns immediately.
-
-        Nothing to do for a library that runs in this process.
-        """
+        """Make a hanging method on another thread raise; by default, nothing can."""
+        return
 
 
 @dataclass(frozen=True)
