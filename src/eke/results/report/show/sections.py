@@ -111,11 +111,13 @@ def _factors(comparison: Comparison) -> list[Column]:
     if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
         return []
     return [
-        Column(
-            f"factor {key}", key, lambda r, key=key: r.variant.factors.get(key, ""), is_wide=True
-        )
+        Column(f"factor {key}", key, partial(_factor, key), is_wide=True)
         for key in comparison.factors
     ]
+
+
+def _factor(key: str, row: ComparisonRow) -> str:
+    return row.variant.factors.get(key, "")
 
 
 def _numbers(comparison: Comparison) -> list[Column]:
