@@ -225,11 +225,11 @@ def _memory_technique_lines(seen: dict[str, Any]) -> list[Line]:
 HEADER = ("outcome", "samples/s", "step", "peak memory", "eval loss", "what differs")
 
 
-Cell = tuple[tuple[str, ...], str, str, Record | None]
+CellResult = tuple[tuple[str, ...], str, str, Record | None]
 """Overrides, outcome, reason of the failure, and record of a sweep's run."""
 
 
-def render_cells(cells: Sequence[Cell], names: Sequence[str] = ()) -> str:
+def render_cells(cells: Sequence[CellResult], names: Sequence[str] = ()) -> str:
     """Render one line per run, then the reasons of failures; missing numbers are blank.
 
     Args:
