@@ -33,7 +33,7 @@ from eke.results.report.compare.measures import (
 )
 from eke.results.report.compare.statistics import Ratio
 
-Reason = TypeVar("Reason", str, tuple[str, str])
+Why = TypeVar("Why", str, tuple[str, str])
 
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables; tooltips and files have the full label."""
@@ -158,9 +158,9 @@ def outcome_text(row: ComparisonRow) -> str:
     return ", ".join(f"{count} {name}" for name, count in outcomes.items())
 
 
-def _by_reason(found: Iterable[tuple[Reason, str]]) -> dict[Reason, str]:
+def _by_reason(found: Iterable[tuple[Why, str]]) -> dict[Why, str]:
     """Each reason with the labels of its configurations."""
-    labels: dict[Reason, dict[str, None]] = {}
+    labels: dict[Why, dict[str, None]] = {}
     for reason, label in found:
         labels.setdefault(reason, {})[label] = None
     return {reason: listed(list(each)) for reason, each in labels.items()}
