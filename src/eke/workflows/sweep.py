@@ -282,7 +282,10 @@ def run_planned_sweep(
 def show_outcome(file: SweepFile, jobs: Sequence[Job]) -> int:
     """Print how the jobs ended; returns the sweep's exit code."""
     records = {number: job.record for job in jobs for number in job.cells}
-    shown = [(cell, records.get(number)) for number, cell in enumerate(file.cells)]
+    shown = [
+        (cell.overrides, cell.outcome, cell.reason, records.get(number))
+        for number, cell in enumerate(file.cells)
+    ]
     rows = [cell.row for cell in file.cells]
     behind = f" is not up to date: {file.problem}" if file.problem else ""
     print_once(f"\n{render_cells(shown, rows)}\n\n  {file.paths.sweep}{behind}")
