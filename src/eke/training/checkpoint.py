@@ -57,7 +57,7 @@ from eke.training.model.save_model import (
     save_pretrained,
     system_error,
 )
-from eke.training.optimizer import evaluation_weights, restore_training_weights
+from eke.training.optimizer.build_optimizer import evaluation_weights, restore_training_weights
 from eke.training.optimizer.update import PlainUpdate
 
 log = logging.getLogger(__name__)

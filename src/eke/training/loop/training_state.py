@@ -27,8 +27,7 @@ from eke.training.model.loss import LossFunction
 from eke.training.model.number_formats import Formats, build_formats
 from eke.training.model.save_model import build_trainable, name_classes
 from eke.training.observe.memory_stages import memory_in_use
-from eke.training.optimizer import build_optimizer
-from eke.training.optimizer.build_optimizer import Multiplier, build_schedule
+from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
 from eke.training.optimizer.update import Update
 
 log = logging.getLogger(__name__)
