@@ -26,7 +26,6 @@ from eke.models.sizes import OPTIMIZER_REGISTRY, state_bytes
 from eke.plan.planner.deepspeed_config import OFFLOADED
 from eke.results.trackers import TRACKERS
 from eke.training.batches.tasks import TASKS
-from eke.training.distributed.ranks import BUILDERS as SHARING
 from eke.training.loop.attempt import ENGINES
 from eke.training.model.adapters import BUILDERS as PEFTS
 from eke.training.model.attention_kernels import ATTENTION, EXPECTED
@@ -196,7 +195,6 @@ TABLES = {
     "kernels": set(KERNELS),
     "compile": set(BACKENDS),
     "engine": set(ENGINES),
-    "distributed": set(SHARING),
     "tracker": set(TRACKERS),
     "peft": set(PEFTS),
     "offload": {*OFFLOADED, "nvme"},  # whose places are keys of its own

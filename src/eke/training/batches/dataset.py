@@ -94,11 +94,16 @@ class TrainingData:
     evaluation: Samples
     collate: Collator | LongestCollator
     plan: Plan
-    bytes_are_tokens: bool
-    """A loss per token is a loss per byte (document separators counted as one byte)."""
     padding: Padding = field(default_factory=Padding)
     """Measured while training, of this rank."""
     loading: Loading = field(default_factory=Loading)
+
+    @property
+    def bytes_are_tokens(self) -> bool:
+        """A loss per token is a loss per byte (document separators counted as one byte)."""
+        config = self.plan.config
+        text = self.plan.vocabulary.is_bytes and not isinstance(config.data, Synthetic)
+        return text and config.task.option in ("causal_lm", "seq2seq_lm")
 
     def train_steps(
         self, start: int, rank: int = 0, even: bool = False
@@ -213,25 +218,12 @@ def build_data(plan: Plan, left: bool = False) -> TrainingData:
         ConfigError: the prepared tokens are gone and cannot be prepared again.
         RunError: the data is no longer what was planned.
     """
-    config = plan.config
-    causal = config.task.option == "causal_lm"
     collate = build_collator(plan, left)
-    return TrainingData(
-        train=_open(plan, evaluation=False),
-        evaluation=_open(plan, evaluation=True),
-        collate=LongestCollator(collate, plan) if plan.probe else collate,
-        plan=plan,
-        bytes_are_tokens=not isinstance(config.data, Synthetic)
-        and plan.vocabulary.is_bytes
-        and (causal or config.task.option == "seq2seq_lm"),
-    )
-
-
-def _open(plan: Plan, *, evaluation: bool) -> Samples:
-    """Samples of one split; for a memory probe, those of maximum length."""
-    if plan.probe:
-        return LongestSamples(plan, evaluation)
-    return open_split(plan, evaluation=evaluation)
+    if plan.probe:  # of memory, by samples of maximum length
+        longest = LongestCollator(collate, plan)
+        return TrainingData(LongestSamples(plan, False), LongestSamples(plan, True), longest, plan)
+    train, evaluation = (open_split(plan, evaluation=evaluation) for evaluation in (False, True))
+    return TrainingData(train, evaluation, collate, plan)
 
 
 def load_plan_tokenizer(plan: Plan) -> Any:

@@ -16,7 +16,7 @@ import torch
 from eke.common.errors import ChangedError, of_system
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import Synthetic
-from eke.data.sources import Packs, Piece, Store, mix_seed, read_piece, stamp, synthetic_length
+from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Texts up to this size are kept in memory, as tokens of two bytes; larger ones are read on demand.
@@ -24,18 +24,6 @@ The standard library's source, with its thousands of small files, has a tenth of
 
 OPEN_FILES = 64
 """Files kept open at a time; the usual limit of a process is 1024."""
-
-
-class TokenSource(Protocol):
-    """Tokens by position."""
-
-    def __len__(self) -> int:
-        """Number of tokens."""
-        ...
-
-    def __getitem__(self, window: slice) -> np.ndarray:
-        """A slice of tokens, unsigned integers."""
-        ...
 
 
 Check = Callable[[], None]
@@ -48,7 +36,7 @@ def unchecked() -> None:
 
 def byte_stream(
     pieces: tuple[Piece, ...], in_memory: int = IN_MEMORY_BYTES, check: Check = unchecked
-) -> TokenSource:
+) -> "TokenSource":
     """Stream of the bytes of several ranges, each followed by BOS.
 
     Args:
@@ -129,6 +117,10 @@ class InPlace:
     def __del__(self) -> None:
         for descriptor in self._open.values():
             os.close(descriptor)
+
+
+TokenSource = np.ndarray | InPlace
+"""Tokens by position, unsigned integers."""
 
 
 def _tokens(content: bytes) -> np.ndarray:
@@ -302,11 +294,6 @@ def stored_rows(store: Store, split: str, keep: int | None) -> StoredRows:
         labels=store.array("labels") if store.has("labels") else None,
         chosen=rows[evenly_spaced(len(rows), keep)],
     )
-
-
-def stored_packs(store: Store, split: str) -> Packs:
-    """Packing of the rows of one split."""
-    return Packs(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
 
 
 @dataclass(frozen=True)
