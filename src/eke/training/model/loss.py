@@ -1,24 +1,9 @@
-"""Loss of a micro-batch, for all tasks.
+"""Loss of a micro-batch for all tasks, the decoder's inputs in seq2seq, and fused kernels.
 
-transformers' own losses are not used: some ignore `num_items_in_batch`, so that gradient
-accumulation and data parallelism change them (docs/explanation/loss.md).
-
-Cross-entropy summed over the labels that count, in float32: of logits, or without them.
-
-Divided by the number of targets of the whole global batch a sum is that batch's mean, however the
-batch was cut.
-
-A vocabulary projection that, given labels, answers with the loss and leaves out what it can.
-
-The projection of a language model is replaced by a module with the same tensors. It takes the loss
-inside the model's forward pass, so that whatever wraps the model (data parallelism, sharding,
-compilation) sees one forward pass as ever. It may leave out the positions without a label, which
-add nothing to the loss (`sparse_prediction` in transformers' ModernBERT), and it may be one
-operation with the loss, which never has all logits.
-
-What the decoder of seq2seq reads: the target, shifted as the model's own class shifts it.
-
-Fused kernels in place of a model's own operations, and how to see that they are there.
+Cross-entropy is summed over the labels that count, in float32. Divided by the number of targets of
+the whole global batch it is that batch's mean, however the batch was cut. transformers' own losses
+are not used: some ignore `num_items_in_batch`, so that gradient accumulation and data parallelism
+change them (docs/explanation/loss.md).
 """
 
 import inspect
@@ -108,7 +93,12 @@ class Expected:
 
 
 class LossHead(nn.Module):
-    """A linear layer that answers with the summed loss once it was handed labels.
+    """A vocabulary projection that answers with the summed loss once it was handed labels.
+
+    It takes the loss inside the model's forward pass, so that whatever wraps the model (data
+    parallelism, sharding, compilation) sees one forward pass as ever. It may leave out the
+    positions without a label, which add nothing to the loss (`sparse_prediction` in transformers'
+    ModernBERT), and it may be one operation with the loss, which never has all logits.
 
     Args:
         linear: the projection; its tensors become this module's.
@@ -162,9 +152,8 @@ def put_loss_head(model: nn.Module, fused: bool) -> None:
         key = "fused_linear_cross_entropy" if fused else "sparse_prediction"
         found = "none" if linear is None else type(linear).__name__
         raise RunError(
-            f"kernels.{key} = true: {type(model).__name__} has no linear "
-            f"projection onto a vocabulary (found: {found})\n"
-            f"  -> kernels.{key}=false"
+            f"kernels.{key} = true: {type(model).__name__} has no linear projection onto a "
+            f"vocabulary (found: {found})\n  -> kernels.{key}=false"
         )
     head = LossHead(linear, fused)
     name = next(name for name, module in model.named_modules() if module is linear)
@@ -192,12 +181,7 @@ and as `smoothing` the share of each target that is spread over all classes."""
 
 def build_loss(plan: Plan) -> LossFunction:
     """How the plan gets from a micro-batch to its loss."""
-    return from_loss_head if has_loss_head(plan) else from_logits
-
-
-def has_loss_head(plan: Plan) -> bool:
-    """Whether the vocabulary projection takes the loss itself."""
-    return has_fused_loss(plan) or is_sparse(plan)
+    return from_loss_head if has_fused_loss(plan) or is_sparse(plan) else from_logits
 
 
 def has_fused_loss(plan: Plan) -> bool:
@@ -216,7 +200,7 @@ def apply_loss(plan: Plan, model: nn.Module) -> None:
     Raises:
         RunError: the model's head cannot be replaced.
     """
-    if has_loss_head(plan):
+    if has_fused_loss(plan) or is_sparse(plan):
         put_loss_head(model, has_fused_loss(plan))
 
 
@@ -249,7 +233,7 @@ def build_shift(plan: Plan) -> Shift | None:
     """
     if plan.config.task.option != "seq2seq_lm":
         return None
-    import transformers  # as in `eke.training.model.model`
+    import transformers
 
     config = model_configuration(plan)
     head = getattr(transformers, HEADS["seq2seq_lm"])
@@ -282,22 +266,15 @@ def apply_kernels(plan: Plan, model: nn.Module) -> None:
     Raises:
         RunError: the option replaced nothing.
     """
-    KERNELS[plan.config.kernels.option](model)
+    replace = KERNELS[plan.config.kernels.option]
+    if replace is not None:
+        replace(model)
 
 
 def replaced_modules(model: nn.Module, package: str = "liger_kernel") -> int:
     """Modules whose forward pass is the package's own."""
-    return sum(_origin(module).startswith(package) for module in model.modules())
-
-
-def _origin(module: nn.Module) -> str:
-    """Python module that defines a forward pass; one bound to the instance comes first."""
-    forward: Any = module.forward
-    return str(getattr(forward, "__func__", forward).__module__)
-
-
-def _none(model: nn.Module) -> None:
-    """Every operation as transformers has it."""
+    forwards = (getattr(m.forward, "__func__", m.forward) for m in model.modules())
+    return sum(forward.__module__.startswith(package) for forward in forwards)
 
 
 def _liger(model: nn.Module) -> None:
@@ -324,10 +301,10 @@ def _liger(model: nn.Module) -> None:
         )
 
 
-KERNELS: dict[str, Callable[[nn.Module], None]] = {
-    "none": _none,
+KERNELS: dict[str, Callable[[nn.Module], None] | None] = {
+    "none": None,
     "liger": _liger,
-    "fused_linear_cross_entropy": _none,
-    "sparse_prediction": _none,
+    "fused_linear_cross_entropy": None,
+    "sparse_prediction": None,
 }
-"""Option of `kernels` -> what it does to the model; the loss's fields: eke.training.model.loss."""
+"""Option of `kernels` -> what it does to the model; the last two are done by `apply_loss`."""
