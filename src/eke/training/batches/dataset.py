@@ -29,11 +29,11 @@ from eke.training.model.loss import build_shift, is_sparse
 def build_collator(plan: Plan, left: bool = False) -> Collator:
     """Collator of a plan; `left` selects left padding."""
     config = plan.config
-    # A causal model never sees what comes after a token, and padding comes last.
-    bidirectional = not family_of(config).is_decoder
     multiple = config.data.pad_to_multiple_of or 1
+    padded = is_ragged(config) or multiple > 1
     return Collator(
-        needs_mask=bidirectional and (is_ragged(config) or multiple > 1),
+        # A causal model never sees what comes after a token, and padding comes last.
+        needs_mask=padded and not family_of(config).is_decoder,
         pad=plan.vocabulary.pad,
         multiple=multiple,
         left=left,
@@ -209,10 +209,6 @@ class TrainingData:
 
 def build_data(plan: Plan, left: bool = False) -> TrainingData:
     """Open the prepared tokens, read the text, or set up the random tokens, of both splits.
-
-    Args:
-        plan: the run.
-        left: rows are padded in front.
 
     Raises:
         ConfigError: the prepared tokens are gone and cannot be prepared again.

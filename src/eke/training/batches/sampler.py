@@ -229,15 +229,7 @@ def pack_windows(
     keep: int | None = None,
     check: Check = unchecked,
 ) -> Windows:
-    """Pack byte ranges by class, each followed by BOS, and cut windows.
-
-    Args:
-        pieces: the byte ranges.
-        length: tokens per window.
-        labels: classes by number.
-        keep: take this many windows, spread evenly over the text; None takes all.
-        check: see `byte_stream`.
-    """
+    """Pack byte ranges by class, each followed by BOS; then as `byte_stream` and `cut_windows`."""
     parts = [tuple(p for p in pieces if p.label == label) for label in labels]
     streams = [byte_stream(part, check=check) for part in parts]
     return cut_windows(streams, length, keep)

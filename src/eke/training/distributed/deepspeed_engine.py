@@ -42,16 +42,10 @@ def build_engine(
 ) -> Engine:
     """Build the engine with the plan's sharding.
 
-    With ZeRO-3 each weight is moved to the device and sharded separately, so that only the host
-    holds the whole model. Ranks must have built equal models.
-
-    Args:
-        plan: with DeepSpeed's configuration.
-        model: with its weights; on the host for ZeRO-3, else on `device`.
-        optimizer: over the parameters of `model`; gets DeepSpeed's flat shards instead.
-        formats: autocast of the forward pass.
-        device: this rank's.
-        swap: folder for state kept in files.
+    Ranks must have built equal models, on the host for ZeRO-3, else on `device`. With ZeRO-3 each
+    weight is moved to the device and sharded separately, so that only the host holds the whole
+    model. The optimizer gets DeepSpeed's flat shards in place of the model's parameters. `swap` is
+    the folder for state kept in files.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
@@ -313,14 +307,7 @@ def share_model(
 
 
 def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks) -> Update:
-    """Build the matching optimizer step from that of a process that has it all.
-
-    Args:
-        plan: the run.
-        plain: over the optimizer that the result steps.
-        model: without wrappers.
-        ranks: those that really are there.
-    """
+    """Build the matching optimizer step from that of a process that has it all."""
     config = plan.config.distributed
     if plan.config.memory.optimizer_in_backward:
         return InBackwardUpdate(plain.optimizer, plain.parameters, plain.knows_norm)

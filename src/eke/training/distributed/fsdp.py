@@ -38,11 +38,7 @@ def shard_model(plan: Plan, model: nn.Module, device: torch.device) -> None:
 
     Each Transformer layer is gathered on its own; what lies around the layers (embeddings, also
     where they are tied to the output, and heads) is one more unit, kept from forward to backward.
-
-    Args:
-        plan: `distributed` is an FSDP.
-        model: the same on each process, on its device.
-        device: of this process; the process group of all is there.
+    The model is the same on each process, on its device; the process group is there.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -78,16 +74,6 @@ def part_bytes(tensors: Iterable[Tensor]) -> int:
 def is_cut(tensor: Tensor) -> bool:
     """Whether this process holds less than all of it."""
     return part(tensor).numel() < tensor.numel()
-
-
-def mesh_of(tensors: Iterable[Tensor]) -> list[int]:
-    """Size of each dimension of the mesh that tensors are cut over; empty where none is."""
-    from torch.distributed.tensor import DTensor
-
-    for tensor in tensors:
-        if isinstance(tensor, DTensor):
-            return list(tensor.device_mesh.shape)
-    return []
 
 
 def cut_like(tensor: Tensor, place: Tensor) -> Tensor:
@@ -158,9 +144,7 @@ def gather_parameters(optimizer: torch.optim.Optimizer, keep: bool) -> list[Tens
 def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
     """`optimizer.state_dict()` with whole tensors in host memory; every process must call it.
 
-    Args:
-        optimizer: over sharded parameters.
-        keep: whether this process wants it; the others get an empty dictionary.
+    Processes that do not `keep` it get an empty dictionary.
     """
     content = optimizer.state_dict()
 

@@ -159,12 +159,8 @@ def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
     """Let ranks train experts that the micro-batch of some of them does not reach.
 
     DDP looks for them after each forward pass. FSDP and ZeRO exchange what all ranks have a
-    gradient of: there every expert has one, of zero if need be.
-
-    Args:
-        plan: the run.
-        model: before it is shared.
-        accelerator: that will wrap it.
+    gradient of: there every expert has one, of zero if need be. To be called before the accelerator
+    wraps the model.
     """
     routed, option = routed_parents(model), plan.config.distributed.option
     if not routed:
@@ -202,14 +198,7 @@ class LossOnDevice(nn.Module):
 def build_data_parallel(
     plan: Plan, model: nn.Module, loss: LossFunction, formats: Formats
 ) -> tuple[nn.Module, LossFunction]:
-    """The module that feeds all devices, and how to get the loss of a micro-batch out of it.
-
-    Args:
-        plan: says how many devices.
-        model: on the first of them.
-        loss: of one device's rows.
-        formats: of the forward pass.
-    """
+    """The module that feeds all devices, and how to get the loss of a micro-batch out of it."""
     module = LossOnDevice(model, loss, formats)
     devices = list(range(plan.batch.devices)) if torch.cuda.is_available() else None
     parallel = nn.DataParallel(module, device_ids=devices)

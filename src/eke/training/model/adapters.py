@@ -52,13 +52,7 @@ def adapter_tensors(
 
 
 def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
-    """Write the trained tensors and peft's configuration; no model card, which would be empty.
-
-    Args:
-        model: of peft.
-        folder: is there.
-        weights: instead of the model's own, where it holds only parts of them.
-    """
+    """Write peft's configuration and what `adapter_tensors` gives; no model card: it would be empty."""
     mine: Any = model
     config = copy.copy(mine.peft_config["default"])
     config.inference_mode = True
@@ -126,12 +120,8 @@ def quantise(plan: Plan, model: nn.Module, device: torch.device) -> nn.Module:
     One layer at a time: a GPU never holds more than one float32 weight in addition to the 4-bit
     ones. Embeddings, norms, heads, and what transformers itself keeps in float32
     (`_keep_in_fp32_modules`) stay as they are. The experts of a layer, which transformers holds as
-    one parameter, are dequantised whenever the layer runs.
-
-    Args:
-        plan: its number format is what the 4-bit layers multiply in.
-        model: with float32 weights on the host; changed in place.
-        device: where the model is to be.
+    one parameter, are dequantised whenever the layer runs. The 4-bit layers multiply in the plan's
+    number format. The model, with float32 weights on the host, is changed in place.
     """
     config = cast(QLora, plan.config.peft)
     compute = getattr(torch, plan.compute.autocast or "float32")
@@ -194,12 +184,7 @@ def _quantise_parameters(experts: nn.Module, config: QLora, device: torch.device
 
 
 def dequantised(layer: nn.Module, delta: Tensor | None = None) -> nn.Module:
-    """The float32 layer that a 4-bit one stands for, on the host.
-
-    Args:
-        layer: a 4-bit linear layer of `quantise`.
-        delta: (out, in), added to the weight.
-    """
+    """The float32 layer that a 4-bit one stands for, on the host; `delta` (out, in) is added."""
     from bitsandbytes.functional import dequantize_4bit
     from transformers.pytorch_utils import Conv1D
 
@@ -393,12 +378,7 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
 
 def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
-    """A warning where adapters leave tensors as they were drawn, since the checkpoint lacks them.
-
-    Args:
-        model: with its adapters.
-        new_weights: names in the model without adapters.
-    """
+    """A warning where tensors stay as they were drawn: neither loaded nor trained."""
     if not is_adapted(model):
         return []
     trained = {name for name, p in model.named_parameters() if p.requires_grad}

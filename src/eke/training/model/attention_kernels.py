@@ -258,13 +258,10 @@ _ASKED = "use_gqa_in_sdpa"
 
 
 def repeat_heads(plan: Plan) -> None:
-    """Decide for this process, until the next plan; call before the first forward pass.
+    """Repeat the heads where kernels cannot share; before the first forward pass, for this process.
 
     Seen with transformers 5.23, which looks the function up at each call; in a version without it
     nothing is replaced, and tests/unit/training/model/test_grouped_heads.py tells.
-
-    Args:
-        plan: its device, attention and formats decide.
     """
     from transformers.integrations import sdpa_attention
 
@@ -291,12 +288,9 @@ def _own(module: Any, name: str) -> Any:
 def spare_mask_checks(model: torch.nn.Module, packed: bool = False) -> None:
     """Answer both questions beforehand, for this process; call before the first forward pass.
 
-    Seen with transformers 5.17 and 5.23. In a version without these names nothing is replaced, and
-    the count of reads in tests/unit/training/loop/test_no_sync.py tells.
-
-    Args:
-        model: whose modules may warn.
-        packed: rows hold several sequences, whose `position_ids` restart at 0.
+    Packed rows hold several sequences, whose `position_ids` restart at 0. Seen with transformers
+    5.17 and 5.23; in a version without these names nothing is replaced, and the count of reads in
+    tests/unit/training/loop/test_no_sync.py tells.
     """
     from transformers import masking_utils
     from transformers import modeling_flash_attention_utils as flash

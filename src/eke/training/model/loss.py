@@ -9,7 +9,6 @@ change them (docs/explanation/loss.md).
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -80,18 +79,6 @@ def fused_loss_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: 
     return losses.to(torch.float32).sum()
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What a forward pass is to predict."""
-
-    labels: Tensor
-    """(...), IGNORED where nothing is to be predicted."""
-    places: Tensor | None
-    """Of the labels that count, in the flattened labels: (targets,); None projects everything."""
-    smoothing: float
-    """Share of each target that is spread over the vocabulary."""
-
-
 class LossHead(nn.Module):
     """A vocabulary projection that answers with the summed loss once it was handed labels.
 
@@ -110,8 +97,10 @@ class LossHead(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self.fused = fused
-        self.expected: Expected | None = None
-        """Of the forward pass under way."""
+        self.expected: tuple[Tensor, Tensor | None, float] | None = None
+        """Of the forward pass under way: labels (...), IGNORED where nothing is to be predicted;
+        places of those that count in the flattened labels (targets,), None for a projection of
+        everything; and the share of each target that is spread over the vocabulary."""
         self.projected: tuple[int, int] | None = None
         """Positions that the last pass with labels projected, and all there were; not compiled."""
 
@@ -123,10 +112,9 @@ class LossHead(nn.Module):
         """
         if self.expected is None:
             return F.linear(hidden, self.weight, self.bias)
-        labels, places = self.expected.labels.reshape(-1), self.expected.places
-        smoothing = self.expected.smoothing
+        labels, places, smoothing = self.expected
         self.expected = None
-        vectors = hidden.reshape(-1, hidden.shape[-1])
+        labels, vectors = labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
         if places is not None:
             vectors, labels = vectors.index_select(0, places), labels.index_select(0, places)
         if not torch.compiler.is_compiling():
@@ -138,10 +126,6 @@ class LossHead(nn.Module):
 
 def put_loss_head(model: nn.Module, fused: bool) -> None:
     """Let `model(labels=..., places=...)` answer with the summed loss in place of the logits.
-
-    Args:
-        model: with a vocabulary projection.
-        fused: the projection and the loss are one operation.
 
     Raises:
         RunError: the model has no plain vocabulary projection.
@@ -163,7 +147,7 @@ def put_loss_head(model: nn.Module, fused: bool) -> None:
     def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         labels, places = kwargs.pop("labels", None), kwargs.pop("places", None)
         smoothing = kwargs.pop("smoothing", 0.0)
-        head.expected = None if labels is None else Expected(labels, places, smoothing)
+        head.expected = None if labels is None else (labels, places, smoothing)
         return args, kwargs
 
     model.register_forward_pre_hook(hand_over, with_kwargs=True)

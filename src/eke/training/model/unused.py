@@ -104,9 +104,6 @@ def cast_experts(model: nn.Module) -> None:
     Without autocast nothing is cast. Seen with transformers 5.23, which looks the function up at
     each call; in a version without it nothing is replaced, and
     tests/unit/training/model/test_experts.py tells.
-
-    Args:
-        model: without experts nothing is imported for it.
     """
     if not has_experts(model):
         return
@@ -221,11 +218,6 @@ def _leaves(output: Tensor) -> set[int]:
 @torch.no_grad()
 def padding_side(model: nn.Module, task: str, pad: int) -> str:
     """`right` or `left`: where padding changes no output; empty where it does on both sides.
-
-    Args:
-        model: in evaluation mode.
-        task: option of the group `task`.
-        pad: token that fills rows up.
 
     Raises:
         RunError: it takes no padded rows at all.
@@ -351,11 +343,6 @@ def kept_dropouts(
     """Probabilities other than `value` that one training forward pass uses, without those of 0.
 
     Fields that leave out something else than activations are not counted.
-
-    Args:
-        model: its mode is left as it was.
-        value: the wanted probability.
-        inputs: of the forward pass.
     """
     mine: Any = model
     others = {

@@ -301,9 +301,7 @@ def _projected(plan: Plan, groups: Groups, **more: str) -> Groups:
 def save_projectors_as_data(optimizer: Optimizer, projector: type) -> None:
     """Keep the libraries' objects out of `state_dict`: a checkpoint is loaded with `weights_only`.
 
-    Args:
-        optimizer: of galore-torch or apollo-torch.
-        projector: class of the objects in its states; all it needs are its attributes.
+    All that an object of the class `projector` needs are its attributes.
     """
 
     def to_data(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
