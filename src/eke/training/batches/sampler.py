@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -135,34 +134,6 @@ class TokenRow:
     """int64 token ids, shape (length,); owned by the caller, may be modified."""
     cut: int = 0
     """Leading tokens without loss: a prompt, or a source."""
-
-
-class Source(Protocol):
-    """Sequences by number."""
-
-    @property
-    def framed(self) -> bool:
-        """Whether sequences have special tokens and a source/target boundary.
-
-        Otherwise they are slices of one long text.
-        """
-        ...
-
-    def __len__(self) -> int:
-        """Number of sequences."""
-        ...
-
-    def row(self, index: int) -> TokenRow:
-        """One sequence."""
-        ...
-
-    def label(self, index: int) -> int:
-        """Class of the sequence."""
-        ...
-
-    def lengths(self) -> np.ndarray:
-        """Tokens of every sequence, shape (sequences,)."""
-        ...
 
 
 def seeded(*parts: int) -> torch.Generator:
@@ -324,3 +295,10 @@ class RandomTokens:
         """Tokens of each sample."""
         found = (synthetic_length(self.data, self.length, self.split, i) for i in range(self.count))
         return np.fromiter(found, np.int64, self.count)
+
+
+Source = Windows | StoredRows | RandomTokens
+"""Sequences by number: `row`, `label`, and `lengths` of all.
+
+`framed` sequences have special tokens and a source/target boundary; the others are slices of one
+long text."""

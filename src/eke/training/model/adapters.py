@@ -52,7 +52,7 @@ def adapter_tensors(
 
 
 def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
-    """Write peft's configuration and what `adapter_tensors` gives; no model card: it would be empty."""
+    """Write peft's configuration and the trained tensors; no model card: it would be empty."""
     mine: Any = model
     config = copy.copy(mine.peft_config["default"])
     config.inference_mode = True

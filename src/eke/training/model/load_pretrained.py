@@ -127,8 +127,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
         why = _first_sentence(error) if known else f"{type(error).__name__}: {error}"
         raise _refusal(pretrained, why, "another checkpoint, or another task") from error
-    report = _judge(pretrained, model, info)
-    _check_size(plan, model)
+    report = _judge(plan, model, info)
     if not family_of(plan.config).is_known:
         check_places(model, config.task.option)
         report = replace(report, unreached=freeze_unreached(model))
@@ -178,16 +177,16 @@ def checkpoint_configuration(plan: Plan) -> Any:
     return loaded
 
 
-def _judge(pretrained: PretrainedModel, model: Any, info: Any) -> LoadReport:
+def _judge(plan: Plan, model: Any, info: Any) -> LoadReport:
     """Which differences are a head's.
 
     Raises:
-        RunError: some are not.
+        RunError: some are not, or the model has another size than the closed form of its family,
+            for which rules, FLOPs and memory were computed.
     """
-    mismatched = {
-        name: (tuple(found), tuple(wanted))
-        for name, found, wanted in sorted(info["mismatched_keys"])
-    }
+    pretrained = cast(PretrainedModel, plan.config.model)
+    belonging = "a config.json that belongs to the weights"
+    mismatched = {name: sizes for name, *sizes in sorted(info["mismatched_keys"])}
     strange = [name for name in mismatched if not _is_head(model, name)]
     if strange:
         name = strange[0]
@@ -196,7 +195,7 @@ def _judge(pretrained: PretrainedModel, model: Any, info: Any) -> LoadReport:
             f"its config.json does not describe its tensors: {len(strange)} have other sizes, "
             f"{name} is {list(found)} and should be {list(wanted)}"
         )
-        raise _refusal(pretrained, why, "a config.json that belongs to the weights")
+        raise _refusal(pretrained, why, belonging)
     missing = sorted(n for n in info["missing_keys"] if not _is_head(model, n))
     if missing:
         why = (
@@ -211,7 +210,14 @@ def _judge(pretrained: PretrainedModel, model: Any, info: Any) -> LoadReport:
             f"{len(extra)} of its tensors have no place in {type(model).__name__} as its "
             f"config.json describes it: {_listed(extra)}"
         )
-        raise _refusal(pretrained, why, "a config.json that belongs to the weights")
+        raise _refusal(pretrained, why, belonging)
+    count = sum(p.numel() for p in model.parameters())
+    if family_of(plan.config).is_known and count != plan.size.num_parameters:
+        why = (
+            f"has {count} parameters where its config.json makes {plan.size.num_parameters}: a "
+            "setting of it (tie_word_embeddings?) does not describe its tensors"
+        )
+        raise _refusal(pretrained, why, belonging)
     new = sorted({*info["missing_keys"]} - set(mismatched))
     return LoadReport(tuple(new), tuple(mismatched), tuple(sorted(unexpected)))
 
@@ -226,22 +232,6 @@ def _is_head(model: Any, name: str) -> bool:
     children = {child for child, _ in base.named_children()}
     children |= {parameter.partition(".")[0] for parameter, _ in base.named_parameters()}
     return parts[0] not in children - set(_HEADS)
-
-
-def _check_size(plan: Plan, model: nn.Module) -> None:
-    """Rules, FLOPs and memory were computed for one size; another one would make them untrue.
-
-    Raises:
-        RunError: the model has another size than the closed form of its family.
-    """
-    pretrained = cast(PretrainedModel, plan.config.model)
-    count = sum(p.numel() for p in model.parameters())
-    if family_of(plan.config).is_known and count != plan.size.num_parameters:
-        why = (
-            f"has {count} parameters where its config.json makes {plan.size.num_parameters}: a "
-            "setting of it (tie_word_embeddings?) does not describe its tensors"
-        )
-        raise _refusal(pretrained, why, "a config.json that belongs to the weights")
 
 
 def _refusal(pretrained: PretrainedModel, why: str, instead: str) -> RunError:
