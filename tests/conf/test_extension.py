@@ -31,7 +31,6 @@ from eke.training.model.adapters import BUILDERS as PEFTS
 from eke.training.model.attention_kernels import ATTENTION, EXPECTED
 from eke.training.model.attention_kernels import BACKENDS as PINNED
 from eke.training.model.build_model import build_model
-from eke.training.model.loss import KERNELS
 from eke.training.model.unused import HEADS
 from eke.training.optimizer.build_optimizer import SHAPES
 from eke.workflows.planning import plan_for
@@ -190,7 +189,6 @@ TABLES = {
     "optimizer": set(OPTIMIZER_REGISTRY),
     "schedule": set(SHAPES),
     "attention": {*ATTENTION, AUTO_ATTENTION},
-    "kernels": set(KERNELS),
     "engine": set(ENGINES),
     "tracker": set(TRACKERS),
     "peft": set(PEFTS),

@@ -245,29 +245,18 @@ def build_shift(plan: Plan) -> Shift | None:
 
 
 def apply_kernels(plan: Plan, model: nn.Module) -> None:
-    """Replace what the plan's option of the group `kernels` replaces; before compilation.
+    """Liger's normalisation, rotary positions and gated feed-forward, if planned.
+
+    Before compilation. Losses stay eke's. Of an adapted model Liger would look for the layers where
+    the adapters' wrapper has none. Experts stay transformers': Liger's kernel for them knows
+    neither autocast nor `precision.tf32=off` (liger-kernel 0.8.5: `tl.dot` of float32 operands
+    takes TF32).
 
     Raises:
-        RunError: the option replaced nothing.
+        RunError: nothing was replaced.
     """
-    replace = KERNELS[plan.config.kernels.option]
-    if replace is not None:
-        replace(model)
-
-
-def replaced_modules(model: nn.Module, package: str = "liger_kernel") -> int:
-    """Modules whose forward pass is the package's own."""
-    forwards = (getattr(m.forward, "__func__", m.forward) for m in model.modules())
-    return sum(forward.__module__.startswith(package) for forward in forwards)
-
-
-def _liger(model: nn.Module) -> None:
-    """Liger's normalisation, rotary positions and gated feed-forward; losses stay eke's.
-
-    Of an adapted model Liger would look for the layers where the adapters' wrapper has none.
-    Experts stay transformers': Liger's kernel for them knows neither autocast nor
-    `precision.tf32=off` (liger-kernel 0.8.5: `tl.dot` of float32 operands takes TF32).
-    """
+    if plan.config.kernels.option != "liger":
+        return
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
     adapted: Any = model
@@ -285,10 +274,7 @@ def _liger(model: nn.Module) -> None:
         )
 
 
-KERNELS: dict[str, Callable[[nn.Module], None] | None] = {
-    "none": None,
-    "liger": _liger,
-    "fused_linear_cross_entropy": None,
-    "sparse_prediction": None,
-}
-"""Option of `kernels` -> what it does to the model; the last two are done by `apply_loss`."""
+def replaced_modules(model: nn.Module, package: str = "liger_kernel") -> int:
+    """Modules whose forward pass is the package's own."""
+    forwards = (getattr(m.forward, "__func__", m.forward) for m in model.modules())
+    return sum(forward.__module__.startswith(package) for forward in forwards)

@@ -78,23 +78,17 @@ def state_tensors(optimizer: Optimizer) -> list[Tensor]:
 def plain_tensors(value: Any) -> Iterator[Tensor]:
     """The tensors inside a value: of dicts, of objects' attributes, of quantised tensors."""
     if isinstance(value, Tensor):
-        yield from _parts(value)
+        mine = part(value)  # FSDP2's are cut
+        if not hasattr(mine, "__tensor_flatten__"):
+            yield mine
+            return
+        names, _ = mine.__tensor_flatten__()  # torchao's quantised ones say what they wrap
+        yield from plain_tensors([getattr(mine, name) for name in names])
     elif isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from plain_tensors(each)
     elif hasattr(value, "__dict__"):
         yield from plain_tensors(vars(value))
-
-
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """This process's tensors: FSDP2's are cut, torchao's quantised ones say what they wrap."""
-    tensor = part(tensor)
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield tensor
-        return
-    names, _ = tensor.__tensor_flatten__()
-    for name in names:
-        yield from _parts(getattr(tensor, name))
 
 
 def is_quantised(state: Mapping[str, Any]) -> bool:

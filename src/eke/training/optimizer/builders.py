@@ -109,10 +109,8 @@ def _spare_warning() -> None:
 
 def adafactor(plan: Plan, groups: Groups) -> Optimizer:
     """Transformers' Adafactor with a fixed learning rate."""
-    from transformers.optimization import Adafactor as TransformersAdafactor
-
     config = cast(Adafactor, plan.config.optimizer)
-    optimizer: Optimizer = TransformersAdafactor(
+    optimizer: Optimizer = resolve_name("transformers.optimization:Adafactor")(
         groups,
         lr=config.lr,
         eps=(config.eps1, 1e-3),  # the second is read only with scale_parameter, which is off
