@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -133,10 +132,12 @@ class TrainingData:
             yield made + self.placeholders(most - mine if even else 0)
 
     def _order(self) -> Order:
-        plan = self.plan
-        return Order(
-            len(self.train), plan.batch.samples_per_step, plan.config.seed, self._lengths()
-        )
+        plan, lengths = self.plan, None
+        if plan.config.data.length_grouping:
+            lengths = self.train.lengths()
+            if (lengths == lengths[0]).all():
+                lengths = None
+        return Order(len(self.train), plan.batch.samples_per_step, plan.config.seed, lengths)
 
     def longest_step(self, start: int) -> int:
         """The first step from `start` on that no other one's longest micro-batch is longer than."""
@@ -152,13 +153,6 @@ class TrainingData:
             if most > longest:
                 longest, best = most, step
         return best
-
-    def _lengths(self) -> np.ndarray | None:
-        """Tokens of each sample, where steps are grouped by them; None where all are as long."""
-        if not self.plan.config.data.length_grouping:
-            return None
-        lengths = self.train.lengths()
-        return lengths if (lengths != lengths[0]).any() else None
 
     def placeholders(self, count: int) -> list[MicroBatch]:
         """Placeholders without gradient, samples or tokens."""

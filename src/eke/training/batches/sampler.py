@@ -217,17 +217,18 @@ def stored_windows(store: Store, evaluation: bool, length: int, keep: int) -> Wi
     return cut_windows(streams, length, keep)
 
 
-@dataclass(frozen=True)
 class StoredRows:
-    """Prepared rows, memory-mapped."""
+    """Prepared rows of one split (`train` or `evaluation`), memory-mapped."""
 
-    tokens_of_all: np.ndarray
-    offsets: np.ndarray
-    cuts: np.ndarray
-    labels: np.ndarray | None
-    chosen: np.ndarray
-    """Row of the store for each sample."""
-    framed: bool = True
+    framed = True
+
+    def __init__(self, store: Store, split: str, keep: int | None) -> None:
+        self.tokens, self.offsets = store.array("tokens"), store.array("offsets")
+        self.cuts = store.array("cuts")
+        self.labels = store.array("labels") if store.has("labels") else None
+        rows = store.array(split)
+        self.chosen = rows[evenly_spaced(len(rows), keep)]
+        """Row of the store for each sample."""
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -235,7 +236,7 @@ class StoredRows:
     def row(self, index: int) -> TokenRow:
         """One row."""
         number = self.chosen[index]
-        tokens = self.tokens_of_all[self.offsets[number] : self.offsets[number + 1]]
+        tokens = self.tokens[self.offsets[number] : self.offsets[number + 1]]
         return TokenRow(tokens.astype(np.int64), int(self.cuts[number]))
 
     def label(self, index: int) -> int:
@@ -245,18 +246,6 @@ class StoredRows:
     def lengths(self) -> np.ndarray:
         """Tokens of each row."""
         return np.asarray(self.offsets[self.chosen + 1] - self.offsets[self.chosen])
-
-
-def stored_rows(store: Store, split: str, keep: int | None) -> StoredRows:
-    """The rows of one split (`train` or `evaluation`)."""
-    rows = store.array(split)
-    return StoredRows(
-        tokens_of_all=store.array("tokens"),
-        offsets=store.array("offsets"),
-        cuts=store.array("cuts"),
-        labels=store.array("labels") if store.has("labels") else None,
-        chosen=rows[evenly_spaced(len(rows), keep)],
-    )
 
 
 @dataclass(frozen=True)

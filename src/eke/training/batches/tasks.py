@@ -40,10 +40,10 @@ from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
 from eke.training.batches.sampler import (
     RandomTokens,
     Source,
+    StoredRows,
     evenly_spaced,
     pack_windows,
     seeded,
-    stored_rows,
     stored_windows,
 )
 
@@ -254,7 +254,7 @@ def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Pac
     if store.manifest.streams:
         assert keep is not None
         return stored_windows(store, evaluation, window_length(plan.config), keep), None
-    rows = stored_rows(store, split, keep)
+    rows = StoredRows(store, split, keep)
     if keep is not None:
         return rows, None
     return rows, Packs(store.array(f"{split}_members"), store.array(f"{split}_offsets"))

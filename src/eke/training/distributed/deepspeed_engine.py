@@ -279,16 +279,15 @@ class DeepSpeedUpdate:
                     f"has {numbers[number]}"
                 )
             with in_memory(self.engine, number, write=True):
-                state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
+                # Moments go where their shard is; counters stay on the host.
+                state[piece] = {
+                    name: v.to(piece.device) if isinstance(v, Tensor) and v.dim() else v
+                    for name, v in saved.items()
+                }
         for piece, copied in zip(pieces, part["master"], strict=False):
             piece.data.copy_(copied)
         if self.scale and part["loss_scale"]:
             self.scale.load_state_dict(part["loss_scale"])
-
-
-def _placed(value: Any, piece: Tensor) -> Any:
-    """Place moments with their shard; counters stay on the host."""
-    return value.to(piece.device) if isinstance(value, Tensor) and value.dim() else value
 
 
 def share_model(

@@ -329,7 +329,7 @@ def _lora(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
         bias=config.bias.value,
         use_rslora=config.use_rslora,
         use_dora=config.option == "dora",
-        target_modules=_full_names(names, targets.modules),
+        target_modules=[name for name, short in names.items() if short in targets.modules],
     )
 
 
@@ -337,14 +337,9 @@ def _ia3(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
     from peft import IA3Config
 
     return IA3Config(
-        target_modules=_full_names(names, targets.modules),
-        feedforward_modules=_full_names(names, targets.feed_forward),
+        target_modules=[name for name, short in names.items() if short in targets.modules],
+        feedforward_modules=[n for n, short in names.items() if short in targets.feed_forward],
     )
-
-
-def _full_names(names: Mapping[str, str], wanted: frozenset[str]) -> list[str]:
-    """Peft shortens long lists to the endings that mean the same layers."""
-    return [name for name, short in names.items() if short in wanted]
 
 
 def merge_adapters(model: nn.Module) -> nn.Module:
