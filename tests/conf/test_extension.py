@@ -14,7 +14,7 @@ from eke.common.errors import ConfigError
 from eke.common.plugins import load_plugin
 from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
-from eke.config.schema import AUTO_ATTENTION, Backend, Checkpointing
+from eke.config.schema import AUTO_ATTENTION, Backend
 from eke.estimate.memory.predict_memory import forecast
 from eke.estimate.time.work import work_of
 from eke.hardware.datasheets import DEVICES
@@ -31,6 +31,7 @@ from eke.training.model.adapters import BUILDERS as PEFTS
 from eke.training.model.attention_kernels import ATTENTION, EXPECTED
 from eke.training.model.attention_kernels import BACKENDS as PINNED
 from eke.training.model.build_model import build_model
+from eke.training.model.checkpointing import CHECKPOINTING
 from eke.training.model.unused import HEADS
 from eke.training.optimizer.build_optimizer import SHAPES
 from eke.workflows.planning import plan_for
@@ -206,7 +207,7 @@ def test_options_and_builders_are_the_same_set(table) -> None:
 def test_presets_of_fields_reach_every_builder() -> None:
     """precision and memory: an option only sets fields, and the fields choose the builder."""
     memories = [compose([f"memory={o}"]).config for o in CATALOGUE.options["memory"]]
-    assert {config.memory.checkpointing for config in memories} == set(Checkpointing)
+    assert {config.memory.checkpointing for config in memories} == set(CHECKPOINTING)
 
 
 def test_every_kernel_of_sdpa_has_its_name_in_pytorch() -> None:

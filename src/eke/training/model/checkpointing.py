@@ -129,17 +129,11 @@ def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
         RunError: checkpointing is configured, but no layer of the model supports it.
     """
     memory = plan.config.memory
-    if memory.checkpointing is Checkpointing.off:
-        return
-    # ZeRO-3 gathers a layer's weights by operations of the layer's own forward pass.
-    gathers = plan.config.distributed.option == "zero3"
-    if memory.checkpointing is Checkpointing.selective:
-        arguments = {"context_fn": selective_among_others if gathers else selective}
-    else:
-        arguments = {"context_fn": marked} if gathers else {}
-    _enable(model, arguments, memory.checkpointing.value)
-    for layer in set(find_layers(model)) - set(find_layers(model)[:: memory.every_n]):
-        layer.gradient_checkpointing = False  # type: ignore[assignment]  # torch 2.13: a Module
+    arguments = CHECKPOINTING[memory.checkpointing](plan)
+    if arguments is not None:
+        _enable(model, arguments, memory.checkpointing.value)
+        for layer in set(find_layers(model)) - set(find_layers(model)[:: memory.every_n]):
+            layer.gradient_checkpointing = False  # type: ignore[assignment]  # torch 2.13: a Module
 
 
 def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -214,6 +208,24 @@ def _enable(model: torch.nn.Module, arguments: dict[str, Any], name: str) -> Non
             f"memory.checkpointing = {name}: {len(off)} of {len(layers)} layers stayed off "
             f"({off[0]})\n  -> memory=none"
         )
+
+
+def _full(plan: Plan) -> dict[str, Any]:
+    # ZeRO-3 gathers a layer's weights by operations of the layer's own forward pass.
+    return {"context_fn": marked} if plan.config.distributed.option == "zero3" else {}
+
+
+def _selective(plan: Plan) -> dict[str, Any]:
+    gathers = plan.config.distributed.option == "zero3"
+    return {"context_fn": selective_among_others if gathers else selective}
+
+
+CHECKPOINTING: dict[Checkpointing, Callable[[Plan], dict[str, Any] | None]] = {
+    Checkpointing.off: lambda plan: None,
+    Checkpointing.full: _full,
+    Checkpointing.selective: _selective,
+}
+"""`memory.checkpointing` -> arguments of torch's checkpoint; options are presets of it."""
 
 
 class RecomputationProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
