@@ -16,12 +16,11 @@ from eke.plan.planner import swap_files, swap_folder
 from eke.training.checkpoint import ShardedUpdate
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
-    Engine,
     flat_weight_shards,
     shard_lengths,
 )
 from eke.training.distributed.fsdp import is_cut, part_bytes
-from eke.training.distributed.operators import in_files, swap_buffers
+from eke.training.distributed.operators import Engine, in_files, swap_buffers
 from eke.training.distributed.ranks import P2P_VARIABLE, LossOnDevice
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.attention_kernels import ATTENTION, EXPECTED, ObservedKernels
