@@ -465,7 +465,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         unquantised="lion",
     ),
     "adamw_torchao_8bit": _torchao(
-        builder=f"{BUILDERS}adamw_torchao_8bit",
+        builder=f"{BUILDERS}adamw_torchao",
         state_bytes=_torchao_state(8),
         quantises=_quantised_by_torchao,
         counted_as="adamw_8bit",
@@ -476,7 +476,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         fails_on_pieces=UNROUNDED,
     ),
     "adamw_torchao_4bit": _torchao(
-        builder=f"{BUILDERS}adamw_torchao_4bit",
+        builder=f"{BUILDERS}adamw_torchao",
         state_bytes=_torchao_state(4),
         quantises=_quantised_by_torchao,
         counted_as="adamw_8bit",
