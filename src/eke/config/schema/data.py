@@ -20,6 +20,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "csv": tuple(".csv" + c for c in _COMPRESSED),
     "parquet": (".parquet", ".pq"),
 }
+ENDINGS["chat"] = ENDINGS["jsonl"] + ENDINGS["parquet"]
 """Option of the group `data` -> endings of its files in a folder."""
 
 
@@ -144,6 +145,17 @@ class Text(Data):
 class Rows(Data):
     """Rows with named columns; each is one sample."""
 
+    tokenizer: str = "auto"
+    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
+    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
+    eval_frac: float = field(default=0.1, metadata=between(0.001, 0.9))
+    """Share of the rows kept for evaluation, chosen by a hash of their content."""
+
+
+@dataclass
+class TextColumns:
+    """Columns with texts and labels."""
+
     text: str = "text"
     """Column with the text (causal_lm without `prompt`, masked_lm, sequence_classification)."""
     prompt: str | None = None
@@ -156,18 +168,13 @@ class Rows(Data):
     white space there already, or where the prompt was rendered by a template."""
     label: str = "label"
     """Column with the class: a whole number from 0 on, or a text (numbered in sorted order)."""
-    tokenizer: str = "auto"
-    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
-    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
-    eval_frac: float = field(default=0.1, metadata=between(0.001, 0.9))
-    """Share of the rows kept for evaluation, chosen by a hash of their content."""
     max_bad_frac: float = field(default=0.01, metadata=between(0, 1))
     """Share of rows that may be unusable (not JSON, a wrong type, ...); they are left out."""
 
 
 @dataclass
-class Files(Rows):
-    """Local files of rows."""
+class LocalRows(Rows):
+    """Rows of local files."""
 
     path: str = "???"
     """File, folder or glob."""
@@ -175,6 +182,11 @@ class Files(Rows):
     """Which files of a folder (searched recursively); null is all of the format's names."""
     eval_path: str | None = None
     """File, folder or glob for evaluation; null keeps `eval_frac` of the rows."""
+
+
+@dataclass
+class Files(TextColumns, LocalRows):
+    """Local files of texts."""
 
 
 @dataclass
@@ -186,7 +198,7 @@ class Lines(Files):
 
 
 @dataclass
-class Hub(Rows):
+class Hub(TextColumns, Rows):
     """A data set of the Hugging Face hub, or a local folder in the hub's layout."""
 
     name: str = "???"
@@ -201,6 +213,45 @@ class Hub(Rows):
     """Branch, tag or commit; null is the newest at the time of the first download."""
     streaming: bool = False
     """Read the first `num_samples` rows without downloading all."""
+
+
+class TrainOn(Enum):
+    """Messages of a conversation that are trained."""
+
+    assistant = "assistant"
+    last_assistant = "last_assistant"
+    all = "all"
+
+
+class BadRows(Enum):
+    """What happens to rows that cannot be trained on."""
+
+    error = "error"
+    skip = "skip"
+
+
+@dataclass
+class Chat(LocalRows):
+    """Local files of conversations (jsonl or parquet)."""
+
+    messages: str | None = None
+    """Column of the conversation: messages with role and content, or ShareGPT's from and value; or
+    of the answer: `completion` (after `prompt`), `output` (after `instruction` and `input`). null
+    finds it where there is one candidate."""
+    chat_template: str | None = None
+    """File with a template in jinja, or the name of one of the tokenizer's; null is its default."""
+    train_on: TrainOn = TrainOn.assistant
+    """assistant trains every answer with its end of turn, last_assistant the last one, all every
+    token."""
+    bad_rows: BadRows = BadRows.error
+    """error refuses the data if a row cannot be trained on; skip counts such rows and goes on."""
+    max_row_bytes: int = field(default=16 << 20, metadata=between(1, 2**30))
+    """Longest row, after decompression; a file with a longer one is refused."""
+
+    @property
+    def max_bad_frac(self) -> float:
+        """Share of rows that may be unusable."""
+        return 1.0 if self.bad_rows is BadRows.skip else 0.0
 
 
 @dataclass
