@@ -140,9 +140,7 @@ def train_step(job: TrainingState, batches: Iterator[list[MicroBatch]], step: in
     # Before the backward pass: an update may step within it.
     learning_rate = job.plan.config.optimizer.lr * job.multiplier(step)
     set_learning_rate(job.optimizer, learning_rate)
-    total, grad_norm = take_step(
-        job.stepped, cut, num_targets, step, learning_rate, partial(enter, job)
-    )
+    total, grad_norm = take_step(job, cut, num_targets, step, learning_rate, partial(enter, job))
     meter.end_step(step, total, grad_norm, learning_rate, totals.num_samples, totals.num_tokens)
     return totals
 
@@ -186,7 +184,7 @@ def evaluate(job: TrainingState, step: int) -> None:
         for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
             moved = job.transfer(batch)
             with look_at_evaluation(job):
-                add_evaluation(job.model, job.loss, job.formats, moved, total)
+                add_evaluation(job, moved, total)
             num_targets += batch.num_targets
     counted = job.ranks.totals(StepTotals(num_targets, 0, 0))
     loss = job.ranks.sum(total).item() / max(1, counted.num_targets)

@@ -1,8 +1,7 @@
 """Predict a plan's peak memory by a trace; replaces operations that cannot be traced."""
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,10 +15,8 @@ from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.training.model.adapters import is_four_bit
 from eke.training.model.save_model import build_trainable
-from eke.training.optimizer import build_optimizer
 from eke.training.trace import operations
 from eke.training.trace.allocator import (
-    Allocator,
     CachingAllocator,
     PlainSum,
     fake_gpu,
@@ -36,14 +33,28 @@ class Untraceable(Exception):
     """A step that does not run on fake tensors; says why in one line."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TraceablePlan:
-    """A plan whose step runs on fake tensors."""
+    """A plan whose step runs on fake tensors, and how that differs from the plan asked for."""
 
     plan: Plan
-    method: Method
-    notes: tuple[str, ...] = ()
-    is_exact: bool = True
+    method: Method = Method.trace
+    notes: list[str] = field(default_factory=list)
+
+    def bound(self, note: str) -> None:
+        """Note a difference that makes the trace an upper bound."""
+        self.notes.append(note)
+        self.method = Method.upper_bound
+
+    def change(self, **groups: object) -> None:
+        """Replace groups of the configuration."""
+        config = replace(self.plan.config, **groups)  # type: ignore[arg-type]  # groups by name
+        self.plan = replace(self.plan, config=config)
+
+    def compute(self, **formats: object) -> None:
+        """Replace formats and implementations."""
+        compute = replace(self.plan.compute, **formats)  # type: ignore[arg-type]  # by name
+        self.plan = replace(self.plan, compute=compute)
 
 
 def adapt_for_trace(plan: Plan) -> TraceablePlan:
@@ -52,115 +63,56 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
     Raises:
         Untraceable: nothing would take its place truthfully.
     """
-    found = TraceablePlan(plan, Method.trace)
-    for rule in RULES:
-        found = rule(found)
+    if is_four_bit(plan):
+        raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
+    found, config = TraceablePlan(plan), plan.config
+    compiler, processes = config.compile.option, config.distributed.option
+    if compiler != "none":
+        found.bound(f"compile={compiler}: the eager model is traced, which keeps no less")
+    if processes != "none":
+        if plan.compute.optimizer_implementation == "deepspeed_cpu":
+            found.compute(optimizer_implementation="fused")
+        found.notes.append(
+            f"distributed={processes}: one process with all weights is traced; activations, logits "
+            "and temporaries of the passes hold, what processes share and exchange is not in it"
+        )
+    _adapt_kernels(found)
+    _adapt_optimizer(found)
+    if not family_of(config).is_known:
+        found.notes.append("parameters that no output depends on are taken for trained")
+    if config.engine.option == "trainer":
+        found.notes.append("engine=trainer: traced as eke's own loop")
     return found
 
 
-def _note(found: TraceablePlan, note: str) -> TraceablePlan:
-    return replace(found, notes=(*found.notes, note), is_exact=False)
-
-
-def _bound(found: TraceablePlan, note: str) -> TraceablePlan:
-    return replace(_note(found, note), method=Method.upper_bound)
-
-
-def _with(found: TraceablePlan, **groups: object) -> TraceablePlan:
-    config = replace(found.plan.config, **groups)  # type: ignore[arg-type]  # groups by name
-    return replace(found, plan=replace(found.plan, config=config))
-
-
-def _compile(found: TraceablePlan) -> TraceablePlan:
-    option = found.plan.config.compile.option
-    if option == "none":
-        return found
-    return _bound(found, f"compile={option}: the eager model is traced, which keeps no less")
-
-
-def _distributed(found: TraceablePlan) -> TraceablePlan:
-    option = found.plan.config.distributed.option
-    if option == "none":
-        return found
-    if found.plan.compute.optimizer_implementation == "deepspeed_cpu":
-        compute = replace(found.plan.compute, optimizer_implementation="fused")
-        found = replace(found, plan=replace(found.plan, compute=compute))
-    return _note(
-        found,
-        f"distributed={option}: one process with all weights is traced; activations, logits and "
-        "temporaries of the passes hold, what processes share and exchange is not in it",
-    )
-
-
-def _attention(found: TraceablePlan) -> TraceablePlan:
-    attention = found.plan.config.attention
+def _adapt_kernels(found: TraceablePlan) -> None:
+    attention, kernels = found.plan.config.attention, found.plan.config.kernels
     if attention.option in ("flash2", "flash3"):
-        found = _with(found, attention=replace(attention, option="sdpa", backend=Backend.flash))
-        return _note(found, f"attention={attention.option}: traced as PyTorch's flash kernel")
+        found.change(attention=replace(attention, option="sdpa", backend=Backend.flash))
+        found.notes.append(f"attention={attention.option}: traced as PyTorch's flash kernel")
     if attention.option == "flex":
-        found = _with(found, attention=replace(attention, option="sdpa", backend=Backend.auto))
-        return _note(found, "attention=flex: traced as sdpa, without flex's block mask")
-    return found
+        found.change(attention=replace(attention, option="sdpa", backend=Backend.auto))
+        found.notes.append("attention=flex: traced as sdpa, without flex's block mask")
+    if kernels.option == "liger":
+        found.change(kernels=replace(kernels, option="none"))
+        found.bound("kernels=liger: the plain operations are traced, which keep no less")
+    if found.plan.compute.float8 != "off":
+        found.compute(float8="off")
+        found.notes.append("precision.float8: traced without its float8 copies of operands")
 
 
-def _kernels(found: TraceablePlan) -> TraceablePlan:
-    kernels = found.plan.config.kernels
-    if kernels.option != "liger":
-        return found
-    found = _with(found, kernels=replace(kernels, option="none"))
-    return _bound(found, "kernels=liger: the plain operations are traced, which keep no less")
-
-
-def _float8(found: TraceablePlan) -> TraceablePlan:
-    if found.plan.compute.float8 == "off":
-        return found
-    compute = replace(found.plan.compute, float8="off")
-    found = replace(found, plan=replace(found.plan, compute=compute))
-    return _note(found, "precision.float8: traced without its float8 copies of operands")
-
-
-def _optimizer(found: TraceablePlan) -> TraceablePlan:
-    plan = found.plan
-    optimizer = plan.config.optimizer
+def _adapt_optimizer(found: TraceablePlan) -> None:
+    optimizer = found.plan.config.optimizer
     option, known = optimizer.option, optimizer_entry(optimizer)
     if known.twin:
-        found = _with(found, optimizer=replace(optimizer, option=known.twin))
         loop = OPTIMIZER_REGISTRY[known.twin].implementation
-        compute = replace(plan.compute, optimizer_implementation=loop)
-        found = replace(found, plan=replace(found.plan, compute=compute))
-        return _note(found, f"optimizer={option}: traced as PyTorch's {loop} AdamW")
-    if known.compiles:
-        return _bound(found, f"optimizer={option}: its compiled step is traced eagerly")
-    if known.pages and plan.device.kind == "cuda":
-        return _note(found, f"optimizer={option}: pages lie in the host's memory")
-    return found
-
-
-def _four_bits(found: TraceablePlan) -> TraceablePlan:
-    if is_four_bit(found.plan):
-        raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
-    return found
-
-
-def _data(found: TraceablePlan) -> TraceablePlan:
-    config = found.plan.config
-    if not family_of(config).is_known:
-        found = _note(found, "parameters that no output depends on are taken for trained")
-    if config.engine.option == "trainer":
-        found = _note(found, "engine=trainer: traced as eke's own loop")
-    return found
-
-
-RULES: tuple[Callable[[TraceablePlan], TraceablePlan], ...] = (
-    _four_bits, _compile, _distributed, _attention, _kernels, _float8, _optimizer, _data,
-)  # fmt: skip
-
-
-ALLOCATORS: dict[str, type[CachingAllocator] | type[PlainSum]] = {
-    "cuda": CachingAllocator,
-    "cpu": PlainSum,
-}
-"""`Device.kind` -> the model of its allocator."""
+        found.change(optimizer=replace(optimizer, option=known.twin))
+        found.compute(optimizer_implementation=loop)
+        found.notes.append(f"optimizer={option}: traced as PyTorch's {loop} AdamW")
+    elif known.compiles:
+        found.bound(f"optimizer={option}: its compiled step is traced eagerly")
+    elif known.pages and found.plan.device.kind == "cuda":
+        found.notes.append(f"optimizer={option}: pages lie in the host's memory")
 
 
 def trace(plan: Plan) -> Traced:
@@ -176,16 +128,15 @@ def trace(plan: Plan) -> Traced:
         raise Untraceable(str(error)) from error
     except Exception as error:  # private parts of torch are in this; any of them may change
         raise Untraceable(lacking(error) or _unforeseen(error)) from error
-    allocator: Allocator = ALLOCATORS[plan.device.kind]()
-    peaks = replay(history, allocator)
+    peaks = replay(history, CachingAllocator() if plan.device.kind == "cuda" else PlainSum())
     return Traced(
         allocated=peaks.allocated,
         reserved=peaks.reserved,
         components=peaks.components,
         beside=peaks.beside,
         method=adapted.method,
-        notes=adapted.notes,
-        is_exact=adapted.is_exact,
+        notes=tuple(adapted.notes),
+        is_exact=not adapted.notes,
     )
 
 
@@ -207,24 +158,12 @@ def trace_history(plan: Plan) -> History:
     train = make_batch(plan, drawn(plan).expected)
     evaluation = make_batch(plan, evaluated(plan))
     mode = FakeTensorMode()
-
-    def make_empty(
-        shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        with mode:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-    questions = Questions(is_padded(plan), make_empty)
-    watch = StorageTrace(
-        mode, device, questions, Workspaces(plan.device.kind, plan.device.capability)
-    )
+    workspaces = Workspaces(plan.device.kind, plan.device.capability)
+    watch = StorageTrace(mode, device, Questions(is_padded(plan), mode), workspaces)
     if package := optimizer_entry(plan.config.optimizer).package:
         importlib.import_module(package)  # before its functions are replaced
     with fake_surroundings():
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:
-            training = prepare_traced_training(
-                plan, model, lambda: build_optimizer(plan, model), watch, device
-            )
-            training.run(train, evaluation)
+            prepare_traced_training(plan, model, watch, device).run(train, evaluation)
     return watch.history

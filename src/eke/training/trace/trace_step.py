@@ -1,7 +1,8 @@
 """Training on fake tensors: evaluation, two steps, evaluation, as in a run."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +11,23 @@ from torch import Tensor, nn
 
 from eke.plan.planner import Plan
 from eke.training.batches.batches import CacheRelease, MicroBatch
-from eke.training.loop.step import Stepped, add_evaluation, take_step
+from eke.training.loop.step import add_evaluation, take_step
 from eke.training.model.attention_kernels import pinned_backend
 from eke.training.model.checkpointing import build_activation_offload
-from eke.training.model.loss import build_loss
-from eke.training.model.number_formats import build_formats
-from eke.training.optimizer import evaluation_weights, set_learning_rate
+from eke.training.model.loss import LossFunction, build_loss
+from eke.training.model.number_formats import Formats, build_formats
+from eke.training.optimizer import build_optimizer, evaluation_weights, set_learning_rate
 from eke.training.optimizer.build_optimizer import plain_tensors
 from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
-from eke.training.trace.trace import BATCH, GRADIENTS, MASTER, OPTIMIZER, WEIGHTS, StorageTrace
+from eke.training.trace.trace import (
+    BATCH,
+    EMPTY_CACHE,
+    GRADIENTS,
+    MASTER,
+    OPTIMIZER,
+    WEIGHTS,
+    StorageTrace,
+)
 
 NUM_STEPS = 2
 """The second step is like all later ones; the first makes the optimizer's state."""
@@ -37,17 +46,21 @@ class TracedRelease(CacheRelease):
     def after_forward(self, step: int) -> None:
         """Each time where every step empties it; else never: the peak lies between."""
         if self.every == 1 and self._trace.kind != "cpu":
-            self._trace.history.empty_cache()
+            self._trace.history.events.append(EMPTY_CACHE)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Training:
-    """What a traced training works with."""
+    """State of a traced training; `take_step` takes its steps as it does a run's."""
 
     plan: Plan
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    parts: Stepped
+    loss: LossFunction
+    update: Update
+    formats: Formats
+    offload: AbstractContextManager[Any]
+    cache_release: CacheRelease
     device: torch.device
     trace: StorageTrace
 
@@ -82,7 +95,7 @@ class Training:
         cut = every[:NUM_MICRO_BATCHES]
         set_learning_rate(self.optimizer, plan.config.optimizer.lr)
         enter = functools.partial(trace.begin, counted=counted)
-        take_step(self.parts, cut, max(1, batch.num_targets), step, plan.config.optimizer.lr, enter)
+        take_step(self, cut, max(1, batch.num_targets), step, plan.config.optimizer.lr, enter)
         del every, cut
         trace.call(optimizer_tensors(self.optimizer), OPTIMIZER)
         if trace.kind == "cpu":  # a record leaves the optimizer's counters out
@@ -92,13 +105,11 @@ class Training:
 
     @torch.no_grad()
     def _evaluate(self, batch: MicroBatch) -> None:
-        parts, model = self.parts, self.model
-        model.eval()
+        self.model.eval()
         total = torch.zeros((), device=self.device)
         with evaluation_weights(self.optimizer):
-            moved = self._moved(batch)
-            add_evaluation(parts.model, parts.loss, parts.formats, moved, total)
-        model.train()
+            add_evaluation(self, self._moved(batch), total)
+        self.model.train()
 
     def _moved(self, batch: MicroBatch) -> MicroBatch:
         device = self.device
@@ -117,7 +128,6 @@ class Training:
 def prepare_traced_training(
     plan: Plan,
     model: nn.Module,
-    make_optimizer: Callable[[], torch.optim.Optimizer],
     trace: StorageTrace,
     device: torch.device,
 ) -> Training:
@@ -126,41 +136,33 @@ def prepare_traced_training(
     Args:
         plan: the run.
         model: its tensors are fake and on `device`.
-        make_optimizer: makes the optimizer of the model.
         trace: watches.
         device: the fake one.
     """
     trace.begin("load")
     weights = [*model.parameters(), *model.buffers()]
     trace.add(weights, WEIGHTS)
-    optimizer = make_optimizer()
+    optimizer = build_optimizer(plan, model)
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     known = {id(p) for p in weights}
     trace.call([p for p in stepped if id(p) not in known], MASTER)
     formats = build_formats(plan, device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    parts = Stepped(
-        model=model,
+    update: Update = PlainUpdate(plan, model, optimizer, formats.scaler, parameters)
+    if plan.config.memory.optimizer_in_backward:  # as `deepspeed_engine.share_update` does
+        update = InBackwardUpdate(optimizer, parameters, plan.config.train.record_grad_norm)
+    return Training(
+        plan,
+        model,
+        optimizer,
         loss=build_loss(plan),
-        update=_update(plan, model, optimizer, formats.scaler, parameters),
+        update=update,
         formats=formats,
         offload=build_activation_offload(plan, model),
         cache_release=TracedRelease(plan.config.memory.empty_cache_every, trace),
+        device=device,
+        trace=trace,
     )
-    return Training(plan, model, optimizer, parts, device, trace)
-
-
-def _update(
-    plan: Plan,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None,
-    parameters: list[nn.Parameter],
-) -> Update:
-    """The step of a process that has it all, as `deepspeed_engine` gives it."""
-    if plan.config.memory.optimizer_in_backward:
-        return InBackwardUpdate(optimizer, parameters, plan.config.train.record_grad_norm)
-    return PlainUpdate(plan, model, optimizer, scaler, parameters)
 
 
 def _watch_gradient(parameter: nn.Parameter, trace: StorageTrace) -> None:

@@ -196,7 +196,9 @@ def test_rows_that_nothing_shares_are_noticed(trained, monkeypatch) -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch) -> None:
     if not compiled:
-        monkeypatch.setattr("eke.training.loop.start.compile_model", lambda plan, model: model)
+        monkeypatch.setattr(
+            "eke.training.loop.training_state.compile_model", lambda plan, model: model
+        )
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
     job = trained("compile=eager")

@@ -103,7 +103,7 @@ def test_the_record_tells_an_update_within_from_one_after(make_job, monkeypatch)
     assert not job.warnings
 
     monkeypatch.setattr(
-        "eke.training.loop.start.share_update", lambda plan, plain, model, ranks: plain
+        "eke.training.loop.training_state.share_update", lambda plan, plain, model, ranks: plain
     )
     job = make_job(WITHIN)
     loop.train(job)
