@@ -98,7 +98,10 @@ def work(attempt: Attempt) -> int:
     write_last_rows(attempt)
     record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
     record.timing.startup_s = attempt.startup_s
-    record.shared_device = was_shared(foreign)
+    if foreign is not None:  # known
+        record.shared_device = bool(foreign)
+    if os.environ.get(SHARED_DEVICE):
+        record.shared_device = True
     write_record(attempt.paths, record)  # before the tracker, which may be slow
     with contextlib.suppress(OSError):  # the summary is optional
         write_cards(attempt.paths, record)
@@ -110,13 +113,6 @@ def work(attempt: Attempt) -> int:
         record.warnings.append(f"tracker: {tracker.problem}")
         write_record(attempt.paths, record)
     return outcome.exit_code
-
-
-def was_shared(foreign: list[str] | None) -> bool | None:
-    """Whether other processes used the device; None if unknown."""
-    if os.environ.get(SHARED_DEVICE):
-        return True
-    return None if foreign is None else bool(foreign)
 
 
 def run_follower(attempt: Attempt) -> int:
@@ -158,7 +154,9 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
         return Outcome.ok, None
     except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
         outcome, failure = classify(error, meter.phase)
-        say_failure(outcome, failure)
+        log.error("%s: %s", outcome.value, failure.message)
+        if failure.traceback and outcome is Outcome.crashed:  # others have it in the record
+            log.error(failure.traceback)
         return outcome, failure
     finally:
         remove_swap(swap_folder(attempt.plan, attempt.paths), attempt.ranks.rank)
@@ -206,10 +204,3 @@ def write_last_rows(attempt: Attempt) -> None:
         attempt.job.tracker.log(rows)
     except (RuntimeError, OSError) as error:
         log.warning("the last steps could not be written: %s", error)
-
-
-def say_failure(outcome: Outcome, failure: Failure) -> None:
-    """Log a failure, with the traceback if it is unexpected (others have it in the record)."""
-    log.error("%s: %s", outcome.value, failure.message)
-    if failure.traceback and outcome is Outcome.crashed:
-        log.error(failure.traceback)
