@@ -27,7 +27,7 @@ from eke.training.model.checkpointing import CHECKPOINTING
 from eke.training.optimizer import build_optimizer
 from eke.training.trace.allocator import NAME, fake_gpu
 from eke.training.trace.fakes import autocast_kernel
-from eke.training.trace.trace_step import Training
+from eke.training.trace.trace_plan import Training
 
 aten = torch.ops.aten
 
@@ -111,7 +111,7 @@ def libraries_of_2022() -> Iterator[None]:
         with (
             mock.patch(bert, attention),
             mock.patch("eke.training.optimizer.build_optimizer.parameter_groups", decayed_first),
-            mock.patch("eke.training.trace.trace_step.build_optimizer", optimizer_of),
+            mock.patch("eke.training.trace.trace_plan.build_optimizer", optimizer_of),
             mock.patch("eke.training.trace.operations.cublas_bytes", return_value=0),
             mock.patch("eke.training.model.checkpointing.CHECKPOINTING", reentrant),
             mock.patch.object(Training, "_evaluate"),

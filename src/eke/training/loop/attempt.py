@@ -128,27 +128,21 @@ def run_follower(attempt: Attempt) -> int:
 
 def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failure | None]:
     """Build and train; returns the outcome in any case."""
-    quiet_libraries(attempt.plan)
-    meter = Meter(HostClock(), attempt.number, timed_from=0)
+    plan, paths, number, ranks = attempt.plan, attempt.paths, attempt.number, attempt.ranks
+    quiet_libraries(plan)
+    meter = Meter(HostClock(), number, timed_from=0)
     try:
         note_first_stages(attempt)
-        with verify_inputs(attempt.plan):
+        with verify_inputs(plan):
             job = attempt.job = build_job(
-                attempt.plan,
-                attempt.paths,
-                attempt.number,
-                attempt.stop,
-                tracker,
-                meter,
-                attempt.stages,
-                attempt.ranks,
+                plan, paths, number, attempt.stop, tracker, meter, attempt.stages, ranks
             )
         attempt.startup_s = seconds_since_start()
         run_engine(job)
         job.note_stage("training")
-        if attempt.ranks.world_size > 1:
+        if ranks.world_size > 1:
             peak = device_peak(job.device) or job.profiled_peak
-            gathered = attempt.ranks.gather((peak, job.profiled))
+            gathered = ranks.gather((peak, job.profiled))
             job.peaks = [peak for peak, _ in gathered]
             job.profiled = max(gathered, key=lambda each: each[0] or 0)[1]
         return Outcome.ok, None
@@ -159,7 +153,7 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
             log.error(failure.traceback)
         return outcome, failure
     finally:
-        remove_swap(swap_folder(attempt.plan, attempt.paths), attempt.ranks.rank)
+        remove_swap(swap_folder(plan, paths), ranks.rank)
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def build_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> Traini
 
 
 Inputs = dict[str, Any]
-"""A micro-batch in Trainer: the model's arguments by name, and the `MicroBatch` as `MICRO_BATCH`."""
+"""A micro-batch in Trainer: the model's arguments by name, and the `MicroBatch` itself."""
 
 MICRO_BATCH = "micro_batch"
 

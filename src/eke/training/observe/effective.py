@@ -20,7 +20,7 @@ from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.adapters import count_float8, is_adapted, quant_states, quant_tensors
-from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
+from eke.training.model.attention_kernels import KernelProbe
 from eke.training.model.checkpointing import (
     ActivationOffload,
     LayerCalls,
@@ -147,18 +147,6 @@ def note_float8(job: TrainingState) -> None:
         job.warn(
             f"precision.float8={job.plan.compute.float8} had no effect: none of {layers.total} "
             "linear layers could be converted"
-        )
-
-
-def note_evaluation_formats(job: TrainingState, seen: ObservedKernels) -> None:
-    """Note the formats and kernels of the first evaluation batch."""
-    job.effective["eval_matmul_dtypes"] = list(seen.matmul_dtypes)
-    compute = job.plan.compute
-    wanted = compute.eval_autocast or compute.weights
-    if wanted not in seen.matmul_dtypes:
-        job.warn(
-            f"precision.evaluation={wanted} had no effect: "
-            f"matrix multiplications ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
         )
 
 
@@ -373,7 +361,14 @@ def look_at_evaluation(job: TrainingState) -> Iterator[None]:
         return
     with KernelProbe() as probe:
         yield
-    note_evaluation_formats(job, probe.seen())
+    dtypes, compute = probe.seen().matmul_dtypes, job.plan.compute
+    job.effective["eval_matmul_dtypes"] = list(dtypes)
+    wanted = compute.eval_autocast or compute.weights
+    if wanted not in dtypes:
+        job.warn(
+            f"precision.evaluation={wanted} had no effect: "
+            f"matrix multiplications ran in {', '.join(dtypes) or 'nothing'}"
+        )
 
 
 @contextmanager

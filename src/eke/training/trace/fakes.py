@@ -9,6 +9,7 @@ Source of the autocast rules: aten/src/ATen/autocast_mode.h, torch 2.13
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +35,7 @@ _SLOW = object()
 """Marks an operator or a call that FakeTensorMode must run each time."""
 
 
+@functools.cache
 def _kind(operator: Any) -> str:
     """`new`, `view`, `inplace` or `slow`: how an operator's results relate to its arguments."""
     tags = operator.tags
@@ -58,7 +60,6 @@ def _kind(operator: Any) -> str:
 class Ghosts:
     """Answers operators on fake tensors of one device."""
 
-    _kinds: dict[Any, str] = {}  # noqa: RUF012  # shared on purpose: the same in all traces
     _made: dict[Key, Any] = {}  # noqa: RUF012  # shared on purpose: the same in all traces
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -66,9 +67,7 @@ class Ghosts:
 
     def answer(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the operator gives."""
-        kind = self._kinds.get(operator)
-        if kind is None:
-            kind = self._kinds[operator] = _kind(operator)
+        kind = _kind(operator)
         if kind in ("inplace", "view") and type(args[0]) is not FakeTensor:
             kind = "slow"
         if kind == "inplace":
@@ -76,10 +75,8 @@ class Ghosts:
         if kind == "slow":
             return self._slowly(operator, args, kwargs)
         viewed = args[0] if kind == "view" else None
-        key = (
-            None if viewed is None else viewed.storage_offset(),
-            call_key(operator, args, kwargs),
-        )
+        offset = None if viewed is None else viewed.storage_offset()
+        key = (offset, call_key(operator, args, kwargs))
         try:
             made = self._made.get(key)
         except TypeError:  # an argument that has no hash

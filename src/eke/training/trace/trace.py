@@ -96,12 +96,7 @@ class Peaks:
 
 
 def replay(history: History, allocator: CachingAllocator | PlainSum) -> Peaks:
-    """Let an allocator live through a history.
-
-    Args:
-        history: of one trace.
-        allocator: with nothing allocated yet.
-    """
+    """Let an allocator, with nothing allocated yet, live through a history."""
     allocated: dict[str, int] = {}
     reserved: dict[str, int] = {}
     highest, highest_at, most, position = -1, 0, 0, 0
@@ -216,12 +211,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return out
 
     def begin(self, phase: str, counted: bool = True) -> None:
-        """A phase begins; `data` counts as the beginning of `forward`.
-
-        Args:
-            phase: its name.
-            counted: whether its peak is recorded.
-        """
+        """A phase begins; `data` counts as `forward`. Its peak is recorded if it is `counted`."""
         self._phase = phase
         self._logits = self._logits if phase == "backward" else None
         self.history.begin(("forward" if phase == "data" else phase) if counted else "")

@@ -1,9 +1,17 @@
-"""Predict a plan's peak memory by a trace; replaces operations that cannot be traced."""
+"""Predict a plan's peak memory: evaluation, two steps and evaluation on fake tensors, as in a run.
 
+What cannot be traced is replaced, and noted.
+"""
+
+import functools
 import importlib
+import traceback
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
@@ -13,8 +21,17 @@ from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
 from eke.plan.planner import Plan, drawn, evaluated
+from eke.training.batches.batches import CacheRelease, MicroBatch
+from eke.training.loop.step import add_evaluation, take_step
 from eke.training.model.adapters import is_four_bit
+from eke.training.model.attention_kernels import pinned_backend
+from eke.training.model.checkpointing import build_activation_offload
+from eke.training.model.loss import LossFunction, build_loss
+from eke.training.model.number_formats import Formats, build_formats
 from eke.training.model.save_model import build_trainable
+from eke.training.optimizer import build_optimizer, evaluation_weights, set_learning_rate
+from eke.training.optimizer.build_optimizer import plain_tensors
+from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
 from eke.training.trace import operations
 from eke.training.trace.allocator import (
     CachingAllocator,
@@ -25,8 +42,18 @@ from eke.training.trace.allocator import (
 )
 from eke.training.trace.fakes import fake_surroundings, to_fake
 from eke.training.trace.operations import Questions, Workspaces
-from eke.training.trace.trace import History, StorageTrace, replay, watched_attention
-from eke.training.trace.trace_step import prepare_traced_training
+from eke.training.trace.trace import (
+    BATCH,
+    EMPTY_CACHE,
+    GRADIENTS,
+    MASTER,
+    OPTIMIZER,
+    WEIGHTS,
+    History,
+    StorageTrace,
+    replay,
+    watched_attention,
+)
 
 
 class Untraceable(Exception):
@@ -142,10 +169,8 @@ def trace(plan: Plan) -> Traced:
 
 def _unforeseen(error: Exception) -> str:
     """Where a step failed on fake tensors; a library's own text advises about something else."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    module = place.tb_frame.f_globals.get("__name__", "?") if place is not None else "?"
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    module = frame.f_globals.get("__name__", "?")
     return f"the step does not run on tensors without data ({type(error).__name__} in {module})"
 
 
@@ -165,5 +190,134 @@ def trace_history(plan: Plan) -> History:
     with fake_surroundings():
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:
-            prepare_traced_training(plan, model, watch, device).run(train, evaluation)
+            _prepare_training(plan, model, watch, device).run(train, evaluation)
     return watch.history
+
+
+NUM_STEPS = 2
+"""The second step is like all later ones; the first makes the optimizer's state."""
+
+NUM_MICRO_BATCHES = 2
+"""From the second micro-batch on, gradients are added to what is there: all are alike."""
+
+
+class TracedRelease(CacheRelease):
+    """Tells the trace when the allocator's cache is emptied."""
+
+    def __init__(self, every: int | None, trace: StorageTrace) -> None:
+        super().__init__(every, torch.device("cpu"))
+        self._trace = trace
+
+    def after_forward(self, step: int) -> None:
+        """Each time where every step empties it; else never: the peak lies between."""
+        if self.every == 1 and self._trace.kind != "cpu":
+            self._trace.history.events.append(EMPTY_CACHE)
+
+
+@dataclass
+class Training:
+    """State of a traced training; `take_step` takes its steps as it does a run's."""
+
+    plan: Plan
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: LossFunction
+    update: Update
+    formats: Formats
+    offload: AbstractContextManager[Any]
+    cache_release: CacheRelease
+    device: torch.device
+    trace: StorageTrace
+
+    def run(self, train: MicroBatch, evaluation: MicroBatch) -> None:
+        """Evaluate, take two steps, and evaluate as before; values in the batches do not count."""
+        history, trace = self.trace.history, self.trace
+        self.model.register_forward_hook(lambda _, __, out: trace.saw_logits(out.logits))
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                _watch_gradient(parameter, trace)
+        with pinned_backend(self.plan):
+            trace.begin("evaluation")
+            start = len(history.events)
+            self._evaluate(evaluation)
+            end = len(history.events)
+            for step in range(NUM_STEPS):
+                self._step(train, step)
+        trace.begin("evaluation")
+        history.repeat(start, end)
+
+    def _step(self, batch: MicroBatch, step: int) -> None:
+        trace, plan = self.trace, self.plan
+        # On a CPU a run measures no step before its second.
+        counted = step > 0 or trace.kind != "cpu"
+        trace.begin("data", counted)
+        every = [self._moved(batch) for _ in range(plan.batch.accumulation)]
+        cut = every[:NUM_MICRO_BATCHES]
+        set_learning_rate(self.optimizer, plan.config.optimizer.lr)
+        enter = functools.partial(trace.begin, counted=counted)
+        take_step(self, cut, max(1, batch.num_targets), step, plan.config.optimizer.lr, enter)
+        del every, cut
+        states = [t for state in self.optimizer.state.values() for t in plain_tensors(state)]
+        trace.call(states, OPTIMIZER)
+        if trace.kind == "cpu":  # a record leaves the optimizer's counters out
+            for tensor in states:
+                if not tensor.dim():
+                    trace.forget(tensor)
+
+    @torch.no_grad()
+    def _evaluate(self, batch: MicroBatch) -> None:
+        self.model.eval()
+        total = torch.zeros((), device=self.device)
+        with evaluation_weights(self.optimizer):
+            add_evaluation(self, self._moved(batch), total)
+        self.model.train()
+
+    def _moved(self, batch: MicroBatch) -> MicroBatch:
+        moved = batch.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device=self.device))
+        self.trace.call(moved.tensors, BATCH)
+        if self.trace.kind == "cpu":  # the very tensors of the loader, made by NumPy
+            for tensor in moved.tensors:
+                self.trace.forget(tensor)
+        return moved
+
+
+def _prepare_training(
+    plan: Plan,
+    model: nn.Module,
+    trace: StorageTrace,
+    device: torch.device,
+) -> Training:
+    """What trains a model on fake tensors; the trace is on, and knows the weights after it."""
+    trace.begin("load")
+    weights = [*model.parameters(), *model.buffers()]
+    trace.add(weights, WEIGHTS)
+    optimizer = build_optimizer(plan, model)
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    known = {id(p) for p in weights}
+    trace.call([p for p in stepped if id(p) not in known], MASTER)
+    formats = build_formats(plan, device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    update: Update = PlainUpdate(plan, model, optimizer, formats.scaler, parameters)
+    if plan.config.memory.optimizer_in_backward:  # as `deepspeed_engine.share_update` does
+        update = InBackwardUpdate(optimizer, parameters, plan.config.train.record_grad_norm)
+    return Training(
+        plan,
+        model,
+        optimizer,
+        loss=build_loss(plan),
+        update=update,
+        formats=formats,
+        offload=build_activation_offload(plan, model),
+        cache_release=TracedRelease(plan.config.memory.empty_cache_every, trace),
+        device=device,
+        trace=trace,
+    )
+
+
+def _watch_gradient(parameter: nn.Parameter, trace: StorageTrace) -> None:
+    def note(found: Tensor) -> None:
+        if found.grad is not None:
+            trace.call([found.grad], GRADIENTS)
+
+    hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: no annotations
+    hook(note)
