@@ -33,7 +33,6 @@ from eke.training.observe.libraries import (
     note_copies,
     note_deepspeed,
     note_devices,
-    note_engine,
     note_kernels,
     note_loading,
     note_packing,
@@ -129,25 +128,21 @@ def note_formats(job: TrainingState) -> None:
         job.effective["master_bytes"] = copies
     if compute.master and not copies:
         job.warn("precision.master=on had no effect: the optimizer steps on the weights themselves")
-    if compute.float8 != "off":
-        note_float8(job)
-
-
-def _dtypes(weights: Iterable[nn.Parameter]) -> list[str]:
-    return sorted({str(p.dtype).removeprefix("torch.") for p in weights})
-
-
-def note_float8(job: TrainingState) -> None:
-    """How many linear layers multiply in float8."""
+    if compute.float8 == "off":
+        return
     layers = count_float8(job.bare_model)
     job.effective["float8_layers"] = layers.converted
     job.effective["linear_layers"] = layers.total
     job.effective["float8_emulated"] = layers.emulated > 0
     if not layers.converted:
         job.warn(
-            f"precision.float8={job.plan.compute.float8} had no effect: none of {layers.total} "
+            f"precision.float8={compute.float8} had no effect: none of {layers.total} "
             "linear layers could be converted"
         )
+
+
+def _dtypes(weights: Iterable[nn.Parameter]) -> list[str]:
+    return sorted({str(p.dtype).removeprefix("torch.") for p in weights})
 
 
 def note_states(job: TrainingState) -> None:
@@ -280,7 +275,6 @@ AFTER_WARM_UP: tuple[Callable[[TrainingState], None], ...] = (
     note_copies,
     note_compiler,
     note_transport,
-    note_engine,
 )
 """Called once, after the second step, when gradients and optimizer state exist."""
 

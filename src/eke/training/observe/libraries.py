@@ -176,9 +176,6 @@ def _note_sparse(job: TrainingState) -> None:
         job.warn(f"kernels.sparse_prediction=true saves next to nothing: {few}")
 
 
-KEY = "trainer"
-
-
 def note_trainer(job: TrainingState, trainer: Any) -> None:
     """Read from the running Trainer: its class in transformers, and what differs from its defaults.
 
@@ -187,7 +184,7 @@ def note_trainer(job: TrainingState, trainer: Any) -> None:
     base = next(cls for cls in type(trainer).__mro__ if cls.__module__.startswith("transformers."))
     defaults = {f.name: f.default for f in dataclasses.fields(trainer.args)}
     in_force = {name: getattr(trainer.args, name) for name in defaults}
-    job.effective[KEY] = {
+    job.effective["trainer"] = {
         "class": f"{base.__module__}.{base.__qualname__}",
         "arguments": {
             name: _plain(value)
@@ -198,12 +195,6 @@ def note_trainer(job: TrainingState, trainer: Any) -> None:
     for name, requested in job.plan.config.trainer.extra.items():
         if requested == defaults.get(name):
             job.warn(f"trainer.extra.{name}={requested} had no effect: it is Trainer's default")
-
-
-def note_engine(job: TrainingState) -> None:
-    """Warn if the first steps ran in another loop than the configured one."""
-    if job.plan.config.engine.option == "trainer" and KEY not in job.effective:
-        job.warn("engine=trainer had no effect: Hugging Face Trainer did not take these steps")
 
 
 def _plain(value: Any) -> Any:

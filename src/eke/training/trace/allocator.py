@@ -135,11 +135,8 @@ class CachingAllocator:
                     self.reserved -= size
 
     def _new_segment(self, size: int, small: bool) -> _Block:
-        if small:
-            segment = SMALL_SEGMENT_BYTES
-        elif size < LARGE_REQUEST_BYTES:
-            segment = LARGE_SEGMENT_BYTES
-        else:
+        segment = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+        if size >= LARGE_REQUEST_BYTES:
             segment = -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
         block = _Block(self._top, segment, small, segment)
         self._top += segment

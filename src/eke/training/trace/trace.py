@@ -99,11 +99,15 @@ def replay(history: History, allocator: CachingAllocator | PlainSum) -> Peaks:
     """Let an allocator, with nothing allocated yet, live through a history."""
     allocated: dict[str, int] = {}
     reserved: dict[str, int] = {}
-    highest, highest_at, most, position = -1, 0, 0, 0
+    beside: dict[str, int] = {}
+    highest, highest_at, most, position, alive_beside = -1, 0, 0, 0, 0
     for phase, events in history.spans():
-        peak = allocator.allocated
+        peak, peak_beside = allocator.allocated, alive_beside
         for number, num_bytes in events:
             position += 1
+            if number >= 0 and history.components[number] not in STATES:
+                alive_beside += num_bytes
+                peak_beside = max(peak_beside, alive_beside)
             if num_bytes > 0:
                 allocator.malloc(number, num_bytes)
                 peak = max(peak, allocator.allocated)
@@ -117,22 +121,8 @@ def replay(history: History, allocator: CachingAllocator | PlainSum) -> Peaks:
         if phase:
             allocated[phase] = max(allocated.get(phase, 0), peak)
             reserved[phase] = most
-    return Peaks(allocated, reserved, _components(history, highest_at), _beside(history))
-
-
-def _beside(history: History) -> dict[str, int]:
-    """Of each phase the highest sum of tensors that are no training state, not rounded."""
-    peaks: dict[str, int] = {}
-    alive = 0
-    for phase, events in history.spans():
-        peak = alive
-        for number, num_bytes in events:
-            if number >= 0 and history.components[number] not in STATES:
-                alive += num_bytes
-                peak = max(peak, alive)
-        if phase:
-            peaks[phase] = max(peaks.get(phase, 0), peak)
-    return peaks
+            beside[phase] = max(beside.get(phase, 0), peak_beside)
+    return Peaks(allocated, reserved, _components(history, highest_at), beside)
 
 
 def _components(history: History, end: int) -> dict[str, int]:
