@@ -18,12 +18,15 @@ class Stepped(Protocol):
 
     model: nn.Module
     """As it is called."""
-    loss: LossFunction
     update: Update
     formats: Formats
     offload: AbstractContextManager[Any]
     """Context of each forward pass: where what it saves for backward is kept."""
     cache_release: CacheRelease
+
+    @property
+    def loss(self) -> LossFunction:
+        """Loss of a micro-batch, summed over its targets."""
 
 
 def take_step(

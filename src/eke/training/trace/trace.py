@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eke.estimate.memory.components import Traced
 from eke.training.trace.allocator import CachingAllocator, PlainSum
 from eke.training.trace.fakes import Ghosts
 from eke.training.trace.operations import PRODUCTS, Questions, Workspaces
@@ -81,21 +82,7 @@ class History:
             yield phase, self.events[start:end]
 
 
-@dataclass(frozen=True)
-class Peaks:
-    """Peaks of an allocator."""
-
-    allocated: dict[str, int]
-    """Highest sum handed out in each phase."""
-    reserved: dict[str, int]
-    """Highest sum of segments up to the end of each phase's last occurrence."""
-    components: dict[str, int]
-    """What was alive at the highest sum of all: bytes of tensors, not rounded."""
-    beside: dict[str, int]
-    """Highest sum in each phase of what is neither a weight nor a gradient nor the optimizer's."""
-
-
-def replay(history: History, allocator: CachingAllocator | PlainSum) -> Peaks:
+def replay(history: History, allocator: CachingAllocator | PlainSum) -> Traced:
     """Let an allocator, with nothing allocated yet, live through a history."""
     allocated: dict[str, int] = {}
     reserved: dict[str, int] = {}
@@ -122,7 +109,7 @@ def replay(history: History, allocator: CachingAllocator | PlainSum) -> Peaks:
             allocated[phase] = max(allocated.get(phase, 0), peak)
             reserved[phase] = most
             beside[phase] = max(beside.get(phase, 0), peak_beside)
-    return Peaks(allocated, reserved, _components(history, highest_at), beside)
+    return Traced(allocated, reserved, _components(history, highest_at), beside=beside)
 
 
 def _components(history: History, end: int) -> dict[str, int]:

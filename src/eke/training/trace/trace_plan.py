@@ -156,15 +156,8 @@ def trace(plan: Plan) -> Traced:
     except Exception as error:  # private parts of torch are in this; any of them may change
         raise Untraceable(lacking(error) or _unforeseen(error)) from error
     peaks = replay(history, CachingAllocator() if plan.device.kind == "cuda" else PlainSum())
-    return Traced(
-        allocated=peaks.allocated,
-        reserved=peaks.reserved,
-        components=peaks.components,
-        beside=peaks.beside,
-        method=adapted.method,
-        notes=tuple(adapted.notes),
-        is_exact=not adapted.notes,
-    )
+    notes = tuple(adapted.notes)
+    return replace(peaks, method=adapted.method, notes=notes, is_exact=not notes)
 
 
 def _unforeseen(error: Exception) -> str:
