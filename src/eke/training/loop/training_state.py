@@ -15,17 +15,22 @@ from eke.common.paths import RunPaths
 from eke.plan.planner import Micro, Plan, remove_swap, swap_folder
 from eke.plan.record import metrics
 from eke.results.trackers import Tracker
-from eke.training.batches.batches import CacheRelease, Transfer, build_cache_release
+from eke.training.batches.batches import CacheRelease, Transfer
 from eke.training.batches.dataset import TrainingData, build_data, load_plan_tokenizer
 from eke.training.checkpoint import EXPORT, load_checkpoint, load_part, newest_complete
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     build_engine,
-    share_loss,
     share_model,
     share_update,
 )
-from eke.training.distributed.ranks import ALONE, Ranks, build_handlers, expect_unreached
+from eke.training.distributed.ranks import (
+    ALONE,
+    Ranks,
+    build_data_parallel,
+    build_handlers,
+    expect_unreached,
+)
 from eke.training.loop.meter import Meter, RandomState, make_clock
 from eke.training.loop.stop import StopFlag
 from eke.training.model.adapters import experts_left_out, frozen_at_random
@@ -35,8 +40,7 @@ from eke.training.model.loss import LossFunction, build_loss
 from eke.training.model.number_formats import Formats, build_formats, compile_model
 from eke.training.model.save_model import build_trainable, load_weights, name_classes
 from eke.training.observe.memory_stages import memory_in_use
-from eke.training.optimizer import build_optimizer
-from eke.training.optimizer.build_optimizer import Multiplier, build_schedule
+from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
 from eke.training.optimizer.update import PlainUpdate, Update
 
 log = logging.getLogger(__name__)
@@ -164,7 +168,7 @@ def build_job(
         formats=started.formats,
         loss=started.loss,
         offload=build_activation_offload(plan, bare),
-        cache_release=build_cache_release(plan, device),
+        cache_release=CacheRelease(plan.config.memory.empty_cache_every, device),
         multiplier=build_schedule(plan),
         data=build_data(plan, left=report.padding == "left"),
         transfer=Transfer(device),
@@ -230,7 +234,9 @@ def _start(
     step = 0
     if checkpoint is not None:
         step = load_checkpoint(checkpoint, model, optimizer, formats.scaler, ranks.rank)
-    called, loss = share_loss(plan, compile_model(plan, shared), build_loss(plan), formats)
+    called, loss = compile_model(plan, shared), build_loss(plan)
+    if plan.config.distributed.option == "dp":  # one module, computed on each device of this rank
+        called, loss = build_data_parallel(plan, called, loss, formats)
     plain = PlainUpdate(plan, called, optimizer, formats.scaler, _trainable(model))
     return Started(called, loss, share_update(plan, plain, model, ranks), formats, step)
 

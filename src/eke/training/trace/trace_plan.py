@@ -29,9 +29,12 @@ from eke.training.model.checkpointing import build_activation_offload
 from eke.training.model.loss import LossFunction, build_loss
 from eke.training.model.number_formats import Formats, build_formats
 from eke.training.model.save_model import build_trainable
-from eke.training.optimizer import build_optimizer, evaluation_weights, set_learning_rate
-from eke.training.optimizer.build_optimizer import plain_tensors
-from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
+from eke.training.optimizer.build_optimizer import (
+    build_optimizer,
+    evaluation_weights,
+    plain_tensors,
+)
+from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update, set_learning_rate
 from eke.training.trace import operations
 from eke.training.trace.allocator import (
     CachingAllocator,
