@@ -363,8 +363,12 @@ def _gpu(gpu: GpuState) -> Iterator[str]:
 
 def _links(report: GpuReport) -> Iterator[tuple[str, str]]:
     """Format links as `nvidia-smi topo -m`: NV4 is four NVLinks; SYS to PIX are PCIe paths."""
-    pairs = [(*pair.split("-"), link) for pair, link in (report.links or {}).items()]
-    links = [f"{one}-{other}{GLUE}{link}" for one, other, link in pairs if int(one) < int(other)]
+    ends = {pair: pair.split("-") for pair in report.links or {}}
+    links = [
+        f"{pair}{GLUE}{link}"
+        for pair, link in (report.links or {}).items()
+        if int(ends[pair][0]) < int(ends[pair][1])  # each pair is there in both directions
+    ]
     yield "links", "  ".join(links) or "unknown"
     without = [pair for pair, works in (report.p2p or {}).items() if not works]
     yield "peer access", f"not between {', '.join(without)}" if without else "between all"
