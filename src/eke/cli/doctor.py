@@ -332,8 +332,6 @@ def _gpus(report: GpuReport) -> Iterator[tuple[str, str]]:
     yield "driver", f"{report.driver or 'unknown'}, up to CUDA {report.cuda_driver or 'unknown'}"
     for gpu in report.gpus:
         yield f"GPU {gpu.index}", "; ".join(_gpu(gpu))
-    if len(report.gpus) > 1:
-        yield from _links(report)
 
 
 def _gpu(gpu: GpuState) -> Iterator[str]:
@@ -354,24 +352,8 @@ def _gpu(gpu: GpuState) -> Iterator[str]:
         if now is not None:
             limit = f" of {most:.0f}" if most is not None else ""
             yield f"{what}{now:.0f}{limit} {unit}"
-    for name, state in (("persistence mode", gpu.persistence), ("ECC", gpu.ecc)):
-        if state is not None:
-            yield f"{name} {'on' if state else 'off'}"
     if gpu.throttled_by:
         yield f"slowed down by {', '.join(gpu.throttled_by)}"
-
-
-def _links(report: GpuReport) -> Iterator[tuple[str, str]]:
-    """Format links as `nvidia-smi topo -m`: NV4 is four NVLinks; SYS to PIX are PCIe paths."""
-    ends = {pair: pair.split("-") for pair in report.links or {}}
-    links = [
-        f"{pair}{GLUE}{link}"
-        for pair, link in (report.links or {}).items()
-        if int(ends[pair][0]) < int(ends[pair][1])  # each pair is there in both directions
-    ]
-    yield "links", "  ".join(links) or "unknown"
-    without = [pair for pair, works in (report.p2p or {}).items() if not works]
-    yield "peer access", f"not between {', '.join(without)}" if without else "between all"
 
 
 def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
@@ -388,7 +370,7 @@ def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
 
 
 DESCRIPTION = """\
-Looks at this machine: GPUs and what connects them, cores, memory, packages, and which options of
+Looks at this machine: GPUs, cores, memory, packages, and which options of
 every group could run here, as the rules see it. Changes nothing and trains nothing.
 """
 MAX_WIDTH = 100

@@ -34,7 +34,7 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
         if options.project or options.entity:
             sys.stderr.write("--project and --entity have no effect without --wandb or --publish\n")
         return
-    from eke.results.report.wandb.specification import dump, find_project, specification
+    from eke.results.report.wandb_report import dump, find_project, publish, specification
 
     place = find_project(found, options.project, options.entity)
     text = dump(specification(found, place, options.repeats))
@@ -43,11 +43,9 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     sys.stdout.write(f"written to {folder}: {FILE}{hint}\n")
     if not options.publish:
         return
-    from eke.results.report.wandb.publish import publish
-
-    saved = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
-    if saved.missing:
-        runs = format_number(saved.missing, "run")
+    url, is_new, missing = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
+    if missing:
+        runs = format_number(missing, "run")
         relative = {folder: os.path.relpath(folder) for folder in found.folders}
         places = [folder if r.startswith("..") else r for folder, r in relative.items()]
         pairs = (("--project", options.project), ("--entity", options.entity))
@@ -56,8 +54,7 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
         sys.stderr.write(
             f"{runs} without a sign of being at W&B: panels lack them -> eke sync {typed}\n"
         )
-    said = "published" if saved.is_new else "updated"
-    sys.stdout.write(f"{said}: {saved.published.url}\n")
+    sys.stdout.write(f"{'published' if is_new else 'updated'}: {url}\n")
 
 
 DESCRIPTION = """\
@@ -77,9 +74,9 @@ def main(arguments: Sequence[str]) -> int:
     folders = [user_path(each) for each in options.folders]
     found = compare_runs(folders, options.baseline, options.by)
     if not options.quiet:
-        from eke.results.report.show.terminal import print_report
+        from eke.results.report.show.terminal import render_terminal
 
-        print_report(found, options.repeats)
+        sys.stdout.write(render_terminal(found, options.repeats, sys.stdout.isatty()))
     return _write(found, options)
 
 
@@ -161,12 +158,10 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
 
 def render(name: str, found: Comparison, repeats: bool) -> str:
     """Render a report in one of `FORMATS`; imports only what this one needs."""
-    if name == "html":
-        from eke.results.report.show.page import render_page
-
-        return render_page(found, repeats)
     from eke.results.report.show import export
 
+    if name == "html":
+        return export.render_page(found, repeats)
     if name == "md":
         return export.render_markdown(found, repeats)
     if name == "csv":

@@ -99,11 +99,9 @@ def test_a_missing_package_makes_its_option_unusable(monkeypatch) -> None:
     assert "pip install" in finding.fix
 
 
-def test_the_text_fits_its_columns_and_has_the_links(found) -> None:
+def test_the_text_fits_its_columns(found) -> None:
     text = render_examination(found, WIDTH)
     assert max(len(line) for line in text.splitlines()) <= WIDTH
-    assert "0-1 NV4" in text
-    assert "not between 1-0" in text
     assert "slowed down by power cap, hardware thermal" in text
     assert "2.00 GiB of 80.00 GiB in use" in text
     assert "not tf32" not in text

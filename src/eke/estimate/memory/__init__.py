@@ -1,6 +1,6 @@
 """Will it fit? What a plan will take of its device's memory; no torch."""
 
-from eke.estimate.memory.advice import ROOM, Advice, advise, first_advice, ranked
+from eke.estimate.memory.advice import ROOM, Advice, advise, mildest, ranked
 from eke.estimate.memory.auto_batch import (
     BatchSearch,
     Chosen,
@@ -77,7 +77,6 @@ __all__ = [
     "as_text",
     "cannot_fit",
     "compare_devices",
-    "first_advice",
     "forecast",
     "forecast_line",
     "highest_phase",
@@ -86,6 +85,7 @@ __all__ = [
     "largest_batch",
     "least_bytes",
     "least_host_bytes",
+    "mildest",
     "note_choice",
     "note_forecast",
     "note_measured_batch",

@@ -29,7 +29,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eke.common.files import append_line, own_folder, read_text, write_atomic
+from eke.common.files import append_line, own_folder, read_text, seal, write_atomic
 from eke.data.sources import cache_folder
 from eke.estimate.memory.components import Calibrated, Forecast, Range, doubts_of
 from eke.estimate.memory.trace_client import trace_key
@@ -37,7 +37,6 @@ from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_fold
 from eke.plan.identity import canonical
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
-from eke.plan.record.metrics import seal
 
 NEEDED = 5
 """Configurations of a group before a correction is made: all five on one side of the truth happen

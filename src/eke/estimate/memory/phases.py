@@ -22,7 +22,7 @@ from eke.estimate.memory.components import (
 )
 from eke.estimate.memory.sharding import held_at, layer_numbers
 from eke.models.families import FLOAT32_BYTES, Shape, family_of, is_classification
-from eke.models.sizes import STAGE, StateBytes, shared_state_bytes, training_structure, weight_bytes
+from eke.models.sizes import STAGE, StateBytes, shared_state_bytes, training_structure
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
 Parts = dict[str, Range]
@@ -106,7 +106,9 @@ class _Moments:
     def __init__(self, plan: Plan, micro: Micro) -> None:
         self.plan, self.config = plan, plan.config
         on_host = plan.device.kind == "cpu"
-        self.state: StateBytes = shared_state_bytes(self.config, plan.size, on_host)
+        self.state: StateBytes = shared_state_bytes(
+            self.config, plan.size, on_host, plan.compute.formats
+        )
         self.shape: Shape = shape_of(plan, micro)
         self.parts = training_structure(self.config).weights
         self.acts: Activations = activations(plan, self.shape, self.parts)
@@ -146,7 +148,7 @@ class _Moments:
         """Weights, states and so much of the gradients; at a moment by its name."""
         state = self.state
         shared = held_at(self.plan, self.parts, state.gradients, moment, gradients)
-        views = singular_vectors(self.config, self.parts)
+        views = singular_vectors(self.plan, self.parts)
         optimizer = range_around(state.optimizer, state.optimizer + views, state.optimizer + views)
         parts = {
             "weights": exact(state.weights),
@@ -240,7 +242,7 @@ class _Moments:
     def last_layer(self) -> Moment:
         """The last layer's turn: nothing of the others is freed; the head has its gradient."""
         acts = self.acts
-        number = weight_bytes(self.config)
+        number = self.plan.compute.formats.weight_bytes
         trained = self.has_vocabulary and not trains_adapters(self.config)
         head = trained * number * self.shape.vocabulary * self.shape.hidden
         head = min(head, self.state.gradients)
@@ -261,7 +263,7 @@ class _Moments:
 
     def first_layer(self) -> Moment:
         """The first layer's turn, which is the last one: all gradients but its own are there."""
-        acts, own = self.acts, weight_bytes(self.config) * self.layer
+        acts, own = self.acts, self.plan.compute.formats.weight_bytes * self.layer
         whole = self.state.gradients
         own = 0 if self.config.memory.optimizer_in_backward or trains_adapters(self.config) else own
         own = 0 if self.plan.batch.accumulation > 1 else min(own, whole)
@@ -273,7 +275,7 @@ class _Moments:
 
     def embedding(self) -> Moment:
         """The backward pass ends with the embedding's gradient, which a tied head has, too."""
-        number, model = weight_bytes(self.config), self.config.model
+        number, model = self.plan.compute.formats.weight_bytes, self.config.model
         table = number * self.shape.vocabulary * self.shape.hidden
         uses = (
             1

@@ -69,11 +69,6 @@ def submitting(
 ) -> Iterator[int]:
     """Lock the ledgers of all sweeps that share a runs folder, so that no run is submitted twice.
 
-    Args:
-        folder: of a sweep's submissions.
-        patience_s: wait for other processes.
-        sleep: waits.
-
     Yields:
         The lock, for sbatch to hold as well.
 
@@ -102,11 +97,6 @@ def settle_intents(
     folder: Path, runs: Sequence[RunPaths], sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Resolve submissions whose sbatch answer is unknown.
-
-    Args:
-        folder: of a sweep's submissions; those that failed are deleted.
-        runs: to be submitted, whichever sweep intended to before.
-        sleep: waits.
 
     Raises:
         EkeError: SLURM gives no answer; nothing may be submitted.
