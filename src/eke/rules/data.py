@@ -4,7 +4,15 @@ from importlib.util import find_spec
 
 from eke.common.errors import Fix
 from eke.common.text import NUM_SPECIAL_TOKENS
-from eke.config.schema import Hub, Lengths, Packing, PretrainedModel, Rows, Seq2SeqLM, Synthetic
+from eke.config.schema import (
+    Hub,
+    Lengths,
+    Packing,
+    PretrainedModel,
+    Seq2SeqLM,
+    Synthetic,
+    TextColumns,
+)
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints import is_of_eke_without_tokenizer
 from eke.models.families import FAMILIES, family_of
@@ -18,8 +26,8 @@ MAX_COUNTED = 10**6
 COLLATORS = "https://huggingface.co/docs/transformers/main_classes/data_collator"
 
 
-def _rows(facts: Facts) -> Rows | None:
-    return facts.config.data if isinstance(facts.config.data, Rows) else None
+def _rows(facts: Facts) -> TextColumns | None:
+    return facts.config.data if isinstance(facts.config.data, TextColumns) else None
 
 
 READ_BY_DATASETS = ("hub", "parquet")

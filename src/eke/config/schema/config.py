@@ -102,6 +102,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "files": work.Files,
         "lines": work.Lines,
         "hub": work.Hub,
+        "chat": work.Chat,
     },
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from eke.data.preparation.lines import BadRowError
+from eke.common.errors import ConfigError, Fix, Problem
+from eke.data.preparation.lines import BadRowError, Fields
 from eke.data.preparation.tokenizers import Tokenizer
+from eke.data.sources import PrepareRequest
 
 Message = dict[str, Any]
 Span = tuple[int, int]
@@ -513,3 +515,77 @@ def encode_conversation(
     if mask[limit:].any():
         raise BadRowError(f"has {len(ids)} tokens: an answer would be cut off at {limit}")
     return ids[:limit], mask[:limit]
+
+
+class ChatRows:
+    """The reader of conversations from rows."""
+
+    def __init__(self, request: PrepareRequest, tokenizer: Tokenizer) -> None:
+        """Choose the template.
+
+        Raises:
+            ConfigError: there is none, or the tokenizer does not say where its tokens end.
+        """
+        self.request, self.tokenizer = request, tokenizer
+        self.column = request.messages
+        self.num_trained = 0
+        if not tokenizer.knows_ends:
+            why = "does not say which characters its tokens stand for, so answers are not found"
+            fix = Fix("data.tokenizer=FOLDER", remark="one with a tokenizer.json")
+            raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix))
+        self.template = ChatTemplate(
+            self._source(), tokenizer.special_names, frozenset(tokenizer.special_texts)
+        )
+
+    def _source(self) -> str:
+        named, chosen = self.tokenizer.chat_templates, self.request.chat_template
+        if "{" in chosen:
+            return chosen
+        if (chosen or "default") in named:
+            return named[chosen or "default"]
+        if chosen:
+            why = (
+                f"is neither a file nor a template of the tokenizer ({', '.join(named) or 'none'})"
+            )
+        else:
+            why = f"the tokenizer {self.request.tokenizer} has no chat template"
+        fix = Fix("data.chat_template=FILE", remark="a template in jinja")
+        raise ConfigError(Problem("data.chat_template", chosen, why, fix))
+
+    def take(self, row: Mapping[str, Any]) -> Fields:
+        """Read and tokenize the conversation of a row.
+
+        Raises:
+            BadRowError: it cannot be trained on.
+            ConfigError: the column of the conversations is not known.
+        """
+        if self.column is None:
+            self.column = self._find(row)
+        given = read_conversation(row, self.column)
+        request = self.request
+        ids, trained = encode_conversation(
+            self.template, self.tokenizer, given, request.train_on, request.seq_len
+        )
+        self.num_trained += int(trained.sum())
+        text = json.dumps([given.messages, given.tools], sort_keys=True, default=str)
+        return Fields((text,), ids=ids, trained=trained)
+
+    def _find(self, row: Mapping[str, Any]) -> str:
+        found = columns_of(row)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            why = f"{' and '.join(found)} hold conversations: say which one is trained on"
+            fixes = Fix(f"data.messages={found[0]}")
+        else:
+            names = ", ".join(map(str, row)) or "none"
+            why = f"no column of {self.request.path} holds a conversation; it has: {names}"
+            fixes = Fix("data.messages=COLUMN", remark="or data=jsonl for texts")
+        raise ConfigError(Problem("data.messages", "null", why, fixes))
+
+    def found(self) -> dict[str, Any]:
+        """The manifest's statistics of conversations."""
+        return {
+            "num_trained": self.num_trained,
+            "plain_markers": tuple(self.template.plain_markers),
+        }

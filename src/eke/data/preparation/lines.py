@@ -18,6 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest
 from eke.data.sources import HubSource, PrepareRequest, other_format
@@ -34,6 +36,9 @@ class BadRowError(Exception):
     """A row that cannot be used; the message is the reason."""
 
 
+_NONE = np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True)
 class Fields:
     """Texts and label of one row."""
@@ -42,6 +47,10 @@ class Fields:
     """One text, or prompt and response."""
     label: int = 0
     """Class, or index of a text label in order of appearance."""
+    ids: np.ndarray = _NONE
+    """Tokens of a conversation, int64, shape (tokens,)."""
+    trained: np.ndarray = _NONE
+    """Which of them are trained, bool, shape (tokens,)."""
 
 
 @dataclass
@@ -418,7 +427,7 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
         fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require_in(list(table.schema_arrow.names), file)
-    batches = table.iter_batches(BATCH_ROWS, columns=columns.names_wanted)
+    batches = table.iter_batches(BATCH_ROWS, columns=columns.names_wanted or None)
     try:
         rows = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows, 1):

@@ -1,6 +1,6 @@
 """Prepare a store of rows or documents: truncation, counts, training and evaluation splits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,8 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number
+from eke.config.schema import ENDINGS
+from eke.data.preparation.chat import ChatRows
 from eke.data.preparation.lines import (
     BATCH_ROWS,
     BadRowError,
@@ -306,6 +308,12 @@ READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 """`data` option -> reader."""
 
 
+def _reader(option: str, file: str) -> Callable[[str, str, Columns], Iterator[Row | None]]:
+    if option != "chat":
+        return READERS[option]
+    return parquet_rows if file.endswith(ENDINGS["parquet"]) else jsonl_rows
+
+
 @dataclass
 class RowStore:
     """Store under construction from rows."""
@@ -317,12 +325,14 @@ class RowStore:
     columns: Columns = field(init=False)
     sequences: Sequences = field(init=False)
     splits: Splits = field(init=False)
+    chat: ChatRows | None = field(init=False)
     _end: int = 0
 
     def __post_init__(self) -> None:
         self.columns = Columns(self.request)
         self.sequences = Sequences(self.request, self.tokenizer, self.counts)
         self.splits = Splits(self.writer, self.request.eval_frac)
+        self.chat = ChatRows(self.request, self.tokenizer) if self.request.train_on else None
 
     def fill(self) -> dict[str, object]:
         """Read all rows; returns the manifest's counts.
@@ -343,7 +353,10 @@ class RowStore:
         if self.request.packing:
             self._pack("train")
             self._pack("evaluation")
-        return {**asdict(self.counts), "bad_fix": self._bad_fix(), "label_names": label_names}
+        found = self.chat.found() if self.chat else {}
+        return {
+            **asdict(self.counts), **found, "bad_fix": self._bad_fix(), "label_names": label_names,
+        }  # fmt: skip
 
     def _has_eval_source(self) -> bool:
         hub = self.request.hub
@@ -355,7 +368,7 @@ class RowStore:
         if hub is None:
             files = self.request.evaluation if evaluation else self.request.train
             for name, file in files:
-                yield from READERS[self.request.option](name, file, self.columns)
+                yield from _reader(self.request.option, file)(name, file, self.columns)
             return
         for row in hub_rows(hub, evaluation, self.columns):
             if hub.streaming and self._enough(hub, evaluation):
@@ -383,7 +396,7 @@ class RowStore:
             try:
                 if isinstance(values, BadRowError):
                     raise values
-                fields = self.columns.take(values)
+                fields = (self.chat or self.columns).take(values)
             except BadRowError as bad:
                 counts.bad(place, str(bad))
                 is_hopeless = counts.num_bad + counts.num_empty == counts.num_rows
@@ -429,7 +442,7 @@ class RowStore:
     def _write(self, batch: list[Fields], evaluation: bool | None) -> None:
         if not batch:
             return
-        made = self.sequences.of(batch)
+        made = [(row.ids, 0) for row in batch] if self.chat else self.sequences.of(batch)
         kept = [(row, *m) for row, m in zip(batch, made, strict=True) if m is not None]
         self.counts.num_empty += len(batch) - len(kept)
         if not kept:
@@ -443,6 +456,8 @@ class RowStore:
         self.writer.append("tokens", np.concatenate([tokens for _, tokens, _ in kept]))
         self.writer.append("offsets", self._end + np.cumsum(sizes))
         self.writer.append("cuts", [cut for _, _, cut in kept])
+        if self.chat:
+            self.writer.append("trained", np.concatenate([row.trained for row, _, _ in kept]))
         self._end += int(sizes.sum())
         if self.request.label is not None:
             self.writer.append("labels", [row.label for row, _, _ in kept])

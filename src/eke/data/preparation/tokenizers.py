@@ -1,7 +1,7 @@
 """Tokenizers: eke's bytes, or any that AutoTokenizer loads."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,10 @@ class Tokenizer:
     """Whether `encode` returns offsets."""
     keeps_end: bool = False
     """Whether truncation removes the beginning."""
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """Templates of conversations by name, in jinja; `default` is used if none is chosen."""
+    special_names: Mapping[str, str] = field(default_factory=dict)
+    """Special tokens by name (`eos_token`), as templates use them."""
 
     @property
     def beginning(self) -> np.ndarray:
@@ -208,6 +212,7 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
     special = {*loaded.all_special_tokens, *(str(t) for t in added if t.special)}
     vocabulary = _vocabulary(request, loaded)
     eos = vocabulary.eos
+    templates = loaded.chat_template or {}
     return Tokenizer(
         vocabulary,
         encode,
@@ -218,6 +223,8 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         special_texts=tuple(sorted(text for text in special if text)),
         knows_ends=bool(loaded.is_fast),
         keeps_end=loaded.truncation_side == "left",
+        chat_templates=templates if isinstance(templates, dict) else {"default": templates},
+        special_names={k: v for k, v in loaded.special_tokens_map.items() if isinstance(v, str)},
     )
 
 

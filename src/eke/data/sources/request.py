@@ -20,13 +20,13 @@ from eke.common.paths import user_path
 from eke.common.process_env import child_environment, module_command
 from eke.common.streams import speak
 from eke.config.schema import (
+    Chat,
     Config,
     Files,
     Hub,
-    Lines,
+    LocalRows,
     Packing,
     PythonSource,
-    Rows,
     Seq2SeqLM,
     SequenceClassification,
     Text,
@@ -68,7 +68,7 @@ class PrepareRequest:
     """Inputs of one preparation."""
 
     option: str
-    """jsonl, csv, parquet, hub; text for documents cut into windows."""
+    """jsonl, csv, parquet, hub, chat; text for documents cut into windows."""
     path: str
     """`data.path` or `data.name`, for messages."""
     content: str
@@ -92,6 +92,12 @@ class PrepareRequest:
     """Class names of the checkpoint's head, by number; empty if it has none."""
     separator: str | None = None
     """Between prompt and response; None: a newline unless white space is there."""
+    messages: str | None = None
+    """Column of conversations; None: the one candidate."""
+    chat_template: str = ""
+    """Jinja, or a name; empty: the tokenizer's default."""
+    train_on: str = ""
+    """Trained messages of conversations; empty for other rows."""
     tokenizer: str = BYTES
     tokenizer_content: str = ""
     seq_len: int = 0
@@ -107,6 +113,9 @@ class PrepareRequest:
         content = dataclasses.asdict(self)
         for place in ("path", "train", "evaluation", "pieces", "max_row_bytes"):
             del content[place]
+        if not self.train_on:
+            for place in ("messages", "chat_template", "train_on"):
+                del content[place]
         if self.tokenizer_content:
             del content["tokenizer"]
         if self.hub and self.content:
@@ -133,13 +142,12 @@ def request_of(config: Config) -> PrepareRequest | None:
     data = config.data
     if isinstance(data, PythonSource | Text):
         return None if tokenizer_of(data) == BYTES else _documents(config, data)
-    if not isinstance(data, Rows):
+    if isinstance(data, Chat):
+        return _files(_conversations(config, data), data)
+    if not isinstance(data, Hub | Files):
         return None
     request = _rows(config, data)
-    if isinstance(data, Hub):
-        return _hub(request, data)
-    assert isinstance(data, Files), "rows come from files or from the hub"
-    return _files(request, data)
+    return _hub(request, data) if isinstance(data, Hub) else _files(request, data)
 
 
 def _common(config: Config, option: str, path: str, tokenizer: str) -> PrepareRequest:
@@ -161,8 +169,27 @@ def _common(config: Config, option: str, path: str, tokenizer: str) -> PrepareRe
     )
 
 
-def _rows(config: Config, data: Rows) -> PrepareRequest:
-    path = data.path if isinstance(data, Files) else getattr(data, "name", "")
+def _conversations(config: Config, data: Chat) -> PrepareRequest:
+    template = data.chat_template or ""
+    file = user_path(template)
+    if template and file.is_file():
+        try:
+            template = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}"
+            fix = Fix("data.chat_template=FILE")
+            raise ConfigError(Problem("data.chat_template", str(file), why, fix)) from error
+    return dataclasses.replace(
+        _common(config, data.option, data.path, tokenizer_of(data)),
+        messages=data.messages,
+        chat_template=template,
+        train_on=data.train_on.value,
+        eval_frac=data.eval_frac,
+    )
+
+
+def _rows(config: Config, data: Hub | Files) -> PrepareRequest:
+    path = data.path if isinstance(data, Files) else data.name
     task = config.task.option
     pairs = task == "seq2seq_lm" or (task == "causal_lm" and data.prompt is not None)
     return dataclasses.replace(
@@ -186,7 +213,7 @@ def _head_labels(config: Config) -> tuple[str, ...]:
     return tuple(names) if is_kept and is_named else ()
 
 
-def _files(request: PrepareRequest, data: Files) -> PrepareRequest:
+def _files(request: PrepareRequest, data: LocalRows) -> PrepareRequest:
     train = find_files(data.option, "data.path", data.path, data.pattern)
     evaluation = []
     if data.eval_path is not None:
@@ -196,7 +223,7 @@ def _files(request: PrepareRequest, data: Files) -> PrepareRequest:
         content=_content(train) + (_content(evaluation) if evaluation else ""),
         train=tuple((name, str(path)) for name, path in train),
         evaluation=tuple((name, str(path)) for name, path in evaluation),
-        max_row_bytes=data.max_row_bytes if isinstance(data, Lines) else 0,
+        max_row_bytes=getattr(data, "max_row_bytes", 0),
     )
 
 

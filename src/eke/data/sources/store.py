@@ -90,6 +90,7 @@ MANIFEST = "manifest.json"
 DTYPES = {
     "offsets": "<i8",  # first token of each row, and the end
     "cuts": "<i4",  # tokens of a row without loss: the prompt or the source
+    "trained": "|u1",  # whether each token is trained, in conversations
     "labels": "<i4",  # class of each row
     "train": "<i8",  # rows to train on
     "evaluation": "<i8",
@@ -119,7 +120,7 @@ class Manifest:
 
     key: str
     digest: str
-    """Hash of the model's inputs: tokens, cuts, labels, splits, special ids."""
+    """Hash of the model's inputs: tokens, cuts, trained tokens, labels, splits, special ids."""
     vocabulary: Vocabulary
     token_bytes: int
     """Bytes per token in `tokens.bin`: 2 or 4."""
@@ -131,6 +132,10 @@ class Manifest:
     num_truncated: int = 0
     num_other_prompts: int = 0
     """Rows that do not begin with the tokens of the prompt tokenized alone, as in generation."""
+    num_trained: int = 0
+    """Tokens that are trained, of conversations."""
+    plain_markers: tuple[str, ...] = ()
+    """Markers of the chat template that are ordinary tokens."""
     num_doubled: int = 0
     """Rows with a repeated special token at the beginning or the end."""
     first_row: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())

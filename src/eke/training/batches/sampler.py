@@ -134,6 +134,8 @@ class TokenRow:
     """int64 token ids, shape (length,); owned by the caller, may be modified."""
     cut: int = 0
     """Leading tokens without loss: a prompt, or a source."""
+    trained: np.ndarray | None = None
+    """bool, shape (length,): tokens with loss, of a conversation; None: all behind the cut."""
 
 
 def seeded(*parts: int) -> torch.Generator:
@@ -226,6 +228,7 @@ class StoredRows:
         self.tokens, self.offsets = store.array("tokens"), store.array("offsets")
         self.cuts = store.array("cuts")
         self.labels = store.array("labels") if store.has("labels") else None
+        self.trained = store.array("trained") if store.has("trained") else None
         rows = store.array(split)
         self.chosen = rows[evenly_spaced(len(rows), keep)]
         """Row of the store for each sample."""
@@ -236,8 +239,9 @@ class StoredRows:
     def row(self, index: int) -> TokenRow:
         """One row."""
         number = self.chosen[index]
-        tokens = self.tokens[self.offsets[number] : self.offsets[number + 1]]
-        return TokenRow(tokens.astype(np.int64), int(self.cuts[number]))
+        held = slice(self.offsets[number], self.offsets[number + 1])
+        trained = None if self.trained is None else self.trained[held].astype(bool)
+        return TokenRow(self.tokens[held].astype(np.int64), int(self.cuts[number]), trained)
 
     def label(self, index: int) -> int:
         """Class of the row; 0 without classes."""

@@ -118,6 +118,8 @@ def causal_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     labels[:-1] = row.tokens[1:]
     labels[-1] = IGNORED
     labels[: max(0, row.cut - 1)] = IGNORED
+    if row.trained is not None:
+        labels[:-1][~row.trained[1:]] = IGNORED
     return {"input_ids": row.tokens, "labels": labels}
 
 
