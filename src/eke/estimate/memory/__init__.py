@@ -10,10 +10,8 @@ from eke.estimate.memory.auto_batch import (
     reserve_of,
     room_for_a_batch,
 )
-from eke.estimate.memory.calibration import note_pair
 from eke.estimate.memory.components import (
     PHASES,
-    Calibrated,
     Forecast,
     Method,
     Range,
@@ -61,7 +59,6 @@ __all__ = [
     "ROOM",
     "Advice",
     "BatchSearch",
-    "Calibrated",
     "Chosen",
     "Forecast",
     "Method",
@@ -89,7 +86,6 @@ __all__ = [
     "note_choice",
     "note_forecast",
     "note_measured_batch",
-    "note_pair",
     "predicted",
     "ranked",
     "refuse_what_cannot_fit",

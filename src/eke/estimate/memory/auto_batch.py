@@ -208,7 +208,7 @@ class BatchSearch:
             return ProbeRoom.yes
         if self.known.fails is not None and size >= self.known.fails:
             return ProbeRoom.no
-        peak = self.forecast(number, traced).best
+        peak = self.forecast(number, traced).peak
         if peak.high <= self.capacity:
             return ProbeRoom.yes
         return ProbeRoom.no if peak.low > self.capacity else ProbeRoom.open
@@ -242,7 +242,7 @@ class BatchSearch:
         if self.room(number, self.trace) is ProbeRoom.no:
             return False
         on_cpu = self.plans[number].device.kind == "cpu"
-        return not on_cpu or self.forecast(number).best.expected <= self.capacity
+        return not on_cpu or self.forecast(number).peak.expected <= self.capacity
 
     def _failed(self, number: int) -> bool:
         size = self.plans[number].batch.per_device

@@ -97,26 +97,6 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class Calibrated:
-    """Correction of a forecast by finished runs on this device, with these libraries."""
-
-    peak: Range | None
-    """As `Forecast.peak`, corrected; None where there are too few runs."""
-    allocated: Range | None
-    """As `Forecast.allocated`, corrected."""
-    num_runs: int
-    """Different configurations that were run."""
-    needed: int
-    """Of them, before anything is corrected."""
-    factor: float
-    """Factor on the expected value; 1 if runs show no bias."""
-    within: float
-    """Relative error of the corrected expected value that 95 % of runs stay below."""
-    versions: str
-    """Of their libraries, formatted."""
-
-
-@dataclass(frozen=True)
 class Forecast:
     """Predicted memory of one plan on one device."""
 
@@ -141,14 +121,6 @@ class Forecast:
     """As `Traced.notes`, of the trace that the forecast uses."""
     not_traced: str = ""
     """Why a requested trace failed."""
-    calibrated: Calibrated | None = None
-    """None if finished runs were not searched."""
-
-    @property
-    def best(self) -> Range:
-        """Memory that the device must have, corrected by finished runs if there are enough."""
-        found = self.calibrated
-        return self.peak if found is None or found.peak is None else found.peak
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import trace_client
-from eke.estimate.memory.calibration import calibrate, memory_group, read_pairs, versions_of
 from eke.estimate.memory.components import (
     PHASES,
     UNTRACED,
@@ -320,7 +319,7 @@ def _basis(plan: Plan) -> str:
 
 def known_forecast(plan: Plan) -> Forecast:
     """By a trace that is kept, else by formulas; nothing is started."""
-    return calibrated(plan, forecast(plan, trace_client.find_trace(trace_client.trace_key(plan))))
+    return forecast(plan, trace_client.find_trace(trace_client.trace_key(plan)))
 
 
 def traced_forecast(plan: Plan) -> Forecast:
@@ -342,18 +341,6 @@ def traced_forecasts(
     return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
 
 
-def calibrated(plan: Plan, found: Forecast) -> Forecast:
-    """A forecast and what finished runs of its group add to it; the verdict is of both.
-
-    Args:
-        plan: of the run.
-        found: its forecast, not calibrated yet.
-    """
-    group = memory_group(plan, found.method.value)
-    better = calibrate(found, read_pairs(group), versions_of(group))
-    return replace(better, verdict=verdict(better.best, better.capacity))
-
-
 def is_open(found: Forecast) -> bool:
     """Whether formulas cannot decide the fit, so that a trace is worthwhile."""
     if found.method is not Method.closed_form or found.capacity is None:
@@ -363,6 +350,4 @@ def is_open(found: Forecast) -> bool:
 
 def _with(plan: Plan, answer: trace_client.Answer) -> Forecast:
     found = forecast(plan, answer.traced)
-    if answer.traced is None:
-        found = replace(found, not_traced=answer.reason)
-    return calibrated(plan, found)
+    return found if answer.traced is not None else replace(found, not_traced=answer.reason)

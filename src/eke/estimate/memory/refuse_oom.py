@@ -42,7 +42,7 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = No
         # Formulas are wide: only what is more likely than not is worth a word.
         return ""
     return (
-        f"memory: {format_bytes(found.best.expected)} expected; {_has(plan, found)} "
+        f"memory: {format_bytes(found.peak.expected)} expected; {_has(plan, found)} "
         f"({_fix(plan, found, judge)})"
     )
 
@@ -68,7 +68,7 @@ def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None)
     if plan.config.ignore_forecast:
         return
     why = (
-        f"ran out of memory in a probe; {format_bytes(found.best.expected)} were expected, and "
+        f"ran out of memory in a probe; {format_bytes(found.peak.expected)} were expected, and "
         f"{_has(plan, found)}"
     )
     fix = _fix(plan, found, judge, f"{ANYWAY} starts it all the same")
@@ -79,7 +79,7 @@ def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None)
 def _problem(plan: Plan, found: Forecast, judge: Judge | None) -> Problem:
     why = (
         f"needs at least {format_bytes(found.peak.low)} of memory, "
-        f"{format_bytes(found.best.expected)} expected; {_has(plan, found)}"
+        f"{format_bytes(found.peak.expected)} expected; {_has(plan, found)}"
     )
     fix = _fix(plan, found, judge, f"{ANYWAY} starts it all the same")
     size = str(plan.batch.per_device)

@@ -15,7 +15,6 @@ from eke.estimate.memory.advice import Advice, Judge, advise
 from eke.estimate.memory.components import Forecast, Method, Verdict
 from eke.estimate.memory.predict_memory import (
     allocated_of,
-    calibrated,
     forecast,
     highest_phase,
     known_forecast,
@@ -23,7 +22,7 @@ from eke.estimate.memory.predict_memory import (
 )
 from eke.models.sizes import shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
-from eke.plan.record import CalibratedMemory, Outcome, PredictedMemory, Record
+from eke.plan.record import Outcome, PredictedMemory, Record
 
 WIDTH = 80
 
@@ -63,7 +62,7 @@ WHEN = {
 
 def render_forecast(plan: Plan, found: Forecast) -> str:
     """Verdict, range, table of components, phases, and why the range is wide."""
-    lines = [_verdict_line(plan, found), _range_line(found), *calibration_lines(found), ""]
+    lines = [_verdict_line(plan, found), _range_line(found), ""]
     lines += _table(found)
     lines += ["", *_phases(found), *_anatomy(plan)]
     lines += [_wrapped(f"counted: {found.basis}"), *_rows(plan)]
@@ -74,7 +73,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
 def forecast_line(plan: Plan) -> str:
     """The forecast of a plan in one line, for a run that is about to start."""
     found = known_forecast(plan)
-    peak = found.best
+    peak = found.peak
     return (
         f"memory: {found.verdict.value}, {format_bytes(peak.expected)} expected "
         f"({format_bytes(peak.low)} to {format_bytes(peak.high)}); eke plan says of what"
@@ -104,22 +103,9 @@ def _of_what(plan: Plan, found: Forecast) -> str:
 
 
 def _range_line(found: Forecast) -> str:
-    peak = found.best
+    peak = found.peak
     between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
     return f"  expected {format_bytes(peak.expected)}, {between} ({METHODS[found.method]})"
-
-
-def calibration_lines(found: Forecast) -> list[str]:
-    """Finished runs that corrected the forecast, and the remaining uncertainty."""
-    by = found.calibrated
-    if by is None:
-        return []
-    runs = f"{by.num_runs} run{'s' if by.num_runs != 1 else ''} on this device"
-    if by.peak is None:
-        return [_wrapped(f"not calibrated: {runs} ({by.needed} needed)")]
-    within = f"{100 * by.within:.2g}" if by.within < 0.095 else f"{100 * by.within:.0f}"
-    text = f"calibrated by {runs} ({by.versions}): expected x {by.factor:.4g}, within +-{within} %"
-    return [_wrapped(text)]
 
 
 def _table(found: Forecast) -> list[str]:
@@ -204,24 +190,17 @@ def render_advice(found: Forecast, advice: list[Advice]) -> str:
 
 def _proposal(advice: Advice) -> list[str]:
     """Overrides, their memory and cost, and the source."""
-    peak = advice.forecast.best
+    peak = advice.forecast.peak
     return [
         "",
         f"  {' '.join(advice.overrides)}",
         _indented(
             f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} "
-            f"({known_by(advice.forecast)}): {advice.forecast.verdict.value}"
+            f"({METHODS[advice.forecast.method]}): {advice.forecast.verdict.value}"
         ),
         f"      {_cost(advice)}",
         *(_indented(f"source: {reason}") for reason in advice.reasons),
     ]
-
-
-def known_by(found: Forecast) -> str:
-    """Short description of a forecast's method."""
-    by = found.calibrated
-    runs = f", calibrated by {by.num_runs} runs" if by is not None and by.peak is not None else ""
-    return METHODS[found.method] + runs
 
 
 def _cost(advice: Advice) -> str:
@@ -292,7 +271,7 @@ def largest_batch(plan: Plan) -> int:
 def _fits(plan: Plan, size: int) -> bool:
     batch = replace(plan.batch, per_device=size, eval_per_device=size)
     sized = replace(plan, batch=batch)
-    return calibrated(sized, forecast(sized)).verdict is Verdict.fits
+    return forecast(sized).verdict is Verdict.fits
 
 
 def compare_devices(
@@ -363,15 +342,9 @@ def _sources(rows: Sequence[OnDevice]) -> list[str]:
     traced = [row.option for row, found in known if found.method is not Method.closed_form]
     words = f"; traced: {', '.join(traced)}" if traced else ""
     lines = [f"expected: by formulas{words}" if len(traced) < len(known) else "expected: traced"]
-    corrected = []
-    for row, found in known:
-        by = found.calibrated
-        if by is not None and by.peak is not None:
-            corrected.append(f"{row.option} memory ({by.num_runs} runs)")
-        if row.speed_runs:
-            corrected.append(f"{row.option} samples/s ({row.speed_runs} runs)")
-    few = "not calibrated: no device has finished runs enough"
-    return [*lines, f"calibrated: {', '.join(corrected)}" if corrected else few]
+    corrected = [f"{row.option} ({row.speed_runs} runs)" for row in rows if row.speed_runs]
+    few = "samples/s not calibrated: no device has finished runs enough"
+    return [*lines, f"samples/s calibrated: {', '.join(corrected)}" if corrected else few]
 
 
 def _filled(text: str) -> str:
@@ -382,7 +355,7 @@ def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
     memory = f"{row.memory_bytes / GIB:.1f}" if row.memory_bytes else "?"
     if row.forecast is None:
         return row.option, memory, "refused", "", "", "", ""
-    peak = row.forecast.best.expected
+    peak = row.forecast.peak.expected
     share = f"{peak / row.memory_bytes:.0%}" if row.memory_bytes else ""
     batch = str(row.batch) if row.batch else "none"
     if chosen:
@@ -416,27 +389,6 @@ def as_record(found: Forecast) -> PredictedMemory:
         allocated_bytes=found.allocated.expected,
         verdict=found.verdict.value,
         notes=list(found.notes),
-        calibrated=_calibrated(found),
-    )
-
-
-def _calibrated(found: Forecast) -> CalibratedMemory | None:
-    """In addition to the uncorrected forecast, which calibration uses."""
-    by = found.calibrated
-    if by is None:
-        return None
-    if by.peak is None or by.allocated is None:
-        return CalibratedMemory(runs=by.num_runs, needed=by.needed)
-    return CalibratedMemory(
-        runs=by.num_runs,
-        needed=by.needed,
-        low=by.peak.low,
-        expected=by.peak.expected,
-        high=by.peak.high,
-        allocated_bytes=by.allocated.expected,
-        factor=by.factor,
-        within_frac=by.within,
-        versions=by.versions,
     )
 
 
@@ -452,7 +404,7 @@ def advice_for(plan: Plan, judge: Judge | None = None, seen: int | None = None) 
     found = known_forecast(plan)
     if found.verdict is Verdict.unknown and seen is None:
         return []
-    expected, capacity = found.best.expected, found.capacity or found.best.expected
+    expected, capacity = found.peak.expected, found.capacity or found.peak.expected
     for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
         advice = advise(with_room(plan, int(SAVED * most)), PROPOSALS, judge)
         if advice:
@@ -490,17 +442,14 @@ def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None
     if micro is None or found is None or not found.allocated_bytes or micro == made.expected:
         return
     change = allocated_of(plan, micro) - allocated_of(plan, made.expected)
-    by = found.calibrated
-    if by is not None and by.allocated_bytes is not None:
-        by.allocated_bytes += round(change * by.allocated_bytes / found.allocated_bytes)
     found.allocated_bytes += change
 
 
 def memory_seen(plan: Plan, record: Record) -> int | None:
     """Bytes that a run had when it ran out of memory, of what is forecast; None if not measured.
 
-    Of a GPU what PyTorch had reserved, with the driver's context as forecast, as for calibration;
-    of a CPU what the process had grown by since its libraries were loaded.
+    Of a GPU what PyTorch had reserved, with the driver's context as forecast; of a CPU what
+    the process had grown by since its libraries were loaded.
     """
     measured, expected = record.memory.measured, record.memory.predicted
     if measured is None:

@@ -288,7 +288,7 @@ def _cut(
             plan.batch.per_device,
             plan.batch.world_size * plan.batch.devices,
             room_of(forecast),
-            forecast.best.expected,
+            forecast.peak.expected,
             expected_s(plan),
             _usual(values, plan.batch.per_device / baseline.batch.per_device),
             compile_seconds(plan) / baseline.steps.total,
