@@ -10,14 +10,7 @@ from eke.estimate.memory.auto_batch import (
     reserve_of,
     room_for_a_batch,
 )
-from eke.estimate.memory.components import (
-    PHASES,
-    Forecast,
-    Method,
-    Range,
-    Traced,
-    Verdict,
-)
+from eke.estimate.memory.components import Forecast, Method, Range, Traced, Verdict
 from eke.estimate.memory.predict_memory import (
     forecast,
     highest_phase,
@@ -37,16 +30,11 @@ from eke.estimate.memory.refuse_oom import (
     what_makes_room,
 )
 from eke.estimate.memory.render_memory import (
-    advice_for,
     as_json,
-    as_record,
-    as_text,
     compare_devices,
     forecast_line,
-    largest_batch,
     note_forecast,
     note_measured_batch,
-    predicted,
     render_advice,
     render_devices,
     render_forecast,
@@ -55,7 +43,6 @@ from eke.estimate.memory.trace_client import stop_tracing
 
 __all__ = [
     "DOES_NOT_FIT",
-    "PHASES",
     "ROOM",
     "Advice",
     "BatchSearch",
@@ -67,11 +54,8 @@ __all__ = [
     "Range",
     "Traced",
     "Verdict",
-    "advice_for",
     "advise",
     "as_json",
-    "as_record",
-    "as_text",
     "cannot_fit",
     "compare_devices",
     "first_advice",
@@ -80,13 +64,11 @@ __all__ = [
     "highest_phase",
     "is_open",
     "known_forecast",
-    "largest_batch",
     "least_bytes",
     "least_host_bytes",
     "note_choice",
     "note_forecast",
     "note_measured_batch",
-    "predicted",
     "ranked",
     "refuse_what_cannot_fit",
     "refuse_what_ran_out",

@@ -1,8 +1,6 @@
 """Memory forecast of a plan: phases, components, device overhead, and fit.
 
-Replace formulas by a trace where it is more accurate.
-
-Best available forecast of a plan: by formulas, or by a cached or new trace.
+By formulas, and by a cached or new trace where that is more accurate.
 """
 
 from collections import Counter
@@ -15,7 +13,6 @@ from eke.estimate.memory import trace_client
 from eke.estimate.memory.components import (
     PHASES,
     UNTRACED,
-    WORKSPACE_BYTES,
     Forecast,
     Method,
     Range,
@@ -52,34 +49,20 @@ measured: hooks of sharing keep inputs of layers alive, or copies of what they g
 STATES = ("weights", "gradients", "optimizer", "master")
 
 
-def is_shared(plan: Plan) -> bool:
-    """Whether processes hold gradients differently from a trace of a single process."""
-    option = plan.config.distributed.option
-    copies = option == "ddp" and plan.batch.world_size > 1
-    return copies or is_fsdp(plan.config) or option in STAGE
-
-
 def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
     """The moments of the closed form with a trace's numbers.
 
     Where processes share, states, gradients and buffers stay those of the closed form, and only the
     rest is the trace's, at moments when all of it is alive.
     """
-    if is_shared(plan):
+    option = plan.config.distributed.option
+    copies = option == "ddp" and plan.batch.world_size > 1
+    if copies or is_fsdp(plan.config) or option in STAGE:
         return [_with_traced_activations(moment, traced) for moment in found]
-    closed = _one_of_each(found)
+    # Of each phase the highest moment, the first of several.
+    closed = {m.phase: m for m in sorted(reversed(found), key=lambda m: m.total.expected)}
     traces = [_traced(closed[phase], traced, plan) for phase in traced.allocated if phase in closed]
     return traces or found
-
-
-def _one_of_each(found: list[Moment]) -> dict[str, Moment]:
-    """Of each phase the highest moment."""
-    best: dict[str, Moment] = {}
-    for moment in found:
-        known = best.get(moment.phase)
-        if known is None or moment.total.expected > known.total.expected:
-            best[moment.phase] = moment
-    return best
 
 
 def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
@@ -122,11 +105,9 @@ def _is_bound(plan: Plan, traced: Traced, phase: str) -> bool:
 
     A compiled model or liger's kernels change every pass, a compiled optimizer its step alone.
     """
-    if traced.method is not Method.upper_bound:
-        return False
     config = plan.config
     passes = config.compile.option != "none" or config.kernels.option == "liger"
-    return passes or phase == "optimizer"
+    return traced.method is Method.upper_bound and (passes or phase == "optimizer")
 
 
 def _lowered(parts: dict[str, Range], low: int) -> dict[str, Range]:
@@ -172,7 +153,10 @@ PYTHON_BYTES = GIB // 2
 TRAINED = ("forward", "backward", "optimizer")
 """Phases of a step, which a record's measured peak is of on a CPU."""
 
-HOPPER = (9, 0)
+WORKSPACE_BYTES = {"hopper": 32 * MIB, "other": 8 * MIB + 128 * 1024}
+"""cuBLAS' workspace per handle and stream: torch's `parseChosenWorkspaceSize`
+(aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 KiB x 8 from capability 9.0 on, else 4096 KiB x 2 +
+16 KiB x 8."""
 
 
 def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
@@ -203,7 +187,10 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         basis=_basis(plan),
         peak=peak,
         allocated=allocated,
-        phases={phase: _phase(found, phase) for phase in PHASES},
+        phases={
+            phase: max((m.tensors.expected for m in found if m.phase == phase), default=0)
+            for phase in PHASES
+        },
         components=_components(top.parts),
         capacity=capacity,
         verdict=verdict(peak, capacity),
@@ -282,7 +269,7 @@ def highest_phase(found: Forecast) -> str:
 
 def _on_gpu(plan: Plan, moment: Moment) -> Moment:
     """With cuBLAS' workspace, the allocator's reserve and the driver's context."""
-    hopper = (plan.device.capability or (0, 0)) >= HOPPER
+    hopper = (plan.device.capability or (0, 0)) >= (9, 0)
     space = WORKSPACE_BYTES["hopper" if hopper else "other"]
     if moment.phase == "load":
         space = 0
@@ -296,10 +283,6 @@ def _on_gpu(plan: Plan, moment: Moment) -> Moment:
     # What a trace's replay has found as segments has its reserve already.
     more = {name: moment.parts.get(name, part) for name, part in parts.items()}
     return replace(moment, parts=moment.parts | more)
-
-
-def _phase(found: Iterable[Moment], phase: str) -> int:
-    return max((m.tensors.expected for m in found if m.phase == phase), default=0)
 
 
 def _components(parts: Parts) -> dict[str, int]:

@@ -1,9 +1,4 @@
-"""A forecast as text: the verdict first, then what it is made of; at most 80 columns.
-
-One configuration on every known device: the guides' choice of a GPU.
-
-Forecasts in records, and as JSON: the same fields in both.
-"""
+"""A forecast as text of at most 80 columns, of one device or of all, in records, and as JSON."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -62,12 +57,34 @@ WHEN = {
 
 def render_forecast(plan: Plan, found: Forecast) -> str:
     """Verdict, range, table of components, phases, and why the range is wide."""
-    lines = [_verdict_line(plan, found), _range_line(found), ""]
-    lines += _table(found)
-    lines += ["", *_phases(found), *_anatomy(plan)]
-    lines += [_wrapped(f"counted: {found.basis}"), *_rows(plan)]
-    lines += [_wrapped(f"not exact: {note}") for note in found.notes]
+    peak, tight = found.peak, found.verdict is Verdict.tight
+    verdict = "tight: may not fit" if tight else found.verdict.value
+    between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
+    sizes = [f"{phase} {format_bytes(size)}" for phase, size in found.phases.items() if size]
+    lines = [
+        f"memory: {verdict}   ({_available(plan, found)})",
+        f"  expected {format_bytes(peak.expected)}, {between} ({METHODS[found.method]})",
+        "",
+        *_table(found),
+        "",
+        wrapped(f"tensors by phase: {', '.join(sizes)}"),
+        *_anatomy(plan),
+        wrapped(f"counted: {found.basis}"),
+        *_rows(plan),
+        *(wrapped(f"not exact: {note}") for note in found.notes),
+    ]
     return "\n".join(lines)
+
+
+def wrapped(text: str, indent: int = 2) -> str:
+    """A paragraph of at most 80 columns; its further lines are indented by two more."""
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
+        break_long_words=False,
+    )
 
 
 def forecast_line(plan: Plan) -> str:
@@ -80,18 +97,7 @@ def forecast_line(plan: Plan) -> str:
     )
 
 
-def _verdict_line(plan: Plan, found: Forecast) -> str:
-    words = {
-        Verdict.fits: "fits",
-        Verdict.tight: "tight: may not fit",
-        Verdict.does_not_fit: "does not fit",
-        Verdict.unknown: "unknown",
-    }
-    return f"memory: {words[found.verdict]}   ({_of_what(plan, found)})"
-
-
-def _of_what(plan: Plan, found: Forecast) -> str:
-    """Available memory."""
+def _available(plan: Plan, found: Forecast) -> str:
     on_cpu = plan.device.kind == "cpu"
     if found.capacity is None:
         return "host memory" if on_cpu else plan.device.name
@@ -100,12 +106,6 @@ def _of_what(plan: Plan, found: Forecast) -> str:
         return f"{plan.device.name}, {capacity}"
     many = plan.processes_per_node
     return f"this machine has {capacity} for " + (f"each of {many} processes" if many > 1 else "it")
-
-
-def _range_line(found: Forecast) -> str:
-    peak = found.peak
-    between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
-    return f"  expected {format_bytes(peak.expected)}, {between} ({METHODS[found.method]})"
 
 
 def _table(found: Forecast) -> list[str]:
@@ -123,11 +123,6 @@ def _table(found: Forecast) -> list[str]:
     return lines
 
 
-def _phases(found: Forecast) -> list[str]:
-    parts = [f"{phase} {format_bytes(size)}" for phase, size in found.phases.items() if size]
-    return [_wrapped(f"tensors by phase: {', '.join(parts)}")]
-
-
 def _anatomy(plan: Plan) -> list[str]:
     """Bytes per parameter of what stays between steps, as the guides count them."""
     count = plan.size.num_parameters
@@ -142,7 +137,7 @@ def _anatomy(plan: Plan) -> list[str]:
     }
     parts = [f"{size / count:.3g} {name}" for name, size in named.items() if size]
     total = sum(named.values()) / count
-    return [_wrapped(f"bytes per parameter: {' + '.join(parts)} = {total:.3g}")]
+    return [wrapped(f"bytes per parameter: {' + '.join(parts)} = {total:.3g}")]
 
 
 def _rows(plan: Plan) -> list[str]:
@@ -153,16 +148,12 @@ def _rows(plan: Plan) -> list[str]:
     low, mean, high = (_of_rows(each) for each in (made.shortest, made.mean, made.expected))
     text = f"rows: memory of the longest micro-batch expected, {high} (low end: {low}); time of"
     tokens = plan.size.tokens_per_sample
-    return [_wrapped(f"{text} the mean, {mean}; FLOPs of {tokens:.1f} tokens a sample")]
+    return [wrapped(f"{text} the mean, {mean}; FLOPs of {tokens:.1f} tokens a sample")]
 
 
 def _of_rows(micro: Micro) -> str:
     decoder = f" + {micro.target}" if micro.target != micro.source else ""
     return f"{micro.rows} x {micro.source}{decoder} tokens"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def render_advice(found: Forecast, advice: list[Advice]) -> str:
@@ -189,17 +180,17 @@ def render_advice(found: Forecast, advice: list[Advice]) -> str:
 
 
 def _proposal(advice: Advice) -> list[str]:
-    """Overrides, their memory and cost, and the source."""
     peak = advice.forecast.peak
     return [
         "",
         f"  {' '.join(advice.overrides)}",
-        _indented(
+        wrapped(
             f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} "
-            f"({METHODS[advice.forecast.method]}): {advice.forecast.verdict.value}"
+            f"({METHODS[advice.forecast.method]}): {advice.forecast.verdict.value}",
+            6,
         ),
         f"      {_cost(advice)}",
-        *(_indented(f"source: {reason}") for reason in advice.reasons),
+        *(wrapped(f"source: {reason}", 6) for reason in advice.reasons),
     ]
 
 
@@ -215,18 +206,11 @@ def _cost(advice: Advice) -> str:
     return f"about {words} per step{changes}"
 
 
-def _indented(text: str) -> str:
-    return textwrap.fill(
-        text, WIDTH, initial_indent="      ", subsequent_indent="        ", break_long_words=False
-    )
-
-
 def _dominant(found: Forecast) -> str:
-    """The largest components in one sentence."""
     largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
     whole = sum(found.components.values()) or 1
     parts = [f"{LABELS.get(name, name)} {size / whole:.0%}" for name, size in largest]
-    return _wrapped(f"Highest {WHEN[highest_phase(found)]}: {', '.join(parts)}.").strip()
+    return wrapped(f"Highest {WHEN[highest_phase(found)]}: {', '.join(parts)}.").strip()
 
 
 LARGEST_BATCH = 65536
@@ -278,7 +262,7 @@ def compare_devices(
     plans: Mapping[str, Plan],
     forecasts: Mapping[str, Forecast],
     refused: Mapping[str, tuple[int | None, str]],
-    speeds: Mapping[str, tuple[str, int]] | None = None,
+    speeds: Mapping[str, tuple[str, int]],
 ) -> list[OnDevice]:
     """Forecasts of one configuration, the smallest memory first.
 
@@ -292,7 +276,7 @@ def compare_devices(
     rows = []
     for option, plan in plans.items():
         found, size = forecasts[option], plan.batch.per_device
-        speed, runs = (speeds or {}).get(option, ("", 0))
+        speed, runs = speeds[option]
         # A trace may show a fit where formulas, which the search uses, do not.
         known = size if found.verdict is Verdict.fits else 0
         largest = max(known, largest_batch(plan))
@@ -328,27 +312,16 @@ def render_devices(
         "",
         f"  {last}: {what}",
         f"  samples/s: of {'all' if count > 1 else 'one'} with batch.per_device, an estimate",
-        *(_filled(text) for text in _sources(rows)),
     ]
-    for row in rows:
-        if row.reason:
-            lines.append(_filled(f"{row.option}: {row.reason}"))
-    return "\n".join(lines)
-
-
-def _sources(rows: Sequence[OnDevice]) -> list[str]:
-    """Traced devices, and values corrected by finished runs."""
-    known = [(row, row.forecast) for row in rows if row.forecast is not None]
-    traced = [row.option for row, found in known if found.method is not Method.closed_form]
-    words = f"; traced: {', '.join(traced)}" if traced else ""
-    lines = [f"expected: by formulas{words}" if len(traced) < len(known) else "expected: traced"]
+    methods = {row.option: row.forecast.method for row in rows if row.forecast is not None}
+    traced = [name for name, method in methods.items() if method is not Method.closed_form]
+    words = f"by formulas; traced: {', '.join(traced)}" if traced else "by formulas"
+    lines.append(wrapped(f"expected: {words if len(traced) < len(methods) else 'traced'}"))
     corrected = [f"{row.option} ({row.speed_runs} runs)" for row in rows if row.speed_runs]
     few = "samples/s not calibrated: no device has finished runs enough"
-    return [*lines, f"samples/s calibrated: {', '.join(corrected)}" if corrected else few]
-
-
-def _filled(text: str) -> str:
-    return textwrap.fill(text, 80, initial_indent="  ", subsequent_indent="    ")
+    lines.append(wrapped(f"samples/s calibrated: {', '.join(corrected)}" if corrected else few))
+    lines += [wrapped(f"{row.option}: {row.reason}") for row in rows if row.reason]
+    return "\n".join(lines)
 
 
 def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
@@ -370,11 +343,6 @@ should have fitted and did not needs more than what a forecast's error may be.""
 
 PROPOSALS = 3
 """In a record."""
-
-
-def predicted(plan: Plan) -> PredictedMemory:
-    """Forecast stored in a run's record."""
-    return as_record(known_forecast(plan))
 
 
 def as_record(found: Forecast) -> PredictedMemory:
@@ -406,10 +374,11 @@ def advice_for(plan: Plan, judge: Judge | None = None, seen: int | None = None) 
         return []
     expected, capacity = found.peak.expected, found.capacity or found.peak.expected
     for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
-        advice = advise(with_room(plan, int(SAVED * most)), PROPOSALS, judge)
-        if advice:
-            return [as_text(each) for each in advice]
-    return [as_text(each) for each in advise(plan, PROPOSALS, judge)]
+        if advice := advise(with_room(plan, int(SAVED * most)), PROPOSALS, judge):
+            break
+    else:
+        advice = advise(plan, PROPOSALS, judge)
+    return [" ".join(each.overrides) for each in advice]
 
 
 def note_forecast(
@@ -424,7 +393,7 @@ def note_forecast(
         may_lack: the host's memory may have run out, although the outcome does not say so; not
             about a GPU's.
     """
-    record.memory.predicted = predicted(plan)
+    record.memory.predicted = as_record(known_forecast(plan))
     ran_short = may_lack and plan.device.kind == "cpu"
     if ran_short or record.outcome == Outcome.oom.value:
         record.memory.advice = advice_for(plan, judge, memory_seen(plan, record))
@@ -462,11 +431,6 @@ def memory_seen(plan: Plan, record: Record) -> int | None:
     if before is None or peak is None or peak <= before:
         return None
     return peak - before
-
-
-def as_text(advice: Advice) -> str:
-    """Overrides to use."""
-    return " ".join(advice.overrides)
 
 
 def as_json(found: Forecast) -> dict[str, Any]:

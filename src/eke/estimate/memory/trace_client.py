@@ -1,9 +1,8 @@
 """Asking for traces: kept ones at once, others of processes that import torch.
 
 A tracing process answers many plans. If it dies or takes too long, that is the answer for the plan
-it was at, and another process takes the next one.
-
-Traces on disk: what was found for one configuration and one set of library versions.
+it was at, and another process takes the next one. Traces are kept on disk by all that they depend
+on.
 """
 
 import atexit
@@ -19,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cattrs
 
@@ -33,6 +32,8 @@ from eke.models.sizes import is_ragged
 from eke.plan.identity import PRESENTATION, canonical
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.plan.planner.plan import plan_to_plain
+
+T = TypeVar("T")
 
 FORMAT = 4
 """Raise it when what is kept changes its meaning."""
@@ -81,12 +82,13 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 def what_counts(plan: Plan) -> dict[str, Any]:
     """All of a plan that its memory depends on, as JSON values."""
-    plain = plan_to_plain(plan)
-    config = {
-        group: _counting(value, NO_MEMORY.get(group, ()))
-        for group, value in plain["config"].items()
-        if NO_MEMORY.get(group, ()) is not None
-    }
+    plain, config = plan_to_plain(plan), {}
+    for group, value in plain["config"].items():
+        left_out = NO_MEMORY.get(group, ())
+        if left_out is not None:
+            if isinstance(value, dict):
+                value = {key: part for key, part in value.items() if key not in left_out}
+            config[group] = value
     return {
         "format": FORMAT,
         "config": config,
@@ -99,12 +101,6 @@ def what_counts(plan: Plan) -> dict[str, Any]:
         "deepspeed": plain["deepspeed"] is not None,
         "software": _software(),
     }
-
-
-def _counting(value: Any, left_out: tuple[str, ...] | None) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {key: part for key, part in value.items() if key not in (left_out or ())}
 
 
 def _device(plan: Plan) -> list[Any]:
@@ -124,25 +120,39 @@ def _software() -> dict[str, str]:
 
 
 def find_trace(key: str) -> Traced | None:
-    """Cached value of a key; None if missing or unreadable."""
+    """Cached trace of a key; None if missing or unreadable."""
+    return read_kept("traces", key, Traced)
+
+
+def keep_trace(key: str, traced: Traced) -> None:
+    """Store a trace, if possible."""
+    keep("traces", key, traced)
+
+
+def read_kept(folder: str, key: str, kind: type[T]) -> T | None:
+    """Cached value of a key; None if missing or unreadable.
+
+    Args:
+        folder: of the cache.
+        key: 32 hex digits.
+        kind: class of the value.
+    """
     try:
-        return make_converter().structure(read_json(_path(key)), Traced)
+        return make_converter().structure(read_json(_path(folder, key)), kind)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, cattrs.BaseValidationError):
         return None
 
 
-def keep_trace(key: str, traced: Traced) -> None:
-    """Keep it; one that cannot be written is found again another time."""
-    path = _path(key)
-    try:
+def keep(folder: str, key: str, value: Any) -> None:
+    """Store a value; one that cannot be written is found again another time."""
+    path = _path(folder, key)
+    with contextlib.suppress(OSError):
         own_folder(path.parent)
-        write_atomic(path, json.dumps(make_converter().unstructure(traced)))  # phases in order
-    except OSError:
-        return
+        write_atomic(path, json.dumps(make_converter().unstructure(value)))  # phases in order
 
 
-def _path(key: str) -> Path:
-    return cache_folder() / "traces" / f"{key}.json"
+def _path(folder: str, key: str) -> Path:
+    return cache_folder() / folder / f"{key}.json"
 
 
 LIMIT_S = 120.0
@@ -208,7 +218,14 @@ class TraceProcess:
             encoding="utf-8",
         )
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._listener = threading.Thread(target=_listen, args=(process, lines), daemon=True)
+
+        def listen() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.put(line)
+            lines.put("")
+
+        self._listener = threading.Thread(target=listen, daemon=True)
         self._listener.start()
         self._process, self._lines = process, lines
         return process
@@ -234,13 +251,6 @@ class TraceProcess:
         if ended is None:
             return "was stopped"
         return f"was ended by signal {-ended}" if ended < 0 else f"ended with code {ended}"
-
-
-def _listen(process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str]") -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        lines.put(line)
-    lines.put("")
 
 
 def _read(line: str) -> Answer:

@@ -1,9 +1,4 @@
-"""Techniques that change what passes move and launch by factors that are only known as ranges.
-
-How long TorchInductor takes before the first step: a first guess, within a factor of two.
-
-Tokens of a row as it is computed: with its padding, on average over a training.
-"""
+"""Techniques that change what passes move and launch by factors that are only known as ranges."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +8,7 @@ from eke.estimate.memory.components import shape_of, trains_adapters
 from eke.estimate.time.rates import Span, exactly, network_of
 from eke.models.families import Shape
 from eke.models.sizes import optimizer_entry
-from eke.plan.planner import Plan, drawn
-
-ONE = exactly(1.0)
+from eke.plan.planner import Plan
 
 COMPILED_MOVED = Span(0.33, 0.6, 1.0)
 """Bytes of compiled passes over eager ones: element-wise operations in a row become one kernel. An
@@ -48,10 +41,10 @@ class WorkFactors:
 def effect_of(plan: Plan) -> WorkFactors:
     """Effect of compilation and fused kernels on the passes."""
     config = plan.config
-    moved, launches = ONE, ONE
-    if _is_compiled(plan):
+    moved = launches = exactly(1.0)
+    if config.compile.option == "inductor":
         moved, launches = COMPILED_MOVED, COMPILED_LAUNCHES
-    if _replays_graphs(plan):
+    if config.compile.replays_graphs:
         launches = GRAPH_LAUNCHES
     if config.kernels.option == "liger":
         moved, launches = moved.by(LIGER), launches.by(LIGER)
@@ -62,17 +55,7 @@ def effect_of(plan: Plan) -> WorkFactors:
     return WorkFactors(moved, launches, head)
 
 
-def _is_compiled(plan: Plan) -> bool:
-    return plan.config.compile.option == "inductor"
-
-
-def _replays_graphs(plan: Plan) -> bool:
-    return plan.config.compile.replays_graphs
-
-
-Condition = Callable[[Plan, Shape], object]
-
-NOTES: tuple[tuple[Condition, str], ...] = (
+NOTES: tuple[tuple[Callable[[Plan, Shape], object], str], ...] = (
     (
         lambda plan, shape: not shape.architecture.is_known,
         "no counts for this architecture: a Llama of its sizes stands in",
@@ -168,7 +151,10 @@ CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 
 
 def compile_seconds(plan: Plan) -> float:
-    """Wall seconds that are expected inside the compiler, once per run; 0 without TorchInductor."""
+    """Wall seconds expected in the compiler, once per run; 0 without TorchInductor.
+
+    A first guess, within a factor of two.
+    """
     config = plan.config.compile
     if config.option != "inductor":
         return 0.0
@@ -177,12 +163,3 @@ def compile_seconds(plan: Plan) -> float:
         return compiler.regional
     shape = shape_of(plan)
     return compiler.whole + compiler.layer * (shape.layers + shape.decoder_layers)
-
-
-ROWS_DIFFER = "samples differ in length: their mean over a training is counted"
-
-
-def mean_shape(plan: Plan) -> tuple[Shape, str]:
-    """The shape of a training's mean micro-batch, and a note where they differ."""
-    made = drawn(plan)
-    return shape_of(plan, made.mean), ROWS_DIFFER if made.differ else ""

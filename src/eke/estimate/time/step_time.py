@@ -1,14 +1,8 @@
 """The best there is to say of a step's time: a prior that runs have corrected, or their rates.
 
-The time model's answers as text, always called an estimate; at most 80 columns.
-
-Rates of a device from finished runs: seconds per FLOP, per byte and per launch.
-
-The error of one more run is estimated from predictions of held-out runs
-(`eke.estimate.time.rate_regression`).
+Its text, always called an estimate, has at most 80 columns.
 """
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -17,7 +11,8 @@ from typing import Any
 
 from eke.common.text import format_count, format_number, format_seconds
 from eke.estimate.memory import note_forecast
-from eke.estimate.time.rates import PARTS, PaceCalibration, Span, StepTime, Unknown, total_span
+from eke.estimate.memory.render_memory import wrapped
+from eke.estimate.time.rates import NOTHING, PARTS, PaceCalibration, Span, StepTime, Unknown
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
@@ -32,8 +27,6 @@ from eke.estimate.time.work import Work, work_of
 from eke.plan.planner import Plan
 from eke.plan.record import CalibratedStep, PredictedStep, Record
 
-WIDTH = 80
-
 TITLE = "step time (estimate)"
 
 
@@ -45,16 +38,19 @@ def render_time(found: StepTime | Unknown, kind: str) -> str:
         kind: of its device: `cuda` or `cpu`.
     """
     if isinstance(found, Unknown):
-        return _filled(f"{TITLE}: unknown: {found.reason}", "", "  ")
-    step = found.step_s
+        return wrapped(f"{TITLE}: unknown: {found.reason}", 0)
+    hours = found.gpu_hours
     lines = [
-        f"{TITLE}: {_seconds(step)}",
-        _wrapped(f"limited by {found.limit} ({_shares(found)})"),
-        _wrapped(_rates(found)),
-        _wrapped(_whole(found, kind)),
-        _wrapped(f"by {found.basis}{_calibration(found)}"),
+        f"{TITLE}: {_seconds(found.step_s)}",
+        wrapped(f"limited by {found.limit} ({_shares(found)})"),
+        wrapped(_rates(found)),
+        wrapped(
+            f"this run: {format_seconds(found.total_s.expected)}, about {_hours(hours.expected)} "
+            f"{_unit(kind)} ({_hours(hours.low)} to {_hours(hours.high)}), training steps alone"
+        ),
+        wrapped(f"by {found.basis}{_calibration(found)}"),
     ]
-    return "\n".join([*lines, *(_wrapped(f"not exact: {note}") for note in found.notes)])
+    return "\n".join([*lines, *(wrapped(f"not exact: {note}") for note in found.notes)])
 
 
 def time_line(found: StepTime | Unknown, kind: str) -> str:
@@ -84,16 +80,16 @@ def sum_line(found: Sequence[StepTime | Unknown], kind: str) -> str:
     unknown = [each.reason for each in found if isinstance(each, Unknown)]
     lines = []
     if known:
-        whole = total_span(known)
+        whole = sum(known, NOTHING)
         text = (
             f"{_unit(kind)} (estimate): about {_hours(whole.expected)} "
             f"({_hours(whole.low)} to {_hours(whole.high)}) for {format_number(len(known), 'run')}"
             ", training steps alone"
         )
-        lines.append(_filled(text, "", "  "))
+        lines.append(wrapped(text, 0))
     if unknown:
         text = f"without an estimate: {format_number(len(unknown), 'run')}: {unknown[0]}"
-        lines.append(_filled(text, "", "  "))
+        lines.append(wrapped(text, 0))
     return "\n".join(lines)
 
 
@@ -124,14 +120,6 @@ def _rates(found: StepTime) -> str:
     return ", ".join(parts)
 
 
-def _whole(found: StepTime, kind: str) -> str:
-    hours = found.gpu_hours
-    return (
-        f"this run: {format_seconds(found.total_s.expected)}, about {_hours(hours.expected)} "
-        f"{_unit(kind)} ({_hours(hours.low)} to {_hours(hours.high)}), training steps alone"
-    )
-
-
 def _calibration(found: StepTime) -> str:
     by = found.calibrated
     if by is None:
@@ -154,14 +142,6 @@ def _number(rate: float) -> str:
     if rate >= 1000:
         return f"{rate / 1000:.3g}k"
     return f"{rate:.2g}" if rate < 10 else f"{rate:.0f}"
-
-
-def _wrapped(text: str) -> str:
-    return _filled(text, "  ", "    ")
-
-
-def _filled(text: str, first: str, rest: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=rest)
 
 
 NEEDED = 5
@@ -235,46 +215,26 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
         plan: of the run.
     """
     group = time_group(plan)
-    runs = read_observations(group)
+    runs, versions = read_observations(group), versions_of(group)
     work = work_of(plan)
-    prior = prior_time(plan, work)
-    if isinstance(prior, Unknown):
-        return _by_runs(plan, work, runs, versions_of(group))
-    return _corrected(prior, runs, versions_of(group))
-
-
-def _corrected(prior: StepTime, runs: tuple[Observation, ...], versions: str) -> StepTime:
-    """A prior, with the bias and the interval of the runs of its group."""
+    found = prior_time(plan, work)
+    if isinstance(found, Unknown):
+        return _by_runs(plan, work, runs, versions)
     ratios = [run.measured / run.predicted for run in runs if run.predicted > 0]
     if len(ratios) < NEEDED:
-        return replace(prior, calibrated=PaceCalibration(len(runs), NEEDED, versions=versions))
+        return replace(found, calibrated=PaceCalibration(len(runs), NEEDED, versions=versions))
     from eke.estimate.time.rate_regression import correction_of  # as above
 
-    found = correction_of(ratios)
-    expected = prior.step_s.expected * found.factor
-    step = Span(expected * exp(-found.within), expected, expected * exp(found.within))
-    better = _with_step(prior, step, found.factor)
-    by = PaceCalibration(len(ratios), NEEDED, found.factor, expm1(found.within), versions)
-    return replace(better, calibrated=by)
+    by = correction_of(ratios)
+    found = prior_time(plan, work, _spread(by.within) * by.factor)
+    assert isinstance(found, StepTime)
+    used = PaceCalibration(len(ratios), NEEDED, by.factor, expm1(by.within), versions)
+    return replace(found, calibrated=used)
 
 
-def _with_step(found: StepTime, step: Span, factor: float) -> StepTime:
-    """The same work at another pace."""
-    samples = found.samples_per_s.expected * found.step_s.expected
-    tokens = found.tokens_per_s.expected * found.step_s.expected
-    steps = found.total_s.expected / found.step_s.expected
-    whole = step * steps
-    mfu = found.mfu and step.inverse(found.mfu.expected * found.step_s.expected)
-    return replace(
-        found,
-        step_s=step,
-        samples_per_s=step.inverse(samples),
-        tokens_per_s=step.inverse(tokens),
-        parts={name: seconds * factor for name, seconds in found.parts.items()},
-        mfu=mfu,
-        total_s=whole,
-        gpu_hours=whole * (found.num_devices / 3600),
-    )
+def _spread(within: float) -> Span:
+    """Factors of an interval by its half width, a natural logarithm."""
+    return Span(exp(-within), 1.0, exp(within))
 
 
 def _by_runs(
@@ -295,25 +255,17 @@ def _by_runs(
     expected = sum(seconds.values()) * rates.factor
     if expected <= 0:
         return Unknown(why_unknown(plan))
-    spread = Span(exp(-rates.within), 1.0, exp(rates.within))
-    step = spread * expected
+    step = _spread(rates.within) * expected
     parts: dict[str, float] = {}
     for kind, each in seconds.items():
         part = PART_OF.get(kind, "compute")
         parts[part] = parts.get(part, 0.0) + each * rates.factor
     found = describe_step(plan, work, step, parts, "finished runs on this device", None)
+    if not rates.smallest / FAR <= expected <= rates.largest * FAR:
+        note = "far from the runs that rates are known from: less sure than the range says"
+        found = replace(found, notes=(*found.notes, note))
     by = PaceCalibration(rates.num_runs, NEEDED, rates.factor, expm1(rates.within), versions)
-    return replace(found, calibrated=by, notes=(*found.notes, *_far(expected, rates)))
-
-
-def _far(expected: float, rates: FittedRates) -> tuple[str, ...]:
-    """A warning where the answer lies far from everything measured."""
-    if rates.smallest / FAR <= expected <= rates.largest * FAR:
-        return ()
-    return ("far from the runs that rates are known from: less sure than the range says",)
-
-
-SLOWDOWN_SOURCE = "the time model's estimate for this device, {} (docs/how-to/forecast.md)"
+    return replace(found, calibrated=by)
 
 
 def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
@@ -333,9 +285,8 @@ def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
     if not (isinstance(before, StepTime) and isinstance(after, StepTime)):
         return None
     known = f"calibrated by {runs} runs on it" if runs else "not calibrated"
-    return before.samples_per_s.expected / after.samples_per_s.expected, SLOWDOWN_SOURCE.format(
-        known
-    )
+    source = f"the time model's estimate for this device, {known} (docs/how-to/forecast.md)"
+    return before.samples_per_s.expected / after.samples_per_s.expected, source
 
 
 def num_runs(found: StepTime | Unknown) -> int:
@@ -361,16 +312,13 @@ def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None
 def predicted_step(found: StepTime) -> PredictedStep:
     """An estimate as the record has it."""
     by = found.calibrated
-    calibrated = None
-    if by is not None:
-        used = by.is_used
-        calibrated = CalibratedStep(
-            runs=by.num_runs,
-            needed=by.needed,
-            factor=by.factor if used else None,
-            within_frac=by.within if used else None,
-            versions=by.versions,
-        )
+    calibrated = by and CalibratedStep(
+        runs=by.num_runs,
+        needed=by.needed,
+        factor=by.factor if by.is_used else None,
+        within_frac=by.within if by.is_used else None,
+        versions=by.versions,
+    )
     return PredictedStep(
         low=found.step_s.low,
         expected=found.step_s.expected,
@@ -387,20 +335,16 @@ def step_time_json(found: StepTime | Unknown) -> dict[str, Any]:
     """An estimate under the record's field paths: `timing.predicted_step_s.low`."""
     if isinstance(found, Unknown):
         return {"timing": {"predicted_step_s": None, "unknown": found.reason}}
-    mfu = _ends(found.mfu) if found.mfu else None
+    mfu = asdict(found.mfu) if found.mfu else None
     return {
         "timing": {
             "predicted_step_s": asdict(predicted_step(found)),
-            "predicted_train_s": _ends(found.total_s),
-            "predicted_device_hours": _ends(found.gpu_hours),
+            "predicted_train_s": asdict(found.total_s),
+            "predicted_device_hours": asdict(found.gpu_hours),
         },
         "throughput": {
-            "predicted_samples_per_s": _ends(found.samples_per_s),
-            "predicted_tokens_per_s": _ends(found.tokens_per_s),
+            "predicted_samples_per_s": asdict(found.samples_per_s),
+            "predicted_tokens_per_s": asdict(found.tokens_per_s),
             "predicted_mfu_frac": mfu,
         },
     }
-
-
-def _ends(span: Span) -> dict[str, float]:
-    return asdict(span)

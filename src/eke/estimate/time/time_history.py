@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.files import append_line, own_folder, read_text, write_atomic
+from eke.config.schema import PeerToPeer
 from eke.data.sources import cache_folder
 from eke.estimate.memory.trace_client import digest_of, what_counts
 from eke.estimate.time.rates import (
@@ -32,6 +33,7 @@ from eke.estimate.time.rates import (
     DISK,
     HOST_UPDATE_S,
     LAUNCH_S,
+    NOTHING,
     PARTS,
     TRAINER_S,
     Rates,
@@ -41,9 +43,8 @@ from eke.estimate.time.rates import (
     exactly,
     highest,
     rates_of,
-    total_span,
 )
-from eke.estimate.time.transfers import Product, goes_through_host
+from eke.estimate.time.transfers import Product
 from eke.estimate.time.work import Work, work_of
 from eke.hardware import usable_cores
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
@@ -56,13 +57,24 @@ CACHE_RELEASE = Span(0.0, 0.1, 0.2)
 `torch_empty_cache_steps` says about 10 %; twice that is an assumption."""
 
 
-def prior_time(plan: Plan, work: Work | None = None) -> StepTime | Unknown:
-    """Time by datasheets and published efficiencies, with no run looked at."""
-    rates = rates_of(plan, goes_through_host(plan))
+def prior_time(
+    plan: Plan, work: Work | None = None, correction: Span | None = None
+) -> StepTime | Unknown:
+    """Time by datasheets and published efficiencies.
+
+    Args:
+        plan: of the run.
+        work: of one step, if it is known already.
+        correction: factors on the expected time, by finished runs.
+    """
+    rates = rates_of(plan, plan.config.distributed.p2p is PeerToPeer.off)
     if rates is None:
         return Unknown(why_unknown(plan))
     work = work or work_of(plan)
     parts, step = _composed(plan, work, rates)
+    if correction is not None:
+        step = correction * step.expected
+        parts = {name: seconds * correction.expected for name, seconds in parts.items()}
     basis = "datasheet rates and published efficiencies"
     return describe_step(plan, work, step, parts, basis, rates.peak)
 
@@ -77,7 +89,7 @@ def why_unknown(plan: Plan) -> str:
 
 def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], Span]:
     """Expected seconds of each part, and the step's."""
-    products = total_span([_product_s(each, rates) for each in work.products])
+    products = sum([_product_s(each, rates) for each in work.products], NOTHING)
     traffic = work.moved.over(rates.memory)
     device = products + traffic
     host = work.launches.by(LAUNCH_S)
@@ -93,7 +105,7 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     sent = exactly(work.moves.exchanged).over(rates.link) + COLLECTIVE_S * work.moves.collectives
     moved = exactly(work.moves.to_host).over(rates.host) + exactly(work.moves.to_disk).over(DISK)
     hosted = HOST_UPDATE_S * work.moves.on_host
-    sent_shown, moved_shown = _beside(sent, passes), _beside(moved, passes)
+    sent_shown, moved_shown = _not_hidden(sent, passes), _not_hidden(moved, passes)
     step = busy + sent_shown + moved_shown + hosted
     if plan.config.memory.empty_cache_every:
         step = step + step.by(CACHE_RELEASE) * (1 / plan.config.memory.empty_cache_every)
@@ -111,7 +123,7 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     return parts, step
 
 
-def _beside(sent: Span, passes: Span) -> Span:
+def _not_hidden(sent: Span, passes: Span) -> Span:
     """Time that is seen of what is sent while passes run: hidden fully, half, or not at all."""
     hidden = max(0.0, sent.low - passes.low)
     expected = (max(0.0, sent.expected - passes.expected) + sent.expected) / 2

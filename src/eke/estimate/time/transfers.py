@@ -21,14 +21,15 @@ assumed of them.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from eke.config.schema import FSDP, Exchange, NvmeOffload, PeerToPeer, WeightsPlace
+from eke.config.schema import FSDP, Exchange, NvmeOffload, WeightsPlace
 from eke.estimate.memory.activations import activations
 from eke.estimate.time.rates import Span, exactly
 from eke.models.families import (
@@ -131,17 +132,22 @@ def _summed_up(found: Structure) -> Contents:
                 numbers=float(sum(w.num_active for w in mine)),
                 trained=float(sum(w.num_active for w in mine if w.trained)),
                 stored=float(sum(prod(w.shape) for w in mine)),
-                widths=float(sum(sum(w.shape[-2:]) * _passes(w) for w in mine)),
+                # Of a stack of experts, those that a token passes through.
+                widths=float(
+                    sum(sum(w.shape[-2:]) * (w.active[0] if len(w.shape) > 2 else 1) for w in mine)
+                ),
             )
         )
     trained = [w for w in weights if w.trained]
+    hidden = [w.shape for w in trained if w.role is Role.hidden and len(w.shape) == 2]
+    matrices = Counter((min(shape), max(shape)) for shape in hidden)
     return Contents(
         groups=tuple(groups),
         attention=found.attention,
         numbers=float(sum(prod(w.shape) for w in weights)),
         trained=float(sum(prod(w.shape) for w in trained)),
         trained_tensors=len(trained),
-        matrices=_matrices(trained),
+        matrices=tuple((rows, columns, count) for (rows, columns), count in matrices.items()),
         four_bits=float(sum(prod(w.shape) for w in weights if w.four_bits)),
         adapted=sum(w.is_adapter for w in weights) // 2,
     )
@@ -149,20 +155,6 @@ def _summed_up(found: Structure) -> Contents:
 
 def _is_head(weight: Weight) -> bool:
     return weight.place is not Role.hidden and len(weight.shape) == 2
-
-
-def _passes(weight: Weight) -> float:
-    """How many of a stack of experts a token passes through."""
-    return float(weight.active[0]) if len(weight.shape) > 2 else 1.0
-
-
-def _matrices(trained: Iterable[Weight]) -> tuple[tuple[int, int, int], ...]:
-    counts: dict[tuple[int, int], int] = {}
-    for weight in trained:
-        if weight.role is Role.hidden and len(weight.shape) == 2:
-            rows, columns = sorted(weight.shape)
-            counts[rows, columns] = counts.get((rows, columns), 0) + 1
-    return tuple((rows, columns, count) for (rows, columns), count in counts.items())
 
 
 def products(
@@ -313,20 +305,9 @@ def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int, tuple[str, .
         sent = part * (gathers * weights + sums * gradients)
         return sent, (gathers + sums) * layers, ()
     reduced = rounds if option == "zero2" else 1
-    return part * (reduced * gradients + weights_back(option, weights, gradients)), 25, ()
+    back = weights if option in STAGE else gradients  # updated weights in ZeRO, sums in DDP
+    return part * (reduced * gradients + back), 25, ()
 
-
-def weights_back(option: str, weights: float, gradients: float) -> float:
-    """Second half of an exchange: updated weights in ZeRO, sums of gradients in DDP."""
-    return weights if option in STAGE else gradients
-
-
-def goes_through_host(plan: Plan) -> bool:
-    """Whether GPUs exchange through host memory though they have links of their own."""
-    return plan.config.distributed.p2p is PeerToPeer.off
-
-
-COUNTED = Path(__file__).parent / "counted_updates.json"
 
 HOST_LOOPS = {"deepspeed_cpu": "adamw_fused"}
 """Implementations of AdamW that no trace shows, and their substitutes."""
@@ -338,7 +319,8 @@ ADDS = 12
 @cache
 def counted_updates() -> Mapping[str, Any]:
     """Counts."""
-    content: dict[str, Any] = json.loads(COUNTED.read_text())
+    path = Path(__file__).parent / "counted_updates.json"
+    content: dict[str, Any] = json.loads(path.read_text())
     return content
 
 
@@ -381,7 +363,9 @@ def updates(plan: Plan, contents: Contents, numbers: float) -> Updates:
     if plan.compute.loss_scaling:
         moved += 8 * numbers  # the scaler reads and writes each gradient once
         launches += 4
-    return Updates(exactly(moved), launches, _flops(plan, contents), notes)
+    count = optimizer_entry(config.optimizer).update_flops
+    flops = sum(num * count(config, *sizes) for *sizes, num in contents.matrices) if count else 0.0
+    return Updates(exactly(moved), launches, flops, notes)
 
 
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
@@ -399,11 +383,3 @@ def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     if found is None:
         return table["adamw_fused/wide"], (f"{option}: counted as torch's fused AdamW",)
     return found, ((note,) if note else ())
-
-
-def _flops(plan: Plan, contents: Contents) -> float:
-    """Matrix multiplications inside an update."""
-    count = optimizer_entry(plan.config.optimizer).update_flops
-    if count is None:
-        return 0.0
-    return sum(num * count(plan.config, rows, columns) for rows, columns, num in contents.matrices)
