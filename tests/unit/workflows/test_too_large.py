@@ -5,7 +5,8 @@ from recipe_plans import planned
 
 from eke.common.errors import ConfigError, Problem
 from eke.config.compose import compose
-from eke.estimate.memory import Verdict, first_advice, forecast, trace_client
+from eke.estimate.memory import Verdict, forecast, trace_client
+from eke.estimate.memory.advice import first_advice
 from eke.plan.planner import Plan
 from eke.workflows.planning import plan_for
 

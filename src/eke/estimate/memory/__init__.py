@@ -1,6 +1,6 @@
 """Will it fit? What a plan will take of its device's memory; no torch."""
 
-from eke.estimate.memory.advice import ROOM, Advice, advise, first_advice, ranked
+from eke.estimate.memory.advice import ROOM, Advice, advise, ranked
 from eke.estimate.memory.auto_batch import (
     BatchSearch,
     Chosen,
@@ -10,17 +10,15 @@ from eke.estimate.memory.auto_batch import (
     reserve_of,
     room_for_a_batch,
 )
-from eke.estimate.memory.components import Forecast, Method, Range, Traced, Verdict
+from eke.estimate.memory.components import Forecast, Method, Traced, Verdict
 from eke.estimate.memory.predict_memory import (
     forecast,
-    highest_phase,
     is_open,
     known_forecast,
     least_bytes,
     least_host_bytes,
     traced_forecast,
     traced_forecasts,
-    verdict,
 )
 from eke.estimate.memory.refuse_oom import (
     DOES_NOT_FIT,
@@ -51,17 +49,14 @@ __all__ = [
     "Method",
     "Probe",
     "ProbeResult",
-    "Range",
     "Traced",
     "Verdict",
     "advise",
     "as_json",
     "cannot_fit",
     "compare_devices",
-    "first_advice",
     "forecast",
     "forecast_line",
-    "highest_phase",
     "is_open",
     "known_forecast",
     "least_bytes",
@@ -80,6 +75,5 @@ __all__ = [
     "stop_tracing",
     "traced_forecast",
     "traced_forecasts",
-    "verdict",
     "what_makes_room",
 ]

@@ -5,6 +5,7 @@ grows with the micro-batch, so halving the list of those that are possible is en
 probes are kept on disk, and so are choices, so that the same command stays the same run.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -206,7 +207,15 @@ class BatchSearch:
 
     def _tried_out(self, best: int, probe: Probe) -> int:
         """Probe what is open above the best known to fit; returns the best that is known then."""
-        top = _last(self._worth_a_probe, best, len(self.plans))
+
+        def is_worthwhile(number: int) -> bool:
+            """On a CPU what is expected not to fit is not tried: all processes would suffer."""
+            if self.room(number, self.trace) is ProbeRoom.no:
+                return False
+            on_cpu = self.plans[number].device.kind == "cpu"
+            return not on_cpu or self.forecast(number).peak.expected <= self.capacity
+
+        top = _last(is_worthwhile, best, len(self.plans))
         for _ in range(MAX_PROBES):
             if top <= best:
                 break
@@ -218,13 +227,6 @@ class BatchSearch:
             self.known = note_probe(self._probes, size, trial is ProbeResult.fits)
             best, top = (middle, top) if trial is ProbeResult.fits else (best, middle - 1)
         return best
-
-    def _worth_a_probe(self, number: int) -> bool:
-        """On a CPU what is expected not to fit is not tried: the whole machine would suffer."""
-        if self.room(number, self.trace) is ProbeRoom.no:
-            return False
-        on_cpu = self.plans[number].device.kind == "cpu"
-        return not on_cpu or self.forecast(number).peak.expected <= self.capacity
 
     def _chosen(self, best: int, how: str = "") -> Chosen:
         """Note on the best; on the smallest if there is none."""
@@ -245,10 +247,7 @@ class BatchSearch:
 
 def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
     """The last number below `high` for which something holds, found by halving; else `low`."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return low + bisect_left(range(low + 1, high), True, key=lambda number: not holds(number))
 
 
 def room_for_a_batch(plan: Plan, share: int = 1) -> int | None:

@@ -1,6 +1,6 @@
 """Values of a memory forecast, in bytes of one device, and its shapes; no torch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
@@ -47,6 +47,9 @@ class Range:
 
     def __post_init__(self) -> None:
         assert 0 <= self.low <= self.expected <= self.high, self
+
+    def __add__(self, other: "Range") -> "Range":
+        return Range(self.low + other.low, self.expected + other.expected, self.high + other.high)
 
 
 @dataclass(frozen=True)
@@ -115,14 +118,6 @@ def range_around(low: int, expected: int, high: int) -> Range:
     """A range around the expected value: ends that formulas put on its wrong side are on it."""
     expected = max(0, expected)
     return Range(max(0, min(low, expected)), expected, max(expected, high))
-
-
-def total(ranges: Iterable[Range]) -> Range:
-    """The sum: of low ends, of expected values and of high ends."""
-    low = expected = high = 0
-    for each in ranges:
-        low, expected, high = low + each.low, expected + each.expected, high + each.high
-    return Range(low, expected, high)
 
 
 NARROW_BYTES = 2

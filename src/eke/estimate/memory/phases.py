@@ -16,7 +16,6 @@ from eke.estimate.memory.components import (
     exact,
     range_around,
     shape_of,
-    total,
     trains_adapters,
 )
 from eke.estimate.memory.sharding import held_at, layer_numbers
@@ -57,12 +56,12 @@ class Moment:
     @property
     def total(self) -> Range:
         """All components."""
-        return total(self.parts.values())
+        return sum(self.parts.values(), NOTHING)
 
     @property
     def tensors(self) -> Range:
         """All components without the allocator's reserve."""
-        return total(part for name, part in self.parts.items() if name != "reserve")
+        return sum((part for name, part in self.parts.items() if name != "reserve"), NOTHING)
 
 
 def around(expected: int, low: int = 0, high: int | None = None) -> Range:
@@ -133,7 +132,7 @@ class _Moments:
             found.append(Moment("backward", parts | self.held("middle", whole) | half, "middle"))
         new = self.held("evaluation", NOTHING)
         more = sharding.regather_bytes(self.plan, self.parts)
-        new["buffers"] = total((new["buffers"], range_around(0, more, more)))
+        new["buffers"] = new["buffers"] + Range(0, more, more)
         return [*found, Moment("optimizer", new, "regather")]
 
     def held(self, moment: str, gradients: Range) -> Parts:
@@ -235,9 +234,7 @@ class _Moments:
             0, head, min(2 * head + number * self.layer, 2 * self.state.gradients)
         )
         if self.plan.batch.accumulation > 1:
-            gradients = total(
-                (self.earlier, range_around(0, number * self.layer // 3, gradients.high))
-            )
+            gradients = self.earlier + range_around(0, number * self.layer // 3, gradients.high)
         parts = self.held("last_layer", gradients) | self.kept(acts.casts_kept)
         parts["recomputed"] = around(acts.passing)
         # bitsandbytes unpacks one 4-bit weight at a time.
@@ -282,8 +279,8 @@ class _Moments:
     def optimizer(self) -> Moment:
         """The optimizer steps; with its updates in the backward pass, within that."""
         parts = self.held("optimizer", exact(self.state.gradients))
-        small = Range(0, 0, SMALL_BYTES)
-        parts["temporaries"] = total((optimizer_temporaries(self.plan, self.parts), small))
+        found = optimizer_temporaries(self.plan, self.parts)
+        parts["temporaries"] = found + Range(0, 0, SMALL_BYTES)
         return Moment("optimizer", parts, "optimizer")
 
     def evaluation(self) -> Moment:

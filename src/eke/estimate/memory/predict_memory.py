@@ -22,9 +22,8 @@ from eke.estimate.memory.components import (
     exact,
     is_fsdp,
     range_around,
-    total,
 )
-from eke.estimate.memory.phases import COMPONENTS, Moment, Parts, moments, moments_of
+from eke.estimate.memory.phases import COMPONENTS, Moment, moments, moments_of
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
 
@@ -90,10 +89,13 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     is_exact = traced.method is Method.trace and traced.is_exact
     made = drawn(plan)
     if not is_exact or made.expected != made.longest:
-        missing = closed.total.high - total(parts.values()).high
+        missing = closed.total.high - sum(part.high for part in parts.values())
         parts["others"] = range_around(0, others, others + doubt + max(0, missing))
     is_sure = is_exact and not made.differ
-    parts = _lowered(parts, max(0, allocated - doubt) if is_sure else closed.total.low)
+    low = max(0, allocated - doubt) if is_sure else closed.total.low
+    for name, part in parts.items():  # low ends add up to it, taken from the components in order
+        parts[name] = range_around(min(low, part.expected), part.expected, part.high)
+        low -= parts[name].low
     if plan.device.kind != "cpu":
         reserve = max(traced.reserved.values()) - allocated if is_top else 0
         parts["reserve"] = range_around(0, reserve, reserve * 3 // 2)
@@ -110,24 +112,14 @@ def _is_bound(plan: Plan, traced: Traced, phase: str) -> bool:
     return traced.method is Method.upper_bound and (passes or phase == "optimizer")
 
 
-def _lowered(parts: dict[str, Range], low: int) -> dict[str, Range]:
-    """The same with low ends that add up to `low`, taken from the components in order."""
-    lowered = {}
-    for name, part in parts.items():
-        share = min(low, part.expected)
-        lowered[name] = range_around(share, part.expected, part.high)
-        low -= share
-    return lowered
-
-
 def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
     """States and buffers of the closed form; what else is alive is the trace's."""
     beside = traced.beside.get(moment.phase)
     if beside is None or moment.name not in (*WHOLE, *PARTLY):
         return moment
     kept = {k: v for k, v in moment.parts.items() if k in (*STATES, "buffers")}
-    closed = total(part for name, part in moment.parts.items() if name not in kept)
-    if moment.name in PARTLY and closed.expected <= beside:
+    closed = sum(part.expected for name, part in moment.parts.items() if name not in kept)
+    if moment.name in PARTLY and closed <= beside:
         return moment
     high = beside * (100 + DOUBT_PERCENT) // 100 + MIB // 16
     parts = kept | {"activations": range_around(beside // 2, beside, high)}
@@ -191,7 +183,11 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
             phase: max((m.tensors.expected for m in found if m.phase == phase), default=0)
             for phase in PHASES
         },
-        components=_components(top.parts),
+        components={
+            name: top.parts[name].expected
+            for name in sorted(top.parts, key=lambda name: (*COMPONENTS, name).index(name))
+            if top.parts[name].expected
+        },
         capacity=capacity,
         verdict=verdict(peak, capacity),
         doubts=doubts,
@@ -283,13 +279,6 @@ def _on_gpu(plan: Plan, moment: Moment) -> Moment:
     # What a trace's replay has found as segments has its reserve already.
     more = {name: moment.parts.get(name, part) for name, part in parts.items()}
     return replace(moment, parts=moment.parts | more)
-
-
-def _components(parts: Parts) -> dict[str, int]:
-    """Those that there are, in their order."""
-    order = {name: number for number, name in enumerate(COMPONENTS)}
-    names = sorted(parts, key=lambda name: order.get(name, len(order)))
-    return {name: parts[name].expected for name in names if parts[name].expected}
 
 
 def _basis(plan: Plan) -> str:

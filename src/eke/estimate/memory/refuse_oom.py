@@ -35,8 +35,11 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = No
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
     if cannot_fit(plan, found):
-        least, passing = format_bytes(found.peak.low), _is_passing(plan, found)
-        why = f"needs at least {least} of memory, {format_bytes(found.peak.expected)} expected"
+        peak, at_rest = found.peak, replace(plan.device, available_bytes=None)
+        why = f"needs at least {format_bytes(peak.low)} of memory, "
+        why += f"{format_bytes(peak.expected)} expected"
+        # It would fit if other processes held no memory.
+        passing = peak.low <= (room(replace(plan, device=at_rest)) or 0)
         raise ConfigError(_problem(plan, found, judge, why, passing))
     if found.verdict is Verdict.tight and found.method is Method.closed_form:
         # Formulas are wide: only what is more likely than not is worth a word.
@@ -75,12 +78,6 @@ def _problem(plan: Plan, found: Forecast, judge: Judge | None, why: str, passing
     fix = _fix(plan, found, judge, "ignore_forecast=true starts it all the same")
     size, why = str(plan.batch.per_device), f"{why}; {_has(plan, found)}"
     return Problem("batch.per_device", size, why, fix, DOES_NOT_FIT, passing)
-
-
-def _is_passing(plan: Plan, found: Forecast) -> bool:
-    """Whether it would fit if other processes held no memory."""
-    whole = room(replace(plan, device=replace(plan.device, available_bytes=None)))
-    return whole is not None and found.peak.low <= whole
 
 
 def _has(plan: Plan, found: Forecast) -> str:

@@ -1,6 +1,7 @@
 """A forecast as text of at most 80 columns, of one device or of all, in records, and as JSON."""
 
 import textwrap
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -145,15 +146,15 @@ def _rows(plan: Plan) -> list[str]:
     made = drawn(plan)
     if not made.differ:
         return []
-    low, mean, high = (_of_rows(each) for each in (made.shortest, made.mean, made.expected))
+    low, mean, high = (
+        f"{micro.rows} x {micro.source}"
+        + (f" + {micro.target}" if micro.target != micro.source else "")
+        + " tokens"
+        for micro in (made.shortest, made.mean, made.expected)
+    )
     text = f"rows: memory of the longest micro-batch expected, {high} (low end: {low}); time of"
     tokens = plan.size.tokens_per_sample
     return [wrapped(f"{text} the mean, {mean}; FLOPs of {tokens:.1f} tokens a sample")]
-
-
-def _of_rows(micro: Micro) -> str:
-    decoder = f" + {micro.target}" if micro.target != micro.source else ""
-    return f"{micro.rows} x {micro.source}{decoder} tokens"
 
 
 def render_advice(found: Forecast, advice: list[Advice]) -> str:
@@ -213,13 +214,6 @@ def _dominant(found: Forecast) -> str:
     return wrapped(f"Highest {WHEN[highest_phase(found)]}: {', '.join(parts)}.").strip()
 
 
-LARGEST_BATCH = 65536
-"""Upper bound of the search for a micro-batch."""
-
-NUMBERS = (1, 3, 4, 5, 6)
-"""Columns of the table that hold them; the others hold text."""
-
-
 @dataclass(frozen=True)
 class OnDevice:
     """One configuration on one device."""
@@ -243,19 +237,12 @@ class OnDevice:
 
 def largest_batch(plan: Plan) -> int:
     """The largest micro-batch whose high forecast fits; 0 if none."""
-    low, high = 0, 1
-    while high <= LARGEST_BATCH and _fits(plan, high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _fits(plan, middle) else (low, middle)
-    return low
 
+    def is_too_large(size: int) -> bool:
+        batch = replace(plan.batch, per_device=size, eval_per_device=size)
+        return forecast(replace(plan, batch=batch)).verdict is not Verdict.fits
 
-def _fits(plan: Plan, size: int) -> bool:
-    batch = replace(plan.batch, per_device=size, eval_per_device=size)
-    sized = replace(plan, batch=batch)
-    return forecast(sized).verdict is Verdict.fits
+    return bisect_left(range(1, 2**16 + 1), True, key=is_too_large)
 
 
 def compare_devices(
@@ -301,7 +288,8 @@ def render_devices(
     """
     last = "micro-batch"
     head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
-    table = align([head, *(_cells(row, per_device is None) for row in rows)], NUMBERS)
+    numbers = (1, 3, 4, 5, 6)  # columns that hold them
+    table = align([head, *(_cells(row, per_device is None) for row in rows)], numbers)
     batch = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
     lines = [f"{format_number(count, 'device')} each, {batch}", ""]
     lines += [f"  {line}" for line in table]

@@ -45,13 +45,7 @@ class Sizes:
     """Whether a tensor that this process has a part of gets its gradient first: a head."""
 
 
-def sizes_of(plan: Plan, parts: Parts) -> Sizes:
-    """Sizes of a plan that DeepSpeed shares out.
-
-    Args:
-        plan: of the run.
-        parts: `eke.models.sizes.training_structure` of the plan's configuration.
-    """
+def _sizes(plan: Plan, parts: Parts) -> Sizes:
     config, zero = plan.config, (plan.deepspeed or {}).get("zero_optimization", {})
     number, mine = weight_bytes(config), pieces(config)
     trained = [w for w in parts if w.trained]
@@ -181,7 +175,7 @@ def regather_bytes(plan: Plan, parts: Parts) -> int:
         return 0
     if plan.batch.world_size == 1:
         return 0
-    sizes = sizes_of(plan, parts)
+    sizes = _sizes(plan, parts)
     return sizes.number * sizes.group * plan.batch.world_size
 
 
@@ -221,7 +215,7 @@ def held_at(
     if is_fsdp(plan.config):
         return gradients, _fsdp(plan, parts, moment)
     if option in STAGE:
-        sizes = sizes_of(plan, parts)
+        sizes = _sizes(plan, parts)
         held = _zero_gradients(plan, sizes, moment, gradients)
         return held, _zero_buffers(plan, parts, sizes, moment)
     if option == "ddp" and plan.batch.world_size > 1:

@@ -99,7 +99,7 @@ def what_counts(plan: Plan) -> dict[str, Any]:
         "compute": {**plain["compute"], "tf32": None, "pin_memory": None},
         "device": _device(plan),
         "deepspeed": plain["deepspeed"] is not None,
-        "software": _software(),
+        "software": software(SOURCES),
     }
 
 
@@ -113,9 +113,10 @@ def _device(plan: Plan) -> list[Any]:
 
 
 @cache
-def _software() -> dict[str, str]:
-    package = package_folder()
-    hashes = {name: source_hash(package / name) for name in SOURCES}
+def software(packages: tuple[str, ...]) -> dict[str, str]:
+    """Hashes of some of eke's packages, and versions of libraries."""
+    folder = package_folder()
+    hashes = {name: source_hash(folder / name) for name in packages}
     return {**hashes, **installed_versions(LIBRARIES)}
 
 
@@ -130,13 +131,7 @@ def keep_trace(key: str, traced: Traced) -> None:
 
 
 def read_kept(folder: str, key: str, kind: type[T]) -> T | None:
-    """Cached value of a key; None if missing or unreadable.
-
-    Args:
-        folder: of the cache.
-        key: 32 hex digits.
-        kind: class of the value.
-    """
+    """Value of a key in a folder of the cache; None if missing or unreadable."""
     try:
         return make_converter().structure(read_json(_path(folder, key)), kind)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, cattrs.BaseValidationError):
@@ -272,21 +267,15 @@ def stop_tracing() -> None:
     _worker.close()
 
 
-def traced(plan: Plan, limit_s: float = LIMIT_S) -> Answer:
-    """The trace of a plan, from the cache or made now.
-
-    Args:
-        plan: the run.
-        limit_s: seconds after which there is no answer.
-    """
-    return _answer(plan, trace_key(plan), _worker, limit_s)
+def traced(plan: Plan) -> Answer:
+    """The trace of a plan, from the cache or made now."""
+    return _answer(plan, trace_key(plan), _worker)
 
 
 def trace_all(
     plans: Sequence[Plan],
     progress: Callable[[int, int], Any] | None = None,
     processes: int = 1,
-    limit_s: float = LIMIT_S,
 ) -> list[Answer]:
     """The trace of each plan; those that one trace answers share it.
 
@@ -294,7 +283,6 @@ def trace_all(
         plans: of a sweep, for example.
         progress: called with the number of plans done and the total, from any thread.
         processes: at most so many at once.
-        limit_s: seconds for one plan.
     """
     keys = [trace_key(plan) for plan in plans]
     answers: dict[str, Answer] = {}
@@ -313,7 +301,7 @@ def trace_all(
         def work(key: str) -> None:
             worker = workers.get()
             try:
-                answers[key] = _answer(missing[key], key, worker, limit_s)
+                answers[key] = _answer(missing[key], key, worker)
             finally:
                 workers.put(worker)
             report(sum(each in answers for each in keys), len(keys))
@@ -327,11 +315,11 @@ def trace_all(
     return [answers[key] for key in keys]
 
 
-def _answer(plan: Plan, key: str, worker: TraceProcess, limit_s: float) -> Answer:
+def _answer(plan: Plan, key: str, worker: TraceProcess) -> Answer:
     found = find_trace(key)
     if found is not None:
         return Answer(found)
-    answer = worker.ask(plan, limit_s)
+    answer = worker.ask(plan)
     if answer.traced is not None:
         keep_trace(key, answer.traced)
     return answer

@@ -10,6 +10,7 @@ from math import sqrt
 
 from eke.hardware import Device
 from eke.plan.planner import Plan
+from eke.plan.record import CalibratedStep
 
 
 @dataclass(frozen=True)
@@ -59,27 +60,6 @@ def highest(one: Span, other: Span) -> Span:
 
 
 @dataclass(frozen=True)
-class PaceCalibration:
-    """Correction of the time model by finished runs on this device, with these libraries."""
-
-    num_runs: int
-    """Different configurations that were run."""
-    needed: int
-    """Of them, before anything is corrected."""
-    factor: float = 1.0
-    """Factor on the expected time; 1 if the rates were fitted."""
-    within: float = 0.0
-    """Relative error of the corrected expected time that 95 % of runs stay below."""
-    versions: str = ""
-    """Of their libraries, formatted."""
-
-    @property
-    def is_used(self) -> bool:
-        """Whether there were runs enough."""
-        return self.num_runs >= self.needed
-
-
-@dataclass(frozen=True)
 class StepTime:
     """Predicted time of one plan: an estimate."""
 
@@ -105,7 +85,8 @@ class StepTime:
     """Source of the device's rates."""
     notes: tuple[str, ...] = ()
     """Effects not modelled, or only roughly, one clause each."""
-    calibrated: PaceCalibration | None = None
+    calibrated: CalibratedStep | None = None
+    """Correction by finished runs; None if they were not looked at."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from eke.common.text import format_count, format_number, format_seconds
 from eke.estimate.memory import note_forecast
 from eke.estimate.memory.render_memory import wrapped
-from eke.estimate.time.rates import NOTHING, PARTS, PaceCalibration, Span, StepTime, Unknown
+from eke.estimate.time.rates import NOTHING, PARTS, Span, StepTime, Unknown
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
@@ -124,10 +124,11 @@ def _calibration(found: StepTime) -> str:
     by = found.calibrated
     if by is None:
         return ""
-    runs = f"{by.num_runs} run{'s' if by.num_runs != 1 else ''} on this device"
-    if not by.is_used:
+    runs = f"{format_number(by.runs, 'run')} on this device"
+    if by.factor is None or by.within_frac is None:
         return f"; not calibrated: {runs} ({by.needed} needed)"
-    return f"; calibrated by {runs} ({by.versions}): x {by.factor:.3g}, within +-{by.within:.0%}"
+    within = f"{by.within_frac:.0%}"
+    return f"; calibrated by {runs} ({by.versions}): x {by.factor:.3g}, within +-{within}"
 
 
 def _unit(kind: str) -> str:
@@ -222,13 +223,13 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
         return _by_runs(plan, work, runs, versions)
     ratios = [run.measured / run.predicted for run in runs if run.predicted > 0]
     if len(ratios) < NEEDED:
-        return replace(found, calibrated=PaceCalibration(len(runs), NEEDED, versions=versions))
+        return replace(found, calibrated=CalibratedStep(len(runs), NEEDED, versions=versions))
     from eke.estimate.time.rate_regression import correction_of  # as above
 
     by = correction_of(ratios)
     found = prior_time(plan, work, _spread(by.within) * by.factor)
     assert isinstance(found, StepTime)
-    used = PaceCalibration(len(ratios), NEEDED, by.factor, expm1(by.within), versions)
+    used = CalibratedStep(len(ratios), NEEDED, by.factor, expm1(by.within), versions)
     return replace(found, calibrated=used)
 
 
@@ -264,7 +265,7 @@ def _by_runs(
     if not rates.smallest / FAR <= expected <= rates.largest * FAR:
         note = "far from the runs that rates are known from: less sure than the range says"
         found = replace(found, notes=(*found.notes, note))
-    by = PaceCalibration(rates.num_runs, NEEDED, rates.factor, expm1(rates.within), versions)
+    by = CalibratedStep(rates.num_runs, NEEDED, rates.factor, expm1(rates.within), versions)
     return replace(found, calibrated=by)
 
 
@@ -292,7 +293,7 @@ def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
 def num_runs(found: StepTime | Unknown) -> int:
     """Finished runs that an estimate is corrected by, or known from; 0 for datasheets alone."""
     by = None if isinstance(found, Unknown) else found.calibrated
-    return by.num_runs if by is not None and by.is_used else 0
+    return by.runs if by is not None and by.factor is not None else 0
 
 
 def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None:
@@ -311,14 +312,6 @@ def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None
 
 def predicted_step(found: StepTime) -> PredictedStep:
     """An estimate as the record has it."""
-    by = found.calibrated
-    calibrated = by and CalibratedStep(
-        runs=by.num_runs,
-        needed=by.needed,
-        factor=by.factor if by.is_used else None,
-        within_frac=by.within if by.is_used else None,
-        versions=by.versions,
-    )
     return PredictedStep(
         low=found.step_s.low,
         expected=found.step_s.expected,
@@ -327,7 +320,7 @@ def predicted_step(found: StepTime) -> PredictedStep:
         limit=found.limit,
         basis=found.basis,
         notes=list(found.notes),
-        calibrated=calibrated,
+        calibrated=found.calibrated,
     )
 
 

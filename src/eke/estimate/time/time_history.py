@@ -20,14 +20,14 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from eke.common.files import append_line, own_folder, read_text, write_atomic
 from eke.config.schema import PeerToPeer
 from eke.data.sources import cache_folder
-from eke.estimate.memory.trace_client import digest_of, what_counts
+from eke.estimate.memory.trace_client import digest_of, software, what_counts
 from eke.estimate.time.rates import (
     COLLECTIVE_S,
     DISK,
@@ -47,7 +47,6 @@ from eke.estimate.time.rates import (
 from eke.estimate.time.transfers import Product
 from eke.estimate.time.work import Work, work_of
 from eke.hardware import usable_cores
-from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
 from eke.plan.record.metrics import seal
@@ -254,14 +253,8 @@ def time_group(plan: Plan) -> Group:
         "offload": config.offload.option,
         "compile": config.compile.option,
         "engine": config.engine.option,
-        **_software(),
+        **software(SOURCES),
     }
-
-
-@cache
-def _software() -> dict[str, str]:
-    hashes = [source_hash(package_folder() / name) for name in SOURCES]
-    return {"formulas": " ".join(hashes), **installed_versions(LIBRARIES)}
 
 
 def versions_of(group: Group) -> str:

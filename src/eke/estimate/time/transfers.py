@@ -228,7 +228,6 @@ class Moves:
     """Bytes sent to other devices."""
     collectives: int = 0
     """Exchanges that are started."""
-    notes: tuple[str, ...] = ()
 
 
 def moves(plan: Plan, contents: Contents, shape: Shape) -> Moves:
@@ -239,20 +238,13 @@ def moves(plan: Plan, contents: Contents, shape: Shape) -> Moves:
         contents: of the model.
         shape: of one micro-batch, with rows as long as they are.
     """
-    sent, count, notes = _exchanged(plan, contents)
+    sent, count = _exchanged(plan, contents)
     to_host, on_host, to_disk = _offloaded(plan, contents)
     if plan.config.memory.activation_offload and plan.device.kind != "cpu":
         parts = tuple(training_structure(plan.config).weights)
         each = activations(plan, shape, parts).offloaded
         to_host += 2.0 * each * plan.batch.accumulation
-    return Moves(to_host, on_host, to_disk, sent, count, notes)
-
-
-def updated_here(plan: Plan, contents: Contents) -> float:
-    """Trained numbers that a process updates on its device."""
-    if plan.config.offload.option != "none":
-        return 0.0
-    return contents.trained / _shares(plan)
+    return Moves(to_host, on_host, to_disk, sent, count)
 
 
 def _shares(plan: Plan) -> int:
@@ -281,32 +273,31 @@ def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
     return moved, numbers, disk
 
 
-def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int, tuple[str, ...]]:
-    """Bytes sent, exchanges started, and what is not known of them."""
+def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
+    """Bytes sent, and exchanges started."""
     config, rounds = plan.config, plan.batch.accumulation
     option = config.distributed.option
     count = max(plan.batch.world_size, plan.batch.devices)
     if count < 2:
-        return 0.0, 0, ()
+        return 0.0, 0
     part = (count - 1) / count
     width = FLOAT32_BYTES if plan.compute.weights == "float32" else 2
     weights, gradients = width * contents.numbers, width * contents.trained
     layers = max(1, config.model.num_hidden_layers)
     if option == "dp":
         # The first device sends all weights and gathers all gradients, in every micro-batch.
-        note = "distributed=dp: one Python process feeds all devices, one after the other"
-        return (count - 1) * rounds * (weights + gradients), 2 * rounds * layers, (note,)
+        return (count - 1) * rounds * (weights + gradients), 2 * rounds * layers
     if option == "zero3":
         narrow = 2 * contents.numbers if plan.compute.autocast else weights
-        return part * rounds * (2 * narrow + gradients), 3 * rounds * layers, ()
+        return part * rounds * (2 * narrow + gradients), 3 * rounds * layers
     if isinstance(config.distributed, FSDP):
         gathers = rounds * (2 if config.distributed.reshard_after_forward else 1)
         sums = rounds if config.distributed.exchange is Exchange.every else 1
         sent = part * (gathers * weights + sums * gradients)
-        return sent, (gathers + sums) * layers, ()
+        return sent, (gathers + sums) * layers
     reduced = rounds if option == "zero2" else 1
     back = weights if option in STAGE else gradients  # updated weights in ZeRO, sums in DDP
-    return part * (reduced * gradients + back), 25, ()
+    return part * (reduced * gradients + back), 25
 
 
 HOST_LOOPS = {"deepspeed_cpu": "adamw_fused"}
@@ -336,16 +327,12 @@ class Updates:
     notes: tuple[str, ...] = ()
 
 
-def updates(plan: Plan, contents: Contents, numbers: float) -> Updates:
-    """Device work of an optimizer step, clipping and adding up gradients included.
-
-    Args:
-        plan: of the run.
-        contents: of the model.
-        numbers: trained ones that this process updates on its device; 0 where the host does it.
-    """
+def updates(plan: Plan, contents: Contents) -> Updates:
+    """Device work of an optimizer step, clipping and adding up gradients included."""
     entry, notes = _entry(plan)
     config, tensors = plan.config, contents.trained_tensors
+    # Trained ones that this process updates on its device; the host does it with offloading.
+    numbers = 0.0 if config.offload.option != "none" else contents.trained / _shares(plan)
     shared = numbers < contents.trained
     if shared and config.distributed.option in STAGE:
         tensors = min(tensors, 4)  # flat shards, one per parameter group

@@ -25,7 +25,6 @@ from eke.estimate.time.transfers import (
     contents_of,
     moves,
     products,
-    updated_here,
     updates,
 )
 from eke.models.families import FAMILIES, Shape, is_classification
@@ -185,8 +184,7 @@ class Work:
 def work_of(plan: Plan) -> Work:
     """The work of one optimizer step."""
     contents = contents_of(plan)
-    made = drawn(plan)
-    shape = shape_of(plan, made.mean)
+    shape = shape_of(plan, drawn(plan).mean)
     fused = attention_kernel(plan, shape) == "fused"
     rounds = plan.batch.accumulation
     forward, backward, layers = passes(plan, shape)
@@ -200,22 +198,16 @@ def work_of(plan: Plan) -> Work:
     if trains_adapters(plan.config):
         launches += ADAPTER_LAUNCHES * contents.adapted
     host = exactly(launches) + launched_again
-    updated = updates(plan, contents, updated_here(plan, contents))
-    moving = moves(plan, contents, shape)
+    updated = updates(plan, contents)
     return Work(
         products=tuple(_times(each, rounds) for each in (*once, *again)),
         recomputed_flops=rounds * sum(each.flops for each in again),
         moved=effect.moved * (moved * rounds),
         launches=host.by(effect.launches) * rounds,
         updates=updated,
-        moves=moving,
+        moves=moves(plan, contents, shape),
         tokens=float(rounds * shape.rows * max(shape.source, shape.target)),
-        notes=(
-            *notes_of(plan, shape),
-            *(["samples differ in length: their mean over a training is counted"] * made.differ),
-            *updated.notes,
-            *moving.notes,
-        ),
+        notes=(*notes_of(plan, shape), *updated.notes),
     )
 
 

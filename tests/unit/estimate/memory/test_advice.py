@@ -12,13 +12,12 @@ from eke.estimate.memory import (
     Traced,
     Verdict,
     advise,
-    first_advice,
     forecast,
     refuse_what_cannot_fit,
     render_advice,
     trace_client,
 )
-from eke.estimate.memory.advice import SAVERS
+from eke.estimate.memory.advice import SAVERS, first_advice
 from eke.estimate.memory.predict_memory import with_room
 from eke.estimate.memory.render_memory import advice_for, memory_seen
 from eke.hardware import DEVICES

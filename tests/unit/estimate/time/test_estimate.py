@@ -75,7 +75,7 @@ def test_runs_give_the_rates_of_a_processor() -> None:
     assert isinstance(found, StepTime)
     assert found.step_s.expected == pytest.approx(seconds_of(plan), rel=1e-3)
     assert found.calibrated is not None
-    assert found.calibrated.num_runs == 12
+    assert found.calibrated.runs == 12
     assert found.mfu is None
     assert found.basis == "finished runs on this device"
 
