@@ -34,10 +34,12 @@ from provenance import machine, provenance
 from eke.common.paths import RunPaths
 from eke.config.compose import compose
 from eke.config.sweep import expand
-from eke.launch import Books, Cell, SweepFile, find_launcher, sweep_paths
+from eke.launch.interface import find_launcher
 from eke.launch.local import Pool, find_devices
 from eke.launch.processes import worker_process as supervising
-from eke.launch.processes.progress_display import LineBoard
+from eke.launch.processes.follow import Board
+from eke.launch.processes.sweep import Cell, SweepFile, sweep_paths
+from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm.dispatch import Cluster
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, start_attempt, write_record
@@ -65,7 +67,7 @@ main()
 """
 
 
-class Quiet(LineBoard):
+class Quiet(Board):
     """Shows nothing."""
 
     def _say(self, job: object, text: str) -> None:
@@ -98,7 +100,7 @@ def pool(folder: Path, cells: list[Cell], jobs: list) -> None:
     """Eke's pool."""
     file = SweepFile(sweep_paths(str(folder), "bench"), ["-m"], cells)
     books, devices = Books(jobs, Quiet(len(jobs)), file), {"cpu": find_devices("cpu", 1, 1)}
-    Pool(books, devices).run()
+    Pool(books, devices).wait()
     assert all(job.outcome is Outcome.ok for job in jobs)
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from eke.training.batches.batches import MicroBatch
 from eke.training.loop.training_state import TrainingState
-from eke.training.optimizer import build_optimizer
+from eke.training.optimizer.build_optimizer import build_optimizer
 
 Sample = dict[str, torch.Tensor]
 

@@ -32,7 +32,7 @@ from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, build_job
 from eke.training.observe.effective import closer_look
-from eke.training.optimizer import build_optimizer
+from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.workflows.planning import plan_for
 
 LOG_EVERY = 10

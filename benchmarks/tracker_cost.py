@@ -15,10 +15,12 @@ from accelerate import Accelerator
 
 from eke.config import schema
 from eke.results.trackers import TrackedRun
-from eke.results.trackers.accelerate import AccelerateRun
-from eke.results.trackers.mlflow import MLflowBackend
-from eke.results.trackers.tensorboard import TensorBoardBackend
-from eke.results.trackers.trackio import TrackioBackend
+from eke.results.trackers.accelerate import (
+    AccelerateRun,
+    MLflowBackend,
+    TensorBoardBackend,
+    TrackioBackend,
+)
 from eke.results.trackers.wandb import WandbRun
 
 NUM_ROWS, WRITE = 1000, 10

@@ -274,14 +274,14 @@ FAULTS = (
     fault(
         "cores_overlap",
         "hardware/processes.py",
-        "start = number * share % len(cores)",
-        "start = number % len(cores)",
+        "[number * share % len(cores) for",
+        "[number % len(cores) for",
         "runs on one CPU share cores and disturb each other's timings",
         "unit/hardware/test_slots.py::test_slots_of_a_cpu_share_no_core",
     ),
     fault(
         "busy_gpu_taken",
-        "launch/local/devices.py",
+        "launch/local.py",
         "if not self.shared and (why :=",
         "if self.shared and (why :=",
         "a run starts on a GPU that another user computes on",
@@ -426,8 +426,8 @@ FAULTS = (
     fault(
         "moments_halved",
         "models/sizes/state.py",
-        "lambda w: FLOAT32_BYTES if master else _number_bytes(config, w)",
-        "lambda w: _number_bytes(config, w)",
+        "lambda w: FLOAT32_BYTES if formats.master else _number_bytes(formats, w)",
+        "lambda w: _number_bytes(formats, w)",
         "the state of float32 masters is forecast at half its size",
         "unit/models/sizes/test_state.py::test_an_optimizer_of_float32_copies_has_float32_moments",
     ),

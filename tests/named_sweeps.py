@@ -7,7 +7,7 @@ import yaml
 
 from eke.config.compose.catalogue import headline, make_catalogue
 from eke.config.sweep import SweepCell, expand
-from eke.launch import Cell
+from eke.launch.processes.sweep import Cell
 from eke.plan.planner import Plan
 from eke.workflows.sweep import plan_cells
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from unit.plan.cases import config_of
 
-from eke.data.preparation.prepare import prepare_store
+from eke.data.preparation.rows import prepare_store
 from eke.data.sources import Store, open_store, request_of
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
 from eke.config.schema import VARIANTS, Launcher, Resources
-from eke.config.schema.slurm import Slurm
+from eke.config.schema.resources import Slurm
 from eke.models.families import FAMILIES
 
 Draw = Callable[[Random], Any]

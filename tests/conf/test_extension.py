@@ -26,15 +26,12 @@ from eke.models.sizes import OPTIMIZER_REGISTRY, state_bytes
 from eke.plan.planner.deepspeed_config import OFFLOADED
 from eke.results.trackers import TRACKERS
 from eke.training.batches.tasks import TASKS
-from eke.training.distributed.ranks import BUILDERS as SHARING
 from eke.training.loop.attempt import ENGINES
 from eke.training.model.adapters import BUILDERS as PEFTS
 from eke.training.model.attention_kernels import ATTENTION, EXPECTED
 from eke.training.model.attention_kernels import BACKENDS as PINNED
 from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import CHECKPOINTING
-from eke.training.model.loss import KERNELS
-from eke.training.model.number_formats import BACKENDS
 from eke.training.model.unused import HEADS
 from eke.training.optimizer.build_optimizer import SHAPES
 from eke.workflows.planning import plan_for
@@ -193,10 +190,7 @@ TABLES = {
     "optimizer": set(OPTIMIZER_REGISTRY),
     "schedule": set(SHAPES),
     "attention": {*ATTENTION, AUTO_ATTENTION},
-    "kernels": set(KERNELS),
-    "compile": set(BACKENDS),
     "engine": set(ENGINES),
-    "distributed": set(SHARING),
     "tracker": set(TRACKERS),
     "peft": set(PEFTS),
     "offload": {*OFFLOADED, "nvme"},  # whose places are keys of its own

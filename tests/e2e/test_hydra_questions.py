@@ -95,8 +95,6 @@ REFUSED = [
     pytest.param("--cfg job --package=", "--package optimizer", id="empty package"),
     pytest.param("--cfg all -p train.stepz", "--cfg all --package train.steps", id="key"),
     pytest.param("--cfg job -p optimizer.momentum", "--package optimizer", id="another's key"),
-    pytest.param("--cfg job -p hydra.run", "--cfg hydra --package hydra.run", id="Hydra's part"),
-    pytest.param("--cfg hydra -p hydra.x", "--cfg hydra --package hydra", id="not even Hydra's"),
     pytest.param("--cfg hydra -p train", "--cfg job --package train", id="not Hydra's"),
     pytest.param("--cfg job --info", "--info", id="two questions"),
     pytest.param("--cfg job --cfg hydra", "--cfg hydra", id="one twice"),

@@ -152,13 +152,6 @@ MISTAKES = [
     ),
     pytest.param(
         "sweep",
-        f"{PRESET}sweep:\n  product:\n    precision: fp32,bf17\n",
-        3,
-        "Options of precision",
-        id="swept option",
-    ),
-    pytest.param(
-        "sweep",
         f"{PRESET}sweep:\n  rows:\n    one:\n      sead: 1\n",
         4,
         "sead is not allowed",
@@ -209,16 +202,6 @@ def test_the_keys_of_a_section_are_those_of_the_option_chosen(server) -> None:
 def test_what_a_sweep_may_vary_completes(server, place) -> None:
     offered = server.completions("sweep", f"{PRESET}sweep:\n  {place}\n")
     assert {"precision", "optimizer.lr", "train.steps"} <= set(offered)
-
-
-@pytest.mark.parametrize(
-    "place",
-    ["product:\n    precision:\n      - |", "rows: {a: {precision: |}}"],
-    ids=["listed", "in a row"],
-)
-def test_the_options_of_a_swept_group_complete(server, place) -> None:
-    offered = server.completions("sweep", f"{PRESET}sweep:\n  {place}\n")
-    assert {"fp32", "bf16"} <= set(offered)
 
 
 @pytest.mark.parametrize(

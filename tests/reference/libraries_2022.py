@@ -24,7 +24,7 @@ import torch
 from eke.config.schema import Checkpointing
 from eke.models.families import Role
 from eke.training.model.checkpointing import CHECKPOINTING
-from eke.training.optimizer import build_optimizer
+from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.training.trace.allocator import NAME, fake_gpu
 from eke.training.trace.fakes import autocast_kernel
 from eke.training.trace.trace_step import Training

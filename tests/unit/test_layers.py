@@ -73,7 +73,7 @@ COMPOSING = ("hydra", "omegaconf", "antlr4")
     [
         "training.loop.worker",
         "training.loop.agent",
-        "data.preparation.prepare",
+        "data.preparation.rows",
         "results.report",
     ],
 )
@@ -342,3 +342,4 @@ def test_number_formats_are_read_from_the_plan() -> None:
     assert later
     found = {name_of(path): reads_of_precision(parsed(path)) for path in later}
     assert {name: reads for name, reads in found.items() if reads} == {}
+    assert [name_of(path) for path in later if "decide_formats" in path.read_text()] == []

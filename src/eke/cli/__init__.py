@@ -1,15 +1,14 @@
 """The `eke` command: argument parsing and printing only."""
 
-import re
 import shlex
 import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from eke.common.errors import EkeError
+from eke.common.errors import EkeError, of_system
 from eke.common.masking import mask
 from eke.common.runtime import collect_seldom
-from eke.common.streams import lost, open_streams, use_utf8
+from eke.common.streams import lost, open_streams, speak_problems, use_utf8
 from eke.common.text import closest
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 
@@ -49,9 +48,6 @@ _OF_FOLDERS = ("status", "logs", "cancel", "retry")
 
 HELP_FLAGS = ("--help", "-h")
 
-# Usage line: two spaces, command, arguments, two or more spaces, description.
-_USAGE_LINE = re.compile(r"^  eke (\w+).*? {2,}(\S.*)$", flags=re.MULTILINE)
-
 _COMMANDS = ("train", *_OWN_MODULE, *_OF_FOLDERS)
 
 
@@ -64,7 +60,15 @@ def main(arguments: list[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else arguments
     try:
         code = _do(typed)
-    except KeyboardInterrupt:  # during an import
+    except EkeError as error:
+        if "--json" in typed:
+            speak_problems(error)
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except OSError as error:  # the disk is full, or a folder is not writable or was deleted
+        sys.stderr.write(f"{of_system(error)}\n")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
         return EXIT_RESUMABLE
     only_answers = typed[:1] not in (["train"], ["fit"], ["retry"])
     return EXIT_FAILED if code == EXIT_OK and only_answers and lost() else code
@@ -80,13 +84,21 @@ def _do(arguments: list[str]) -> int:
     from eke.config.compose.completion import COMPLETION_FLAGS
 
     if command == "train" and any(word.partition("=")[0] in HELP_FLAGS for word in rest):
-        return _train_help(rest)
+        # Planning and training code is not imported.
+        from eke.config.compose import help_text, split_arguments
+
+        asked = split_arguments(rest)
+        sys.stdout.write(f"{help_text(asked.config_dir, asked.help or '')}\n")
+        return EXIT_FAILED if lost() else EXIT_OK
     if command in _OF_FOLDERS:
         from eke.cli import run_commands
 
         return run_commands.main(command, rest)
     if command in COMPLETION_FLAGS:
-        return _answer_shell(rest)
+        from eke.config.compose import answer_shell
+
+        sys.stdout.write(answer_shell(rest, _COMMANDS))
+        return EXIT_OK
     if command in HELP_FLAGS:
         return _usage(0)
     if command not in ("train", "--version"):
@@ -94,31 +106,6 @@ def _do(arguments: list[str]) -> int:
     from eke import workflows
 
     return workflows.main(rest if command == "train" else ["--version"])
-
-
-def _answer_shell(request: list[str]) -> int:
-    """Run `eke -sc ...`; commands and their descriptions come from the usage text."""
-    from eke.config.compose import answer_shell
-
-    try:
-        sys.stdout.write(answer_shell(request, dict(_USAGE_LINE.findall(USAGE))))
-    except EkeError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    return EXIT_OK
-
-
-def _train_help(arguments: list[str]) -> int:
-    """Run `eke train --help [GROUP]` without importing planning or training code."""
-    from eke.config.compose import help_text, split_arguments
-
-    try:
-        asked = split_arguments(arguments)
-        sys.stdout.write(f"{help_text(asked.config_dir, asked.help or '')}\n")
-    except EkeError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    return EXIT_FAILED if lost() else EXIT_OK
 
 
 def _unknown(command: str, rest: list[str]) -> int:

@@ -17,17 +17,15 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from eke.common.errors import EkeError, Problem
 from eke.common.paths import user_path
 from eke.common.process_env import SAFE_PATH
-from eke.common.streams import speak_problems
 from eke.common.text import format_bytes
 from eke.config.compose import compose
 from eke.config.compose.catalogue import Catalogue, make_catalogue
@@ -47,16 +45,10 @@ LEFT_OUT = ("data", "task", "batch", "schedule", "hardware", "recipe", "experime
 NEEDS_MORE = {("model", "pretrained")}
 """Options that need a value only the user knows."""
 
-EXAMPLES = {("offload", "nvme"): ("offload.path=runs",)}
-"""Options that need a folder -> an override with the runs folder."""
-
-MOST_FIXES = 4
-"""Maximum number of rounds of applying the rules' fixes."""
-
 
 @dataclass(frozen=True)
 class OptionFinding:
-    """Report of the rules on one option on this machine, with the other overrides it needs."""
+    """Report of the rules on one option on this machine, with defaults everywhere else."""
 
     group: str
     option: str
@@ -67,82 +59,29 @@ class OptionFinding:
     """The fix, as shown."""
     overrides: tuple[str, ...] = ()
     """The fix as overrides; may be empty."""
-    beside: tuple[str, ...] = ()
-    """Other overrides that it needs with defaults everywhere else."""
 
 
 def find_options(device: Device) -> tuple[OptionFinding, ...]:
-    """Check every option of the groups that depend on the machine.
-
-    Takes a few milliseconds per option, tenths of a second if it needs other overrides.
-
-    Args:
-        device: the training device.
-    """
+    """Check every option of the groups that depend on the machine; milliseconds per option."""
     catalogue = make_catalogue()
     base = compose(["tracker=none"]).config  # its package may be missing, too
     # Problems shared by all options, for example a full disk.
-    everywhere = {problem.id for problems in _ask(base, device) for problem in problems}
+    everywhere = {problem.id for problems in check(Facts(base, device)) for problem in problems}
     findings = []
     for group, options in catalogue.options.items():
-        if group in LEFT_OUT:
-            continue
-        for option in options:
-            if (group, option) not in NEEDS_MORE:
-                findings.append(_find(catalogue, base, device, (group, option), everywhere))
+        for option in options if group not in LEFT_OUT else ():
+            if (group, option) in NEEDS_MORE:
+                continue
+            config = _with(catalogue, base, group, option)
+            finding = OptionFinding(group, option, usable=True)
+            # Problems that refuse the option come before warnings.
+            for usable, problems in zip((False, True), check(Facts(config, device)), strict=True):
+                if own := [problem for problem in problems if problem.id not in everywhere]:
+                    told = (own[0].why, str(own[0].fix), own[0].overrides)
+                    finding = OptionFinding(group, option, usable, *told)
+                    break
+            findings.append(finding)
     return tuple(findings)
-
-
-def _find(
-    catalogue: Catalogue,
-    base: Config,
-    device: Device,
-    target: tuple[str, str],
-    everywhere: set[str],
-) -> OptionFinding:
-    """Apply the fixes of the rules until the option is usable or they propose another one."""
-    group, option = target
-    beside: tuple[str, ...] = EXAMPLES.get(target, ())
-    config = _typed(group, option, beside) if beside else _with(catalogue, base, group, option)
-    finding = _finding(config, device, group, option, everywhere)
-    for _ in range(MOST_FIXES):
-        more = finding.overrides
-        another = any(word.startswith((f"{group}=", f"{group}.")) for word in more)
-        if finding.usable or not more or another:
-            break
-        beside = _last_wins((*beside, *more))
-        finding = _finding(_typed(group, option, beside), device, group, option, everywhere)
-    return replace(finding, beside=beside if finding.usable else ())
-
-
-def _ask(config: Config, device: Device) -> tuple[list[Problem], list[Problem]]:
-    return check(Facts(config, device))
-
-
-def _finding(
-    config: Config, device: Device, group: str, option: str, everywhere: set[str]
-) -> OptionFinding:
-    refused, warned = _ask(config, device)
-    refused = [problem for problem in refused if problem.id not in everywhere]
-    warned = [problem for problem in warned if problem.id not in everywhere]
-    for usable, problems in ((False, refused), (True, warned)):
-        if problems:
-            first = problems[0]
-            return OptionFinding(group, option, usable, first.why, str(first.fix), first.overrides)
-    return OptionFinding(group, option, True)
-
-
-def _last_wins(words: Iterable[str]) -> tuple[str, ...]:
-    """Keep the last value of each key."""
-    return tuple({word.partition("=")[0]: word for word in words}.values())
-
-
-def _typed(group: str, option: str, beside: Iterable[str]) -> Config:
-    """Compose the configuration with this option and these overrides."""
-    model = [f"{group}={option}"] if group == "model" else []
-    tasks = family_of(compose([*model, "tracker=none"]).config).tasks
-    chosen = _last_wins(["tracker=none", f"task={tasks[0]}", f"{group}={option}", *beside])
-    return compose(chosen).config
 
 
 def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config:
@@ -161,22 +100,21 @@ def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config
 def _section(catalogue: Catalogue, group: str, option: str) -> Any:
     """Values of an option, as its schema class."""
     schema = OmegaConf.structured(catalogue.schema_class(group, option))
-    return OmegaConf.to_object(OmegaConf.merge(schema, *_values(catalogue, group, option)))
+    merged = OmegaConf.merge(schema, *_values(catalogue, group, option))
+    for key in OmegaConf.missing_keys(merged):
+        OmegaConf.update(merged, key, "runs")  # a folder, of offload=nvme
+    return OmegaConf.to_object(merged)
 
 
-def _values(catalogue: Catalogue, group: str, option: str) -> list[dict[str, object]]:
+def _values(catalogue: Catalogue, group: str, option: str) -> list[Any]:
     """Values set by the file of an option and by the options it extends."""
-    content = OmegaConf.to_container(OmegaConf.load(catalogue.options[group][option]))
-    assert isinstance(content, dict)
-    values = {str(key): value for key, value in content.items()}
-    defaults = values.pop("defaults", [])
-    assert isinstance(defaults, list)
-    found: list[dict[str, object]] = []
-    for entry in defaults:
-        name = str(entry).partition("@")[0].removeprefix(f"/{group}/")
-        if name in catalogue.options[group] and name != option:
-            found += _values(catalogue, group, name)
-    return [*found, values]
+    values: Any = OmegaConf.load(catalogue.options[group][option])
+    names = [
+        str(entry).partition("@")[0].removeprefix(f"/{group}/")
+        for entry in values.pop("defaults", [])
+    ]
+    bases = [name for name in names if name in catalogue.options[group] and name != option]
+    return [*(each for name in bases for each in _values(catalogue, group, name)), values]
 
 
 TIMEOUT_S = 60.0
@@ -253,7 +191,7 @@ class Examination:
     compiler: str | None
     runs: str
     """Default folder of runs."""
-    runs_free_bytes: int | None
+    runs_free_bytes: int
     runs_writable: bool
     runs_risks: tuple[str, ...]
     """Risks to the runs there from other users."""
@@ -277,7 +215,8 @@ def examine(probe: Callable[[], TorchProbe] = TorchProbe) -> Examination:
     device = detect()
     options = find_options(device)
     versions = installed_versions(WANTED)
-    runs, folder = _runs_folder()
+    runs = user_path("runs")
+    folder = next(place for place in (runs, *runs.parents) if place.exists())
     return Examination(
         os=platform.platform(),
         python=platform.python_version(),
@@ -289,7 +228,7 @@ def examine(probe: Callable[[], TorchProbe] = TorchProbe) -> Examination:
         memory_bytes=memory_limit(),
         compiler=next((path for name in COMPILERS if (path := shutil.which(name))), None),
         runs=str(runs),
-        runs_free_bytes=_free(folder),
+        runs_free_bytes=shutil.disk_usage(folder).free,
         runs_writable=os.access(folder, os.W_OK),
         runs_risks=tuple(find_risks(runs)),
         wandb_key=has_wandb_key(),
@@ -298,12 +237,6 @@ def examine(probe: Callable[[], TorchProbe] = TorchProbe) -> Examination:
         torch=asked.answer(),
         options=options,
     )
-
-
-def _runs_folder() -> tuple[Path, Path]:
-    """Default folder of runs, and its nearest existing parent."""
-    runs = user_path("runs")
-    return runs, next(place for place in (runs, *runs.parents) if place.exists())
 
 
 def find_risks(runs: Path) -> Iterator[str]:
@@ -324,13 +257,6 @@ def find_risks(runs: Path) -> Iterator[str]:
             owners.add(entry.stat(follow_symlinks=False).st_uid)
     if others := ", ".join(map(str, sorted(owners - {me}))):
         yield f"{runs} has folders of other users (uid {others}), which your runs cannot continue"
-
-
-def _free(folder: Path) -> int | None:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
 
 
 GLUE = "\N{NO-BREAK SPACE}"
@@ -357,13 +283,8 @@ def render_examination(found: Examination, width: int = 100) -> str:
 
 
 def _wrapped(label: str, text: str, width: int) -> list[str]:
-    start = f"  {label:<{LABEL}}"
-    if len(label) >= LABEL:
-        start = f"  {label} "
+    start = f"  {label:<{LABEL - 1}} "
     rest = " " * (LABEL + 2)
-    # Rows of a matrix are not wrapped.
-    if "\t" in text:
-        return [start + text.replace("\t", "")]
     lines = textwrap.wrap(
         text, max(width, 40), initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
     )
@@ -378,9 +299,8 @@ def _machine(found: Examination) -> Iterator[tuple[str, str]]:
     yield "CPU", f"{found.cpu}, {cores}"
     memory = format_bytes(found.memory_bytes) if found.memory_bytes else "unknown"
     yield "memory", f"{memory} for this process, container limits included"
-    free = format_bytes(found.runs_free_bytes) if found.runs_free_bytes else "unknown"
     refused = "" if found.runs_writable else ", and may not be written"
-    yield "runs folder", f"{found.runs}: {free} free{refused}"
+    yield "runs folder", f"{found.runs}: {format_bytes(found.runs_free_bytes)} free{refused}"
     for risk in found.runs_risks:
         yield "warning", risk
     yield "C++ compiler", found.compiler or "none: inductor on a CPU, torchao and offload need one"
@@ -412,8 +332,6 @@ def _gpus(report: GpuReport) -> Iterator[tuple[str, str]]:
     yield "driver", f"{report.driver or 'unknown'}, up to CUDA {report.cuda_driver or 'unknown'}"
     for gpu in report.gpus:
         yield f"GPU {gpu.index}", "; ".join(_gpu(gpu))
-    if len(report.gpus) > 1:
-        yield from _matrix(report)
 
 
 def _gpu(gpu: GpuState) -> Iterator[str]:
@@ -421,58 +339,38 @@ def _gpu(gpu: GpuState) -> Iterator[str]:
     yield gpu.name
     if gpu.capability:
         yield "compute capability {}.{}".format(*gpu.capability)
+    if gpu.used_bytes is not None and gpu.memory_bytes is not None:
+        yield f"{format_bytes(gpu.used_bytes)} of {format_bytes(gpu.memory_bytes)} in use"
     amounts = (
-        ("", gpu.used_bytes, gpu.memory_bytes, format_bytes, "in use"),
-        ("", gpu.power_w, gpu.power_limit_w, _whole, "W"),
-        ("SM clock ", gpu.sm_clock_mhz, gpu.max_sm_clock_mhz, _whole, "MHz"),
-        ("", gpu.temperature_c, None, _whole, "degrees Celsius"),
-        ("", gpu.utilisation_percent, None, _whole, "% busy"),
-        ("", gpu.num_processes, None, _whole, "processes"),
+        ("", gpu.power_w, gpu.power_limit_w, "W"),
+        ("SM clock ", gpu.sm_clock_mhz, gpu.max_sm_clock_mhz, "MHz"),
+        ("", gpu.temperature_c, None, "degrees Celsius"),
+        ("", gpu.utilisation_percent, None, "% busy"),
+        ("", gpu.num_processes, None, "processes"),
     )
-    for what, now, most, show, unit in amounts:
+    for what, now, most, unit in amounts:
         if now is not None:
-            limit = f" of {show(most)}" if most is not None else ""
-            yield f"{what}{show(now)}{limit} {unit}"
-    for name, state in (("persistence mode", gpu.persistence), ("ECC", gpu.ecc)):
-        if state is not None:
-            yield f"{name} {'on' if state else 'off'}"
+            limit = f" of {most:.0f}" if most is not None else ""
+            yield f"{what}{now:.0f}{limit} {unit}"
     if gpu.throttled_by:
         yield f"slowed down by {', '.join(gpu.throttled_by)}"
 
 
-def _whole(number: float) -> str:
-    return f"{number:.0f}"
-
-
-def _matrix(report: GpuReport) -> Iterator[tuple[str, str]]:
-    """Format links as `nvidia-smi topo -m`: NV4 is four NVLinks; SYS to PIX are PCIe paths."""
-    links, numbers = report.links or {}, [gpu.index for gpu in report.gpus]
-    yield "", "\t" + "".join(f"{f'GPU {n}':>7}" for n in numbers)
-    for one in numbers:
-        cells = ["X" if one == other else links.get(f"{one}-{other}", "?") for other in numbers]
-        yield f"GPU {one}", "\t" + "".join(f"{cell:>7}" for cell in cells)
-    without = [pair for pair, works in (report.p2p or {}).items() if not works]
-    peers = f"not between {', '.join(without)}" if without else "between all"
-    yield "peer access", peers
-
-
 def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
-    groups = dict.fromkeys(finding.group for finding in findings)
-    for group in groups:
+    for group in dict.fromkeys(finding.group for finding in findings):
         mine = [finding for finding in findings if finding.group == group]
-        usable = [finding.option for finding in mine if finding.usable and not finding.beside]
-        yield group, "  ".join(usable) or "none"
-        for finding in mine:
-            if finding.beside:
-                yield "", f"{finding.option} with {' '.join(finding.beside)}"
-            if finding.why:
-                verdict = "mind" if finding.usable else "not"
-                fix = f" -> {finding.fix}" if finding.fix else ""
-                yield "", f"{verdict} {finding.option}: {finding.why}{fix}"
+        yield group, "  ".join(each.option for each in mine if each.usable) or "none"
+        for each in mine:
+            if each.why:
+                alone = any(word.startswith((f"{group}=", f"{group}.")) for word in each.overrides)
+                refused = "not" if alone or not each.overrides else "not alone"
+                verdict = "mind" if each.usable else refused
+                fix = f" -> {each.fix}" if each.fix else ""
+                yield "", f"{verdict} {each.option}: {each.why}{fix}"
 
 
 DESCRIPTION = """\
-Looks at this machine: GPUs and what connects them, cores, memory, packages, and which options of
+Looks at this machine: GPUs, cores, memory, packages, and which options of
 every group could run here, as the rules see it. Changes nothing and trains nothing.
 """
 MAX_WIDTH = 100
@@ -486,13 +384,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(arguments)
-    try:
-        found = examine()
-    except EkeError as error:
-        if options.json:
-            speak_problems(error)
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
+    found = examine()
     if options.json:
         text = json.dumps(dataclasses.asdict(found), indent=2)
     else:

@@ -7,7 +7,7 @@ import eke
 from eke.common.errors import EkeError
 from eke.config.compose import split_arguments
 from eke.rules.techniques import Numerics
-from eke.tuning.search import Objective
+from eke.tuning.search.search_space import Objective
 from eke.workflows import complain, print_once
 from eke.workflows.autotune import TuneRequest, fit
 

@@ -4,7 +4,9 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -60,48 +62,43 @@ def watch(
         sleep: waits for the given seconds.
     """
     try:
-        return (
-            _on_terminal(folder, look, sleep)
-            if sys.stdout.isatty()
-            else _plain(folder, look, sleep)
-        )
+        with _display() as show:
+            while True:
+                began = time.monotonic()
+                standings = look(folder)
+                pause = show(standings)
+                if not (goes_on(folder, standings) and is_heard()):
+                    return EXIT_OK
+                sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
     except KeyboardInterrupt:
         return EXIT_OK
 
 
-def _on_terminal(
-    folder: Path, look: Callable[[Path], list[RunStatus]], sleep: Callable[[float], None]
-) -> int:
+@contextmanager
+def _display() -> Iterator[Callable[[Sequence[RunStatus]], float]]:
+    """A function that shows the standings and returns the seconds until it is called again."""
+    if not sys.stdout.isatty():
+        yield partial(_print_changes, {})
+        return
     console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
     with Live(console=console, auto_refresh=False, transient=False) as live:
-        while True:
-            began = time.monotonic()
-            standings = look(folder)
-            height = shutil.get_terminal_size().lines
-            live.update(render_runs(standings, height), refresh=True)
-            if not (goes_on(folder, standings) and is_heard()):
-                return EXIT_OK
-            pause = ASK_S if any(each.job for each in standings) else LOOK_S
-            sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
+
+        def show(standings: Sequence[RunStatus]) -> float:
+            live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
+            return ASK_S if any(each.job for each in standings) else LOOK_S
+
+        yield show
 
 
-def _plain(
-    folder: Path, look: Callable[[Path], list[RunStatus]], sleep: Callable[[float], None]
-) -> int:
-    """Print a line periodically, and one for each run that ends."""
-    known: dict[Path, str] = {}
-    while True:
-        standings = look(folder)
-        for each in standings:
-            before = known.get(each.paths.folder)
-            if before in ACTIVE and not each.is_active:
-                sys.stdout.write(f"{each.state}: {each.label}\n")
-            known[each.paths.folder] = each.state
-        sys.stdout.write(f"{summary_line(standings)}\n")
-        sys.stdout.flush()
-        if not (goes_on(folder, standings) and is_heard()):
-            return EXIT_OK
-        sleep(PLAIN_S)
+def _print_changes(known: dict[Path, str], standings: Sequence[RunStatus]) -> float:
+    """Print a line, and one for each run that has ended since the last call."""
+    for each in standings:
+        if known.get(each.paths.folder) in ACTIVE and not each.is_active:
+            sys.stdout.write(f"{each.state}: {each.label}\n")
+        known[each.paths.folder] = each.state
+    sys.stdout.write(f"{summary_line(standings)}\n")
+    sys.stdout.flush()
+    return PLAIN_S
 
 
 def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableType:

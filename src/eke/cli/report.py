@@ -9,35 +9,18 @@ import os
 import shlex
 import sys
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import hold_folder, plain, write_atomic
 from eke.common.paths import user_path
 from eke.common.text import format_number
-from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.plan.record import EXIT_OK
 from eke.results.report.compare import Comparison, compare_runs
 
 FILE = "report.wandb.json"
 PUBLISHED_FILE = "report.wandb.published.json"
-
-
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a W&B report."""
-    group = parser.add_argument_group("Weights & Biases")
-    group.add_argument(
-        "--wandb", action="store_true", help=f"write {FILE}, a W&B report; no connection is made"
-    )
-    group.add_argument(
-        "--publish", action="store_true", help="save it at W&B, the same report when typed again"
-    )
-    group.add_argument(
-        "--project", default="", metavar="NAME", help="default: the runs' tracker.project"
-    )
-    group.add_argument(
-        "--entity", default="", metavar="NAME", help="default: the runs' tracker.entity"
-    )
 
 
 def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -> None:
@@ -51,7 +34,7 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
         if options.project or options.entity:
             sys.stderr.write("--project and --entity have no effect without --wandb or --publish\n")
         return
-    from eke.results.report.wandb.specification import dump, find_project, specification
+    from eke.results.report.wandb_report import dump, find_project, publish, specification
 
     place = find_project(found, options.project, options.entity)
     text = dump(specification(found, place, options.repeats))
@@ -60,29 +43,18 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     sys.stdout.write(f"written to {folder}: {FILE}{hint}\n")
     if not options.publish:
         return
-    from eke.results.report.wandb.publish import publish
-
-    saved = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
-    if saved.missing:
-        runs = format_number(saved.missing, "run")
-        typed = shlex.join([*map(_short, found.folders), *_named(options)])
+    url, is_new, missing = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
+    if missing:
+        runs = format_number(missing, "run")
+        relative = {folder: os.path.relpath(folder) for folder in found.folders}
+        places = [folder if r.startswith("..") else r for folder, r in relative.items()]
+        pairs = (("--project", options.project), ("--entity", options.entity))
+        named = [word for pair in pairs if pair[1] for word in pair]
+        typed = shlex.join([*places, *named])
         sys.stderr.write(
             f"{runs} without a sign of being at W&B: panels lack them -> eke sync {typed}\n"
         )
-    said = "published" if saved.is_new else "updated"
-    sys.stdout.write(f"{said}: {saved.published.url}\n")
-
-
-def _short(folder: str) -> str:
-    """A path as used in a command in the current folder."""
-    relative = os.path.relpath(folder)
-    return folder if relative.startswith("..") else relative
-
-
-def _named(options: argparse.Namespace) -> list[str]:
-    """The user's W&B options, for use in another command."""
-    pairs = (("--project", options.project), ("--entity", options.entity))
-    return [word for name, value in pairs if value for word in (name, value)]
+    sys.stdout.write(f"{'published' if is_new else 'updated'}: {url}\n")
 
 
 DESCRIPTION = """\
@@ -99,23 +71,13 @@ FORMATS = ("html", "md", "json", "csv")
 def main(arguments: Sequence[str]) -> int:
     """Parse, compare, print and write; return the exit code."""
     options = _parse(arguments)
-    try:
-        found = compare_runs(
-            [user_path(each) for each in options.folders], options.baseline, options.by
-        )
-        if not options.quiet:
-            from eke.results.report.show.terminal import print_report
+    folders = [user_path(each) for each in options.folders]
+    found = compare_runs(folders, options.baseline, options.by)
+    if not options.quiet:
+        from eke.results.report.show.terminal import render_terminal
 
-            print_report(found, options.repeats)
-        return _write(found, options)
-    except EkeError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except OSError as error:  # the disk is full, or a folder is not writable
-        sys.stderr.write(f"{of_system(error)}\n")
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_RESUMABLE
+        sys.stdout.write(render_terminal(found, options.repeats, sys.stdout.isatty()))
+    return _write(found, options)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -148,7 +110,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--open", action="store_true", help="show report.html in a browser")
     parser.add_argument("--quiet", action="store_true", help="write files, print no table")
-    add_report_options(parser)
+    group = parser.add_argument_group("Weights & Biases")
+    group.add_argument(
+        "--wandb", action="store_true", help=f"write {FILE}, a W&B report; no connection is made"
+    )
+    group.add_argument(
+        "--publish", action="store_true", help="save it at W&B, the same report when typed again"
+    )
+    for name in ("project", "entity"):
+        about = f"default: the runs' tracker.{name}"
+        group.add_argument(f"--{name}", default="", metavar="NAME", help=about)
     return parser.parse_args(arguments)
 
 
@@ -169,10 +140,13 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
         with hold_folder(folder):  # `runs` may be a link made by this user
             folder = folder.resolve()
         for name in asked:
-            text = RENDER[name](found, options.repeats)
+            text = render(name, found, options.repeats)
             write_atomic(folder / f"report.{name}", text, shared=bool(options.output))
     except OSError as error:
-        raise ConfigError(_unwritable(folder, error)) from error
+        # It passes: the folder belongs to another user, or is an archive.
+        why = f"the report's files cannot be written there: {error.strerror or error}"
+        fix = Fix(remark="--output FOLDER   (or --formats none)")
+        raise ConfigError(Problem("--output", str(folder), why, fix, passing=True)) from error
     if asked:
         names = ", ".join(f"report.{name}" for name in asked)
         sys.stdout.write(f"written to {folder}: {names}\n")
@@ -182,43 +156,14 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _unwritable(folder: Path, error: OSError) -> Problem:
-    """A passing problem for a read-only folder (another user's runs, an archive)."""
-    why = f"the report's files cannot be written there: {error.strerror or error}"
-    fix = Fix(remark="--output FOLDER   (or --formats none)")
-    return Problem("--output", str(folder), why, fix, passing=True)
+def render(name: str, found: Comparison, repeats: bool) -> str:
+    """Render a report in one of `FORMATS`; imports only what this one needs."""
+    from eke.results.report.show import export
 
-
-# Imports inside the functions: a terminal report does not need the HTML page.
-
-
-def _html(found: Comparison, repeats: bool) -> str:
-    from eke.results.report.show.page import render_page
-
-    return render_page(found, repeats)
-
-
-def _markdown(found: Comparison, repeats: bool) -> str:
-    from eke.results.report.show.export import render_markdown
-
-    return render_markdown(found, repeats)
-
-
-def _json(found: Comparison, _: bool) -> str:
-    from eke.results.report.show.export import as_plain
-
-    return json.dumps(plain(as_plain(found)), indent=1, allow_nan=False) + "\n"
-
-
-def _csv(found: Comparison, _: bool) -> str:
-    from eke.results.report.show.export import as_csv
-
-    return as_csv(found)
-
-
-RENDER: dict[str, Callable[[Comparison, bool], str]] = {
-    "html": _html,
-    "md": _markdown,
-    "json": _json,
-    "csv": _csv,
-}
+    if name == "html":
+        return export.render_page(found, repeats)
+    if name == "md":
+        return export.render_markdown(found, repeats)
+    if name == "csv":
+        return export.as_csv(found)
+    return json.dumps(plain(export.as_plain(found)), indent=1, allow_nan=False) + "\n"

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -16,7 +17,7 @@ from typing import Any
 
 from eke import workflows
 from eke.cli.live import counts_by_state, own_words, run_name, silence
-from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import (
     READ_LIMIT,
     Refused,
@@ -27,7 +28,7 @@ from eke.common.files import (
     read_text,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import is_heard, speak, speak_problems
+from eke.common.streams import is_heard, speak
 from eke.common.text import align, format_number
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, watchers_in
@@ -42,7 +43,6 @@ from eke.launch.processes.status import (
 from eke.plan.record import (
     EXIT_FAILED,
     EXIT_OK,
-    EXIT_RESUMABLE,
     Outcome,
     no_runs,
     read_attempts,
@@ -51,22 +51,6 @@ from eke.plan.record import (
 
 BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
 """Outcomes that `eke retry` retries."""
-
-
-def add_retry_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `eke retry`."""
-    parser.add_argument(
-        "--only",
-        choices=BAD,
-        action="append",
-        help="run only this outcome again (default: all three, and records that cannot be read);"
-        " the sweep's command, which follows, also runs what has crashed or has not ended",
-    )
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="run the command of a sweep.json that another user owns: it can run any program",
-    )
 
 
 def retry(options: argparse.Namespace) -> int:
@@ -161,7 +145,8 @@ def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
     try:
         for paths in runs:
             with contextlib.suppress(FileNotFoundError):  # a run that could not start has none
-                name = _free_name(paths)
+                numbered = (paths.record.with_suffix(f".{n}.json") for n in itertools.count(1))
+                name = next(each for each in numbered if not each.exists())
                 paths.record.rename(name)
                 kept[paths.record] = name
         yield
@@ -180,14 +165,6 @@ def _traces(paths: RunPaths) -> list[int]:
     return [file.stat().st_mtime_ns for file in files]
 
 
-def _free_name(paths: RunPaths) -> Path:
-    """Unused file name for an older record of a run."""
-    number = 1
-    while (kept := paths.record.with_suffix(f".{number}.json")).exists():
-        number += 1
-    return kept
-
-
 HEADER = ("state", "step", "loss", "where", "run", "overrides")
 
 FOLLOW_S = 0.5
@@ -199,31 +176,14 @@ ASK_S = 10.0
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Parse and run a command; return the exit code."""
-    parser = argparse.ArgumentParser(f"eke {command}", description=DESCRIPTIONS[command])
+    about, run, add_options = COMMANDS[command]
+    parser = argparse.ArgumentParser(f"eke {command}", description=about)
     parser.add_argument("folder", metavar="DIR", help="a run, a sweep, or the folder of all runs")
-    COMMANDS[command][0](parser)
-    options = parser.parse_args(arguments)
-    try:
-        return COMMANDS[command][1](options)
-    except EkeError as error:
-        if getattr(options, "json", False):  # an option of `status` only
-            speak_problems(error)
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except OSError as error:  # the disk is full, or a folder was deleted
-        sys.stderr.write(f"{of_system(error)}\n")
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_RESUMABLE
+    add_options(parser)
+    return run(parser.parse_args(arguments))
 
 
 # --- status ---------------------------------------------------------------------------------------
-
-
-def _status_options(parser: argparse.ArgumentParser) -> None:
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="for machines")
-    how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
 
 
 _JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
@@ -248,7 +208,18 @@ def status(options: argparse.Namespace) -> int:
 
 def render(standings: Sequence[RunStatus]) -> str:
     """One line per run, the reasons for failing or waiting, and the number in each state."""
-    lines = align([HEADER, *map(_row, standings, own_words(standings))])
+    rows = [
+        (
+            each.state,
+            f"{each.step}/{each.total}" if each.total else "",
+            "" if each.loss is None else f"{each.loss:.4f}",
+            each.where,
+            run_name(each),
+            words,
+        )
+        for each, words in zip(standings, own_words(standings), strict=True)
+    ]
+    lines = align([HEADER, *rows])
     for each in standings:
         if each.note:
             lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
@@ -256,18 +227,7 @@ def render(standings: Sequence[RunStatus]) -> str:
     return "\n".join([*lines, "", counts_by_state(standings) + silence(standings)])
 
 
-def _row(each: RunStatus, words: str) -> tuple[str, ...]:
-    step = f"{each.step}/{each.total}" if each.total else ""
-    loss = "" if each.loss is None else f"{each.loss:.4f}"
-    return (each.state, step, loss, each.where, run_name(each), words)
-
-
 # --- logs -----------------------------------------------------------------------------------------
-
-
-def _logs_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--follow", action="store_true", help="as they grow, until all end")
-    parser.add_argument("-n", "--lines", type=int, default=20, help="of each log; 0 for all (20)")
 
 
 def logs(options: argparse.Namespace) -> int:
@@ -347,10 +307,6 @@ def _print(lines: Sequence[str]) -> None:
 # --- cancel ---------------------------------------------------------------------------------------
 
 
-def _cancel_options(_: argparse.ArgumentParser) -> None:
-    return
-
-
 def cancel(options: argparse.Namespace) -> int:
     """Ask queued and running runs to save and end, and start no waiting ones."""
     folder = user_path(options.folder)
@@ -413,18 +369,49 @@ def _interrupt(watcher: tuple[str, str], lock: Path) -> str:
     return ""
 
 
-DESCRIPTIONS = {
-    "status": "How far runs are, on this machine and in the cluster.",
-    "logs": "The ends of the logs of what runs or has failed; of one run in any case.",
-    "cancel": "Asks runs to save a checkpoint and end. The same command continues them.",
-    "retry": "Runs again what ran out of memory, diverged or crashed; old records stay as files.",
-}
+def _status_options(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="for machines")
+    how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
 
-Parse = Callable[[argparse.ArgumentParser], None]
 
-COMMANDS: dict[str, tuple[Parse, Callable[[argparse.Namespace], int]]] = {
-    "status": (_status_options, status),
-    "logs": (_logs_options, logs),
-    "cancel": (_cancel_options, cancel),
-    "retry": (add_retry_options, retry),
-}
+def _logs_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--follow", action="store_true", help="as they grow, until all end")
+    parser.add_argument("-n", "--lines", type=int, default=20, help="of each log; 0 for all (20)")
+
+
+def _retry_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--only",
+        choices=BAD,
+        action="append",
+        help="run only this outcome again (default: all three, and records that cannot be read);"
+        " the sweep's command, which follows, also runs what has crashed or has not ended",
+    )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run the command of a sweep.json that another user owns: it can run any program",
+    )
+
+
+Command = Callable[[argparse.Namespace], int]
+Options = Callable[[argparse.ArgumentParser], None]
+
+COMMANDS: dict[str, tuple[str, Command, Options]] = {
+    "status": (
+        "How far runs are, on this machine and in the cluster.", status, _status_options
+    ),
+    "logs": (
+        "The ends of the logs of what runs or has failed; of one run in any case.",
+        logs, _logs_options,
+    ),
+    "cancel": (
+        "Asks runs to save a checkpoint and end. The same command continues them.",
+        cancel, lambda _: None,
+    ),
+    "retry": (
+        "Runs again what ran out of memory, diverged or crashed; old records stay as files.",
+        retry, _retry_options,
+    ),
+}  # fmt: skip

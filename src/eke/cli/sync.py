@@ -83,7 +83,11 @@ def _seconds(text: str) -> float:
 
 def render(reports: Sequence[Report]) -> str:
     """One line per run, then each distinct failure reason once, then the counts."""
-    lines = align([HEADER, *(_row(report) for report in reports)])
+    counted = ["" if each.num_rows is None else str(each.num_rows) for each in reports]
+    rows = [
+        (r.folder.name, n, r.verdict.value, r.url) for r, n in zip(reports, counted, strict=True)
+    ]
+    lines = align([HEADER, *rows])
     reasons: dict[tuple[SyncOutcome, str], list[str]] = {}
     for report in reports:
         if report.note:
@@ -94,11 +98,6 @@ def render(reports: Sequence[Report]) -> str:
     counts = {v: sum(report.verdict is v for report in reports) for v in SyncOutcome}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
     return "\n".join(lines)
-
-
-def _row(report: Report) -> tuple[str, ...]:
-    count = "" if report.num_rows is None else str(report.num_rows)
-    return (report.folder.name, count, report.verdict.value, report.url)
 
 
 def _short(folder: Path) -> str:

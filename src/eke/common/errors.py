@@ -174,12 +174,7 @@ class ChangedError(RunError):
 
 
 def of_system(error: OSError, file: object = "a file") -> str:
-    """Format an operating system error and its file on one line.
-
-    Args:
-        error: the error.
-        file: used if the error names no file.
-    """
+    """Format an operating system error and its file (`file` if it names none) on one line."""
     line = " ".join(f"{error.filename or file}: {error.strerror or error}".split("\n"))
     return f"{line}; {why}" if (why := no_room(error)) else line
 

@@ -336,6 +336,12 @@ def append_line(path: Path, line: str) -> None:
         os.close(descriptor)
 
 
+def seal(path: Path) -> None:
+    """End a torn last line, so that the next row starts on a new line."""
+    if path.exists() and not last_bytes(path, 1).endswith(b"\n"):
+        append_line(path, "")
+
+
 def plain(value: Any) -> Any:
     """`value` with non-finite floats as text (`"nan"`, `"inf"`), which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -49,13 +49,7 @@ def mask(text: str) -> str:
 
 
 def masked(value: Any, path: str = "", found: dict[str, str] | None = None) -> Any:
-    """Replace the secrets in plain data.
-
-    Args:
-        value: mappings, lists and text.
-        path: its key.
-        found: called with the key and the masked text of each secret.
-    """
+    """Replace the secrets in plain data; `found` collects the masked text of each by its key."""
     if isinstance(value, Mapping):
         keys = {key: f"{path}.{key}".lstrip(".") for key in value}
         return {key: masked(each, keys[key], found) for key, each in value.items()}

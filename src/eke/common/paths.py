@@ -22,41 +22,34 @@ WORLD_SIZE, LOCAL_WORLD_SIZE = "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
 
+class _Inside:
+    """A file or folder inside the `folder` of its owner."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: "RunPaths | SweepPaths", _: object) -> Path:
+        return owner.folder / self.name
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one run; the only place in eke with these names."""
 
     folder: Path
 
-    @property
-    def config(self) -> Path:
-        """The resolved configuration, for people only; no code reads it."""
-        return self.folder / "config.yaml"
-
-    @property
-    def plan(self) -> Path:
-        """The plan that the worker executes."""
-        return self.folder / "plan.json"
-
-    @property
-    def record(self) -> Path:
-        """The record of the run."""
-        return self.folder / "record.json"
-
-    @property
-    def metrics(self) -> Path:
-        """The training curve, one JSON object per line."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def attempts(self) -> Path:
-        """One JSON object per line for each start of a worker on this run."""
-        return self.folder / "attempts.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """Output of the worker."""
-        return self.folder / "train.log"
+    config = _Inside("config.yaml")
+    """The resolved configuration, for people only; no code reads it."""
+    plan = _Inside("plan.json")
+    """The plan that the worker executes."""
+    record = _Inside("record.json")
+    """The record of the run."""
+    metrics = _Inside("metrics.jsonl")
+    """The training curve, one JSON object per line."""
+    attempts = _Inside("attempts.jsonl")
+    """One JSON object per line for each start of a worker on this run."""
+    log = _Inside("train.log")
+    """Output of the worker."""
 
     def rank_log(self, rank: int) -> Path:
         """Output of a rank other than 0."""
@@ -74,49 +67,27 @@ class RunPaths:
         """Output of a machine other than the first; its processes have separate logs."""
         return self.folder / f"node_{node}.log"
 
-    @property
-    def invitation(self) -> Path:
-        """Address of a run's first machine for the others, valid during one job."""
-        return self.folder / "nodes.json"
+    invitation = _Inside("nodes.json")
+    """Address of a run's first machine for the others, valid during one job."""
 
     def ticket(self, launcher: str) -> Path:
         """The launcher's current or last job for the run."""
         return self.folder / f"{launcher}.json"
 
-    @property
-    def planned_with(self) -> Path:
-        """Fingerprint of the machine that planned a run for a cluster."""
-        return self.folder / "planned_with.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """One folder per checkpoint."""
-        return self.folder / "checkpoints"
-
-    @property
-    def receipt(self) -> Path:
-        """Data that `eke sync` has sent, and its destination."""
-        return self.folder / "sync.json"
-
-    @property
-    def sync_lock(self) -> Path:
-        """Held (flock) by the `eke sync` that sends the run."""
-        return self.folder / ".sync.lock"
-
-    @property
-    def model(self) -> Path:
-        """Link to the newest checkpoint's export, which plain transformers can load."""
-        return self.folder / "model"
-
-    @property
-    def merged(self) -> Path:
-        """The model with its adapters merged (`peft.save_merged`)."""
-        return self.folder / "merged"
-
-    @property
-    def lock(self) -> Path:
-        """Held (flock) by the process that works on the run."""
-        return self.folder / ".lock"
+    planned_with = _Inside("planned_with.json")
+    """Fingerprint of the machine that planned a run for a cluster."""
+    checkpoints = _Inside("checkpoints")
+    """One folder per checkpoint."""
+    receipt = _Inside("sync.json")
+    """Data that `eke sync` has sent, and its destination."""
+    sync_lock = _Inside(".sync.lock")
+    """Held (flock) by the `eke sync` that sends the run."""
+    model = _Inside("model")
+    """Link to the newest checkpoint's export, which plain transformers can load."""
+    merged = _Inside("merged")
+    """The model with its adapters merged (`peft.save_merged`)."""
+    lock = _Inside(".lock")
+    """Held (flock) by the process that works on the run."""
 
 
 _WATCHER = ".watcher-"
@@ -128,10 +99,8 @@ class SweepPaths:
 
     folder: Path
 
-    @property
-    def sweep(self) -> Path:
-        """Every cell: overrides, run, verdict and reason."""
-        return self.folder / "sweep.json"
+    sweep = _Inside("sweep.json")
+    """Every cell: overrides, run, verdict and reason."""
 
     def watcher(self, host: str, process: int) -> Path:
         """Held (flock) by a process that supervises the sweep."""
@@ -146,10 +115,8 @@ class SweepPaths:
         host, _, process = lock.name.removeprefix(_WATCHER).rpartition("-")
         return host, process
 
-    @property
-    def rerun(self) -> Path:
-        """Progress of the newest `rerun=true` (eke.launch.processes.sweep_state)."""
-        return self.folder / "rerun.json"
+    rerun = _Inside("rerun.json")
+    """Progress of the newest `rerun=true` (eke.launch.processes.sweep_state)."""
 
     def launcher(self, name: str) -> Path:
         """Folder for the launcher's own files of the sweep."""

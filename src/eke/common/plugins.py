@@ -41,10 +41,6 @@ def has_plugin(group: str, name: str) -> bool:
 def load_plugin(group: str, name: str) -> Any:
     """Import the object that a name refers to; None if there is no such name.
 
-    Args:
-        group: for example `eke.optimizers`.
-        name: name of the option.
-
     Raises:
         EkeError: it cannot be imported.
     """

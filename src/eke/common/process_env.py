@@ -35,11 +35,7 @@ def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
 
 
 def check_started_tasks(what: str, num_nodes: int) -> None:
-    """Check that the SLURM step and the configuration have the same number of machines.
-
-    Args:
-        what: `a run` or `a sweep`.
-        num_nodes: number in the configuration; 1 for a sweep.
+    """Check that the SLURM step and the configuration (1 for a sweep) have as many machines.
 
     Raises:
         ConfigError: the numbers differ.

@@ -15,11 +15,7 @@ TESTED = "2.13.0"
 
 
 def lacking(error: BaseException) -> str:
-    """Describe a name that eke needs and the installed PyTorch lacks; empty for other errors.
-
-    Args:
-        error: the exception raised by the lookup of the name.
-    """
+    """Describe a name that eke needs and the installed PyTorch lacks; empty for other errors."""
     what = _missing(error)
     if not what:
         return ""

@@ -39,12 +39,7 @@ CONTROL = re.compile(
 
 
 def printable(text: str, colours: bool = True) -> str:
-    """Replace control characters by U+FFFD.
-
-    Args:
-        text: any text.
-        colours: keep the escape sequences of colours.
-    """
+    """Replace control characters by U+FFFD; `colours` keeps the escape sequences of colours."""
     parts = COLOURS.split(text) if colours else [text]
     parts[::2] = [CONTROL.sub("\N{REPLACEMENT CHARACTER}", part) for part in parts[::2]]
     return "".join(parts)
@@ -168,12 +163,7 @@ def speak_problems(error: EkeError) -> None:
 
 
 def speak(text: str, to: TextIO | None = None) -> None:
-    """Print a line and flush.
-
-    Args:
-        text: the line, without a newline.
-        to: standard output or standard error.
-    """
+    """Print a line to standard output, or to another stream, and flush."""
     stream = to or sys.stdout
     stream.write(f"{text}\n")
     stream.flush()

@@ -15,22 +15,6 @@ import yaml
 from eke.config.compose.catalogue import normal
 from eke.config.compose.suggest import as_data, as_evaluation
 
-OWNERS = {
-    "hf": "the Hugging Face Trainer",
-    "example": "a Hugging Face example",
-    "trl": "TRL",
-    "lightning": "PyTorch Lightning",
-    "axolotl": "axolotl",
-    "factory": "LLaMA-Factory",
-    "tune": "torchtune",
-    "peft": "PEFT",
-    "bnb": "bitsandbytes",
-    "accelerate": "Accelerate",
-    "deepspeed": "DeepSpeed",
-    "wandb": "W&B",
-}
-"""Prefix of a name in the table -> the tool."""
-
 _FILES = {"{data}": as_data, "{eval_data}": as_evaluation}
 _FILE_KEYS = {"{data}": "data.path", "{eval_data}": "data.eval_path"}
 _BOOLEANS = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}
@@ -100,7 +84,7 @@ def retired_names() -> Mapping[str, Retired]:
                 reason=row.get("reason", ""),
                 fix=row.get("fix", ""),
                 by_value=row.get("values", {}),
-                owner=OWNERS.get(owner, ""),
+                owner=tables["owners"].get(owner, ""),
             )
     return found
 

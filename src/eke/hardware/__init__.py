@@ -12,25 +12,3 @@ from eke.hardware.processes import (
     processes_on,
     resident_bytes,
 )
-
-__all__ = [
-    "DEVICES",
-    "Device",
-    "DeviceSlot",
-    "bfloat16_units",
-    "choose_device",
-    "cpu_slots",
-    "detect",
-    "environment",
-    "file_system",
-    "foreign_processes",
-    "free_bytes",
-    "gpu_slots",
-    "machine_fingerprint",
-    "option_of",
-    "processes_on",
-    "resident_bytes",
-    "software_now",
-    "software_places",
-    "usable_cores",
-]

@@ -34,11 +34,7 @@ arch/arm64/kernel/cpuinfo.c."""
 
 
 def cpu_device(note: str = "") -> Device:
-    """This machine's CPU as one device.
-
-    Args:
-        note: why the CPU and not a GPU.
-    """
+    """This machine's CPU as one device; the note says why not a GPU."""
     return Device(
         kind="cpu",
         name=cpu_name(),
@@ -59,28 +55,23 @@ def bfloat16_units(proc: Path = _PROC) -> tuple[str, ...]:
     `avx512_bf16` and `amx_bf16` on x86, `bf16` on ARM. Without them PyTorch converts to float32
     around each product, which is slower than float32 itself.
     """
-    try:
-        with open(proc / "cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                key, _, value = line.partition(":")
-                if key.strip() in ("flags", "Features"):
-                    return tuple(name for name in BFLOAT16_UNITS if name in value.split())
-    except OSError:
-        pass
-    return ()
+    flags = _cpuinfo(proc, "flags", "Features").split()
+    return tuple(name for name in BFLOAT16_UNITS if name in flags)
 
 
 def cpu_name(proc: Path = _PROC) -> str:
     """Model name from /proc/cpuinfo; where there is none (ARM, macOS) the architecture."""
-    try:
-        with open(proc / "cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                key, _, value = line.partition(":")
-                if key.strip() == "model name" and value.strip():
-                    return " ".join(value.split())
-    except OSError:
-        pass
-    return platform.machine() or "cpu"
+    return _cpuinfo(proc, "model name") or platform.machine() or "cpu"
+
+
+def _cpuinfo(proc: Path, *names: str) -> str:
+    """The first value in /proc/cpuinfo under one of these names; empty if there is none."""
+    with suppress(OSError), open(proc / "cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() in names and value.strip():
+                return " ".join(value.split())
+    return ""
 
 
 def memory_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
@@ -88,45 +79,31 @@ def memory_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
     A container or a SLURM job is killed at its cgroup's limit, long before the machine is full.
     """
-    limits = [limit for limit in (_physical(), _cgroup_limit(proc, cgroups)) if limit]
-    return min(limits) if limits else None
+    limits = [_physical(), *(limit for limit, _, _ in _limits_above(proc, cgroups))]
+    return min(filter(None, limits), default=None)
 
 
 def memory_available(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     """Bytes available now, rounded down to 256 MiB; None if Linux does not report it.
 
-    Rounded so that a plan does not change with small changes of other processes.
+    The least of the kernel's estimate for the machine (proc(5), MemAvailable) and of what the
+    limits of this process's cgroups leave. Rounded so that a plan does not change with small
+    changes of other processes.
     """
-    free = [*_machine_has_left(proc), *_cgroups_have_left(proc, cgroups)]
-    return max(0, min(free)) // AVAILABLE_STEP * AVAILABLE_STEP if free else None
-
-
-def _machine_has_left(proc: Path) -> list[int]:
-    """The kernel's own estimate (proc(5), MemAvailable): free memory and what it can take back."""
-    try:
-        for line in (proc / "meminfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return [int(value.split()[0]) * 1024]
-    except (OSError, ValueError, IndexError):
-        pass
-    return []
-
-
-def _cgroups_have_left(proc: Path, cgroups: Path) -> list[int]:
-    """Limit less use of this process's cgroup and its ancestors, where they have one.
-
-    Files that were read count as used; the kernel takes back those that are inactive.
-    """
-    return [
+    free = [
         limit - used
         for limit, place, file in _limits_above(proc, cgroups)
         if (used := _used(place, file)) is not None
     ]
+    with suppress(OSError, ValueError, KeyError):
+        lines = (proc / "meminfo").read_text().splitlines()
+        sizes = dict(line.split(":", 1) for line in lines)
+        free.append(int(sizes["MemAvailable"].split()[0]) * 1024)
+    return max(0, min(free)) // AVAILABLE_STEP * AVAILABLE_STEP if free else None
 
 
 def _used(place: Path, limit: str) -> int | None:
-    """Bytes a cgroup holds that cannot be taken back."""
+    """Bytes a cgroup holds; the kernel takes back inactive pages of files that were read."""
     current, inactive = _USE[limit]
     try:
         stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
@@ -141,11 +118,6 @@ def _physical() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None
-
-
-def _cgroup_limit(proc: Path, cgroups: Path) -> int | None:
-    """The tightest limit of this process's cgroup and its ancestors."""
-    return min((limit for limit, _, _ in _limits_above(proc, cgroups)), default=None)
 
 
 def _limits_above(proc: Path, cgroups: Path) -> list[tuple[int, Path, str]]:
@@ -188,12 +160,7 @@ _MOUNTS = Path("/proc/self/mounts")
 
 
 def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
-    """File system type of a path (`ext4`, `nfs4`, `tmpfs`); empty if unknown.
-
-    Args:
-        path: an existing path.
-        mounts: the kernel's table.
-    """
+    """File system type of a path (`ext4`, `nfs4`, `tmpfs`); empty if unknown."""
     try:
         rows = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
     except OSError:
@@ -219,17 +186,12 @@ def torch_build() -> TorchBuild | None:
 
     None if torch is missing or its `version.py` has an unknown format.
     """
-    try:
+    with suppress(ImportError, ValueError, OSError):
         spec = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):
-        return None
-    if spec is None or not spec.origin:
-        return None
-    try:
-        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    return parse_version_file(text)
+        if spec is not None and spec.origin:
+            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+            return parse_version_file(text)
+    return None
 
 
 def parse_version_file(text: str) -> TorchBuild | None:
@@ -251,8 +213,7 @@ def detect() -> Device:
         gpus: list[Gpu] = []
         if library is not None:
             try:
-                handles = nvidia.visible_handles(library, visible)
-                mine = nvidia.seen_by_one_process(library, handles)
+                mine = nvidia.seen_by_one_process(library, nvidia.visible_handles(library))
                 gpus = [nvidia.query_gpu(library, handle) for handle in mine]
             except library.NVMLError as error:
                 gpus, reason = [], f"the NVIDIA driver does not answer: {error}"
@@ -264,16 +225,11 @@ def detect() -> Device:
         return cpu_device(f"CPU: {reason}")
     build = torch_build()
     if build is not None and build.cuda is None:
-        return cpu_device(_cpu_build_note(gpus, build))
+        return cpu_device(
+            f"CPU: torch {build.version} is built without CUDA, so {len(gpus)} x {gpus[0].name} "
+            "cannot be used; install a CUDA build of torch"
+        )
     return _gpu_device(gpus)
-
-
-def _cpu_build_note(gpus: list[Gpu], build: TorchBuild) -> str:
-    """Why the CPU is used on a machine with GPUs."""
-    return (
-        f"CPU: torch {build.version} is built without CUDA, so {len(gpus)} x {gpus[0].name} "
-        "cannot be used; install a CUDA build of torch"
-    )
 
 
 def _gpu_device(gpus: list[Gpu]) -> Device:
@@ -313,24 +269,13 @@ def choose_device(option: str) -> tuple[Device, str]:
         device = cpu_device("CPU: hardware=cpu")
         return device, device.note
     if option != "auto" and option not in DEVICES:
-        raise ConfigError(_unknown(option))
+        known = ["auto", "cpu", *DEVICES]
+        nearest = difflib.get_close_matches(option, known, n=1) or ["auto"]
+        why = f"not one of the {len(known)} known devices: {', '.join(known)}"
+        raise ConfigError(Problem("hardware", option, why, Fix(f"hardware={nearest[0]}")))
     found = detect()
-    if option == "auto":
-        return found, found.note
-    if option_of(found.name) == option:
+    if option == "auto" or option_of(found.name) == option:
         return found, found.note
     declared = DEVICES[option]
     reason = f"declared by hardware={option}, for planning only: this machine has {found.name}"
     return replace(declared, note=reason), reason
-
-
-def _unknown(option: str) -> Problem:
-    """Problem for an unknown device, with the closest name."""
-    known = ["auto", "cpu", *DEVICES]
-    nearest = difflib.get_close_matches(option, known, n=1) or ["auto"]
-    return Problem(
-        key="hardware",
-        value=option,
-        why=f"not one of the {len(known)} known devices: {', '.join(known)}",
-        fix=Fix(f"hardware={nearest[0]}"),
-    )

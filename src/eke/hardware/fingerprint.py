@@ -35,11 +35,7 @@ def machine_fingerprint(device: Device) -> dict[str, str]:
         `device`, `device_count`, `python`, `eke_source` (16 hex digits) and the version of each
         library that is installed.
     """
-    return {
-        "device": device.name,
-        "device_count": str(device.count),
-        **_software(),
-    }
+    return {"device": device.name, "device_count": str(device.count), **_software()}
 
 
 def software_now() -> dict[str, str]:
@@ -115,6 +111,7 @@ def environment() -> dict[str, Any]:
         `time` (UTC, ISO 8601), `host`, `os`, `python`, `versions`; and where they exist `git`
         (`commit`, `dirty`), `driver`, `cuda_driver`, `cuda_torch`, `slurm_job_id`. JSON-ready.
     """
+    driver, cuda_driver = nvidia.ask_driver(nvidia.driver_versions) or (None, None)
     known: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
@@ -122,7 +119,8 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": installed_versions(PACKAGES),
         "git": git_state(package_folder()),
-        **_driver(),
+        "driver": driver,
+        "cuda_driver": cuda_driver,
         "cuda_torch": build.cuda if (build := torch_build()) else None,
         "slurm_job_id": slurm_job_id(os.environ),
     }
@@ -165,19 +163,3 @@ def git_state(package: Path) -> dict[str, Any] | None:
     if not commit or commit == "(initial)":
         return None
     return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
-
-
-def _driver() -> dict[str, str]:
-    """NVIDIA driver version and the newest CUDA it supports, if NVML reports them."""
-    known: dict[str, str] = {}
-    with nvidia.session() as (library, _):
-        if library is None:
-            return known
-        try:
-            known["driver"] = str(library.nvmlSystemGetDriverVersion())
-            # 13010 is CUDA 13.1
-            number = int(library.nvmlSystemGetCudaDriverVersion_v2())
-            known["cuda_driver"] = f"{number // 1000}.{number % 1000 // 10}"
-        except library.NVMLError:
-            pass
-    return known

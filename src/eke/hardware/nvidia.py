@@ -1,14 +1,16 @@
-"""NVML queries: visible GPUs, their state, and the links between them.
+"""NVML queries: visible GPUs and their state.
 
 NVML instead of torch: it answers in milliseconds, creates no CUDA context (hundreds of MiB on the
 GPU) and does not fix the choice of devices before the worker starts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,17 @@ def session() -> Iterator[tuple[Any | None, str]]:
             pynvml.nvmlShutdown()
 
 
-def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
-    """Handles of the GPUs visible to CUDA, in the order of `visible`.
+def ask_driver(question: Callable[[Any], T]) -> T | None:
+    """The result of a function of the `pynvml` module; None without an answer of the driver."""
+    with session() as (library, _):
+        return _ask(library, lambda: question(library)) if library else None
+
+
+def visible_handles(nvml: Any) -> list[Any]:
+    """Handles of the GPUs visible to CUDA, in the order of CUDA_VISIBLE_DEVICES.
 
     A GPU in MIG mode is replaced by its slices, if any. One process sees only one of them
     (`seen_by_one_process`).
-
-    Args:
-        nvml: the initialised module.
-        visible: CUDA_VISIBLE_DEVICES; None when it is not set, which shows all.
 
     CUDA stops at the first entry it does not know (-1 is the usual way to hide all), and torch
     takes a repeated one for an empty list (`torch.cuda._parse_visible_devices`).
@@ -57,8 +61,13 @@ def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
     for index in range(nvml.nvmlDeviceGetCount()):
         with suppress(nvml.NVMLError):  # a GPU that has fallen off the bus
             handles[index] = nvml.nvmlDeviceGetHandleByIndex(index)
-    if visible is None:
-        return _with_slices(nvml, handles.values())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = list(handles.values()) if visible is None else _listed(nvml, visible, handles)
+    return [each for handle in chosen for each in _slices(nvml, handle)]
+
+
+def _listed(nvml: Any, visible: str, handles: dict[int, Any]) -> list[Any]:
+    """Handles of the entries of CUDA_VISIBLE_DEVICES, up to the first unknown one."""
     uuids = {index: nvml.nvmlDeviceGetUUID(handle) for index, handle in handles.items()}
     chosen: list[Any] = []
     seen = set()
@@ -74,7 +83,7 @@ def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
             return []
         seen.add(key)
         chosen.append(handle)
-    return _with_slices(nvml, chosen)
+    return chosen
 
 
 def seen_by_one_process(nvml: Any, handles: Sequence[Any]) -> list[Any]:
@@ -84,10 +93,6 @@ def seen_by_one_process(nvml: Any, handles: Sequence[Any]) -> list[Any]:
     """
     slices = [handle for handle in handles if _is_slice(nvml, handle)]
     return slices[:1] or list(handles)
-
-
-def _with_slices(nvml: Any, handles: Iterable[Any]) -> list[Any]:
-    return [each for handle in handles for each in _slices(nvml, handle)]
 
 
 def _slices(nvml: Any, handle: Any) -> list[Any]:
@@ -141,20 +146,6 @@ def query_gpu(nvml: Any, handle: Any) -> Gpu:
     return Gpu(name, memory, capability)
 
 
-T = TypeVar("T")
-
-MAX_LINKS = 36
-"""NVML_NVLINK_MAX_LINKS of nvidia-ml-py 13; a GPU has 18 at most today."""
-
-SWITCH = 2
-"""NVML_NVLINK_DEVICE_TYPE_SWITCH."""
-
-P2P_READ = 0
-"""NVML_P2P_CAPS_INDEX_READ; a tuple by mistake in nvidia-ml-py 13."""
-
-PATHS = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""nvmlGpuTopologyLevel_t -> its name in `nvidia-smi topo -m`."""
-
 THROTTLES = {
     0x2: "application clocks",
     0x4: "power cap",
@@ -174,7 +165,6 @@ class GpuState:
 
     index: int
     name: str
-    bus: str
     memory_bytes: int | None
     used_bytes: int | None
     capability: tuple[int, int] | None
@@ -185,8 +175,6 @@ class GpuState:
     max_sm_clock_mhz: int | None
     throttled_by: tuple[str, ...] | None
     utilisation_percent: int | None
-    persistence: bool | None
-    ecc: bool | None
     num_processes: int | None
 
 
@@ -200,10 +188,6 @@ class GpuReport:
     cuda_driver: str | None = None
     """Newest CUDA the driver supports: `13.0`."""
     gpus: tuple[GpuState, ...] = ()
-    links: dict[str, str] | None = None
-    """`0-1` -> `NV18`, or the kind of PCIe path as `nvidia-smi topo -m` names it; `?` unknown."""
-    p2p: dict[str, bool] | None = None
-    """`0-1` -> whether GPU 0 can read the memory of GPU 1 directly."""
 
 
 def report_gpus() -> GpuReport:
@@ -217,15 +201,15 @@ def report_gpus() -> GpuReport:
             states = tuple(_state(library, n, handle) for n, handle in enumerate(handles))
         except library.NVMLError as error:
             return GpuReport(f"the NVIDIA driver does not answer: {error}")
-        number = _ask(library, lambda: int(library.nvmlSystemGetCudaDriverVersion_v2()))
-        return GpuReport(
-            absent="" if states else "the NVIDIA driver lists no GPU",
-            driver=_ask(library, lambda: str(library.nvmlSystemGetDriverVersion())),
-            cuda_driver=f"{number // 1000}.{number % 1000 // 10}" if number else None,
-            gpus=states,
-            links=_pairs(handles, lambda one, other: _link(library, one, other)),
-            p2p=_pairs(handles, lambda one, other: _reads(library, one, other)),
-        )
+        absent = "" if states else "the NVIDIA driver lists no GPU"
+        return GpuReport(absent, *driver_versions(library), states)
+
+
+def driver_versions(library: Any) -> tuple[str | None, str | None]:
+    """Versions of the driver and of the newest CUDA it supports; None if it does not tell."""
+    number = _ask(library, lambda: int(library.nvmlSystemGetCudaDriverVersion_v2()))
+    cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None  # 13010 is CUDA 13.1
+    return _ask(library, lambda: str(library.nvmlSystemGetDriverVersion())), cuda
 
 
 def _ask(library: Any, question: Callable[[], T]) -> T | None:
@@ -242,77 +226,25 @@ def _state(library: Any, index: int, handle: Any) -> GpuState:
     def ask(name: str, *arguments: Any, part: Callable[[Any], Any] = int) -> Any:
         return _ask(library, lambda: part(getattr(library, name)(handle, *arguments)))
 
-    milliwatts = 1000
     return GpuState(
         index=index,
         name=described.name,
-        bus=ask("nvmlDeviceGetPciInfo", part=_bus) or "",
         memory_bytes=described.memory_bytes,
         used_bytes=ask("nvmlDeviceGetMemoryInfo", part=lambda memory: int(memory.used)),
         capability=described.capability,
         temperature_c=ask("nvmlDeviceGetTemperature", 0),
-        power_w=ask("nvmlDeviceGetPowerUsage", part=lambda value: value / milliwatts),
-        power_limit_w=ask(
-            "nvmlDeviceGetPowerManagementLimit", part=lambda value: value / milliwatts
-        ),
+        power_w=ask("nvmlDeviceGetPowerUsage", part=_watts),
+        power_limit_w=ask("nvmlDeviceGetPowerManagementLimit", part=_watts),
         sm_clock_mhz=ask("nvmlDeviceGetClockInfo", 1),
         max_sm_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", 1),
-        throttled_by=ask("nvmlDeviceGetCurrentClocksThrottleReasons", part=_throttles),
+        throttled_by=ask(
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+            part=lambda bits: tuple(word for bit, word in THROTTLES.items() if bits & bit),
+        ),
         utilisation_percent=ask("nvmlDeviceGetUtilizationRates", part=lambda rates: int(rates.gpu)),
-        persistence=ask("nvmlDeviceGetPersistenceMode", part=bool),
-        ecc=ask("nvmlDeviceGetEccMode", part=lambda modes: bool(modes[0])),
         num_processes=ask("nvmlDeviceGetComputeRunningProcesses", part=len),
     )
 
 
-def _bus(info: Any) -> str:
-    bus = info.busId
-    return (bus.decode() if isinstance(bus, bytes) else str(bus)).lower()
-
-
-def _throttles(bits: int) -> tuple[str, ...]:
-    return tuple(word for bit, word in THROTTLES.items() if bits & bit)
-
-
-def _pairs(handles: list[Any], ask: Callable[[Any, Any], T]) -> dict[str, T]:
-    numbers = permutations(range(len(handles)), 2)
-    return {f"{one}-{other}": ask(handles[one], handles[other]) for one, other in numbers}
-
-
-def _link(library: Any, one: Any, other: Any) -> str:
-    """Link between two GPUs: number of NVLinks (direct or switched), or the PCIe path."""
-    if count := _num_nvlinks(library, one, other):
-        return f"NV{count}"
-    level = _ask(library, lambda: int(library.nvmlDeviceGetTopologyCommonAncestor(one, other)))
-    return "?" if level is None else PATHS.get(level, "?")
-
-
-def _num_nvlinks(library: Any, one: Any, other: Any) -> int:
-    """Active NVLinks of `one` to `other`, or to a switch that both use."""
-    bus = _ask(library, lambda: _bus(library.nvmlDeviceGetPciInfo(other)))
-    ends = _ends(library, one)
-    straight = sum(end == bus for end in ends)
-    switched = ends.count("switch")
-    return straight or (min(switched, _ends(library, other).count("switch")))
-
-
-def _ends(library: Any, handle: Any) -> list[str]:
-    """Remote end of each active link: a bus address, or `switch`."""
-    ends = []
-    for link in range(MAX_LINKS):
-        with suppress(library.NVMLError, AttributeError):  # no such link
-            if not library.nvmlDeviceGetNvLinkState(handle, link):
-                continue
-            kind = _remote_kind(library, handle, link)
-            info = library.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)
-            ends.append("switch" if kind == SWITCH else _bus(info))
-    return ends
-
-
-def _remote_kind(library: Any, handle: Any, link: int) -> int | None:
-    return _ask(library, lambda: int(library.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)))
-
-
-def _reads(library: Any, one: Any, other: Any) -> bool:
-    status = _ask(library, lambda: int(library.nvmlDeviceGetP2PStatus(one, other, P2P_READ)))
-    return status == 0  # NVML_P2P_STATUS_OK
+def _watts(milliwatts: int) -> float:
+    return milliwatts / 1000

@@ -5,6 +5,7 @@ A run that shares its device has no valid speed measurement.
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,23 +36,29 @@ def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
     """
     if device.kind != "cuda":
         return None
-    used = _processes_by_pid()
+    used = nvidia.ask_driver(_processes_by_pid)
     if used is None:
         return None
     own = _own_processes(proc, set(used))
     foreign = {pid: memory for pid, memory in used.items() if pid not in own}
     unseen = [pid for pid in foreign if not (proc / str(pid)).exists()]
-    if unseen and os.getpid() not in used and _has_cuda_context():
+    torch = sys.modules.get("torch")
+    has_context = torch is not None and torch.cuda.is_initialized()
+    if unseen and os.getpid() not in used and has_context:
         return None
-    return [_describe(pid, memory, proc) for pid, memory in sorted(foreign.items())]
+    found = []
+    for pid, memory in sorted(foreign.items()):
+        name = "outside this container"
+        with suppress(OSError):
+            name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
+        found.append(f"pid {pid} ({name}{f', {format_bytes(memory)}' if memory else ''})")
+    return found
 
 
 def resident_bytes(pid: int, proc: Path = _PROC) -> int:
-    """Resident memory of a process and its descendants; shared pages count for each.
+    """Resident memory of a process (0 if it has ended) and its descendants.
 
-    Args:
-        pid: the process; one that has ended counts as zero.
-        proc: the process file system.
+    Shared pages count for each.
     """
     found = {int(entry.name): _stat(entry) for entry in proc.iterdir() if entry.name.isdecimal()}
     family, young = set[int](), {pid}
@@ -64,28 +71,22 @@ def resident_bytes(pid: int, proc: Path = _PROC) -> int:
 def _stat(process: Path) -> tuple[int, int]:
     """Parent and resident bytes of a process; zeros if it has ended."""
     try:
-        # pid (command) state ppid ...; proc(5): rss is the 24th, in pages
+        # pid (command) state ppid ...; proc(5): rss is the 24th, in pages. The command may hold
+        # blanks and parentheses.
         fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(fields[1]), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0, 0
 
 
-def _processes_by_pid() -> dict[int, int | None] | None:
-    """GPU memory in bytes by process id over all visible GPUs; None if NVML fails."""
-    with nvidia.session() as (library, _):
-        if library is None:
-            return None
-        used: dict[int, int | None] = {}
-        try:
-            for handle in nvidia.visible_handles(library, os.environ.get("CUDA_VISIBLE_DEVICES")):
-                for process in library.nvmlDeviceGetComputeRunningProcesses(handle):
-                    memory: Any = process.usedGpuMemory  # None if not reported
-                    before = used.get(process.pid)
-                    used[process.pid] = before if memory is None else (before or 0) + memory
-        except library.NVMLError:
-            return None
-        return used
+def _processes_by_pid(nvml: Any) -> dict[int, int | None]:
+    """GPU memory in bytes by process id over all visible GPUs; None if it is not reported."""
+    used: dict[int, int | None] = {}
+    for handle in nvidia.visible_handles(nvml):
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            memory, before = process.usedGpuMemory, used.get(process.pid)
+            used[process.pid] = before if memory is None else (before or 0) + memory
+    return used
 
 
 def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
@@ -99,7 +100,7 @@ def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
         if os.environ.get(SUPERVISOR) == str(
             launcher
         ):  # rank 0 under a torchrun started by the user
-            launcher = _parent(launcher, proc)
+            launcher, _ = _stat(proc / str(launcher))
     return {
         pid
         for pid in candidates
@@ -110,34 +111,9 @@ def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
 def _ancestors(pid: int, proc: Path) -> list[int]:
     """Parent, grandparent and so on up to, not including, process 1."""
     chain: list[int] = []
-    while (pid := _parent(pid, proc)) > 1 and pid not in chain:
+    while (pid := _stat(proc / str(pid))[0]) > 1 and pid not in chain:
         chain.append(pid)
     return chain
-
-
-def _parent(pid: int, proc: Path) -> int:
-    """Parent's process id; 0 if the process has ended or is in another namespace."""
-    try:
-        stat = (proc / str(pid) / "stat").read_text(errors="replace")
-        # pid (command) state ppid ...; the command may hold blanks and parentheses
-        return int(stat.rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _has_cuda_context() -> bool:
-    """Whether torch is imported and has a CUDA context."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
-
-
-def _describe(pid: int, memory: int | None, proc: Path) -> str:
-    """Process id, name and memory for display."""
-    try:
-        name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
-    except OSError:
-        name = "outside this container"
-    return f"pid {pid} ({name}{f', {format_bytes(memory)}' if memory else ''})"
 
 
 @dataclass(frozen=True)
@@ -160,23 +136,14 @@ class DeviceSlot:
 
 
 def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
-    """Slots of the visible GPUs and MIG slices, by UUID.
-
-    Args:
-        runs_per_device: runs that may share a GPU.
-    """
-    with nvidia.session() as (library, _):
-        if library is None:
-            return []
-        try:
-            handles = nvidia.visible_handles(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
-            uuids = [str(library.nvmlDeviceGetUUID(handle)) for handle in handles]
-        except library.NVMLError:
-            return []
+    """Slots of the visible GPUs and MIG slices, by UUID; several runs may share one."""
+    uuids = nvidia.ask_driver(
+        lambda nvml: [str(nvml.nvmlDeviceGetUUID(each)) for each in nvidia.visible_handles(nvml)]
+    )
     return [
         DeviceSlot(f"GPU {index}", uuid, uuid if not place else f"{uuid}.{place}")
         for place in range(runs_per_device)
-        for index, uuid in enumerate(uuids)
+        for index, uuid in enumerate(uuids or [])
     ]
 
 
@@ -191,38 +158,30 @@ def cpu_slots(count: int) -> list[DeviceSlot]:
         return [DeviceSlot("CPU", "cpu-0", "cpu-0")]
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // count)
+    starts = [number * share % len(cores) for number in range(count)]
     return [
-        DeviceSlot(f"CPU {n}", f"cpu-{n}", f"cpu-{n}", tuple(_share_of(cores, n, share)))
-        for n in range(count)
+        DeviceSlot(f"CPU {n}", f"cpu-{n}", f"cpu-{n}", tuple(cores[start : start + share]))
+        for n, start in enumerate(starts)
     ]
-
-
-def _share_of(cores: list[int], number: int, share: int) -> list[int]:
-    start = number * share % len(cores)
-    return cores[start : start + share]
 
 
 def processes_on(uuid: str) -> list[int] | None:
     """Processes with a CUDA context on a GPU or MIG slice; None if NVML fails."""
-    with nvidia.session() as (library, _):
-        if library is None:
-            return None
-        try:
-            handle = library.nvmlDeviceGetHandleByUUID(uuid)
-            return [int(p.pid) for p in library.nvmlDeviceGetComputeRunningProcesses(handle)]
-        except library.NVMLError:
-            return None
+
+    def processes(nvml: Any) -> list[int]:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        return [int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+
+    return nvidia.ask_driver(processes)
 
 
 def free_bytes(slot: DeviceSlot) -> int | None:
     """Free bytes of a slot's memory; None if unknown."""
     if not slot.is_gpu:
         return memory_available()
-    with nvidia.session() as (library, _):
-        if library is None:
-            return None
-        try:
-            handle = library.nvmlDeviceGetHandleByUUID(slot.device)
-            return int(library.nvmlDeviceGetMemoryInfo(handle).free)
-        except library.NVMLError:
-            return None
+
+    def free(nvml: Any) -> int:
+        handle = nvml.nvmlDeviceGetHandleByUUID(slot.device)
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+
+    return nvidia.ask_driver(free)

@@ -18,8 +18,7 @@ from eke.common.process_env import SAFE_PATH
 from eke.config.schema import Config
 from eke.hardware import DeviceSlot
 from eke.launch.interface import JobStatus, Launcher, Target, declared_target
-from eke.launch.local.devices import Devices, FreeMemory, Grant
-from eke.launch.local.dispatch import Pool, PoolSweep
+from eke.launch.local import Devices, FreeMemory, Grant, Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK
 from eke.launch.processes.run_dir import Place
@@ -89,15 +88,6 @@ class PrefixedWorker:
     ) -> None:
         """Start the worker once no earlier one is alive.
 
-        Args:
-            paths: the run folder, which the far side sees under the same name.
-            num_processes: to start.
-            environment: additional variables; all others are the far side's.
-            descriptors: locks that are held until the prefix has ended.
-            spot: of a run on several machines, which this launcher does not start.
-            prefix: arguments before the command.
-            ticket: name of the file in the run folder that says what is started.
-
         Raises:
             BusyError: an earlier worker may still be alive.
             RunError: the prefix cannot be started.
@@ -105,7 +95,11 @@ class PrefixedWorker:
         self.paths, self.prefix, self.ticket = paths, prefix, paths.folder / ticket
         self._calls: list[subprocess.Popen[bytes]] = []
         if self.ticket.exists():
-            self._end_earlier()
+            try:
+                call(prefix_of(self.ticket), "end", paths.folder)
+            except EkeError as error:
+                why = f"cannot tell whether its earlier worker has ended ({error})"
+                raise BusyError(f"{why}; delete {self.ticket} if it has") from error
         own = {
             "PYTHONPATH": source_folder(), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1",
             **(environment or {}),
@@ -119,14 +113,6 @@ class PrefixedWorker:
         }
         write_json(self.ticket, order)
         self.process = self._open("start", ticket, descriptors=descriptors)
-
-    def _end_earlier(self) -> None:
-        try:
-            before = prefix_of(self.ticket)
-            call(before, "end", self.paths.folder)
-        except EkeError as error:
-            why = f"cannot tell whether its earlier worker has ended ({error})"
-            raise BusyError(f"{why}; delete {self.ticket} if it has") from error
 
     def _open(self, *action: str, descriptors: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
         name, *rest = action
@@ -189,6 +175,7 @@ class CommandLauncher(Launcher):
 
     name = "command"
     not_probed = "the command prefix leads to another machine"
+    unused_keys = ("cpu_slots", "runs_per_device")
 
     def prefixes(self, config: Config) -> list[str]:
         """Commands to put before that of a run."""
@@ -220,29 +207,20 @@ class CommandLauncher(Launcher):
             raise ConfigError(problems)
         return declared_target(config)
 
-    def start(self, books: Books, paths: SweepPaths, sweep: str) -> PoolSweep:
+    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
         """Make a pool of the prefixes; its runs start in `wait`."""
         prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
         devices = Devices([slot_of(text) for text in dict.fromkeys(prefixes)], slots_per_run=1)
         kinds = {job.kind: devices for job in books.jobs}
         # This machine cannot see how much memory is free behind the prefix.
         room = partial(FreeMemory, free=lambda _: None)
-        return PoolSweep(Pool(books, kinds, self.start_run, room=room))
+        return Pool(books, kinds, self.start_run, room=room)
 
     def start_run(self, plan: Plan, place: Place, grant: Grant) -> LiveRun:
         """Start a run behind the prefix that it was granted."""
         prefix, ticket = shlex.split(grant.slots[0].device), place.paths.ticket(self.name).name
         worker = partial(PrefixedWorker, prefix=prefix, ticket=ticket)
         return LiveRun(plan, place, plan.batch.world_size, {}, grant.descriptors, start=worker)
-
-    def unused(self, overrides: Sequence[str]) -> list[str]:
-        """Warnings about overrides for a cluster, or for the devices of this machine."""
-        local = ("launcher.cpu_slots=", "launcher.runs_per_device=")
-        return super().unused(overrides) + [
-            f"{text} has no effect with hydra/launcher={self.name}: one run behind each prefix"
-            for text in overrides
-            if text.startswith(local)
-        ]
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
         """Workers that are alive; those whose starter is gone are looked for behind the prefix."""

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
-from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.common.paths import RunPaths, SweepPaths
 from eke.common.plugins import LAUNCHERS, load_plugin, plugin_names
 from eke.config.schema import Config, unused_cluster_overrides
 from eke.hardware import Device, choose_device
-from eke.launch.processes.run_dir import Place, find_place
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.running_run import place_of
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import Plan
@@ -76,6 +77,10 @@ class Launcher(Protocol):
     """Why batch=auto cannot probe a micro-batch on this machine; empty if it can."""
     trials_at_once: int = 1
     """Trials on GPUs that `eke fit` starts together."""
+    reads_resources: bool = False
+    """Whether `resources` and a cluster's own group have an effect."""
+    unused_keys: tuple[str, ...] = ()
+    """Keys of `launcher` that have no effect."""
 
     def target(self, config: Config) -> Target:
         """The device that a run is planned for.
@@ -100,11 +105,17 @@ class Launcher(Protocol):
 
     def unused(self, overrides: Sequence[str]) -> list[str]:
         """Warnings about overrides that have no effect with this launcher."""
-        return unused_cluster_overrides(overrides, self.name)
+        of_clusters = [] if self.reads_resources else unused_cluster_overrides(overrides, self.name)
+        starts = tuple(f"launcher.{key}=" for key in self.unused_keys)
+        return of_clusters + [
+            f"{text} has no effect with hydra/launcher={self.name}"
+            for text in overrides
+            if text.startswith(starts)
+        ]
 
     def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
         """The folder of a run, and the final record in it; `old` as in `find_place`."""
-        return find_place(user_path(plan.config.paths.runs), plan, plan.config.rerun, old=old)
+        return place_of(plan, old)
 
     def request(self, plan: Plan) -> Hashable:
         """The resources a run requests; identical runs should request the same.
@@ -177,10 +188,6 @@ def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
 
 def declared_target(config: Config, num_nodes: int = 1) -> Target:
     """The device of other machines, as `hardware` declares it.
-
-    Args:
-        config: of the run.
-        num_nodes: machines that it can use.
 
     Raises:
         ConfigError: nothing says what they have, and this machine has no GPU to go by.

@@ -90,25 +90,13 @@ def _has_mask(facts: Facts) -> bool:
     return is_ragged(facts.config) or (config.data.pad_to_multiple_of or 1) > 1
 
 
-def _backend(facts: Facts) -> str:
-    return facts.config.attention.backend.value
-
-
 def _option(facts: Facts) -> str:
     return facts.config.attention.option
 
 
-def _any_backend(facts: Facts) -> Fix:
-    return Fix("attention.backend=auto")
-
-
-def _mem_efficient(facts: Facts) -> Fix:
-    return Fix("attention.backend=mem_efficient")
-
-
-def _sdpa(facts: Facts) -> Fix:
-    return Fix("attention=sdpa")
-
+ANY_BACKEND = Fix("attention.backend=auto")
+MEM_EFFICIENT = Fix("attention.backend=mem_efficient")
+SDPA = Fix("attention=sdpa")
 
 BACKEND_RULES = (
     Rule(
@@ -118,55 +106,45 @@ BACKEND_RULES = (
         when=lambda f: (
             f.config.attention.backend is not Backend.auto and f.config.attention.option != "sdpa"
         ),
-        value=_backend,
         why=lambda f: f"chooses among the kernels of sdpa; attention={_option(f)} has one",
-        fix=_any_backend,
+        fix=ANY_BACKEND,
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
     ),
     Rule(
         id="backend_needs_cuda",
-        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.device.kind == "cpu",
-        value=_backend,
         why=lambda f: (
             f"PyTorch has this kernel for CUDA only, and {f.device.name} is a CPU, where it has "
             "flash and math"
         ),
-        fix=_any_backend,
+        fix=ANY_BACKEND,
         source=SDP,
     ),
     Rule(
         id="cpu_flash_has_no_dropout",
-        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash) and f.device.kind == "cpu" and _dropout(f) > 0,
-        value=_backend,
         why=lambda f: (
             f"the CPU's flash kernel has no dropout, and model.dropout is {_dropout(f):g}"
         ),
-        fix=lambda f: Fix("model.dropout=0"),
+        fix=Fix("model.dropout=0"),
         source=SDP.replace("cuda/sdp_utils.cpp", "sdp_utils_cpp.cpp"),
     ),
     Rule(
         id="learnt_bias_needs_gradient",
-        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
             and family_of(f.config).has_score_bias
             and not (f.device.kind == "cpu" and _pinned(f, Backend.cudnn))
         ),
-        value=_backend,
-        why=lambda f: (
-            "T5 adds a learnt bias to its attention scores, for which this kernel has no gradient"
-        ),
-        fix=_any_backend,
+        why="T5 adds a learnt bias to its attention scores, for which this kernel has no gradient",
+        fix=ANY_BACKEND,
         source=SDP,
     ),
     Rule(
         id="flash_takes_no_mask",
-        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash)
@@ -174,74 +152,61 @@ BACKEND_RULES = (
             and _has_mask(f)
             and not family_of(f.config).has_score_bias
         ),
-        value=_backend,
-        why=lambda f: (
-            "PyTorch's flash kernel for CUDA takes no mask, which padded rows of "
-            "bidirectional models and packed rows need"
-        ),
-        fix=_mem_efficient,
+        why="PyTorch's flash kernel for CUDA takes no mask, which padded rows of "
+        "bidirectional models and packed rows need",
+        fix=MEM_EFFICIENT,
         source=SDP,
     ),
     Rule(
         id="kernel_needs_ampere",
-        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, FLASH_CAPABILITY),
-        value=_backend,
         why=lambda f: f"needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
-        fix=_mem_efficient,
+        fix=MEM_EFFICIENT,
         source=SDP,
     ),
     Rule(
         id="kernel_needs_16_bits",
-        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _in_float32(f),
-        value=_backend,
-        why=lambda f: "this kernel computes in 16 bits; precision computes in float32",
-        fix=_mem_efficient,
+        why="this kernel computes in 16 bits; precision computes in float32",
+        fix=MEM_EFFICIENT,
         source=SDP,
     ),
     Rule(
         id="kernel_head_is_narrow",
-        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _head_width(f) > _widest(f)
         ),
-        value=_backend,
         why=lambda f: f"takes heads up to {_widest(f)} wide; these are {_head_width(f)}",
-        fix=_any_backend,
+        fix=ANY_BACKEND,
         source=SDP,
     ),
     Rule(
         id="kernel_head_is_aligned",
-        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: _cuda(f) and _head_width(f) % _head_multiple(f) != 0,
-        value=_backend,
         why=lambda f: (
             f"takes heads whose width is a multiple of {_head_multiple(f)}; "
             f"these are {_head_width(f)} wide"
         ),
-        fix=_any_backend,
+        fix=ANY_BACKEND,
         source=SDP,
     ),
     Rule(
         id="cudnn_dropout_in_sixteenths",
-        verdict=Severity.impossible,
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.cudnn)
             and _cuda(f)
             and not (_dropout(f) * CUDNN_DROPOUT_PARTS).is_integer()
         ),
-        value=_backend,
         why=lambda f: (
             f"cuDNN's dropout is a multiple of 1/{CUDNN_DROPOUT_PARTS}; model.dropout is "
             f"{_dropout(f):g}"
         ),
-        fix=_any_backend,
+        fix=ANY_BACKEND,
         source="https://github.com/pytorch/pytorch/pull/174245",
         versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
     ),
@@ -269,15 +234,13 @@ def _class_lacks(facts: Facts, name: str) -> bool:
 CLASS_RULES = (
     Rule(
         id="attention_is_implemented",
-        verdict=Severity.impossible,
         key="attention",
         when=lambda f: not _implemented(f, _option(f)),
-        value=_option,
         why=lambda f: (
             f"transformers' class for {getattr(f.config.model, 'model_type', '')} and "
             f"task={f.config.task.option} does not have it"
         ),
-        fix=lambda f: Fix("attention=sdpa") if _implemented(f, "sdpa") else Fix("attention=eager"),
+        fix=lambda f: SDPA if _implemented(f, "sdpa") else Fix("attention=eager"),
         source="transformers' PreTrainedModel._supports_sdpa, _supports_flash_attn, "
         "_supports_flex_attn",
         versions="transformers 5.17 to 5.23",
@@ -287,23 +250,19 @@ CLASS_RULES = (
 FLASH_RULES = (
     Rule(
         id="flash_package_needs_ampere",
-        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _flash_package(f) and (not _cuda(f) or older_than(f, FLASH_CAPABILITY)),
-        value=_option,
         why=lambda f: (
             f"FlashAttention needs CUDA compute capability 8.0 or newer; {capability_of(f)}"
         ),
-        fix=_sdpa,
+        fix=SDPA,
         source=FLASH,
     ),
     Rule(
         id="flash_package_needs_16_bits",
-        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _flash_package(f) and _in_float32(f),
-        value=_option,
-        why=lambda f: "FlashAttention computes in 16 bits; precision computes in float32",
+        why="FlashAttention computes in 16 bits; precision computes in float32",
         fix=lambda f: (
             Fix("precision=bf16")
             if f.config.precision.option in ("fp32", "tf32")
@@ -313,29 +272,24 @@ FLASH_RULES = (
     ),
     Rule(
         id="flash_package_without_t5",
-        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _flash_package(f) and _class_lacks(f, "flash_attn"),
-        value=_option,
         why=lambda f: f"transformers' class of {family_of(f.config).name} has no FlashAttention",
-        fix=_sdpa,
+        fix=SDPA,
         source="transformers' PreTrainedModel._supports_flash_attn",
         versions="transformers 5.17 to 5.23",
     ),
     Rule(
         id="flash3_has_no_dropout",
-        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _option(f) == "flash3" and _dropout(f) > 0,
-        value=_option,
         why=lambda f: f"FlashAttention-3 has no dropout, and model.dropout is {_dropout(f):g}",
-        fix=lambda f: Fix("model.dropout=0"),
+        fix=Fix("model.dropout=0"),
         source="transformers' PreTrainedModel._flash_attn_can_dispatch",
         versions="transformers 5.23",
     ),
     Rule(
         id="flash_package_packs_one_row",
-        verdict=Severity.impossible,
         key="data.packing",
         when=lambda f: (
             _flash_package(f)
@@ -343,12 +297,11 @@ FLASH_RULES = (
             and is_ragged(f.config)
             and max(f.config.batch.micro_batch, f.config.batch.eval_per_device or 0) > 1
         ),
-        value=lambda f: f.config.data.packing.value,
         why=lambda f: (
             "transformers finds packed samples for FlashAttention in a batch of one row only; in "
             f"one of {f.config.batch.micro_batch} they would see each other"
         ),
-        fix=lambda f: Fix("data.packing=padding_free"),
+        fix=Fix("data.packing=padding_free"),
         source="transformers' modeling_flash_attention_utils._is_packed_sequence",
         versions="transformers 5.17 to 5.23",
     ),
@@ -357,47 +310,39 @@ FLASH_RULES = (
 FLEX_RULES = (
     Rule(
         id="flex_needs_volta",
-        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _option(f) == "flex" and (not _cuda(f) or older_than(f, FLEX_CAPABILITY)),
-        value=_option,
         why=lambda f: (
             "FlexAttention has no backward pass on a CPU, and its Triton kernels need CUDA "
             f"compute capability 7.0 or newer; {capability_of(f)}"
         ),
-        fix=_sdpa,
+        fix=SDPA,
         source=FLEX,
         versions="torch 2.11 to 2.13",
     ),
     Rule(
         id="flex_needs_compiler",
-        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _option(f) == "flex" and _cuda(f) and lacks_compiler(f),
-        value=_option,
         why=without_compiler,
         fix=lambda f: Fix("attention=sdpa", remark=with_compiler(f)),
         source=TRITON_BUILD,
     ),
     Rule(
         id="flex_without_gpt2",
-        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _option(f) == "flex" and _class_lacks(f, "flex_attn"),
-        value=_option,
         why=lambda f: f"transformers' class of {family_of(f.config).name} has no FlexAttention",
-        fix=_sdpa,
+        fix=SDPA,
         source="transformers' PreTrainedModel._supports_flex_attn",
         versions="transformers 5.17 to 5.23",
     ),
     Rule(
         id="flex_has_no_dropout",
-        verdict=Severity.impossible,
         key="attention",
         when=lambda f: _option(f) == "flex" and _dropout(f) > 0,
-        value=_option,
         why=lambda f: f"FlexAttention has no dropout, and model.dropout is {_dropout(f):g}",
-        fix=lambda f: Fix("model.dropout=0"),
+        fix=Fix("model.dropout=0"),
         source="transformers' integrations/flex_attention.py",
         versions="transformers 5.17 to 5.23",
     ),

@@ -39,14 +39,6 @@ def replays_graphs(facts: Facts) -> bool:
     return facts.device.kind == "cuda" and facts.config.compile.replays_graphs
 
 
-def _accumulates(facts: Facts) -> bool:
-    """An open micro-batch is not judged: batch=auto asks of each it could choose."""
-    batch = facts.config.batch
-    return batch.per_device is not None and accumulates(
-        batch, facts.config.distributed.num_processes
-    )
-
-
 def _replayer(facts: Facts) -> str:
     """Source of graph replay: the compiler, or a mode of inductor."""
     compiler = facts.config.compile
@@ -66,15 +58,13 @@ def without_graphs(facts: Facts) -> Fix:
 RULES = (
     Rule(
         id="cudagraphs_need_cuda",
-        verdict=Severity.impossible,
         key="compile",
         when=lambda f: f.config.compile.option == "cudagraphs" and f.device.kind == "cpu",
-        value=lambda f: f.config.compile.option,
         why=lambda f: (
             "CUDA graphs replay the kernels of an NVIDIA GPU; on a CPU PyTorch skips them and runs "
             f"operation by operation, and {f.device.name} is one"
         ),
-        fix=lambda f: Fix("compile=none"),
+        fix=Fix("compile=none"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
     Rule(
@@ -82,9 +72,8 @@ RULES = (
         verdict=Severity.no_effect,
         key="compile.mode",
         when=lambda f: f.config.compile.mode is not CompileMode.default and not _inductor(f),
-        value=lambda f: f.config.compile.mode.value,
         why=lambda f: f"modes are inductor's; compile={f.config.compile.option} has none",
-        fix=lambda f: Fix("compile.mode=default"),
+        fix=Fix("compile.mode=default"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
     Rule(
@@ -92,17 +81,17 @@ RULES = (
         verdict=Severity.no_effect,
         key="compile.mode",
         when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.device.kind == "cpu",
-        value=lambda f: f.config.compile.mode.value,
         why=lambda f: f"{f.device.name} is a CPU, and what is replayed are CUDA graphs",
         fix=without_graphs,
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
     Rule(
         id="graphs_take_one_micro_batch",
-        verdict=Severity.impossible,
         key="compile",
-        when=lambda f: replays_graphs(f) and _accumulates(f),
-        value=lambda f: f.config.compile.option,
+        # An open micro-batch is not judged: batch=auto asks of each it could choose.
+        when=lambda f: (
+            replays_graphs(f) and f.config.batch.per_device is not None and accumulates(f)
+        ),
         why=lambda f: (
             f"{_replayer(f)} leaves a micro-batch's gradients in the memory of its CUDA graphs, "
             "which the next micro-batch of the step uses again before they are added up"
@@ -115,15 +104,13 @@ RULES = (
     ),
     Rule(
         id="graphs_take_the_whole_model",
-        verdict=Severity.impossible,
         key="compile.regional",
         when=lambda f: replays_graphs(f) and f.config.compile.regional,
-        value=lambda f: f.config.compile.regional,
         why=lambda f: (
             f"{_replayer(f)} makes CUDA graphs of each layer, and in an evaluation those of one "
             "layer take the memory of the output of the layer before, which is their input"
         ),
-        fix=lambda f: Fix("compile.regional=false"),
+        fix=Fix("compile.regional=false"),
         source=f"{ISSUES}/152887",
         versions="torch 2.13",
     ),
@@ -132,29 +119,24 @@ RULES = (
         verdict=Severity.no_effect,
         key="compile.regional",
         when=lambda f: f.config.compile.regional and f.config.compile.option == "none",
-        value=lambda f: f.config.compile.regional,
-        why=lambda f: "nothing is compiled, compile=none",
-        fix=lambda f: Fix("compile=inductor"),
+        why="nothing is compiled, compile=none",
+        fix=Fix("compile=inductor"),
         source="https://docs.pytorch.org/tutorials/recipes/regional_compilation.html",
     ),
     Rule(
         id="inductor_needs_volta",
-        verdict=Severity.impossible,
         key="compile",
         when=lambda f: _inductor(f) and older_than(f, INDUCTOR_CAPABILITY),
-        value=lambda f: f.config.compile.option,
         why=lambda f: (
             f"Triton kernels need CUDA compute capability 7.0 or newer; {capability_of(f)}"
         ),
-        fix=lambda f: Fix("compile=none"),
+        fix=Fix("compile=none"),
         source=COMPILER,
     ),
     Rule(
         id="inductor_needs_compiler",
-        verdict=Severity.impossible,
         key="compile",
-        when=lambda f: f.config.compile.option == "inductor" and lacks_compiler(f),
-        value=lambda f: f.config.compile.option,
+        when=lambda f: _inductor(f) and lacks_compiler(f),
         why=without_compiler,
         fix=lambda f: Fix("compile=none", remark=with_compiler(f)),
         source=COMPILER,
@@ -176,26 +158,20 @@ def _same_step(facts: Facts) -> Fix:
 AUTO_RULES = (
     Rule(
         id="auto_chooses_micro_batch",
-        verdict=Severity.impossible,
         key="batch.per_device",
         when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device is not None,
-        value=lambda f: f.config.batch.per_device,
-        why=lambda f: "is what batch=auto would choose; only one of the two can hold",
-        fix=lambda f: Fix("batch=fixed", remark="or batch.per_device=null, and batch=auto chooses"),
+        why="is what batch=auto would choose; only one of the two can hold",
+        fix=Fix("batch=fixed", remark="or batch.per_device=null, and batch=auto chooses"),
         source=SOURCE,
     ),
     Rule(
         id="auto_derives_accumulation",
-        verdict=Severity.impossible,
         key="batch.accumulation",
         when=lambda f: (
             f.config.batch.per_device is None and f.config.batch.accumulation is not None
         ),
-        value=lambda f: f.config.batch.accumulation,
-        why=lambda f: (
-            "depends on the micro-batch that batch=auto chooses; what it keeps is batch.target, "
-            "the samples of an optimizer step"
-        ),
+        why="depends on the micro-batch that batch=auto chooses; what it keeps is batch.target, "
+        "the samples of an optimizer step",
         fix=_same_step,
         source=SOURCE,
     ),
@@ -262,10 +238,8 @@ def _known_head(
     """A head that takes the loss itself answers with that, and nothing is done to its logits."""
     return Rule(
         id=rule,
-        verdict=Severity.impossible,
         key=f"kernels.{key}",
         when=lambda f: is_on(f) and _predicts_tokens(f) and not family_of(f.config).is_known,
-        value=is_on,
         why=lambda f: (
             "this architecture may scale or cap its logits after the projection, which would be "
             f"skipped; supported families are {', '.join(_names(lambda family: family.is_known))}"
@@ -278,13 +252,11 @@ def _known_head(
 KERNELS_RULES = (
     Rule(
         id="fused_loss_needs_torch",
-        verdict=Severity.impossible,
         key="kernels.fused_linear_cross_entropy",
         when=lambda f: (
             _fused(f) and _predicts_tokens(f) and not f.planning and not has_linear_cross_entropy()
         ),
-        value=lambda f: _fused(f),
-        why=lambda f: "the installed torch has no chunked linear_cross_entropy; torch 2.13 has it",
+        why="the installed torch has no chunked linear_cross_entropy; torch 2.13 has it",
         fix=_without_fusion,
         source=FUSED_SOURCE,
         versions="torch < 2.13",
@@ -294,8 +266,7 @@ KERNELS_RULES = (
         verdict=Severity.no_effect,
         key="kernels.fused_linear_cross_entropy",
         when=lambda f: _fused(f) and not _predicts_tokens(f),
-        value=lambda f: _fused(f),
-        why=lambda f: "sequence_classification has no vocabulary projection to fuse with its loss",
+        why="sequence_classification has no vocabulary projection to fuse with its loss",
         fix=_without_fusion,
         source=FUSED_SOURCE,
     ),
@@ -307,8 +278,7 @@ KERNELS_RULES = (
         verdict=Severity.no_effect,
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and not _predicts_tokens(f),
-        value=lambda f: _sparse(f),
-        why=lambda f: "sequence_classification predicts one label per sequence, and no positions",
+        why="sequence_classification predicts one label per sequence, and no positions",
         fix=_without_sparse,
         source=SPARSE_SOURCE,
     ),
@@ -317,7 +287,6 @@ KERNELS_RULES = (
         verdict=Severity.no_benefit,
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and _has_all_labels(f),
-        value=lambda f: _sparse(f),
         why=lambda f: (
             f"with task={f.config.task.option} on this data every position has a label: there is "
             "none to leave out"
@@ -330,65 +299,51 @@ KERNELS_RULES = (
     ),
     Rule(
         id="sparse_prediction_needs_whole_batches",
-        verdict=Severity.impossible,
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and f.config.distributed.option == "dp",
-        value=lambda f: _sparse(f),
-        why=lambda f: (
-            "distributed=dp cuts a batch into equal parts, and the places of its labels with it, "
-            "which belong to the whole batch"
-        ),
+        why="distributed=dp cuts a batch into equal parts, and the places of its labels with it, "
+        "which belong to the whole batch",
         fix=_without_sparse,
         source="torch.nn.parallel.DataParallel: tensors are scattered along their first dimension",
     ),
     Rule(
         id="sparse_prediction_changes_shapes",
-        verdict=Severity.impossible,
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and replays_graphs(f),
-        value=lambda f: _sparse(f),
-        why=lambda f: (
-            "each step has another number of labels, and a CUDA graph is recorded for one number"
-        ),
+        why="each step has another number of labels, and a CUDA graph is recorded for one number",
         fix=without_graphs,
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
     Rule(
         id="liger_needs_cuda",
-        verdict=Severity.impossible,
         key="kernels",
         when=lambda f: f.config.kernels.option == "liger" and f.device.kind == "cpu",
-        value=lambda f: f.config.kernels.option,
         why=lambda f: f"Liger's kernels are written in Triton for GPUs; {capability_of(f)}",
-        fix=lambda f: Fix("kernels=none"),
+        fix=Fix("kernels=none"),
         source=LIGER_SOURCE,
     ),
     Rule(
         id="liger_needs_known_family",
-        verdict=Severity.impossible,
         key="kernels",
         when=lambda f: (
             f.config.kernels.option == "liger"
             and family_of(f.config).is_known
             and not family_of(f.config).has_liger
         ),
-        value=lambda f: f.config.kernels.option,
         why=lambda f: (
             f"Liger has no kernels for {family_of(f.config).name}; it has them for "
             + ", ".join(_names(lambda family: family.has_liger))
         ),
-        fix=lambda f: Fix("kernels=none"),
+        fix=Fix("kernels=none"),
         source=LIGER_SOURCE,
         versions="liger-kernel 0.8.5",
     ),
     Rule(
         id="liger_needs_compiler",
-        verdict=Severity.impossible,
         key="kernels",
         when=lambda f: (
             f.config.kernels.option == "liger" and f.device.kind == "cuda" and lacks_compiler(f)
         ),
-        value=lambda f: f.config.kernels.option,
         why=without_compiler,
         fix=lambda f: Fix("kernels=none", remark=with_compiler(f)),
         source="triton/runtime/build.py, _find_compiler",

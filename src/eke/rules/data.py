@@ -30,11 +30,6 @@ def _synthetic(facts: Facts) -> Synthetic | None:
     return facts.config.data if isinstance(facts.config.data, Synthetic) else None
 
 
-def _typed(facts: Facts, key: str) -> object:
-    """A key of the data group, for any option."""
-    return getattr(facts.config.data, key)
-
-
 def _cannot_pack(facts: Facts) -> bool:
     config = facts.config
     return config.data.packing is not Packing.off and (
@@ -60,23 +55,6 @@ def _padded_len(facts: Facts) -> int:
     return -(-facts.config.data.seq_len // multiple) * multiple
 
 
-def _half_a_pair(facts: Facts) -> bool:
-    rows = _rows(facts)
-    return rows is not None and (rows.prompt is None) is not (rows.response is None)
-
-
-def _pair_fix(facts: Facts) -> Fix:
-    rows = _rows(facts)
-    missing = "response" if rows is not None and rows.response is None else "prompt"
-    return Fix(f"data.{missing}={missing}")
-
-
-def _unused_pair(facts: Facts) -> bool:
-    rows = _rows(facts)
-    unpaired = facts.config.task.option not in ("causal_lm", "seq2seq_lm")
-    return rows is not None and rows.prompt is not None and unpaired
-
-
 def _counts_too_many(facts: Facts) -> bool:
     synthetic = _synthetic(facts)
     if synthetic is None or synthetic.lengths is Lengths.fixed:
@@ -96,35 +74,29 @@ RULES = (
             and not is_of_eke_without_tokenizer(f.config.model.name_or_path)
         ),
         value=lambda f: tokenizer_of(f.config.data),
-        why=lambda f: (
-            "the checkpoint was trained on other tokens; its embeddings mean nothing here"
-        ),
-        fix=lambda f: Fix("data.tokenizer=FOLDER_OR_HUB_NAME"),
+        why="the checkpoint was trained on other tokens; its embeddings mean nothing here",
+        fix=Fix("data.tokenizer=FOLDER_OR_HUB_NAME"),
         source="an embedding belongs to the tokenizer it was trained with",
     ),
     Rule(
         id="datasets_missing",
-        verdict=Severity.impossible,
         key="data",
         # Also for a plan, which counts the samples.
         when=lambda f: f.config.data.option in READ_BY_DATASETS and find_spec("datasets") is None,
-        value=lambda f: f.config.data.option,
-        why=lambda f: "needs the package datasets, which is not installed",
-        fix=lambda f: Fix("data=python_source", remark='or: pip install "eke[data]"'),
+        why="needs the package datasets, which is not installed",
+        fix=Fix("data=python_source", remark='or: pip install "eke[data]"'),
         source="pyproject.toml",
     ),
     Rule(
         id="packing_needs_causal_decoder",
-        verdict=Severity.impossible,
         key="data.packing",
         when=_cannot_pack,
-        value=lambda f: f.config.data.packing.value,
         why=lambda f: (
             f"samples are separated by their positions, which works for causal_lm on "
             f"{' and '.join(each.name for each in FAMILIES.values() if each.is_decoder)} models; "
             f"this is {f.config.task.option} on {family_of(f.config).name}"
         ),
-        fix=lambda f: Fix("data.packing=off"),
+        fix=Fix("data.packing=off"),
         source="transformers' masking_utils.find_packed_sequence_indices",
         versions="transformers 5",
     ),
@@ -137,9 +109,8 @@ RULES = (
             and not _cannot_pack(f)
             and not is_ragged(f.config)
         ),
-        value=lambda f: f.config.data.packing.value,
         why=lambda f: f"every sample has {f.config.data.seq_len} tokens already: none is padded",
-        fix=lambda f: Fix("data.packing=off"),
+        fix=Fix("data.packing=off"),
         source="eke.training.batches.tasks",
     ),
     Rule(
@@ -147,9 +118,8 @@ RULES = (
         verdict=Severity.no_effect,
         key="data.length_grouping",
         when=lambda f: f.config.data.length_grouping and not is_ragged(f.config),
-        value=lambda f: f.config.data.length_grouping,
-        why=lambda f: "every sample is as long as every other",
-        fix=lambda f: Fix("data.length_grouping=false"),
+        why="every sample is as long as every other",
+        fix=Fix("data.length_grouping=false"),
         source="eke.training.batches.batches",
     ),
     Rule(
@@ -157,53 +127,51 @@ RULES = (
         verdict=Severity.no_effect,
         key="data.pad_to_multiple_of",
         when=_pads_nothing,
-        value=lambda f: f.config.data.pad_to_multiple_of,
         why=lambda f: f"every sample has {f.config.data.seq_len} tokens, a multiple of it already",
-        fix=lambda f: Fix("data.pad_to_multiple_of=null"),
+        fix=Fix("data.pad_to_multiple_of=null"),
         source=COLLATORS,
     ),
     Rule(
         id="padded_fits_positions",
-        verdict=Severity.impossible,
         key="data.pad_to_multiple_of",
         when=lambda f: (
             (m := max_positions(f)) is not None and f.config.data.seq_len <= m < _padded_len(f)
         ),
-        value=lambda f: f.config.data.pad_to_multiple_of,
         why=lambda f: (
             f"pads data.seq_len = {f.config.data.seq_len} to {_padded_len(f)} tokens, more than "
             f"model.max_position_embeddings = {max_positions(f)}"
         ),
-        fix=lambda f: Fix("data.pad_to_multiple_of=null"),
+        fix=Fix("data.pad_to_multiple_of=null"),
         source="learned positions have as many rows as the model was made with",
     ),
     Rule(
         id="padding_needs_eps",
-        verdict=Severity.impossible,
         key="model.rms_norm_eps",
         when=lambda f: (
             getattr(f.config.model, "rms_norm_eps", None) == 0
             and (bool(is_ragged(f.config)) or (_multiple(f) > 1 and not _pads_nothing(f)))
         ),
-        value=lambda f: getattr(f.config.model, "rms_norm_eps", None),
-        why=lambda f: "the embedding of padding is zero, and zero divided by its norm is no number",
-        fix=lambda f: Fix("model.rms_norm_eps=1e-6"),
+        why="the embedding of padding is zero, and zero divided by its norm is no number",
+        fix=Fix("model.rms_norm_eps=1e-6"),
         source="transformers' LlamaRMSNorm, and torch's Embedding(padding_idx)",
         versions="transformers 5",
     ),
     Rule(
         id="prompt_needs_response",
-        verdict=Severity.impossible,
         key="data.prompt",
-        when=_half_a_pair,
-        value=lambda f: getattr(f.config.data, "prompt", None),
-        why=lambda f: "data.prompt and data.response belong together, and one of them is null",
-        fix=_pair_fix,
+        when=lambda f: (
+            (rows := _rows(f)) is not None and (rows.prompt is None) is not (rows.response is None)
+        ),
+        why="data.prompt and data.response belong together, and one of them is null",
+        fix=lambda f: Fix(
+            "data.response=response"
+            if getattr(f.config.data, "response", None) is None
+            else "data.prompt=prompt"
+        ),
         source="docs/how-to/data.md",
     ),
     Rule(
         id="seq2seq_needs_pairs",
-        verdict=Severity.impossible,
         key="data.prompt",
         when=lambda f: (
             (rows := _rows(f)) is not None
@@ -211,64 +179,59 @@ RULES = (
             and rows.prompt is None
             and rows.response is None
         ),
-        value=lambda f: None,
-        why=lambda f: "task=seq2seq_lm needs a column with the source and one with the target",
-        fix=lambda f: Fix("data.prompt=prompt", "data.response=response"),
+        why="task=seq2seq_lm needs a column with the source and one with the target",
+        fix=Fix("data.prompt=prompt", "data.response=response"),
         source="docs/how-to/data.md",
     ),
     Rule(
         id="pairs_need_a_task",
         verdict=Severity.no_effect,
         key="data.prompt",
-        when=_unused_pair,
-        value=lambda f: getattr(f.config.data, "prompt", None),
+        when=lambda f: (
+            (rows := _rows(f)) is not None
+            and rows.prompt is not None
+            and f.config.task.option not in ("causal_lm", "seq2seq_lm")
+        ),
         why=lambda f: f"task={f.config.task.option} reads the column of data.text",
-        fix=lambda f: Fix("data.prompt=null", "data.response=null"),
+        fix=Fix("data.prompt=null", "data.response=null"),
         source="docs/how-to/data.md",
     ),
     Rule(
         id="streaming_needs_num_samples",
-        verdict=Severity.impossible,
         key="data.streaming",
         when=lambda f: (
             isinstance(f.config.data, Hub)
             and f.config.data.streaming
             and f.config.data.num_samples is None
         ),
-        value=lambda f: True,
-        why=lambda f: "a stream has no end that could be counted on: say how many samples to take",
-        fix=lambda f: Fix("data.num_samples=10000"),
+        why="a stream has no end that could be counted on: say how many samples to take",
+        fix=Fix("data.num_samples=10000"),
         source="https://huggingface.co/docs/datasets/stream",
     ),
     Rule(
         id="synthetic_ids_fit",
-        verdict=Severity.impossible,
         key="data.min_token",
         when=lambda f: (
             (d := _synthetic(f)) is not None
             and d.min_token >= min(d.max_token, f.config.model.vocab_size)
         ),
-        value=lambda f: _typed(f, "min_token"),
         why=lambda f: (
             "leaves no token below the smaller of data.max_token and model.vocab_size = "
             f"{f.config.model.vocab_size}"
         ),
-        fix=lambda f: Fix(f"data.min_token={NUM_SPECIAL_TOKENS}", "data.max_token=30000"),
+        fix=Fix(f"data.min_token={NUM_SPECIAL_TOKENS}", "data.max_token=30000"),
         source="eke.training.batches.sampler",
     ),
     Rule(
         id="synthetic_ids_not_special",
-        verdict=Severity.impossible,
         key="data.min_token",
         when=lambda f: (d := _synthetic(f)) is not None and d.min_token < NUM_SPECIAL_TOKENS,
-        value=lambda f: _typed(f, "min_token"),
-        why=lambda f: f"ids below {NUM_SPECIAL_TOKENS} mean padding, end of text and the like",
-        fix=lambda f: Fix("data.min_token=100"),
+        why=f"ids below {NUM_SPECIAL_TOKENS} mean padding, end of text and the like",
+        fix=Fix("data.min_token=100"),
         source="eke.common.text",
     ),
     Rule(
         id="min_len_within_seq_len",
-        verdict=Severity.impossible,
         key="data.min_len",
         when=lambda f: (
             (d := _synthetic(f)) is not None
@@ -276,7 +239,6 @@ RULES = (
             and d.lengths is not Lengths.fixed
             and d.min_len > d.seq_len
         ),
-        value=lambda f: _typed(f, "min_len"),
         why=lambda f: f"is longer than data.seq_len = {f.config.data.seq_len}",
         fix=lambda f: Fix(f"data.min_len={f.config.data.seq_len}"),
         source="eke.data.sources.packing",
@@ -290,9 +252,8 @@ RULES = (
             and d.min_len is not None
             and d.lengths is Lengths.fixed
         ),
-        value=lambda f: _typed(f, "min_len"),
-        why=lambda f: "every sample has data.seq_len tokens while data.lengths=fixed",
-        fix=lambda f: Fix("data.lengths=uniform"),
+        why="every sample has data.seq_len tokens while data.lengths=fixed",
+        fix=Fix("data.lengths=uniform"),
         source="eke.data.sources.packing",
     ),
     Rule(
@@ -304,21 +265,17 @@ RULES = (
             and d.median_len is not None
             and d.lengths is not Lengths.lognormal
         ),
-        value=lambda f: _typed(f, "median_len"),
-        why=lambda f: "only lognormal lengths have a median to choose",
-        fix=lambda f: Fix("data.lengths=lognormal"),
+        why="only lognormal lengths have a median to choose",
+        fix=Fix("data.lengths=lognormal"),
         source="eke.data.sources.packing",
     ),
     Rule(
         id="lengths_are_counted",
-        verdict=Severity.impossible,
         key="data.num_samples",
         when=_counts_too_many,
         value=lambda f: f.config.data.num_samples or f.config.data.num_eval_samples,
-        why=lambda f: (
-            f"packing and length grouping draw the length of every sample before the run, of at "
-            f"most {MAX_COUNTED}"
-        ),
+        why=f"packing and length grouping draw the length of every sample before the run, of at "
+        f"most {MAX_COUNTED}",
         fix=lambda f: Fix(
             f"data.num_samples={MAX_COUNTED}",
             f"data.num_eval_samples={min(f.config.data.num_eval_samples, MAX_COUNTED)}",

@@ -51,22 +51,6 @@ def _whole(facts: Facts) -> int:
     return state_bytes(facts.config).total
 
 
-def _plain(facts: Facts) -> Fix:
-    """The override for the same processes without DeepSpeed."""
-    alone = facts.config.distributed.num_processes == 1
-    return Fix("distributed=none" if alone else "distributed=ddp")
-
-
-def _without_offload(facts: Facts) -> Fix:
-    return Fix(*_plain(facts).words, "offload=none") if offloads(facts) else _plain(facts)
-
-
-def _compiles_adam(facts: Facts) -> bool:
-    """Whether the plan's choice is DeepSpeed's AdamW for the host."""
-    chosen = optimizer_entry(facts.config.optimizer).implementation == AUTO
-    return is_zero(facts) and offloads(facts) and chosen
-
-
 def _installed() -> str:
     """Version of the package; the tested one where there is none."""
     try:
@@ -87,41 +71,33 @@ def _loses_frozen_weights(facts: Facts) -> bool:
 RULES = (
     Rule(
         id="zero_needs_elementwise_optimizer",
-        verdict=Severity.impossible,
         key="optimizer",
         when=lambda f: is_zero(f) and optimizer_entry(f.config.optimizer).fails_on_pieces != "",
-        value=lambda f: f.config.optimizer.option,
         why=lambda f: (
             f"under distributed={f.config.distributed.option}: "
             f"{optimizer_entry(f.config.optimizer).fails_on_pieces}"
         ),
-        fix=lambda f: Fix("optimizer=adamw"),
+        fix=Fix("optimizer=adamw"),
         source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
         id="zero_keeps_masters",
-        verdict=Severity.impossible,
         key="precision.master",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
-        value=lambda f: f.config.precision.master.value,
         why=lambda f: (
             f"distributed={f.config.distributed.option} steps on float32 copies of its share of "
             "bfloat16 weights"
         ),
-        fix=lambda f: Fix("precision.master=auto"),
+        fix=Fix("precision.master=auto"),
         source="docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
         id="zero_rounds_adapters",
-        verdict=Severity.impossible,
         key="precision.weights",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
-        value=lambda f: f.config.precision.weights.value,
-        why=lambda f: (
-            "DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else"
-        ),
+        why="DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else",
         fix=lambda f: (
             Fix("precision=bf16")
             if f.config.precision.option == "bf16_pure"
@@ -132,15 +108,13 @@ RULES = (
     ),
     Rule(
         id="zero3_recomputes_frozen_weights",
-        verdict=Severity.impossible,
         key="memory.checkpointing",
         when=_loses_frozen_weights,
-        value=lambda f: f.config.memory.checkpointing.value,
         why=lambda f: (
             f"DeepSpeed {_installed()} empties frozen weights while they are recomputed; "
             f"{'.'.join(map(str, RECOMPUTES_FROZEN))} does not"
         ),
-        fix=lambda f: Fix(
+        fix=Fix(
             "memory.checkpointing=off", remark="or: pip install -U deepspeed; distributed=zero2"
         ),
         source="https://github.com/huggingface/transformers/issues/47254",
@@ -148,12 +122,10 @@ RULES = (
     ),
     Rule(
         id="zero_with_compile",
-        verdict=Severity.impossible,
         key="compile",
         when=lambda f: is_zero(f) and f.config.compile.option != "none",
-        value=lambda f: f.config.compile.option,
-        why=lambda f: "DeepSpeed's engine would run the model as it is, uncompiled",
-        fix=lambda f: Fix("compile=none"),
+        why="DeepSpeed's engine would run the model as it is, uncompiled",
+        fix=Fix("compile=none"),
         source="docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
@@ -162,12 +134,9 @@ RULES = (
         verdict=Severity.no_benefit,
         key="distributed",
         when=lambda f: is_zero(f) and f.config.distributed.num_processes == 1 and not offloads(f),
-        value=lambda f: f.config.distributed.option,
-        why=lambda f: (
-            "one process has nothing to share with, and DeepSpeed keeps a float32 copy of the "
-            "weights, 4 bytes a parameter more than distributed=none"
-        ),
-        fix=lambda f: Fix("distributed=none", remark="or: offload=optimizer_cpu"),
+        why="one process has nothing to share with, and DeepSpeed keeps a float32 copy of the "
+        "weights, 4 bytes a parameter more than distributed=none",
+        fix=Fix("distributed=none", remark="or: offload=optimizer_cpu"),
         source="arXiv:1910.02054, section 5",
     ),
     Rule(
@@ -180,12 +149,14 @@ RULES = (
             and f.device.memory_bytes is not None
             and _whole(f) < ROOMY_FRAC * f.device.memory_bytes
         ),
-        value=lambda f: f.config.distributed.option,
         why=lambda f: (
             f"the whole training state is {format_bytes(_whole(f))}; one {f.device.name} has "
             f"{format_bytes(f.device.memory_bytes or 0)}: what fits on one GPU only gets slower"
         ),
-        fix=_without_offload,
+        fix=lambda f: Fix(
+            "distributed=ddp" if f.config.distributed.num_processes > 1 else "distributed=none",
+            *(("offload=none",) if offloads(f) else ()),
+        ),
         source="https://huggingface.co/docs/transformers/v4.25.1/en/perf_train_gpu_one#deepspeed-zero",
         sized=True,
     ),
@@ -198,11 +169,8 @@ RULES = (
             and f.config.offload.option == "none"
             and bool(getattr(f.config.optimizer, "embeddings_32bit", False))
         ),
-        value=lambda f: "true",
-        why=lambda f: f"{PIECES}, none of which is known as an embedding: all moments have 8 bits",
-        fix=lambda f: Fix(
-            "optimizer.embeddings_32bit=false", remark="says what happens; or distributed=ddp"
-        ),
+        why=f"{PIECES}, none of which is known as an embedding: all moments have 8 bits",
+        fix=Fix("optimizer.embeddings_32bit=false", remark="says what happens; or distributed=ddp"),
         source="https://huggingface.co/docs/bitsandbytes/optimizers",
         versions=VERSION,
     ),
@@ -211,19 +179,23 @@ RULES = (
         verdict=Severity.no_effect,
         key="distributed.deepspeed_config",
         when=lambda f: f.config.distributed.deepspeed_config is not None and not is_zero(f),
-        value=lambda f: f.config.distributed.deepspeed_config,
         why=lambda f: f"distributed={f.config.distributed.option} does not use DeepSpeed",
-        fix=lambda f: Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
+        fix=Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
         source="https://www.deepspeed.ai/docs/config-json",
     ),
     Rule(
         id="cpu_adam_needs_compiler",
-        verdict=Severity.impossible,
         key="optimizer",
-        when=lambda f: not f.planning and _compiles_adam(f) and shutil.which("g++") is None,
-        value=lambda f: f.config.optimizer.option,
-        why=lambda f: "DeepSpeed compiles its Adam for the host at first use; there is no g++ here",
-        fix=lambda f: Fix("optimizer=adamw_fused", remark="torch's own; or install g++"),
+        # The plan's choice is DeepSpeed's AdamW for the host.
+        when=lambda f: (
+            not f.planning
+            and is_zero(f)
+            and offloads(f)
+            and optimizer_entry(f.config.optimizer).implementation == AUTO
+            and shutil.which("g++") is None
+        ),
+        why="DeepSpeed compiles its Adam for the host at first use; there is no g++ here",
+        fix=Fix("optimizer=adamw_fused", remark="torch's own; or install g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
         versions=VERSION,
     ),
@@ -261,17 +233,6 @@ def _folder(facts: Facts) -> Path:
     return existing_parent(user_path(offload.path))
 
 
-def _path(facts: Facts) -> str:
-    return getattr(facts.config.offload, "path", "")
-
-
-def _unwritable(facts: Facts) -> bool:
-    if not _is_here(facts):
-        return False
-    folder = _folder(facts)
-    return not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK))
-
-
 def _kind(facts: Facts) -> str:
     return file_system(_folder(facts))
 
@@ -287,19 +248,10 @@ def _needed(facts: Facts) -> int:
     return _files(facts).files * facts.config.distributed.num_processes
 
 
-def _pinned(facts: Facts) -> int:
-    return _files(facts).pinned
-
-
 def lockable_bytes() -> int | None:
     """Memory that this process may lock; None where there is no limit (root has none)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
-
-
-def _cannot_lock(facts: Facts) -> bool:
-    limit = lockable_bytes()
-    return _is_here(facts) and limit is not None and _pinned(facts) > limit
 
 
 @functools.cache
@@ -318,10 +270,6 @@ def has_libaio_header(flags: str) -> bool:
     return done.returncode == 0
 
 
-def _lacks_libaio(facts: Facts) -> bool:
-    return _is_here(facts) and not has_libaio_header(os.environ.get("CFLAGS", ""))
-
-
 def _instead(facts: Facts) -> Fix:
     """The next best place."""
     weights = facts.config.offload
@@ -329,65 +277,51 @@ def _instead(facts: Facts) -> Fix:
     return Fix("offload=params_cpu") if whole else Fix("offload=optimizer_cpu")
 
 
-def _is_plain(facts: Facts) -> bool:
-    """Whether all of the state comes back from files: float32 weights, moments of their shape."""
-    config = facts.config
-    returns = optimizer_entry(config.optimizer).returns_from_files
-    return config.precision.weights is Weights.float32 and returns
-
-
-def _weights_on_disk(facts: Facts) -> bool:
-    offload = _offload(facts)
-    return offload is not None and offload.weights is WeightsPlace.disk
-
-
 NVME_RULES = (
     Rule(
         id="nvme_holds_plain_state",
-        verdict=Severity.impossible,
         key="offload",
-        when=lambda f: _offload(f) is not None and not _is_plain(f),
-        value=lambda f: f.config.offload.option,
-        why=lambda f: (
-            "brings back the moments of float32 weights, by AdamW, Lion or SGD, and not the scales "
-            "of 8-bit states or float32 copies of narrower weights"
+        when=lambda f: (
+            _offload(f) is not None
+            and (
+                f.config.precision.weights is not Weights.float32
+                or not optimizer_entry(f.config.optimizer).returns_from_files
+            )
         ),
+        why="brings back the moments of float32 weights, by AdamW, Lion or SGD, and not the scales "
+        "of 8-bit states or float32 copies of narrower weights",
         fix=_instead,
         source="tests/equivalence/test_nvme.py",
         versions=VERSION,
     ),
     Rule(
         id="nvme_weights_stay_in_memory",
-        verdict=Severity.impossible,
         key="offload.weights",
-        when=_weights_on_disk,
-        value=lambda f: WeightsPlace.disk.value,
-        why=lambda f: (
-            "with some models DeepSpeed fails in the first training step after an evaluation: a "
-            "weight that was read ahead is read again (param already assigned swap buffer id)"
+        when=lambda f: (
+            (offload := _offload(f)) is not None and offload.weights is WeightsPlace.disk
         ),
-        fix=lambda f: Fix("offload.weights=host"),
+        why="with some models DeepSpeed fails in the first training step after an evaluation: a "
+        "weight that was read ahead is read again (param already assigned swap buffer id)",
+        fix=Fix("offload.weights=host"),
         source="tests/equivalence/test_nvme.py",
         versions=VERSION,
     ),
     Rule(
         id="nvme_folder_writable",
-        verdict=Severity.impossible,
         key="offload.path",
-        when=_unwritable,
-        value=_path,
+        when=lambda f: (
+            _is_here(f) and not (_folder(f).is_dir() and os.access(_folder(f), os.W_OK | os.X_OK))
+        ),
         why=lambda f: (
             f"{_folder(f)} cannot be written" if _folder(f).is_dir() else f"{_folder(f)} is a file"
         ),
-        fix=lambda f: Fix("offload.path=FOLDER", remark="on a local disk"),
+        fix=Fix("offload.path=FOLDER", remark="on a local disk"),
         source=DOCS,
     ),
     Rule(
         id="nvme_folder_is_a_disk",
-        verdict=Severity.impossible,
         key="offload.path",
         when=lambda f: _is_here(f) and _kind(f) in IN_MEMORY,
-        value=_path,
         why=lambda f: f"lies in a {_kind(f)}, which is host memory: nothing would leave it",
         fix=_instead,
         source="https://www.kernel.org/doc/html/latest/filesystems/tmpfs.html",
@@ -397,7 +331,6 @@ NVME_RULES = (
         verdict=Severity.no_benefit,
         key="offload.path",
         when=lambda f: _is_here(f) and _kind(f) in REMOTE,
-        value=_path,
         why=lambda f: (
             f"lies behind a network ({_kind(f)}): every step reads and writes "
             f"{format_bytes(_files(f).files)} there for each process"
@@ -408,15 +341,13 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_has_space",
-        verdict=Severity.impossible,
         key="offload.path",
         when=lambda f: _is_here(f) and _needed(f) > shutil.disk_usage(_folder(f)).free,
-        value=_path,
         why=lambda f: (
             f"needs {format_bytes(_needed(f))} for the training state; the disk has "
             f"{format_bytes(shutil.disk_usage(_folder(f)).free)} free"
         ),
-        fix=lambda f: Fix("offload.path=FOLDER", remark="on a larger disk"),
+        fix=Fix("offload.path=FOLDER", remark="on a larger disk"),
         source="models/sizes/state.py",
         versions=VERSION,
         sized=True,
@@ -426,11 +357,8 @@ NVME_RULES = (
         verdict=Severity.no_effect,
         key="offload",
         when=lambda f: _offload(f) is not None and _files(f).files == 0,
-        value=lambda f: f.config.offload.option,
-        why=lambda f: (
-            "no part of the state reaches the 1 MiB, or the offload.block_bytes, from which on "
-            "DeepSpeed writes to a disk"
-        ),
+        why="no part of the state reaches the 1 MiB, or the offload.block_bytes, from which on "
+        "DeepSpeed writes to a disk",
         fix=_instead,
         source="deepspeed.runtime.swap_tensor.utils, MIN_AIO_BYTES",
         versions=VERSION,
@@ -438,15 +366,16 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_buffers_are_locked",
-        verdict=Severity.impossible,
         key="offload.piece_numbers",
-        when=_cannot_lock,
+        when=lambda f: (
+            _is_here(f) and (limit := lockable_bytes()) is not None and _files(f).pinned > limit
+        ),
         value=lambda f: getattr(f.config.offload, "piece_numbers", ""),
         why=lambda f: (
-            f"{format_bytes(_pinned(f))} of buffers must be locked in memory; this process may "
-            f"lock {format_bytes(lockable_bytes() or 0)} (ulimit -l)"
+            f"{format_bytes(_files(f).pinned)} of buffers must be locked in memory; this process "
+            f"may lock {format_bytes(lockable_bytes() or 0)} (ulimit -l)"
         ),
-        fix=lambda f: Fix(
+        fix=Fix(
             "ulimit", "-l", "unlimited", remark="in the shell, or by the machine's administrator"
         ),
         source="deepspeed csrc/pin_memory/page_alloc.cpp: mlock",
@@ -455,14 +384,10 @@ NVME_RULES = (
     ),
     Rule(
         id="nvme_needs_libaio",
-        verdict=Severity.impossible,
         key="offload",
-        when=_lacks_libaio,
-        value=lambda f: f.config.offload.option,
-        why=lambda f: (
-            "DeepSpeed's async_io is compiled against libaio, at its first use on a machine; "
-            "libaio.h or a C++ compiler is missing"
-        ),
+        when=lambda f: _is_here(f) and not has_libaio_header(os.environ.get("CFLAGS", "")),
+        why="DeepSpeed's async_io is compiled against libaio, at its first use on a machine; "
+        "libaio.h or a C++ compiler is missing",
         fix=lambda f: Fix(*_instead(f).words, remark=f"or: {APT} g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
         versions=VERSION,
@@ -480,17 +405,11 @@ def _stage(facts: Facts) -> Fix:
     return Fix(f"distributed={zero}", f"distributed.num_processes={processes}")
 
 
-def _is_nvme(facts: Facts) -> bool:
-    return isinstance(facts.config.offload, NvmeOffload)
-
-
 OFFLOAD_RULES = (
     Rule(
         id="offload_needs_zero",
-        verdict=Severity.impossible,
         key="offload",
         when=lambda f: offloads(f) and not is_zero(f),
-        value=lambda f: f.config.offload.option,
         why=lambda f: (
             f"it is DeepSpeed's; distributed={f.config.distributed.option} trains without DeepSpeed"
         ),
@@ -499,19 +418,21 @@ OFFLOAD_RULES = (
     ),
     Rule(
         id="offload_needs_zero3",
-        verdict=Severity.impossible,
         key="offload",
         when=lambda f: (
             f.config.distributed.option in ("zero1", "zero2")
             and f.config.offload.option in ("params_cpu", "nvme")
         ),
-        value=lambda f: f.config.offload.option,
         why=lambda f: (
             f"needs state that is cut by weight, as stage 3 has it; "
             f"{f.config.distributed.option} is stage {STAGE[f.config.distributed.option]}"
-            + (", and would silently keep it in host memory" if _is_nvme(f) else "")
+            + (
+                ", and would silently keep it in host memory"
+                if f.config.offload.option == "nvme"
+                else ""
+            )
         ),
-        fix=lambda f: Fix("distributed=zero3"),
+        fix=Fix("distributed=zero3"),
         source=OFFLOAD_DOCS,
         versions=VERSION,
     ),
@@ -519,10 +440,14 @@ OFFLOAD_RULES = (
         id="offload_on_cpu",
         verdict=Severity.no_effect,
         key="offload",
-        when=lambda f: is_zero(f) and offloads(f) and f.device.kind == "cpu" and not _is_nvme(f),
-        value=lambda f: f.config.offload.option,
-        why=lambda f: "the device is the host: what would leave the device's memory stays in it",
-        fix=lambda f: Fix("offload=none"),
+        when=lambda f: (
+            is_zero(f)
+            and offloads(f)
+            and f.device.kind == "cpu"
+            and f.config.offload.option != "nvme"
+        ),
+        why="the device is the host: what would leave the device's memory stays in it",
+        fix=Fix("offload=none"),
         source="arXiv:2101.06840",
     ),
 )

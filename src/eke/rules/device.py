@@ -10,7 +10,7 @@ from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
 from eke.models.families import family_of
-from eke.models.sizes import OPTIMIZER_REGISTRY, model_size, weight_bytes
+from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, decide_formats, model_size
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
 from eke.rules.rule import Facts, Rule, Severity
 
@@ -36,15 +36,11 @@ def _state_reason(facts: Facts) -> str:
     )
 
 
-def _state_fix(facts: Facts) -> Fix:
-    return first_that_fits(facts) or _small(facts)
-
-
 def _embedded(facts: Facts) -> int:
     """Bytes of the first layer's input in one forward pass: in the weights' format."""
     config = facts.config
     tokens = config.batch.micro_batch * config.data.seq_len
-    return tokens * config.model.hidden_size * weight_bytes(config)
+    return tokens * config.model.hidden_size * decide_formats(config).weight_bytes
 
 
 def _batch_fix(facts: Facts) -> Fix:
@@ -54,7 +50,7 @@ def _batch_fix(facts: Facts) -> Fix:
     samples = free * config.batch.micro_batch // _embedded(facts)
     if samples:
         return Fix(f"batch.per_device={1 << (samples.bit_length() - 1)}")
-    tokens = free // (config.model.hidden_size * weight_bytes(config))
+    tokens = free // (config.model.hidden_size * decide_formats(config).weight_bytes)
     return Fix("batch.per_device=1", f"data.seq_len={max(4, tokens // 2)}")
 
 
@@ -67,12 +63,10 @@ def _small(facts: Facts) -> Fix:
 RULES = (
     Rule(
         id="declared_device_is_absent",
-        verdict=Severity.impossible,
         key="hardware",
         when=lambda f: not f.planning and not f.device.present,
-        value=lambda f: f.config.hardware.option,
         why=lambda f: f"this machine has no {f.device.name}; a declared device is for planning",
-        fix=lambda f: Fix("hardware=auto", remark="or add plan_only=true"),
+        fix=Fix("hardware=auto", remark="or add plan_only=true"),
         source="docs/how-to/forecast.md",
     ),
     Rule(
@@ -80,25 +74,21 @@ RULES = (
         verdict=Severity.no_effect,
         key="dataloader.pin_memory",
         when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.device.kind == "cpu",
-        value=lambda f: f.config.dataloader.pin_memory.value,
-        why=lambda f: "page-locked memory speeds up copies to a GPU; there is none",
-        fix=lambda f: Fix("dataloader.pin_memory=auto"),
+        why="page-locked memory speeds up copies to a GPU; there is none",
+        fix=Fix("dataloader.pin_memory=auto"),
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
     ),
     Rule(
         id="states_do_not_fit",
-        verdict=Severity.impossible,
         key="model",
         when=lambda f: f.device.memory_bytes is not None and held_bytes(f) > f.device.memory_bytes,
-        value=lambda f: f.config.model.option,
         why=_state_reason,
-        fix=_state_fix,
+        fix=lambda f: first_that_fits(f) or _small(f),
         source="a lower bound: activations come on top",
         sized=True,
     ),
     Rule(
         id="batch_does_not_fit",
-        verdict=Severity.impossible,
         key="batch.per_device",
         when=lambda f: (
             f.device.memory_bytes is not None
@@ -134,13 +124,9 @@ NEEDS: dict[tuple[str, str], tuple[str, str]] = {
         "pip install -v . in the folder hopper of github.com/Dao-AILab/flash-attention",
     ),
     ("kernels", "liger"): ("liger_kernel", 'pip install "eke[liger]"'),
-    ("peft", "lora"): ("peft", 'pip install "eke[peft]"'),
-    ("peft", "dora"): ("peft", 'pip install "eke[peft]"'),
-    ("peft", "ia3"): ("peft", 'pip install "eke[peft]"'),
+    **{("peft", option): ("peft", 'pip install "eke[peft]"') for option in ("lora", "dora", "ia3")},
     ("peft", "qlora"): ("peft bitsandbytes", 'pip install "eke[peft,bitsandbytes]"'),
-    ("distributed", "zero1"): ("deepspeed", 'pip install "eke[deepspeed]"'),
-    ("distributed", "zero2"): ("deepspeed", 'pip install "eke[deepspeed]"'),
-    ("distributed", "zero3"): ("deepspeed", 'pip install "eke[deepspeed]"'),
+    **{("distributed", zero): ("deepspeed", 'pip install "eke[deepspeed]"') for zero in STAGE},
 }
 """Group and option -> the packages it imports, and the line that installs it (for an extra,
 `pip install "eke[NAME]"`)."""
@@ -166,27 +152,19 @@ def _is_there(package: str) -> bool:
     return any(path.is_dir() or path.with_suffix(".py").is_file() for path in places)
 
 
-def _missing(facts: Facts, group: str) -> tuple[str, str] | None:
-    """The first absent package of the group's option, and the line that installs it."""
+def _missing(facts: Facts, group: str) -> tuple[str, str]:
+    """The first absent package of the group's option, and the line that installs it; or nothing."""
     packages, line = NEEDS.get((group, getattr(facts.config, group).option), ("", ""))
-    return next(((name, line) for name in packages.split() if not _is_there(name)), None)
-
-
-def _found(facts: Facts, group: str) -> tuple[str, str]:
-    found = _missing(facts, group)
-    assert found is not None, "only called for a problem that was found"
-    return found
+    return next(((name, line) for name in packages.split() if not _is_there(name)), ("", ""))
 
 
 def _rule(group: str) -> Rule:
     return Rule(
         id="package_missing",
-        verdict=Severity.impossible,
         key=group,
-        when=lambda f: not f.planning and _missing(f, group) is not None,
-        value=lambda f: getattr(f.config, group).option,
-        why=lambda f: f"needs the package {_found(f, group)[0]}, which is not installed",
-        fix=lambda f: Fix(f"{group}={_INSTEAD[group]}", remark=f"or: {_found(f, group)[1]}"),
+        when=lambda f: not f.planning and _missing(f, group) != ("", ""),
+        why=lambda f: f"needs the package {_missing(f, group)[0]}, which is not installed",
+        fix=lambda f: Fix(f"{group}={_INSTEAD[group]}", remark=f"or: {_missing(f, group)[1]}"),
         source="pyproject.toml",
     )
 

@@ -17,21 +17,6 @@ def _is_cut(facts: Facts) -> bool:
     return sharing.option == "fsdp" and sharing.num_processes > 1
 
 
-def _optimizer_needs_whole(facts: Facts) -> bool:
-    return _is_cut(facts) and optimizer_entry(facts.config.optimizer).fails_on_parts != ""
-
-
-def _why_whole(facts: Facts) -> str:
-    reason = optimizer_entry(facts.config.optimizer).fails_on_parts
-    return f"distributed=fsdp gives each process a part of every tensor; {reason}"
-
-
-def _p2p_is_unused(facts: Facts) -> bool:
-    sharing = facts.config.distributed
-    one_device = facts.device.kind != "cuda" or per_node(facts) < 2
-    return sharing.p2p is PeerToPeer.off and one_device
-
-
 def per_node(facts: Facts) -> int:
     """Processes on each machine, or on the one with the most."""
     sharing = facts.config.distributed
@@ -47,22 +32,19 @@ def _is_data_parallel(facts: Facts) -> bool:
     return facts.config.distributed.option == "dp"
 
 
-def _too_few_gpus(facts: Facts) -> bool:
-    usable = min(facts.config.distributed.num_processes, facts.device.count)
-    return _is_data_parallel(facts) and (facts.device.kind != "cuda" or usable < 2)
+def _usable_gpus(facts: Facts) -> int:
+    return min(facts.config.distributed.num_processes, facts.device.count)
 
 
 RULES = (
     Rule(
         id="dp_needs_two_gpus",
-        verdict=Severity.impossible,
         key="distributed",
-        when=_too_few_gpus,
-        value=lambda f: f.config.distributed.option,
+        when=lambda f: _is_data_parallel(f) and (f.device.kind != "cuda" or _usable_gpus(f) < 2),
         why=lambda f: (
             "DataParallel splits rows over two GPUs or more; "
             + (
-                f"this run would have {min(f.config.distributed.num_processes, f.device.count)}"
+                f"this run would have {_usable_gpus(f)}"
                 if f.device.kind == "cuda"
                 else f"on a CPU, {f.device.name}, PyTorch passes them through"
             )
@@ -72,35 +54,27 @@ RULES = (
     ),
     Rule(
         id="dp_splits_rows",
-        verdict=Severity.impossible,
         key="data.packing",
         when=lambda f: _is_data_parallel(f) and f.config.data.packing is Packing.padding_free,
-        value=lambda f: f.config.data.packing.value,
-        why=lambda f: "DataParallel gives each GPU some rows, and this micro-batch is one row",
-        fix=lambda f: Fix("distributed=ddp"),
+        why="DataParallel gives each GPU some rows, and this micro-batch is one row",
+        fix=Fix("distributed=ddp"),
         source=DP_DOCS,
     ),
     Rule(
         id="dp_is_not_compiled",
-        verdict=Severity.impossible,
         key="compile",
         when=lambda f: _is_data_parallel(f) and f.config.compile.option != "none",
-        value=lambda f: f.config.compile.option,
-        why=lambda f: (
-            "DataParallel copies the module in each forward pass, so compiled code is of no use"
-        ),
-        fix=lambda f: Fix("compile=none", remark="or: distributed=ddp"),
+        why="DataParallel copies the module in each forward pass, so compiled code is of no use",
+        fix=Fix("compile=none", remark="or: distributed=ddp"),
         source=DP_DOCS,
     ),
     Rule(
         id="one_process_without_strategy",
-        verdict=Severity.impossible,
         key="distributed.num_processes",
         when=lambda f: (
             f.config.distributed.option == "none" and f.config.distributed.num_processes > 1
         ),
-        value=lambda f: f.config.distributed.num_processes,
-        why=lambda f: "distributed=none trains in one process",
+        why="distributed=none trains in one process",
         fix=lambda f: Fix(
             "distributed=ddp", remark=f"with num_processes={f.config.distributed.num_processes}"
         ),
@@ -113,9 +87,8 @@ RULES = (
         when=lambda f: (
             f.config.distributed.option == "ddp" and f.config.distributed.num_processes == 1
         ),
-        value=lambda f: f.config.distributed.option,
-        why=lambda f: "a single process has no other to share work with",
-        fix=lambda f: Fix("distributed=none"),
+        why="a single process has no other to share work with",
+        fix=Fix("distributed=none"),
         source="arXiv:2006.15704",
     ),
     Rule(
@@ -125,33 +98,29 @@ RULES = (
         when=lambda f: (
             f.config.distributed.option == "fsdp" and f.config.distributed.num_processes == 1
         ),
-        value=lambda f: f.config.distributed.option,
-        why=lambda f: "one process keeps all of every tensor",
-        fix=lambda f: Fix("distributed=none"),
+        why="one process keeps all of every tensor",
+        fix=Fix("distributed=none"),
         source=FSDP_DOCS,
     ),
     Rule(
         id="fsdp_needs_elementwise_optimizer",
-        verdict=Severity.impossible,
         key="optimizer",
-        when=_optimizer_needs_whole,
-        value=lambda f: f.config.optimizer.option,
-        why=_why_whole,
-        fix=lambda f: Fix("optimizer=adamw", remark="or: distributed=ddp"),
+        when=lambda f: _is_cut(f) and optimizer_entry(f.config.optimizer).fails_on_parts != "",
+        why=lambda f: (
+            "distributed=fsdp gives each process a part of every tensor; "
+            + optimizer_entry(f.config.optimizer).fails_on_parts
+        ),
+        fix=Fix("optimizer=adamw", remark="or: distributed=ddp"),
         source="tests/unit/training/distributed/test_sharding.py: steps on sharded parameters",
         versions="torch 2.13, transformers 5.23, bitsandbytes 0.50",
     ),
     Rule(
         id="fsdp_keeps_its_activations",
-        verdict=Severity.impossible,
         key="memory.activation_offload",
         when=lambda f: _is_cut(f) and f.config.memory.activation_offload,
-        value=lambda f: f.config.memory.activation_offload,
-        why=lambda f: (
-            "distributed=fsdp puts each layer's weights together for its forward pass, and they "
-            "would be sent to the host as if they were activations"
-        ),
-        fix=lambda f: Fix("memory.activation_offload=false"),
+        why="distributed=fsdp puts each layer's weights together for its forward pass, and they "
+        "would be sent to the host as if they were activations",
+        fix=Fix("memory.activation_offload=false"),
         source=FSDP_DOCS,
         versions="torch 2.13",
     ),
@@ -159,8 +128,10 @@ RULES = (
         id="p2p_needs_gpus",
         verdict=Severity.no_effect,
         key="distributed.p2p",
-        when=_p2p_is_unused,
-        value=lambda f: f.config.distributed.p2p.value,
+        when=lambda f: (
+            f.config.distributed.p2p is PeerToPeer.off
+            and (f.device.kind != "cuda" or per_node(f) < 2)
+        ),
         why=lambda f: (
             "says how several GPUs exchange data; "
             + (
@@ -169,7 +140,7 @@ RULES = (
                 else f"{f.device.name} is a CPU"
             )
         ),
-        fix=lambda f: Fix("distributed.p2p=auto"),
+        fix=Fix("distributed.p2p=auto"),
         source=NCCL_DOCS,
     ),
     Rule(
@@ -177,7 +148,6 @@ RULES = (
         verdict=Severity.unsafe,
         key="distributed.num_processes",
         when=lambda f: f.device.kind == "cpu" and per_node(f) > usable_cores(),
-        value=lambda f: f.config.distributed.num_processes,
         why=lambda f: (
             f"processes would share {usable_cores()} cores, and wait for each other in each step"
         ),
@@ -188,14 +158,12 @@ RULES = (
     ),
     Rule(
         id="more_processes_than_devices",
-        verdict=Severity.impossible,
         key="distributed.num_processes",
         when=lambda f: (
             f.config.distributed.option != "none"
             and f.device.kind == "cuda"
             and per_node(f) > f.device.count
         ),
-        value=lambda f: f.config.distributed.num_processes,
         why=lambda f: (
             f"one process takes one device; there are {f.device.count}"
             + (" on each machine" if f.config.distributed.num_nodes > 1 else "")
@@ -207,22 +175,18 @@ RULES = (
     ),
     Rule(
         id="nodes_without_strategy",
-        verdict=Severity.impossible,
         key="distributed.num_nodes",
         when=lambda f: (
             f.config.distributed.num_nodes > 1 and f.config.distributed.option in ("none", "dp")
         ),
-        value=lambda f: f.config.distributed.num_nodes,
         why=lambda f: f"distributed={f.config.distributed.option} trains in one process",
         fix=lambda f: Fix("distributed=ddp", f"distributed.num_processes={_shared_evenly(f)}"),
         source="docs/explanation/ranks.md",
     ),
     Rule(
         id="nodes_share_unevenly",
-        verdict=Severity.impossible,
         key="distributed.num_nodes",
         when=lambda f: _shared_evenly(f) != f.config.distributed.num_processes,
-        value=lambda f: f.config.distributed.num_nodes,
         why=lambda f: (
             f"machines share the processes evenly, and {f.config.distributed.num_processes} "
             "is no multiple"
@@ -232,12 +196,10 @@ RULES = (
     ),
     Rule(
         id="nodes_not_at_hand",
-        verdict=Severity.impossible,
         key="distributed.num_nodes",
         when=lambda f: not f.planning and f.config.distributed.num_nodes > f.num_nodes,
-        value=lambda f: f.config.distributed.num_nodes,
-        why=lambda f: "this command starts processes on one machine only",
-        fix=lambda f: Fix("distributed.num_nodes=1", remark="or: hydra/launcher=slurm"),
+        why="this command starts processes on one machine only",
+        fix=Fix("distributed.num_nodes=1", remark="or: hydra/launcher=slurm"),
         source="docs/how-to/slurm.md",
     ),
 )

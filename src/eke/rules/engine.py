@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from eke.common.errors import Fix, Problem
@@ -34,12 +35,10 @@ def _takes_no_steps(facts: Facts) -> str:
 RULES: tuple[Rule, ...] = (
     Rule(
         id="trainer_takes_plain_steps",
-        verdict=Severity.impossible,
         key="engine",
         when=lambda f: f.config.engine.option == "trainer" and bool(_takes_no_steps(f)),
-        value=lambda f: f.config.engine.option,
         why=lambda f: f"Trainer takes the optimizer's steps, and {_takes_no_steps(f)} its own",
-        fix=lambda f: Fix("engine=loop"),
+        fix=Fix("engine=loop"),
         source="src/eke/training/loop/trainer_engine.py",
     ),
     Rule(
@@ -52,7 +51,7 @@ RULES: tuple[Rule, ...] = (
             f"arguments of Hugging Face Trainer, which engine={f.config.engine.option} does not "
             "read"
         ),
-        fix=lambda f: Fix("engine=trainer"),
+        fix=Fix("engine=trainer"),
         source="src/eke/training/loop/trainer_engine.py",
     ),
 )
@@ -128,24 +127,16 @@ _UNREAD = {
 UNREAD = {argument: why for why, names in _UNREAD.items() for argument in names.split()}
 """Argument -> why it would change nothing."""
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "bool": (bool,),
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "list": (list,),
-    "dict": (dict,),
-    "None": (type(None),),
+_KINDS: dict[str, tuple[type | UnionType, str]] = {
+    "bool": (bool, "true or false"),
+    "int": (int, "a whole number"),
+    "float": (int | float, "a number"),
+    "str": (str, "text"),
+    "list": (list, "a list"),
+    "dict": (dict, "a mapping"),
+    "None": (type(None), "null"),
 }
-_WORDS = {
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "list": "a list",
-    "dict": "a mapping",
-    "None": "null",
-}
+"""Type in an annotation -> values of it, and what it is called."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +152,11 @@ class Argument:
         """Whether a value has one of the types; true and false are no numbers."""
         if isinstance(value, bool):
             return "bool" in self.kinds
-        return any(isinstance(value, _KINDS[kind]) for kind in self.kinds)
+        return any(isinstance(value, _KINDS[kind][0]) for kind in self.kinds)
 
     def words(self) -> str:
         """The expected type."""
-        return " or ".join(_WORDS[kind] for kind in self.kinds) or "no value of an override"
+        return " or ".join(_KINDS[kind][1] for kind in self.kinds) or "no value of an override"
 
 
 def find_argument_problems(config: Config) -> list[Problem]:
@@ -200,19 +191,16 @@ def _problem(config: Config, name: str, value: Any) -> Problem | None:
 @functools.cache
 def read_arguments() -> dict[str, Argument]:
     """Argument -> its type, as the installed transformers declares them."""
-    [body] = [
-        node.body
-        for node in ast.parse(_source().read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
-    ]
-    return dict(_declared(body))
-
-
-def _source() -> Path:
     spec = find_spec("transformers")
     assert spec is not None, "a dependency of eke"
     assert spec.origin is not None, "an ordinary package"
-    return Path(spec.origin).parent / "training_args.py"
+    source = (Path(spec.origin).parent / "training_args.py").read_text(encoding="utf-8")
+    [body] = [
+        node.body
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
+    ]
+    return dict(_declared(body))
 
 
 def _declared(body: list[ast.stmt]) -> Iterator[tuple[str, Argument]]:

@@ -25,7 +25,7 @@ from eke.config.schema import (
 )
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.families import family_of
-from eke.models.sizes import BFLOAT16_BYTES, weight_bytes
+from eke.models.sizes import BFLOAT16_BYTES, decide_formats
 from eke.rules.rule import Facts, Rule, Severity
 
 _OPTION_FOR_TASK = {
@@ -97,17 +97,17 @@ def _aligned(key: str) -> Rule:
     """The widths of experts fill whole rows of operands: eke.training.model.unused casts them."""
 
     def unit(facts: Facts) -> int:
-        return ROW_BYTES // _operand_bytes(facts.config.precision, weight_bytes(facts.config))
+        return ROW_BYTES // _operand_bytes(
+            facts.config.precision, decide_formats(facts.config).weight_bytes
+        )
 
     def width(facts: Facts) -> int:
         return int(getattr(facts.config.model, key))
 
     return Rule(
         id=f"experts_{key}_is_aligned",
-        verdict=Severity.impossible,
         key=f"model.{key}",
         when=lambda f: family_of(f.config).is_moe and width(f) % unit(f) != 0,
-        value=width,
         why=lambda f: f"is no multiple of {unit(f)}, which the experts' matrix product needs",
         fix=lambda f: Fix(f"model.{key}={-(-width(f) // unit(f)) * unit(f)}"),
         source="seen: torch._grouped_mm on a CPU takes multiples only",
@@ -138,10 +138,8 @@ HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
 RULES = (
     Rule(
         id="task_needs_other_model",
-        verdict=Severity.impossible,
         key="task",
         when=lambda f: f.config.task.option not in family_of(f.config).tasks,
-        value=lambda f: f.config.task.option,
         why=lambda f: (
             f"model={f.config.model.option} is a {family_of(f.config).name} model, which is for "
             + " or ".join(family_of(f.config).tasks)
@@ -151,14 +149,12 @@ RULES = (
     ),
     Rule(
         id="heads_divide_width",
-        verdict=Severity.impossible,
         key="model.num_attention_heads",
         when=lambda f: (
             (_head_dim_is_derived(f) or isinstance(f.config.model, LlamaModel))
             and f.config.model.num_attention_heads > 0
             and f.config.model.hidden_size % f.config.model.num_attention_heads != 0
         ),
-        value=_heads,
         why=lambda f: f"does not divide model.hidden_size = {f.config.model.hidden_size}",
         fix=lambda f: Fix(
             "model.num_attention_heads="
@@ -170,10 +166,8 @@ RULES = (
     ),
     Rule(
         id="key_value_heads_divide_heads",
-        verdict=Severity.impossible,
         key="model.num_key_value_heads",
         when=lambda f: (k := _key_value_heads(f)) is not None and k > 0 and _heads(f) % k != 0,
-        value=_key_value_heads,
         why=lambda f: f"does not divide model.num_attention_heads = {_heads(f)}",
         fix=lambda f: Fix(
             "model.num_key_value_heads="
@@ -183,7 +177,6 @@ RULES = (
     ),
     Rule(
         id="rotary_width_is_even",
-        verdict=Severity.impossible,
         key="model.hidden_size",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
@@ -192,7 +185,6 @@ RULES = (
             == 0  # otherwise another rule reports that
             and _rotary_width(f) % 2 != 0
         ),
-        value=lambda f: f.config.model.hidden_size,
         why=lambda f: (
             f"gives heads of width {_rotary_width(f)}; rotary positions turn pairs, so it "
             "must be even"
@@ -202,24 +194,20 @@ RULES = (
     ),
     Rule(
         id="rotary_head_dim_is_even",
-        verdict=Severity.impossible,
         key="model.head_dim",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
             and not _head_dim_is_derived(f)
             and _rotary_width(f) % 2 != 0
         ),
-        value=_rotary_width,
-        why=lambda f: "rotary positions turn pairs, so the width of a head must be even",
+        why="rotary positions turn pairs, so the width of a head must be even",
         fix=lambda f: Fix(f"model.head_dim={_rotary_width(f) + 1}"),
         source=ROTARY,
     ),
     Rule(
         id="experts_for_each_token",
-        verdict=Severity.impossible,
         key="model.num_experts_per_tok",
         when=lambda f: _experts(f)[0] > _experts(f)[1],
-        value=lambda f: _experts(f)[0],
         why=lambda f: f"is more than there are: model.num_local_experts = {_experts(f)[1]}",
         fix=lambda f: Fix(f"model.num_experts_per_tok={_experts(f)[1]}"),
         source="Shazeer et al. 2017, arXiv:1701.06538, section 2.1",
@@ -235,29 +223,25 @@ RULES = (
             and f.config.model.rope_scaling_factor is not None
             and f.config.model.max_position_embeddings <= STRETCHED_FROM
         ),
-        value=lambda f: getattr(f.config.model, "rope_scaling_factor", None),
         why=lambda f: (
             f"changes the positions of all sequences for the sake of those beyond {STRETCHED_FROM} "
             f"tokens; model.max_position_embeddings = {max_positions(f)} has none"
         ),
-        fix=lambda f: Fix("model.rope_scaling_factor=null"),
+        fix=Fix("model.rope_scaling_factor=null"),
         source="rope_scaling.original_max_position_embeddings of Llama 3.1's config.json",
     ),
     Rule(
         id="dropout_is_known",
-        verdict=Severity.impossible,
         key="model.dropout",
         when=lambda f: f.config.model.dropout is None and not _is_pretrained(f),
-        value=lambda f: "null",
         why=lambda f: (
             f"leaves it to the checkpoint, and model={f.config.model.option} has random weights"
         ),
-        fix=lambda f: Fix("model.dropout=0.1"),
+        fix=Fix("model.dropout=0.1"),
         source="docs/how-to/models.md",
     ),
     Rule(
         id="sequence_fits_positions",
-        verdict=Severity.impossible,
         key="data.seq_len",
         when=lambda f: (m := max_positions(f)) is not None and _longest(f) > m,
         value=lambda f: (
@@ -276,29 +260,23 @@ RULES = (
     ),
     Rule(
         id="vocabulary_holds_bytes",
-        verdict=Severity.impossible,
         key="model.vocab_size",
         when=lambda f: (
             tokenizer_of(f.config.data) == BYTES and f.config.model.vocab_size < BYTE_VOCABULARY
         ),
-        value=lambda f: f.config.model.vocab_size,
-        why=lambda f: f"is smaller than the byte tokenizer's {BYTE_VOCABULARY} tokens",
+        why=f"is smaller than the byte tokenizer's {BYTE_VOCABULARY} tokens",
         fix=lambda f: Fix("data=synthetic") if _is_pretrained(f) else Fix("model.vocab_size=320"),
         source="eke.common.text",
     ),
     Rule(
         id="t5_is_always_tied",
-        verdict=Severity.impossible,
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.model, T5Model) and not f.config.model.tie_word_embeddings
         ),
-        value=lambda f: f.config.model.tie_word_embeddings,
-        why=lambda f: (
-            "transformers always ties T5's embeddings; false would only stop it "
-            "from scaling the logits"
-        ),
-        fix=lambda f: Fix("model.tie_word_embeddings=true"),
+        why="transformers always ties T5's embeddings; false would only stop it "
+        "from scaling the logits",
+        fix=Fix("model.tie_word_embeddings=true"),
         source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
         versions="transformers 5",
     ),
@@ -311,12 +289,11 @@ RULES = (
             and isinstance(f.config.task, MaskedLM)
             and not f.config.model.tie_word_embeddings
         ),
-        value=lambda f: f.config.model.tie_word_embeddings,
         why=lambda f: (
             "transformers then keeps a second output bias that nothing reads or trains: "
             f"{f.config.model.vocab_size} numbers in the model's size and its checkpoints"
         ),
-        fix=lambda f: Fix("model.tie_word_embeddings=true"),
+        fix=Fix("model.tie_word_embeddings=true"),
         source="transformers' BertLMPredictionHead (cls.predictions.bias)",
         versions="transformers 5",
     ),
@@ -329,9 +306,8 @@ RULES = (
             and not f.config.model.tie_word_embeddings
             and isinstance(f.config.model, LlamaModel | GPT2Model)
         ),
-        value=lambda f: f.config.model.tie_word_embeddings,
-        why=lambda f: "a classifier has no output projection to tie",
-        fix=lambda f: Fix("model.tie_word_embeddings=true"),
+        why="a classifier has no output projection to tie",
+        fix=Fix("model.tie_word_embeddings=true"),
         source=HF_MODELS,
     ),
 )
@@ -393,7 +369,6 @@ def _model_rule(key: str, what: str) -> Rule:
             and _is_multiplied(key, f)
             and size(f) % _divisor(f) != 0
         ),
-        value=size,
         why=lambda f: f"{_why(f)} {what}",
         fix=fix,
         source=NVIDIA,

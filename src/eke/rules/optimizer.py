@@ -16,6 +16,7 @@ from eke.config.schema import (
     PretrainedModel,
     QLora,
     TrainedBias,
+    Weights,
 )
 from eke.models.families import FLOAT32_BYTES, Role, family_of
 from eke.models.sizes import (
@@ -42,10 +43,6 @@ from eke.rules.rule import (
 TRITON_CAPABILITY = (7, 0)
 
 
-def _optimizer_option(facts: Facts) -> str:
-    return facts.config.optimizer.option
-
-
 def _known(facts: Facts) -> OptimizerEntry:
     return optimizer_entry(facts.config.optimizer)
 
@@ -53,13 +50,6 @@ def _known(facts: Facts) -> OptimizerEntry:
 def _library(facts: Facts) -> str:
     """The package that the optimizer is of."""
     return _known(facts).package.partition(".")[0]
-
-
-def _quantises_nothing(facts: Facts) -> bool:
-    optimizer = facts.config.optimizer
-    if optimizer_entry(optimizer).quantises is None:
-        return False
-    return not any(quantises_state(optimizer, weight) for weight in structure(facts.config).weights)
 
 
 def _shortest_side(facts: Facts) -> int:
@@ -80,50 +70,27 @@ def _rank_limit(facts: Facts) -> int:
     )
 
 
-def _rank_saves_nothing(facts: Facts) -> bool:
-    if not optimizer_entry(facts.config.optimizer).projects:
-        return False
-    return projection_rank(facts.config) >= _rank_limit(facts)
-
-
-def _smaller_rank(facts: Facts) -> Fix:
-    """A quarter of the shortest side, where that is a rank at all."""
-    rank = _shortest_side(facts) // 4
-    return Fix(f"optimizer.rank={rank}" if 0 < rank < _rank_limit(facts) else "optimizer=adamw")
-
-
-def _has_bf16_weights(facts: Facts) -> bool:
-    weights = getattr(facts.config.precision, "weights", None)
-    return getattr(weights, "value", weights) == "bfloat16"
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         id="muon_needs_matrices",
-        verdict=Severity.impossible,
         key="optimizer",
         when=lambda f: _known(f).needs_matrices and f.config.peft.option == "ia3",
-        value=lambda f: f.config.optimizer.option,
-        why=lambda f: "updates matrices inside Transformer layers; peft=ia3 trains vectors alone",
-        fix=lambda f: Fix("optimizer=adamw"),
+        why="updates matrices inside Transformer layers; peft=ia3 trains vectors alone",
+        fix=Fix("optimizer=adamw"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html",
     ),
     Rule(
         id="apex_needs_cuda",
-        verdict=Severity.impossible,
         key="optimizer",
         when=lambda f: _known(f).cuda_only and f.device.kind == "cpu",
-        value=_optimizer_option,
         why=lambda f: f"{_library(f)} has kernels for CUDA only; {f.device.name} is a CPU",
         fix=lambda f: Fix(f"optimizer={_known(f).twin}"),
         source="https://nvidia.github.io/apex/optimizers.html",
     ),
     Rule(
         id="torchao_needs_compiler",
-        verdict=Severity.impossible,
         key="optimizer",
         when=lambda f: _known(f).compiles and lacks_compiler(f),
-        value=_optimizer_option,
         why=lambda f: f"{_library(f)} compiles its step; {without_compiler(f)}",
         fix=lambda f: Fix("optimizer=adamw_8bit", remark=with_compiler(f)),
         source="https://github.com/pytorch/ao/tree/main/torchao/optim",
@@ -131,15 +98,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="torchao_needs_volta",
-        verdict=Severity.impossible,
         key="optimizer",
         when=lambda f: _known(f).compiles and older_than(f, TRITON_CAPABILITY),
-        value=_optimizer_option,
         why=lambda f: (
             f"{_library(f)} compiles its step to Triton, which needs CUDA compute capability 7.0 "
             f"or newer; {capability_of(f)}"
         ),
-        fix=lambda f: Fix("optimizer=adamw_8bit"),
+        fix=Fix("optimizer=adamw_8bit"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler.html",
     ),
     Rule(
@@ -147,9 +112,8 @@ RULES: tuple[Rule, ...] = (
         verdict=Severity.no_effect,
         key="optimizer",
         when=lambda f: _known(f).pages and f.device.kind == "cpu",
-        value=_optimizer_option,
-        why=lambda f: "pages are moved between a GPU and its host; on a CPU there is one memory",
-        fix=lambda f: Fix("optimizer=adamw_8bit"),
+        why="pages are moved between a GPU and its host; on a CPU there is one memory",
+        fix=Fix("optimizer=adamw_8bit"),
         source="bitsandbytes, optim/optimizer.py, get_state_buffer",
         versions="bitsandbytes 0.50",
     ),
@@ -157,10 +121,11 @@ RULES: tuple[Rule, ...] = (
         id="rounding_needs_bf16_weights",
         verdict=Severity.no_effect,
         key="optimizer",
-        when=lambda f: _known(f).rounds_at_random and not _has_bf16_weights(f),
-        value=_optimizer_option,
-        why=lambda f: "weights are float32, which a step stores as it computes them: unrounded",
-        fix=lambda f: Fix("optimizer=adamw"),
+        when=lambda f: (
+            _known(f).rounds_at_random and f.config.precision.weights is not Weights.bfloat16
+        ),
+        why="weights are float32, which a step stores as it computes them: unrounded",
+        fix=Fix("optimizer=adamw"),
         source="torchao, optim/adam.py: bf16_stochastic_round and p.dtype is torch.bfloat16",
         versions="torchao 0.18",
     ),
@@ -169,20 +134,21 @@ RULES: tuple[Rule, ...] = (
         verdict=Severity.unsafe,
         key="schedule",
         when=lambda f: _known(f).averages and f.config.schedule.option != "constant",
-        value=lambda f: f.config.schedule.option,
         why=lambda f: (
-            f"optimizer={_optimizer_option(f)} averages weights instead of lowering its learning "
-            "rate; with both, the last weights hardly move and the average stays behind"
+            f"optimizer={f.config.optimizer.option} averages weights instead of lowering its "
+            "learning rate; with both, the last weights hardly move and the average stays behind"
         ),
-        fix=lambda f: Fix("schedule=constant"),
+        fix=Fix("schedule=constant"),
         source="arXiv:2405.15682",
     ),
     Rule(
         id="all_tensors_are_too_small_for_8_bits",
         verdict=Severity.no_effect,
         key="optimizer",
-        when=_quantises_nothing,
-        value=_optimizer_option,
+        when=lambda f: (
+            _known(f).quantises is not None
+            and not any(quantises_state(f.config.optimizer, w) for w in structure(f.config).weights)
+        ),
         why=lambda f: (
             "no tensor of this model is quantised: they have fewer than "
             f"{getattr(f.config.optimizer, 'min_8bit_size', 4096)} numbers, are embeddings, or "
@@ -197,13 +163,18 @@ RULES: tuple[Rule, ...] = (
         id="rank_saves_nothing",
         verdict=Severity.no_effect,
         key="optimizer.rank",
-        when=_rank_saves_nothing,
+        when=lambda f: _known(f).projects and projection_rank(f.config) >= _rank_limit(f),
         value=lambda f: projection_rank(f.config),
         why=lambda f: (
             "its projections and moments are as large as AdamW's moments, of a matrix whose "
             f"shorter side is {_shortest_side(f)}; below {_rank_limit(f)} they are smaller"
         ),
-        fix=_smaller_rank,
+        # A quarter of the shortest side, where that is a rank at all.
+        fix=lambda f: Fix(
+            f"optimizer.rank={rank}"
+            if 0 < (rank := _shortest_side(f) // 4) < _rank_limit(f)
+            else "optimizer=adamw"
+        ),
         source="2 x long x rank + rank x short against 2 x long x short numbers",
         sized=True,
     ),
@@ -221,10 +192,6 @@ def _lora(facts: Facts) -> Lora | None:
     return facts.config.peft if isinstance(facts.config.peft, Lora) else None
 
 
-def _peft_option(facts: Facts) -> str:
-    return facts.config.peft.option
-
-
 def _unmatched(facts: Facts) -> str:
     """Names in the override that no layer has; `[]` without an override."""
     peft = _adapters(facts)
@@ -232,11 +199,6 @@ def _unmatched(facts: Facts) -> str:
         return ""
     targets = choose_targets(facts.config, linear_layers(structure(facts.config)))
     return ", ".join(targets.unmatched) or ("" if targets.modules else "[]")
-
-
-def _layer_names(facts: Facts) -> str:
-    names = linear_layers(structure(facts.config))
-    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
 def _trains_biases(facts: Facts) -> bool:
@@ -256,15 +218,19 @@ def _expert_bytes(facts: Facts) -> int:
 PEFT_RULES: tuple[Rule, ...] = (
     Rule(
         id="adapted_layers_exist",
-        verdict=Severity.impossible,
         key="peft.target_modules",
         when=lambda f: bool(_unmatched(f)),
         value=_unmatched,
         why=lambda f: (
             f"names no linear layer in a Transformer layer of model={f.config.model.option}, "
-            f"which has {_layer_names(f)}"
+            "which has "
+            + ", ".join(
+                dict.fromkeys(
+                    name.rpartition(".")[2] for name in linear_layers(structure(f.config))
+                )
+            )
         ),
-        fix=lambda f: Fix("peft.target_modules=null"),
+        fix=Fix("peft.target_modules=null"),
         source=PEFT_DOCS,
         sized=True,
     ),
@@ -273,7 +239,6 @@ PEFT_RULES: tuple[Rule, ...] = (
         verdict=Severity.unsafe,
         key="peft",
         when=lambda f: _adapters(f) is not None and not isinstance(f.config.model, PretrainedModel),
-        value=_peft_option,
         why=lambda f: (
             f"adapts model={f.config.model.option}, whose weights are random and stay so: it "
             "measures speed and memory, and learns little"
@@ -281,7 +246,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         fix=lambda f: Fix(
             "peft=none",
             remark="or: model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME peft="
-            f"{_peft_option(f)}",
+            f"{f.config.peft.option}",
         ),
         source="Hu et al. 2021, arXiv:2106.09685, section 4.1: updates of pretrained weights",
     ),
@@ -292,7 +257,6 @@ PEFT_RULES: tuple[Rule, ...] = (
         when=lambda f: (
             (lora := _lora(f)) is not None and 0 < f.config.model.hidden_size <= 2 * lora.r
         ),
-        value=lambda f: cast(Lora, f.config.peft).r,
         why=lambda f: (
             f"makes adapters with no fewer numbers than the matrices of width "
             f"{f.config.model.hidden_size} they adapt: 2 x r x width against width x width"
@@ -305,9 +269,8 @@ PEFT_RULES: tuple[Rule, ...] = (
         verdict=Severity.no_effect,
         key="peft.use_rslora",
         when=lambda f: (lora := _lora(f)) is not None and lora.use_rslora and lora.r == 1,
-        value=lambda f: cast(Lora, f.config.peft).use_rslora,
-        why=lambda f: "divides by the square root of peft.r, and that of 1 is 1",
-        fix=lambda f: Fix("peft.use_rslora=false"),
+        why="divides by the square root of peft.r, and that of 1 is 1",
+        fix=Fix("peft.use_rslora=false"),
         source="arXiv:2312.03732",
     ),
     Rule(
@@ -315,26 +278,23 @@ PEFT_RULES: tuple[Rule, ...] = (
         verdict=Severity.no_effect,
         key="peft.bias",
         when=lambda f: _trains_biases(f) and not family_of(f.config).has_biases,
-        value=lambda f: cast(Lora, f.config.peft).bias.value,
         why=lambda f: f"a {family_of(f.config).name} model's linear layers have no biases to train",
-        fix=lambda f: Fix("peft.bias=none"),
+        fix=Fix("peft.bias=none"),
         source="eke.models.families",
     ),
     Rule(
         id="biases_of_four_bit_layers",
-        verdict=Severity.impossible,
         key="peft.bias",
         when=lambda f: (
             _trains_biases(f)
             and isinstance(f.config.peft, QLora)
             and f.config.precision.compute is not Compute.float32
         ),
-        value=lambda f: cast(Lora, f.config.peft).bias.value,
         why=lambda f: (
             f"bitsandbytes rounds the biases of 4-bit layers to {f.config.precision.compute.value} "
             "in the first forward pass, under the optimizer's hands"
         ),
-        fix=lambda f: Fix("peft.bias=none"),
+        fix=Fix("peft.bias=none"),
         source="seen: Linear4bit.forward assigns bias.data",
         versions="bitsandbytes 0.50",
     ),
@@ -347,12 +307,11 @@ PEFT_RULES: tuple[Rule, ...] = (
             and family_of(f.config).is_moe
             and f.config.memory.checkpointing is Checkpointing.off
         ),
-        value=_peft_option,
         why=lambda f: (
             "experts are dequantised when their layer runs, and kept for the backward pass: "
             f"{format_bytes(_expert_bytes(f))} in all; recomputation keeps one layer's"
         ),
-        fix=lambda f: Fix("memory=checkpointing"),
+        fix=Fix("memory=checkpointing"),
         source="seen: bitsandbytes.nn.parametrize dequantises outside of autograd's own function",
         versions="bitsandbytes 0.50, torch 2.13",
     ),

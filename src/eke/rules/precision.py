@@ -20,7 +20,7 @@ from eke.config.schema import (
     Weights,
 )
 from eke.models.families import family_of, is_classification
-from eke.models.sizes import has_master, optimizer_entry
+from eke.models.sizes import decide_formats, optimizer_entry
 from eke.rules.rule import Facts, Rule, Severity, capability_of, older_than
 
 TF32_CAPABILITY = (8, 0)
@@ -39,19 +39,13 @@ def _evaluates_in(facts: Facts, compute: Compute) -> bool:
     return facts.config.precision.evaluation.value == compute.value
 
 
+def _is_float8(facts: Facts) -> bool:
+    return facts.config.precision.float8 is not Float8.off
+
+
 def is_narrow(facts: Facts) -> bool:
     """Whether the weights themselves have 16 bits."""
     return facts.config.precision.weights is Weights.bfloat16
-
-
-def _other_evaluation(facts: Facts) -> bool:
-    """Another format than what the layers have in themselves."""
-    precision = facts.config.precision
-    if precision.evaluation is Evaluation.same:
-        return False
-    if precision.float8 is not Float8.off:
-        return True
-    return is_narrow(facts) and precision.evaluation is not Evaluation.bfloat16
 
 
 def _trains_adapters_alone(config: Config) -> bool:
@@ -66,16 +60,10 @@ def _loses_updates(facts: Facts) -> bool:
     return (
         is_narrow(facts)
         and not _trains_adapters_alone(config)
-        and not has_master(config)
+        and not decide_formats(config).master
         and not optimizer_entry(config.optimizer).rounds_at_random
         and config.optimizer.lr < SMALLEST_STEP
     )
-
-
-def _bf16_fix(facts: Facts) -> Fix:
-    if facts.config.precision.compute is Compute.bfloat16:
-        return Fix("precision=fp16")
-    return Fix("precision.evaluation=same")
 
 
 def _model_type(facts: Facts) -> str:
@@ -86,13 +74,11 @@ def _model_type(facts: Facts) -> str:
 RULES = (
     Rule(
         id="tf32_needs_ampere",
-        verdict=Severity.impossible,
         key="precision",
         when=lambda f: (
             f.config.precision.tf32 is Switch.on
             and (f.device.kind == "cpu" or older_than(f, TF32_CAPABILITY))
         ),
-        value=lambda f: f.config.precision.option,
         why=lambda f: f"TF32 needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
         fix=lambda f: (
             Fix("precision=fp32")
@@ -103,27 +89,27 @@ RULES = (
     ),
     Rule(
         id="bf16_needs_ampere",
-        verdict=Severity.impossible,
         key="precision",
         when=lambda f: (
             (f.config.precision.compute is Compute.bfloat16 or _evaluates_in(f, Compute.bfloat16))
             and older_than(f, BF16_CAPABILITY)
         ),
-        value=lambda f: f.config.precision.option,
         why=lambda f: (
             f"bfloat16 matrix units need CUDA compute capability 8.0 or newer; {capability_of(f)}"
         ),
-        fix=_bf16_fix,
+        fix=lambda f: Fix(
+            "precision=fp16"
+            if f.config.precision.compute is Compute.bfloat16
+            else "precision.evaluation=same"
+        ),
         source="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
     ),
     Rule(
         id="narrow_weights_need_their_compute",
-        verdict=Severity.impossible,
         key="precision.compute",
         when=lambda f: is_narrow(f) and f.config.precision.compute is not Compute.bfloat16,
-        value=lambda f: f.config.precision.compute.value,
-        why=lambda f: f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}",
-        fix=lambda f: Fix("precision.compute=bfloat16"),
+        why=f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}",
+        fix=Fix("precision.compute=bfloat16"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
     ),
     Rule(
@@ -131,9 +117,8 @@ RULES = (
         verdict=Severity.no_effect,
         key="precision.master",
         when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
-        value=lambda f: f.config.precision.master.value,
-        why=lambda f: "the weights are float32 themselves",
-        fix=lambda f: Fix("precision.master=auto"),
+        why="the weights are float32 themselves",
+        fix=Fix("precision.master=auto"),
         source="training/model/number_formats.py",
     ),
     Rule(
@@ -141,27 +126,27 @@ RULES = (
         verdict=Severity.unsafe,
         key="precision.weights",
         when=_loses_updates,
-        value=lambda f: f.config.precision.weights.value,
         why=lambda f: (
             "bfloat16 rounds away what changes a weight by less than 2^-9 of it: at optimizer.lr = "
             f"{f.config.optimizer.lr:g}, below {SMALLEST_STEP:.2g}, normalisation weights (near 1) "
             "stay where they are, and others learn late or never"
         ),
-        fix=lambda f: Fix("precision.master=on"),
+        fix=Fix("precision.master=on"),
         source=PURE_BF16,
     ),
     Rule(
         id="evaluation_has_its_own_format",
-        verdict=Severity.impossible,
         key="precision.evaluation",
-        when=_other_evaluation,
-        value=lambda f: f.config.precision.evaluation.value,
+        when=lambda f: (
+            f.config.precision.evaluation is not Evaluation.same
+            and (_is_float8(f) or (is_narrow(f) and not _evaluates_in(f, Compute.bfloat16)))
+        ),
         why=lambda f: (
             "float8 layers multiply in float8 in evaluation, too"
-            if f.config.precision.float8 is not Float8.off
+            if _is_float8(f)
             else f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}"
         ),
-        fix=lambda f: Fix("precision.evaluation=same"),
+        fix=Fix("precision.evaluation=same"),
         source="training/model/number_formats.py: evaluation has its own autocast, but no weights",
     ),
     Rule(
@@ -172,7 +157,6 @@ RULES = (
             _model_type(f).endswith("t5")  # mT5, UMT5, LongT5: the same layers
             and (f.config.precision.compute is Compute.float16 or _evaluates_in(f, Compute.float16))
         ),
-        value=lambda f: f.config.precision.option,
         why=lambda f: (
             f"{_model_type(f)}'s checkpoints were trained in bfloat16: their "
             "activations exceed 65504, float16's largest number"
@@ -201,10 +185,6 @@ Source: torchao 0.18, float8_linear_utils._auto_filter_for_tensorwise."""
 TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/float8"
 
 
-def _is_float8(facts: Facts) -> bool:
-    return facts.config.precision.float8 is not Float8.off
-
-
 def _on_gpu(facts: Facts) -> bool:
     return _is_float8(facts) and facts.device.kind == "cuda"
 
@@ -231,27 +211,19 @@ def _align(facts: Facts, key: str, unit: int = ALIGNMENT) -> Fix:
     return Fix(f"model.{key}={-(-size // unit) * unit}")
 
 
-def _heads(facts: Facts) -> int:
-    return max(1, facts.config.model.num_attention_heads)
-
-
 FLOAT8_RULES = (
     Rule(
         id="float8_needs_torchao",
-        verdict=Severity.impossible,
         key="precision.float8",
         when=lambda f: not f.planning and _is_float8(f) and find_spec("torchao") is None,
-        value=lambda f: f.config.precision.float8.value,
-        why=lambda f: "needs the package torchao, which is not installed",
+        why="needs the package torchao, which is not installed",
         fix=lambda f: Fix(*_without(f).words, remark='or: pip install "eke[torchao]"'),
         source="pyproject.toml",
     ),
     Rule(
         id="float8_needs_ada",
-        verdict=Severity.impossible,
         key="precision.float8",
         when=lambda f: _is_float8(f) and older_than(f, FLOAT8_CAPABILITY),
-        value=lambda f: f.config.precision.float8.value,
         why=lambda f: (
             f"float8 matrix units need CUDA compute capability 8.9 or newer; {capability_of(f)}"
         ),
@@ -260,47 +232,37 @@ FLOAT8_RULES = (
     ),
     Rule(
         id="rowwise_needs_bf16",
-        verdict=Severity.impossible,
         key="precision.compute",
         when=lambda f: (
             _on_gpu(f)
             and f.config.precision.float8 is Float8.rowwise
             and f.config.precision.compute is not Compute.bfloat16
         ),
-        value=lambda f: f.config.precision.compute.value,
-        why=lambda f: (
-            "torchao rounds the products of factors with a scale per row to bfloat16, whatever the "
-            "kernels could give"
-        ),
-        fix=lambda f: Fix("precision.compute=bfloat16"),
+        why="torchao rounds the products of factors with a scale per row to bfloat16, whatever the "
+        "kernels could give",
+        fix=Fix("precision.compute=bfloat16"),
         source=f"{TORCHAO} (float8_ops.addmm_float8_unwrapped)",
         versions="torchao 0.18",
     ),
     Rule(
         id="gpt2_has_no_linear_layers",
-        verdict=Severity.impossible,
         key="precision.float8",
         when=lambda f: _is_float8(f) and family_of(f.config).stores_transposed,
-        value=lambda f: f.config.precision.float8.value,
-        why=lambda f: (
-            "torchao converts nn.Linear, and transformers' GPT-2 is made of Conv1D: not one of "
-            "its layers would multiply in float8"
-        ),
+        why="torchao converts nn.Linear, and transformers' GPT-2 is made of Conv1D: not one of "
+        "its layers would multiply in float8",
         fix=_without,
         source="transformers 5.23, models/gpt2/modeling_gpt2.py",
     ),
     Rule(
         id="float8_width_is_aligned",
-        verdict=Severity.impossible,
         key="model.hidden_size",
         when=lambda f: not family_of(f.config).stores_transposed and _misaligned(f, "hidden_size"),
-        value=lambda f: f.config.model.hidden_size,
-        why=lambda f: (
-            f"must be a multiple of {ALIGNMENT} for float8: every linear layer has this side, and "
-            "none would be converted"
-        ),
+        why=f"must be a multiple of {ALIGNMENT} for float8: every linear layer has this side, and "
+        "none would be converted",
         # Heads of an even width divide it then, as rotary positions want.
-        fix=lambda f: _align(f, "hidden_size", math.lcm(ALIGNMENT, 2 * _heads(f))),
+        fix=lambda f: _align(
+            f, "hidden_size", math.lcm(ALIGNMENT, 2 * max(1, f.config.model.num_attention_heads))
+        ),
         source=TORCHAO,
     ),
     Rule(
@@ -310,10 +272,7 @@ FLOAT8_RULES = (
         when=lambda f: (
             not family_of(f.config).stores_transposed and _misaligned(f, "intermediate_size")
         ),
-        value=lambda f: f.config.model.intermediate_size,
-        why=lambda f: (
-            f"is no multiple of {ALIGNMENT}: the feed-forward layers do not multiply in float8"
-        ),
+        why=f"is no multiple of {ALIGNMENT}: the feed-forward layers do not multiply in float8",
         fix=lambda f: _align(f, "intermediate_size"),
         source=TORCHAO,
     ),
@@ -322,11 +281,8 @@ FLOAT8_RULES = (
         verdict=Severity.no_benefit,
         key="precision.float8",
         when=lambda f: _is_float8(f) and f.device.kind == "cpu",
-        value=lambda f: f.config.precision.float8.value,
-        why=lambda f: (
-            "a CPU has no float8 products: operands are rounded as they would be, and multiplied "
-            "wider; that shows the numerics and takes longer"
-        ),
+        why="a CPU has no float8 products: operands are rounded as they would be, and multiplied "
+        "wider; that shows the numerics and takes longer",
         fix=_without,
         source="torchao 0.18, Float8LinearConfig.emulate",
     ),
@@ -335,12 +291,9 @@ FLOAT8_RULES = (
         verdict=Severity.no_benefit,
         key="compile",
         when=lambda f: _on_gpu(f) and f.config.compile.option != "inductor",
-        value=lambda f: f.config.compile.option,
-        why=lambda f: (
-            "float8 saves time only where the compiler fuses scaling and rounding into the layers "
-            "around them"
-        ),
-        fix=lambda f: Fix("compile=inductor"),
+        why="float8 saves time only where the compiler fuses scaling and rounding into the layers "
+        "around them",
+        fix=Fix("compile=inductor"),
         source=TORCHAO,
     ),
     Rule(
@@ -348,7 +301,6 @@ FLOAT8_RULES = (
         verdict=Severity.no_benefit,
         key="precision.float8",
         when=lambda f: _on_gpu(f) and f.config.model.hidden_size <= NARROW,
-        value=lambda f: f.config.precision.float8.value,
         why=lambda f: (
             f"layers with {NARROW} outputs or fewer gain nothing by float8 on an H100; "
             f"model.hidden_size = {f.config.model.hidden_size}"

@@ -6,6 +6,7 @@ a device's generation and compiler that several rules share.
 
 import copy
 import dataclasses
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -44,21 +45,21 @@ class Facts:
     """Number of machines that the run can use."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """One known incompatibility."""
 
     id: str
-    verdict: Severity
+    verdict: Severity = Severity.impossible
     key: str
     """Key path the problem is shown under."""
     when: Callable[[Facts], bool]
     """Condition; it is evaluated with all numbers within their limits."""
-    value: Callable[[Facts], object]
-    """The offending value."""
-    why: Callable[[Facts], str]
+    value: Callable[[Facts], object] | None = None
+    """The offending value; None: the key's own."""
+    why: Callable[[Facts], str] | str
     """The violated limit, with its number."""
-    fix: Callable[[Facts], Fix]
+    fix: Callable[[Facts], Fix] | Fix
     """The overrides that correct it."""
     source: str
     """Evidence: a URL, or the formula it follows from."""
@@ -71,8 +72,18 @@ class Rule:
 
     def problem(self, facts: Facts) -> Problem:
         """The problem that the rule reports."""
-        value = format_value(self.value(facts))
-        return Problem(self.key, value, self.why(facts), self.fix(facts), self.id, self.passing)
+        value = self.value(facts) if self.value else _configured(facts.config, self.key)
+        why = self.why if isinstance(self.why, str) else self.why(facts)
+        fix = self.fix if isinstance(self.fix, Fix) else self.fix(facts)
+        return Problem(self.key, format_value(value), why, fix, self.id, self.passing)
+
+
+def _configured(config: Config, key: str) -> object:
+    """The value of a key, or a group's option, as on the command line."""
+    value: Any = functools.reduce(getattr, key.split("."), config)
+    if isinstance(value, Enum):
+        return value.value
+    return value.option if hasattr(value, "option") else value
 
 
 def find_limit_problems(config: Config) -> list[Problem]:

@@ -5,7 +5,7 @@ slowdown is the time of a step with the technique over that without: a published
 runs on this machine or the time model know better.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
@@ -135,11 +135,6 @@ class Technique:
         """Effect, and source of its slowdown."""
         source = self.cautious or self.published
         return "; ".join(each for each in (self.does, source.source if source else "") if each)
-
-    def apply(self, config: Config) -> Config:
-        """The configuration with it; only of a technique that has an `edit`."""
-        assert self.edit is not None, self.name
-        return self.edit(config)
 
     def slowdown_on(self, kind: str) -> float:
         """First guess for a kind of device; 1 where nothing is published."""
@@ -400,6 +395,13 @@ TECHNIQUES: Mapping[str, Technique] = {each.name: each for each in _TABLE}
 """Name -> technique, those with milder consequences first within a group."""
 
 
+def applicable(config: Config, names: Sequence[str]) -> Iterator[tuple[Technique, Config]]:
+    """Techniques of the table that apply, in this order, each with the configuration it makes."""
+    for technique in map(TECHNIQUES.__getitem__, names):
+        if technique.edit and technique.applies and technique.applies(config):
+            yield technique, technique.edit(config)
+
+
 def precision_slowdown(config: Config) -> float:
     """Published step time of the configured precision over that of float32; 1 where unknown."""
     now = TECHNIQUES.get(f"precision={config.precision.option}")
@@ -415,13 +417,3 @@ def fused_loss_share(config: Config, num_matmul_parameters: int | None) -> float
         return 0.0
     projection = config.model.vocab_size * (config.model.hidden_size or 0)
     return predicted_frac(config) * projection / (3 * max(1, num_matmul_parameters or 0))
-
-
-def decides_twice(choices: Sequence[Sequence[str]]) -> bool:
-    """Whether two sets of overrides decide the same group, such as a precision with its optimizer.
-
-    Args:
-        choices: overrides of each.
-    """
-    decided = [group for overrides in choices for group in {*map(group_of, overrides)}]
-    return len(decided) > len(set(decided))

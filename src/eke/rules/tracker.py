@@ -94,17 +94,13 @@ def _store(uri: str) -> str:
 RULES = (
     Rule(
         id="online_needs_key",
-        verdict=Severity.impossible,
         key="tracker.mode",
         when=lambda f: (
             not f.planning and _tracker(f) == "wandb" and _is_online(f) and not has_wandb_key()
         ),
-        value=lambda _: "online",
-        why=lambda _: (
-            "no API key for W&B's server: neither WANDB_API_KEY nor a netrc file has one; "
-            "an offline run can be sent later with eke sync"
-        ),
-        fix=lambda _: Fix("tracker.mode=offline", remark="or: wandb login"),
+        why="no API key for W&B's server: neither WANDB_API_KEY nor a netrc file has one; "
+        "an offline run can be sent later with eke sync",
+        fix=Fix("tracker.mode=offline", remark="or: wandb login"),
         source="wandb/sdk/lib/wbauth/authenticate.py",
         versions="wandb 0.31",
     ),
@@ -113,9 +109,8 @@ RULES = (
         verdict=Severity.no_effect,
         key="tracker.mode",
         when=lambda f: _tracker(f) != "wandb" and _is_online(f),
-        value=lambda _: "online",
         why=lambda f: f"only wandb has modes; tracker={_tracker(f)} does not read it",
-        fix=lambda _: Fix("tracker.mode=offline", remark="or: tracker=wandb"),
+        fix=Fix("tracker.mode=offline", remark="or: tracker=wandb"),
         source="src/eke/results/trackers",
     ),
     Rule(
@@ -123,9 +118,8 @@ RULES = (
         verdict=Severity.no_effect,
         key="tracker.entity",
         when=lambda f: _tracker(f) != "wandb" and f.config.tracker.entity is not None,
-        value=lambda f: f.config.tracker.entity,
         why=lambda f: f"only wandb has teams; tracker={_tracker(f)} does not read it",
-        fix=lambda _: Fix("tracker.entity=null", remark="or: tracker=wandb"),
+        fix=Fix("tracker.entity=null", remark="or: tracker=wandb"),
         source="src/eke/results/trackers",
     ),
     Rule(
@@ -133,38 +127,33 @@ RULES = (
         verdict=Severity.no_effect,
         key="tracker.uri",
         when=lambda f: _tracker(f) != "mlflow" and f.config.tracker.uri is not None,
-        value=lambda f: f.config.tracker.uri,
         why=lambda f: f"only mlflow has a store elsewhere; tracker={_tracker(f)} does not read it",
-        fix=lambda _: Fix("tracker.uri=null", remark="or: tracker=mlflow"),
+        fix=Fix("tracker.uri=null", remark="or: tracker=mlflow"),
         source="src/eke/results/trackers",
     ),
     Rule(
         id="uri_is_no_folder",
-        verdict=Severity.impossible,
         key="tracker.uri",
         when=lambda f: (
             _tracker(f) == "mlflow"
             and f.config.tracker.uri is not None
             and _is_folder(f.config.tracker.uri)
         ),
-        value=lambda f: f.config.tracker.uri,
-        why=lambda _: "a URI is needed; MLflow 3.17 takes no folder as a store any more",
+        why="a URI is needed; MLflow 3.17 takes no folder as a store any more",
         fix=lambda f: Fix(f"tracker.uri={_store(f.config.tracker.uri or '')}"),
         source="mlflow/store/tracking/file_store.py",
         versions="mlflow 3.17",
     ),
     Rule(
         id="uri_has_a_store",
-        verdict=Severity.impossible,
         key="tracker.uri",
         when=lambda f: (
             _tracker(f) == "mlflow"
             and f.config.tracker.uri is not None
             and _is_unknown(f.config.tracker.uri)
         ),
-        value=lambda f: f.config.tracker.uri,
         why=lambda _: f"MLflow has no store of that kind; it has {', '.join(STORES)}",
-        fix=lambda _: Fix("tracker.uri=https://SERVER", remark="or: sqlite:////FOLDER/mlflow.db"),
+        fix=Fix("tracker.uri=https://SERVER", remark="or: sqlite:////FOLDER/mlflow.db"),
         source="mlflow/tracking/_tracking_service/utils.py",
         versions="mlflow 3.17",
     ),

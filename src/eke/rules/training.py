@@ -18,26 +18,6 @@ def _step_samples(facts: Facts) -> int:
     return facts.config.batch.micro_batch * facts.config.distributed.num_processes
 
 
-def _contradicts(facts: Facts) -> bool:
-    batch = facts.config.batch
-    return (
-        batch.per_device is not None
-        and batch.target is not None
-        and batch.accumulation is not None
-        and batch.target != batch.accumulation * _step_samples(facts)
-    )
-
-
-def _does_not_divide(facts: Facts) -> bool:
-    batch = facts.config.batch
-    return (
-        batch.target is not None
-        and batch.accumulation is None
-        and _step_samples(facts) > 0
-        and batch.target % _step_samples(facts) != 0
-    )
-
-
 def _multiple_of(facts: Facts) -> str:
     """Required divisor of a target."""
     batch, processes = facts.config.batch, facts.config.distributed.num_processes
@@ -49,19 +29,9 @@ def _multiple_of(facts: Facts) -> str:
     )
 
 
-def _nearest_target(facts: Facts) -> int:
-    unit = _step_samples(facts)
-    return max(unit, round((facts.config.batch.target or unit) / unit) * unit)
-
-
 def _text_path(facts: Facts) -> Path | None:
     data = facts.config.data
     return user_path(data.path) if isinstance(data, Text) else None
-
-
-def _near_text_path(facts: Facts) -> Path | None:
-    missing = _text_path(facts)
-    return closest_path(missing) if missing is not None else None
 
 
 def _runs(facts: Facts) -> Path:
@@ -113,12 +83,8 @@ def _free_bytes(facts: Facts) -> int:
 BATCH = "per_device x accumulation x processes = target"
 
 
-def _processes(facts: Facts) -> int:
-    return facts.config.distributed.num_processes
-
-
 def _cores_per_process(facts: Facts) -> int:
-    return max(1, usable_cores() // _processes(facts))
+    return max(1, usable_cores() // facts.config.distributed.num_processes)
 
 
 def _needs_norm(facts: Facts) -> str:
@@ -138,65 +104,67 @@ LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 RULES = (
     Rule(
         id="batch_contradiction",
-        verdict=Severity.impossible,
         key="batch.target",
-        when=_contradicts,
-        value=lambda f: f.config.batch.target,
+        when=lambda f: (
+            None not in (f.config.batch.per_device, f.config.batch.target)
+            and f.config.batch.accumulation is not None
+            and f.config.batch.target != f.config.batch.accumulation * _step_samples(f)
+        ),
         why=lambda f: (
             f"is not batch.per_device x batch.accumulation x processes = "
             f"{f.config.batch.micro_batch} x {f.config.batch.accumulation} x "
             f"{f.config.distributed.num_processes} = "
             f"{_step_samples(f) * (f.config.batch.accumulation or 1)}"
         ),
-        fix=lambda f: Fix("batch.accumulation=null"),
+        fix=Fix("batch.accumulation=null"),
         source=BATCH,
     ),
     Rule(
         id="target_is_multiple",
-        verdict=Severity.impossible,
         key="batch.target",
-        when=_does_not_divide,
-        value=lambda f: f.config.batch.target,
+        when=lambda f: (
+            f.config.batch.target is not None
+            and f.config.batch.accumulation is None
+            and _step_samples(f) > 0
+            and f.config.batch.target % _step_samples(f) != 0
+        ),
         why=_multiple_of,
-        fix=lambda f: Fix(f"batch.target={_nearest_target(f)}"),
+        fix=lambda f: Fix(
+            "batch.target="
+            f"{max(1, round((f.config.batch.target or 0) / _step_samples(f))) * _step_samples(f)}"
+        ),
         source=BATCH,
     ),
     Rule(
         id="steps_or_epochs",
-        verdict=Severity.impossible,
         key="train.epochs",
         when=lambda f: f.config.train.epochs is not None and f.config.train.steps is not None,
-        value=lambda f: f.config.train.epochs,
         why=lambda f: f"train.steps = {f.config.train.steps} says how long to train, too",
-        fix=lambda f: Fix("train.steps=null", remark="or train.epochs=null"),
+        fix=Fix("train.steps=null", remark="or train.epochs=null"),
         source="one of the two is derived from the other",
     ),
     Rule(
         id="warmup_within_run",
-        verdict=Severity.impossible,
         key="schedule.warmup_steps",
         when=lambda f: (
             f.config.schedule.warmup_steps is not None
             and f.config.train.steps is not None
             and f.config.schedule.warmup_steps > f.config.train.steps
         ),
-        value=lambda f: f.config.schedule.warmup_steps,
         why=lambda f: f"is longer than the run, train.steps = {f.config.train.steps}",
         fix=lambda f: Fix(f"schedule.warmup_steps={(f.config.train.steps or 10) // 10}"),
         source="the peak learning rate would never be reached",
     ),
     Rule(
         id="nesterov_needs_momentum",
-        verdict=Severity.impossible,
         key="optimizer.nesterov",
         when=lambda f: (
             isinstance(f.config.optimizer, SGD)
             and f.config.optimizer.nesterov
             and f.config.optimizer.momentum == 0
         ),
-        value=lambda f: True,
-        why=lambda f: "there is no momentum to look ahead with, optimizer.momentum = 0",
-        fix=lambda f: Fix("optimizer.momentum=0.9"),
+        why="there is no momentum to look ahead with, optimizer.momentum = 0",
+        fix=Fix("optimizer.momentum=0.9"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html",
     ),
     Rule(
@@ -204,7 +172,6 @@ RULES = (
         verdict=Severity.no_effect,
         key="train.record_grad_norm",
         when=lambda f: not f.config.train.record_grad_norm and bool(_needs_norm(f)),
-        value=lambda f: False,
         why=_needs_norm,
         fix=lambda f: (
             Fix("train.record_grad_norm=true")
@@ -221,7 +188,6 @@ RULES = (
             f.config.train.steps is not None
             and f.config.train.steps <= f.config.train.timing_warmup_steps
         ),
-        value=lambda f: f.config.train.steps,
         why=lambda f: (
             f"every step is within train.timing_warmup_steps = "
             f"{f.config.train.timing_warmup_steps}: no speed will be reported"
@@ -231,24 +197,20 @@ RULES = (
     ),
     Rule(
         id="persistent_needs_workers",
-        verdict=Severity.impossible,
         key="dataloader.persistent",
         when=lambda f: f.config.dataloader.persistent and f.config.dataloader.workers == 0,
-        value=lambda f: f.config.dataloader.persistent,
-        why=lambda f: "there are no loader processes to keep, dataloader.workers = 0",
-        fix=lambda f: Fix("dataloader.persistent=false"),
+        why="there are no loader processes to keep, dataloader.workers = 0",
+        fix=Fix("dataloader.persistent=false"),
         source=LOADER,
     ),
     Rule(
         id="prefetch_needs_workers",
-        verdict=Severity.impossible,
         key="dataloader.prefetch",
         when=lambda f: (
             f.config.dataloader.prefetch is not None and f.config.dataloader.workers == 0
         ),
-        value=lambda f: f.config.dataloader.prefetch,
-        why=lambda f: "there are no loader processes to prefetch, dataloader.workers = 0",
-        fix=lambda f: Fix("dataloader.workers=2"),
+        why="there are no loader processes to prefetch, dataloader.workers = 0",
+        fix=Fix("dataloader.workers=2"),
         source=LOADER,
     ),
     Rule(
@@ -256,59 +218,56 @@ RULES = (
         verdict=Severity.unsafe,
         key="dataloader.workers",
         when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
-        value=lambda f: f.config.dataloader.workers,
         why=lambda f: (
             f"loader processes would share {usable_cores()} cores, with the training, too"
-            + (f", and with {_processes(f) - 1} more of both" if _processes(f) > 1 else "")
+            + (
+                f", and with {n - 1} more of both"
+                if (n := f.config.distributed.num_processes) > 1
+                else ""
+            )
         ),
         fix=lambda f: Fix(f"dataloader.workers={_cores_per_process(f)}"),
         source=LOADER,
     ),
     Rule(
         id="text_exists",
-        verdict=Severity.impossible,
         key="data.path",
         when=lambda f: (p := _text_path(f)) is not None and not os.path.exists(p),
         value=_text_path,
-        why=lambda f: "there is no such file or folder",
-        fix=lambda f: Fix(f"data.path={_near_text_path(f) or 'FILE_OR_FOLDER'}"),
+        why="there is no such file or folder",
+        fix=lambda f: Fix(f"data.path={closest_path(_text_path(f) or Path()) or 'FILE_OR_FOLDER'}"),
         source="the file system",
     ),
     Rule(
         id="text_readable",
-        verdict=Severity.impossible,
         key="data.path",
         when=lambda f: (
             (p := _text_path(f)) is not None and os.path.exists(p) and not os.access(p, os.R_OK)
         ),
         value=_text_path,
-        why=lambda f: "it cannot be read",
-        fix=lambda f: Fix("data.path=FILE_OR_FOLDER"),
+        why="it cannot be read",
+        fix=Fix("data.path=FILE_OR_FOLDER"),
         source="the file system",
     ),
     Rule(
         id="runs_writable",
-        verdict=Severity.impossible,
         key="paths.runs",
         when=_runs_unwritable,
-        value=lambda f: f.config.paths.runs,
         why=_runs_reason,
-        fix=lambda f: Fix("paths.runs=runs"),
+        fix=Fix("paths.runs=runs"),
         source="the file system",
     ),
     Rule(
         id="runs_has_space",
-        verdict=Severity.impossible,
         key="paths.runs",
         when=lambda f: (
             not f.planning and not _runs_unwritable(f) and _free_bytes(f) < MIN_FREE_BYTES
         ),
-        value=lambda f: f.config.paths.runs,
         why=lambda f: (
             f"the disk has {_free_bytes(f) // 2**20} MiB left; a run's own files need up to "
             f"{MIN_FREE_BYTES // 2**20} MiB"
         ),
-        fix=lambda f: Fix("paths.runs=FOLDER_ON_ANOTHER_DISK"),
+        fix=Fix("paths.runs=FOLDER_ON_ANOTHER_DISK"),
         source="the file system",
         passing=True,
     ),

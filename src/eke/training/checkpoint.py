@@ -39,7 +39,6 @@ from eke.config.schema import Exchange
 from eke.training.distributed.fsdp import (
     WholeState,
     cut_optimizer,
-    exchange_gradients,
     gather_optimizer,
     gather_parameters,
     gather_weights,
@@ -57,7 +56,7 @@ from eke.training.model.save_model import (
     save_pretrained,
     system_error,
 )
-from eke.training.optimizer import evaluation_weights, restore_training_weights
+from eke.training.optimizer.build_optimizer import evaluation_weights, restore_training_weights
 from eke.training.optimizer.update import PlainUpdate
 
 log = logging.getLogger(__name__)
@@ -309,7 +308,8 @@ class ShardedUpdate:
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Set whether the next backward pass exchanges gradients."""
-        exchange_gradients(self.model, last or self.every)
+        sharded: Any = self.model
+        sharded.set_requires_gradient_sync(last or self.every)  # else they add up here, whole
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:

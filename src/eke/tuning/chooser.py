@@ -7,18 +7,18 @@ rules and forecast; the objective decides which one is taken.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import product, tee
 from math import prod
 from typing import Protocol, TypeVar
 
 from eke.common.errors import ConfigError, Problem
 from eke.common.text import format_bytes
 from eke.config.schema import Config
-from eke.estimate.memory import Forecast, Verdict, forecast
+from eke.estimate.memory import Forecast, Verdict, forecast, mildest
 from eke.hardware import Device
 from eke.plan.planner import Plan, possible_batches, replan
 from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
-from eke.rules.techniques import Technique, decides_twice, group_of
+from eke.rules.techniques import TECHNIQUES, Technique, group_of
 
 Key = tuple[str, str]
 """Rule and key: one rule may be about several groups."""
@@ -156,8 +156,12 @@ T = TypeVar("T", bound=_Option)
 
 def combine(options: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
     """One of each, in every combination in which no two decide the same group."""
-    every = product(*options)
-    return [each for each in every if not decides_twice([option.overrides for option in each])]
+    found = []
+    for each in product(*options):
+        decided = [group for option in each for group in {*map(group_of, option.overrides)}]
+        if len(decided) == len(set(decided)):  # a precision comes with its optimizer, or alone
+            found.append(each)
+    return found
 
 
 @dataclass(frozen=True)
@@ -168,9 +172,10 @@ class Axis:
     """Groups and keys: where the user has set one of them, none is taken."""
     techniques: tuple[Technique, ...]
 
-
-NONE = Technique("", "")
-"""No technique of an axis."""
+    @classmethod
+    def of(cls, decides: tuple[str, ...], *names: str) -> "Axis":
+        """With techniques of the table."""
+        return cls(decides, tuple(TECHNIQUES[name] for name in names))
 
 
 @dataclass(frozen=True)
@@ -226,8 +231,9 @@ class Chooser:
 
     def combinations(self) -> Iterator[Combination]:
         """Every combination that rules permit, the one with the least cost first."""
-        combined = combine([(NONE, *axis.techniques) for axis in self.axes])
-        taken = [tuple(each for each in some if each is not NONE) for some in combined]
+        none = Technique("", "")
+        combined = combine([(none, *axis.techniques) for axis in self.axes])
+        taken = [tuple(each for each in some if each is not none) for some in combined]
         for techniques in sorted(taken, key=cost_of):
             situation = self._with(techniques)
             if situation is not None and situation.forecast is not None:
@@ -238,16 +244,12 @@ class Chooser:
 
         None where the device's memory is not known.
         """
-        tried: list[Combination] = []
-        for each in self.combinations():
-            if each.forecast.verdict is Verdict.unknown:
-                return None
-            if each.forecast.verdict is Verdict.fits:
-                return each
-            tried.append(each)
-        tight = (each for each in tried if each.forecast.verdict is Verdict.tight)
-        least = min(tried, key=lambda each: each.forecast.peak.expected, default=None)
-        return next(tight, least)
+        if self.situation.device.memory_bytes is None:
+            return None
+        tried, every = tee(self.combinations())
+        return mildest(tried, lambda each: each.forecast) or min(
+            every, key=lambda each: each.forecast.peak.expected, default=None
+        )
 
     def least_memory(self) -> Combination | None:
         """The mildest of those with the lowest forecast; None where nothing can be forecast."""

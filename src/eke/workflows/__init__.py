@@ -61,13 +61,12 @@ def main(
             return ask_hydra(arguments)
         if why or ALL_DEVICES in arguments.overrides:
             from eke.workflows.plan_report import (  # a quarter of the time of a wrong key
-                asks_for_all_devices,
                 compare_on_all_devices,
                 refuse_why_of_many,
             )
 
             refuse_why_of_many(arguments, why)
-            if asks_for_all_devices(arguments):
+            if ALL_DEVICES in arguments.overrides:
                 table = compare_on_all_devices(arguments, as_json_text=as_json, trace=trace)
                 return print_once(table)
         if arguments.multirun or needs_sweep(arguments.overrides):

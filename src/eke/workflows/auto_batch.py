@@ -46,7 +46,7 @@ from eke.plan.planner import (
     with_batch,
 )
 from eke.rules import BY_SIZE, Facts, check
-from eke.tuning.recipes import RECIPES, Kitchen, Situation
+from eke.tuning.recipes import RECIPES, RecipeResolver, Situation
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,7 @@ class Permitted:
 def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
     """The configuration, or with batch=auto each of its micro-batches, that no rule rejects.
 
-    Args:
-        facts: the configuration and its device.
-        lenient: whether rules about its size are left to the forecast.
+    `lenient` leaves rules about its size to the forecast.
 
     Raises:
         ConfigError: every rule it breaks.
@@ -107,14 +105,6 @@ def _checked(facts: Facts, lenient: bool) -> tuple[list[Problem], Permitted]:
     return refused, Permitted(facts.config, warnings)
 
 
-def sharing(plan: Plan) -> int:
-    """Runs of a sweep that use the same device, or a CPU's memory, at the same time."""
-    launcher = plan.config.launcher
-    if plan.device.kind != "cpu":
-        return launcher.runs_per_device
-    return max(1, launcher.cpu_slots // plan.batch.world_size)
-
-
 def at_rest(plan: Plan) -> Plan:
     """The same plan with all of a CPU's memory free."""
     return replace(plan, device=replace(plan.device, available_bytes=None))
@@ -137,19 +127,16 @@ def choose_batch(
 ) -> tuple[Plan, bool]:
     """The plan with the largest micro-batch that fits.
 
-    Args:
-        plan: with the first of the configurations.
-        allowed: the same configuration with each micro-batch, the smallest first.
-        means: the budget.
-        target_given: the number of samples per step is set.
-
     Returns:
         The plan, and whether it was seen to fit, so that no forecast need warn.
 
     Raises:
         ConfigError: the device's memory is not known, or not even the smallest one fits.
     """
-    share = sharing(plan) if means.in_pool else 1
+    launcher, share = plan.config.launcher, 1
+    if means.in_pool:  # runs that use the same device, or a CPU's memory, at the same time
+        at_once = launcher.cpu_slots // plan.batch.world_size
+        share = max(1, at_once) if plan.device.kind == "cpu" else launcher.runs_per_device
     if share > 1:
         means = replace(means, probe=None, not_probed="runs of this sweep share its device")
     capacity = room_for_a_batch(plan, share)
@@ -255,11 +242,6 @@ class Adapted:
     decisions: tuple[Decision, ...] = ()
     """One for each choice, with its reason."""
 
-    def shown_in(self, plan: Plan) -> Plan:
-        """The plan with these decisions behind the one about its device."""
-        first, *others = plan.decisions
-        return replace(plan, decisions=(first, *self.decisions, *others))
-
 
 def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) -> Adapted:
     """The configuration with its recipe's choices for a device.
@@ -267,19 +249,15 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
     Keys set by overrides, a sweep or the experiment stay; so does what a rule rejects changing.
     Without an adaptive recipe nothing changes.
 
-    Args:
-        composed: the composed configuration.
-        config: the same, its checkpoint and tokenizer looked up.
-        device: what it will run on.
-        num_nodes: machines that it can use.
-
     Raises:
         ConfigError: it cannot be planned, with or without the recipe.
     """
     recipe = RECIPES.get(composed.choices.get("recipe", "none"))
     if recipe is None:
         return Adapted(config, composed.choices)
-    kitchen = Kitchen(recipe, claims(composed), lambda more: compose_with(composed, more).config)
+    resolver = RecipeResolver(
+        recipe, claims(composed), lambda more: compose_with(composed, more).config
+    )
     start = Situation(
         config=config,
         device=device,
@@ -291,11 +269,10 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
     def base(config: Config) -> Plan:
         return make_plan(config, composed.choices, composed.overrides, device, "")
 
-    chosen = kitchen.settle(start, base).config
-    typed = [choice.override.partition("=")[::2] for choice in kitchen.choices]
-    options = {group: option for group, option in typed if group in composed.choices}
-    decisions = tuple(choice.decision for choice in kitchen.choices)
-    return Adapted(chosen, {**composed.choices, **options}, decisions)
+    chosen = resolver.settle(start, base).config
+    decided = resolver.decisions
+    options = {each.key: each.value for each in decided if each.key in composed.choices}
+    return Adapted(chosen, {**composed.choices, **options}, tuple(decided))
 
 
 FULL_LR = 5e-5
@@ -312,12 +289,7 @@ EPOCHS = 3.0
 
 
 def fine_tuned(config: Config, composed: Composed) -> tuple[Config, tuple[Decision, ...], str]:
-    """The configuration with the usual values of fine-tuning, each with its reason, and a warning.
-
-    Args:
-        config: as resolved; one with random weights is left as it is.
-        composed: the composed configuration: keys set there stay.
-    """
+    """The configuration with the usual values of fine-tuning, their reasons, and a warning."""
     if not isinstance(config.model, PretrainedModel):
         return config, (), ""
     decisions, warning = [], ""

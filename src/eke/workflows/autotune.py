@@ -14,50 +14,38 @@ from eke.config.compose import Arguments, Composed, compose, launcher_of
 from eke.config.sweep import SweepCell
 from eke.estimate.memory import is_open, stop_tracing, traced_forecast
 from eke.estimate.time import StepTime, forecast_time
-from eke.launch import (
-    Books,
-    Cell,
-    Job,
-    Launcher,
-    SweepFile,
-    find_launcher,
-    open_board,
-    sweep_id,
-    sweep_paths,
-    watching,
-)
+from eke.launch.interface import Launcher, find_launcher
+from eke.launch.processes.follow import open_board, watching
+from eke.launch.processes.sweep import Cell, Job, SweepFile, sweep_id, sweep_paths
+from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine
 from eke.rules.techniques import Numerics, group_of
 from eke.tuning.recipes import RECIPES
-from eke.tuning.search import (
+from eke.tuning.search.candidates import (
     Candidates,
-    Fit,
-    Measured,
-    Objective,
-    Search,
-    Trial,
-    all_diverge,
     axes_for,
     cut_overrides,
+    enumerate_candidates,
+    room_of,
+    spelt_out,
+)
+from eke.tuning.search.result import (
+    Fit,
+    all_diverge,
+    fit_of,
+    free_path,
+    write_experiment,
+)
+from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, without
+from eke.tuning.search.search_space import Objective, Trial
+from eke.tuning.search.show import (
     describe_candidates,
     describe_fit,
     describe_trial,
-    enumerate_candidates,
-    fit_of,
-    free_path,
-    is_higher,
     likely,
-    measured,
-    own_path,
-    refuse_what_is_no_name,
-    room_of,
     short_name,
-    spelt_out,
-    trial_overrides,
-    without,
-    write_experiment,
 )
 from eke.workflows import complain, print_once
 from eke.workflows.auto_batch import chosen_overrides
@@ -144,7 +132,9 @@ class Fitting:
         stop_tracing()  # on a CPU its memory is the trials'
         new = [self._cell(n, repeats[n]) for n in numbers]
         first = len(self.cells)
-        cells, plans = plan_cells(new, f"fit-{self.paths.folder.name}", _silent, self.launcher)
+        cells, plans = plan_cells(
+            new, f"fit-{self.paths.folder.name}", lambda *_: None, self.launcher
+        )
         self.cells += cells
         jobs = make_jobs(labels, plans, {})
         for job in jobs:
@@ -152,7 +142,10 @@ class Fitting:
         self._run(jobs)
         by_number = {job.number: job for job in jobs}
         for at, n in enumerate(numbers):
-            self._note(self._measured(n, repeats[n], cells[at], by_number.get(at)))
+            found = self._measured(n, repeats[n], cells[at], by_number.get(at))
+            self.trials.append(found)
+            self.search.tell(found.number, found.trial)
+            print_once(f"  {describe_trial(found, self.candidates.found[found.number])}")
 
     def name(self, number: int) -> str:
         """Difference of a candidate from the baseline."""
@@ -172,23 +165,14 @@ class Fitting:
         with open_board(len(jobs)) as board:
             books = Books(jobs, board, file, self.launcher.place_of)
             started = self.launcher.start(books, self.paths, self.paths.folder.name)
-            self._refuse_if_none_is_taken(jobs)
+            refused = [j for j in jobs if j.outcome is Outcome.crashed and j.record is None]
+            if len(refused) == len(jobs) and jobs and not any(t.trial.step_s for t in self.trials):
+                raise EkeError(f"no trial was submitted: {refused[0].reason}")  # nor will the next
             stopped = started.wait()
         # A stop signal ends the search, even if this trial has finished by itself.
         cut_short = [j for j in jobs if j.outcome is None or j.outcome.exit_code == EXIT_RESUMABLE]
         if stopped or cut_short:
             raise KeyboardInterrupt
-
-    def _refuse_if_none_is_taken(self, jobs: Sequence[Job]) -> None:
-        """Stop when the launcher takes none of the first trials: it will not take the next ones.
-
-        Raises:
-            EkeError: it took none, and nothing was measured so far.
-        """
-        refused = [job for job in jobs if job.outcome is Outcome.crashed and job.record is None]
-        measured_some = any(each.trial.step_s for each in self.trials)
-        if refused and len(refused) == len(jobs) and not measured_some:
-            raise EkeError(f"no trial was submitted: {refused[0].reason}")
 
     def _measured(self, number: int, repeat: int, cell: Cell, job: Job | None) -> Measured:
         if job is None or job.record is None:
@@ -205,15 +189,6 @@ class Fitting:
             found = replace(found, trial=replace(found.trial, step_s=None), reason=reason)
         return found
 
-    def _note(self, found: Measured) -> None:
-        self.trials.append(found)
-        self.search.tell(found.number, found.trial)
-        print_once(f"  {describe_trial(found, self.candidates.found[found.number])}")
-
-
-def _silent(done: int, total: int) -> None:
-    """A few jobs are planned at once."""
-
 
 REPORT, VALUES = "fit.md", "fit.json"
 """Files in the folder of a search."""
@@ -221,10 +196,6 @@ REPORT, VALUES = "fit.md", "fit.json"
 
 def keep_result(fitting: Fitting, fit: Fit) -> None:
     """Write the results, and print their paths.
-
-    Args:
-        fitting: the search.
-        fit: how it ended.
 
     Raises:
         ConfigError: an option of that name exists that eke fit did not write.
@@ -240,7 +211,13 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
         assert fit.best is not None
         _keep_option(fitting, fit.best.candidate.overrides, text)
     else:
-        _keep_none(fitting, fit)
+        if fit.best is not None and fit.best is not fit.typed:
+            winner = fit.best.candidate.overrides
+            typed = _command(fitting, *without(fitting.typed, winner), *winner)
+            print_once(f"\nnothing is written: your configuration may be as good\n  {typed}")
+        path = free_path(fitting.request.arguments.config_dir or conf_folder(), fitting.option)
+        if path.exists():
+            print_once(f"\n{path} is what an earlier search found, and stays as it is")
     print_once(f"\n  {folder / REPORT}   (all trials: eke report {shlex.quote(str(folder))})")
 
 
@@ -251,17 +228,6 @@ def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:
     evidence = [*text.splitlines(), f"{fitting.paths.folder / REPORT}"]
     path = write_experiment(best, name, own, own or conf_folder(), evidence)
     print_once(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
-
-
-def _keep_none(fitting: Fitting, fit: Fit) -> None:
-    """Print notes for a user who expects an option."""
-    if fit.best is not None and fit.best is not fit.typed:
-        winner = fit.best.candidate.overrides
-        typed = _command(fitting, *without(fitting.typed, winner), *winner)
-        print_once(f"\nnothing is written: your configuration may be as good\n  {typed}")
-    path = free_path(fitting.request.arguments.config_dir or conf_folder(), fitting.option)
-    if path.exists():
-        print_once(f"\n{path} is what an earlier search found, and stays as it is")
 
 
 def _command(fitting: Fitting, *overrides: str) -> str:
@@ -322,8 +288,6 @@ def prepare(request: TuneRequest) -> Fitting:
     """
     arguments = request.arguments
     refuse_what_is_no_start(request)
-    if request.name:
-        refuse_what_is_no_name(request.name)
     launcher = find_launcher(launcher_of(arguments.overrides))
     try:
         composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
@@ -335,15 +299,15 @@ def prepare(request: TuneRequest) -> Fitting:
     refuse_what_is_searched(composed)
     if problem := cannot_detach(composed.config, launcher):
         raise ConfigError(problem)
+    option = request.name or usual_name(composed.choices["model"], request)
+    # Before anything takes time.
+    free_path(arguments.config_dir or conf_folder(), option, composed.config.plan_only)
     baseline = plan_for(composed, planning=True, launcher=launcher, refuse=False)
     if not baseline.device.present and not composed.config.plan_only:
         why = f"this machine has no {baseline.device.name}, and a search runs trials"
         raise ConfigError(
             Problem("hardware", composed.config.hardware.option, why, Fix("plan_only=true"))
         )
-    option = request.name or usual_name(baseline.choices["model"], request)
-    place_of_option = free_path if not composed.config.plan_only else own_path
-    place_of_option(arguments.config_dir or conf_folder(), option)  # before anything takes time
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, request.numerics)
     composed = pinned(composed, baseline)
     axes = [spelt_out(axis, baseline.config, composed, arguments.config_dir) for axis in axes]
@@ -391,12 +355,7 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
 
 
 def usual_name(model: str, request: TuneRequest) -> str:
-    """Default name of the option: searches for different things do not replace each other.
-
-    Args:
-        model: option of the group.
-        request: of `eke fit`.
-    """
+    """Default name of the option: searches for different things do not replace each other."""
     parts = ["fit", model]
     parts += [request.objective.value] if request.objective is not Objective.speed else []
     parts += [request.numerics.value] if request.numerics is not Numerics.same else []
@@ -448,11 +407,6 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launc
 
     Its size is not checked: an equivalent configuration may fit.
 
-    Args:
-        composed: the composed overrides.
-        baseline: the same, planned.
-        launcher: starts the trials.
-
     Raises:
         ConfigError: every rule that it breaks.
     """
@@ -491,9 +445,6 @@ def expected_step_s(plan: Plan) -> float | None:
     """Seconds per optimizer step by the time model; None if unknown."""
     found = forecast_time(plan)
     return found.step_s.expected if isinstance(found, StepTime) else None
-
-
-__all__ = ["TuneRequest", "fit"]
 
 
 def fit(request: TuneRequest) -> int:

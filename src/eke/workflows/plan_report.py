@@ -58,33 +58,21 @@ def plan_text(
 
 
 def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
-    """Advice whose overrides compose with the given ones.
-
-    Args:
-        plan: the plan to reduce.
-        trace: spend seconds on traces of the proposals that formulas are not sure of.
-    """
+    """Advice whose overrides compose with the given ones."""
     found = [
         each for each in advise(plan, judge=slowdown) if composes(plan.overrides, each.overrides)
     ]
     if not trace:
         return found
-    seen = [_traced(each) if is_open(each.forecast) else each for each in found]
+    seen = [
+        replace(each, forecast=traced_forecast(each.plan)) if is_open(each.forecast) else each
+        for each in found
+    ]
     return ranked(each for each in seen if each.forecast.verdict in ROOM)
 
 
-def _traced(advice: Advice) -> Advice:
-    """The same, with a trace in place of formulas."""
-    return replace(advice, forecast=traced_forecast(advice.plan))
-
-
 def known_forecasts(plans: Mapping[str, Plan], trace: bool) -> dict[str, Forecast]:
-    """Memory forecast of each plan.
-
-    Args:
-        plans: by any name.
-        trace: spend seconds on traces of those that formulas are not sure of.
-    """
+    """Memory forecast of each plan."""
     found = {name: known_forecast(plan) for name, plan in plans.items()}
     unsure = [name for name, each in found.items() if trace and is_open(each)]
     if unsure:
@@ -104,26 +92,6 @@ def composes(typed: Sequence[str], more: Sequence[str]) -> bool:
         compose([*kept, *more])
     except ConfigError:
         return False
-    return True
-
-
-def asks_for_all_devices(arguments: Arguments) -> bool:
-    """Whether one configuration is to be compared on every known device.
-
-    Raises:
-        ConfigError: it is, and something would be run, or several configurations are named.
-    """
-    if ALL_DEVICES not in arguments.overrides:
-        return False
-    typed = [text for text in arguments.overrides if text != ALL_DEVICES]
-    if arguments.multirun:
-        why = "compares devices for one configuration, and -m has many"
-        raise ConfigError(Problem("hardware", "all", why, Fix("hardware=h100")))
-    if "plan_only=true" not in typed:
-        why = "compares the known devices, which is planning, and nothing can run on all of them"
-        raise ConfigError(
-            Problem("hardware", "all", why, Fix("plan_only=true", remark="or hardware=auto"))
-        )
     return True
 
 
@@ -149,15 +117,18 @@ def compare_on_all_devices(
 ) -> str:
     """One line for each device of the table.
 
-    Args:
-        arguments: the command line.
-        as_json_text: for machines, under the record's field paths.
-        trace: spend seconds on traces for those devices where formulas cannot tell.
-
     Raises:
-        ConfigError: the configuration is wrong, whatever the device.
+        ConfigError: the configuration is wrong, whatever the device, or something would be run, or
+            several configurations are named.
     """
     typed = [text for text in arguments.overrides if text != ALL_DEVICES]
+    if arguments.multirun:
+        why = "compares devices for one configuration, and -m has many"
+        raise ConfigError(Problem("hardware", "all", why, Fix("hardware=h100")))
+    if "plan_only=true" not in typed:
+        why = "compares the known devices, which is planning, and nothing can run on all of them"
+        fix = Fix("plan_only=true", remark="or hardware=auto")
+        raise ConfigError(Problem("hardware", "all", why, fix))
     composed = compose(typed, arguments.config_dir)
     plans: dict[str, Plan] = {}
     refused: dict[str, tuple[int | None, str]] = {}

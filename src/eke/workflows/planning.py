@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from eke.common.errors import ConfigError, Fix, Problem
@@ -40,7 +41,7 @@ from eke.workflows.auto_batch import (
 )
 
 if TYPE_CHECKING:
-    from eke.launch import Launcher, Probed
+    from eke.launch.interface import Launcher
 
 PLANNING = Means()
 """Budget of batch=auto if no run starts."""
@@ -85,17 +86,7 @@ def plan_on(
     trace: bool = True,
     means: Means = PLANNING,
 ) -> Plan:
-    """Check and plan one configuration for a device.
-
-    Args:
-        composed: the requested configuration.
-        device: the target device.
-        reason: why that one.
-        planning: nothing will be run.
-        refuse: reject what cannot fit into memory; None: only if it will run.
-        num_nodes: machines that it can use.
-        trace: spend seconds on a trace where formulas cannot tell whether there is room.
-        means: budget of batch=auto.
+    """Check and plan one configuration for a device; arguments as of `plan_for`.
 
     Raises:
         ConfigError: every rule it breaks.
@@ -126,7 +117,8 @@ def plan_on(
     plan, seen_to_fit = plan_of(allowed[0]), False
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
-    plan = recipe.shown_in(plan)
+    about_device, *others = plan.decisions
+    plan = replace(plan, decisions=(about_device, *recipe.decisions, *others))
     plan = _explained(plan, usual, remark)
     if means.in_pool:  # its turn comes when others have ended
         plan = at_rest(plan)
@@ -161,12 +153,7 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
 
 
 def _with_room(problem: Problem, plan: Plan) -> Problem:
-    """A rule's problem about a lower bound, with an override that suffices for the whole run.
-
-    Args:
-        problem: the rule's, whose override covers only what the rule counted.
-        plan: of the rejected run.
-    """
+    """A rule's problem about a lower bound, with an override that suffices for the whole run."""
     advice = what_makes_room(plan, known_forecast(plan), slowdown)
     if advice is None or check(Facts(advice.plan.config, plan.device, planning=True))[0]:
         return problem
@@ -178,11 +165,6 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
 
 def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
     """The plan, with a warning where memory is short.
-
-    Args:
-        plan: of a run that is to start.
-        trace: spend seconds on a trace where formulas cannot tell whether there is room.
-        found: its forecast, if that is known.
 
     Raises:
         ConfigError: it cannot fit.
@@ -198,11 +180,6 @@ def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]
     """A device that is only declared, as many times as the run has processes on a machine.
 
     Their number is not declared, and the plan is about one of them.
-
-    Args:
-        config: the requested configuration.
-        device: the target device.
-        reason: why that one.
     """
     needed = config.distributed.processes_per_node
     if device.present or device.kind != "cuda" or needed <= device.count:
@@ -220,45 +197,27 @@ def means_of_a_run(config: Config) -> Means:
         return Means(not_probed=why, keep=is_first())
     if config.distributed.num_nodes > 1:
         return Means(trace=True, not_probed="it has several machines", keep=True)
-    return Means(trace=True, probe=probe_here, keep=True)
+    return Means(trace=True, probe=probe_aloud, keep=True)
 
 
 def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
-    """Budget of a sweep's run, before the first one starts.
-
-    Args:
-        config: of the run.
-        launcher: starts it.
-    """
+    """Budget of a sweep's run, before the first one starts."""
     if config.plan_only:
         return Means(in_pool=not launcher.not_probed)
     if launcher.not_probed:
         return Means(trace=True, not_probed=launcher.not_probed, keep=True)
-    return Means(trace=True, probe=probe_cell, in_pool=True, keep=True)
+    return Means(trace=True, probe=partial(probe_aloud, in_pool=True), in_pool=True, keep=True)
 
 
-def probe_cell(plan: Plan) -> ProbeResult:
-    """Try a run of a sweep out, if its devices are free."""
-    from eke.launch.local import find_devices, probe_in_pool  # a plan starts nothing
+def probe_aloud(plan: Plan, in_pool: bool = False) -> ProbeResult:
+    """Try a plan out on this machine, and say so; in a pool, if its devices are free."""
+    from eke.launch.local import probe_in_pool
+    from eke.launch.processes.running_run import probe  # a plan starts nothing
 
-    launcher = plan.config.launcher
-    devices = find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)
-    return probe_aloud(plan, lambda each: probe_in_pool(each, devices))
-
-
-def probe_here(plan: Plan) -> ProbeResult:
-    """Try a single run out on this machine."""
-    from eke.launch import probe
-
-    return probe_aloud(plan, probe)
-
-
-def probe_aloud(plan: Plan, probe: "Callable[[Plan], Probed]") -> ProbeResult:
-    """Try a plan out, and say so."""
     size = plan.batch.per_device
     stop_tracing()
     print_once(f"  probing batch.per_device={size}: two steps, to see whether they fit into memory")
-    found = probe(plan)
+    found = probe_in_pool(plan) if in_pool else probe(plan)
     if found.fits is None:
         print_once(f"  the probe says nothing: {found.reason}")
         return ProbeResult.unknown

@@ -11,16 +11,11 @@ from eke.common.process_env import check_started_ranks, check_started_tasks, my_
 from eke.config.compose import Composed, compose
 from eke.estimate.memory import DOES_NOT_FIT, forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
-from eke.launch import (
-    FOR_WRITING,
-    STOP_SIGNALS,
-    Head,
-    Place,
-    become_worker,
-    follow,
-    place_of,
-    run_single,
-)
+from eke.launch.processes.nodes import Head, follow
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.running_run import place_of
+from eke.launch.processes.sweep import FOR_WRITING, run_single
+from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
 from eke.plan.planner import Plan, render_plan
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
 from eke.results.report import render_summary
@@ -36,10 +31,6 @@ def plan_unless_answered(
     planned: Callable[[bool], Plan], place_of: Callable[[Plan], Place]
 ) -> Plan:
     """The plan of a run that is to start, or of one that its record answers.
-
-    Args:
-        planned: makes the plan; its argument says whether nothing will run.
-        place_of: where a plan's run is.
 
     Raises:
         ConfigError: every rule it breaks, unless they are about now and there is a record.
@@ -61,9 +52,6 @@ def plan_unless_answered(
 
 def run_composed(composed: Composed) -> int:
     """Run what was composed on this machine, or as one of several tasks of srun's.
-
-    Args:
-        composed: a single run.
 
     Returns:
         The exit code.
@@ -87,12 +75,7 @@ def run_composed(composed: Composed) -> int:
 
 
 def run_planned(plan: Plan, head: Head | None = None) -> int:
-    """Run a plan, or answer from its record; returns the exit code.
-
-    Args:
-        plan: what is to be done.
-        head: knows the other machines of a run that has several.
-    """
+    """Run a plan, or answer from its record; returns the exit code."""
     check_started_ranks(plan.config.distributed.option, plan.batch.world_size)
     place = place_of(plan)
     if place.record is not None:

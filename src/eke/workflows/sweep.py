@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
-from eke.common.paths import SweepPaths
 from eke.common.plugins import LAUNCHERS, plugin_names
 from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
@@ -28,25 +27,19 @@ from eke.estimate.memory import (
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import usable_cores
-from eke.launch import (
-    Board,
-    Books,
+from eke.launch.interface import Launcher, find_launcher
+from eke.launch.processes.follow import open_board, watching
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.sweep import (
     Cell,
     Job,
-    Launcher,
-    Place,
-    Rerun,
     SweepFile,
-    done_again,
-    find_launcher,
     merge_duplicates,
-    open_board,
-    smallest_first,
     sweep_exit_code,
     sweep_id,
     sweep_paths,
-    watching,
 )
+from eke.launch.processes.sweep_state import Books, Rerun, done_again, smallest_first
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
@@ -65,14 +58,9 @@ class Outlook:
     time: StepTime | Unknown
 
 
-def outlook_of(plan: Plan) -> Outlook:
-    """Forecasts of a plan that is not started."""
-    return Outlook(known_forecast(plan), forecast_time(plan))
-
-
 def outlooks(jobs: Sequence[Job]) -> dict[int, Outlook]:
     """Job index -> forecast of its run; identical jobs share it."""
-    found = [(job, outlook_of(job.plan)) for job in jobs]
+    found = [(job, Outlook(known_forecast(job.plan), forecast_time(job.plan))) for job in jobs]
     return {number: each for job, each in found for number in job.cells}
 
 
@@ -115,13 +103,7 @@ def outlooks_as_json(
     found: Mapping[int, Outlook],
     records: Mapping[int, Mapping[str, object]],
 ) -> str:
-    """The same for machines, under the record's field paths; rejected jobs give the reason.
-
-    Args:
-        cells: jobs of the sweep.
-        found: job index -> its forecast.
-        records: job index -> its finished run.
-    """
+    """The same for machines, under the record's field paths; rejected jobs give the reason."""
     content = [
         _plain(cell, found.get(number)) | dict(records.get(number, {}))
         for number, cell in enumerate(cells)
@@ -134,45 +116,6 @@ def _plain(cell: Cell, found: Outlook | None) -> dict[str, Any]:
     if found is None:
         return plain | {"outcome": cell.outcome, "rule": cell.rule or None, "reason": cell.reason}
     return plain | {"memory": as_json(found.memory)} | time_as_json(found.time)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A sweep before it runs."""
-
-    identity: str
-    paths: SweepPaths
-    command: tuple[str, ...]
-    """Arguments of `train.py`."""
-    name: str
-    """Of the file in `sweeps/`; empty for a sweep given by overrides."""
-    cells: list[Cell]
-    jobs: list[Job]
-
-    def show(self, problem: str = "") -> int:
-        """Print the outcome of the jobs; returns the sweep's exit code.
-
-        Args:
-            problem: why its file is not up to date; empty when it is.
-        """
-        records = {number: job.record for job in self.jobs for number in job.cells}
-        shown = [(cell, records.get(number)) for number, cell in enumerate(self.cells)]
-        rows = [cell.row for cell in self.cells]
-        behind = f" is not up to date: {problem}" if problem else ""
-        print_once(f"\n{render_cells(shown, rows)}\n\n  {self.paths.sweep}{behind}")
-        return sweep_exit_code(self.cells)
-
-    def file(self) -> SweepFile:
-        """Its file, kept up to date while it runs."""
-        return SweepFile(self.paths, self.command, self.cells, self.name)
-
-    def rerun(self, board: Board) -> Rerun:
-        """Runs requested by `rerun=true`: all, or the rest of an interrupted rerun."""
-        rerun = Rerun(self.paths, self.jobs)
-        if rerun.goes_on:
-            anew = f"rm {shlex.quote(str(self.paths.rerun))} begins it anew"
-            board.note(f"rerun=true goes on where it was interrupted; {anew}")
-        return rerun
 
 
 def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> int:
@@ -213,23 +156,23 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     for text in [*unused, *not_asked_for(jobs, cells, plans, launcher)]:
         print_once(f"  warning: {text}")
     first = composed[0].config
-    planned = Planned(
-        identity,
-        sweep_paths(first.paths.runs, identity),
-        repeated_command(arguments),
-        named(composed[0].choices),
-        cells,
-        jobs if planning else smallest_first(jobs, bytes_at_risk),
-    )
+    paths = sweep_paths(first.paths.runs, identity)
     if planning:
         print_once("\n" + render_outlooks(cells, outlooks(jobs)))
         say_finished(jobs, launcher.place_of)
-        say_hours(jobs)
-        if preview := launcher.preview(planned.jobs, planned.paths, identity):
+        if jobs:  # each counted once
+            kind = jobs[0].plan.device.kind
+            print_once("\n" + sum_line([forecast_time(job.plan) for job in jobs], kind))
+        if preview := launcher.preview(jobs, paths, identity):
             print_once("\n" + preview)
         return EXIT_OK
     refuse_if_strict(cells, expanded)
-    return run_planned_sweep(planned, launcher, first.launcher.detach)
+    options = arguments.config_dir  # the command is valid from any working directory
+    words = ("--config-dir", str(options.absolute())) if options else ()
+    command = ("-m", *words, *arguments.overrides)
+    file = SweepFile(paths, command, cells, named(composed[0].choices))
+    ordered = smallest_first(jobs, bytes_at_risk)
+    return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach)
 
 
 def not_asked_for(
@@ -291,33 +234,24 @@ def records_of(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> dict[int,
     return found
 
 
-def say_hours(jobs: Sequence[Job]) -> None:
-    """Estimated total time of a sweep's runs, each counted once."""
-    if jobs:
-        text = sum_line([forecast_time(job.plan) for job in jobs], jobs[0].plan.device.kind)
-        print_once("\n" + text)
-
-
-def repeated_command(arguments: Arguments) -> tuple[str, ...]:
-    """The command line, valid from any working directory."""
-    own = arguments.config_dir
-    folder = ("--config-dir", str(own.absolute())) if own else ()
-    return ("-m", *folder, *arguments.overrides)
-
-
 def named(choices: Mapping[str, str]) -> str:
     """The named sweep; empty if given by overrides only."""
     chosen = choices.get("sweep", "none")
     return "" if chosen == "none" else chosen
 
 
-def run_planned_sweep(planned: Planned, launcher: Launcher, detach: bool) -> int:
+def run_planned_sweep(
+    file: SweepFile, jobs: Sequence[Job], identity: str, launcher: Launcher, detach: bool
+) -> int:
     """Start a sweep and, unless it is to be left alone, wait for it; returns its exit code."""
     stop_tracing()
-    with open_board(len(planned.cells)) as board, watching(planned.paths):
-        file, rerun = planned.file(), planned.rerun(board)
-        books = Books(planned.jobs, board, file, partial(launcher.place_of, old=rerun.old))
-        started = launcher.start(books, planned.paths, planned.identity)
+    with open_board(len(file.cells)) as board, watching(file.paths):
+        rerun = Rerun(file.paths, jobs)
+        if rerun.goes_on:
+            anew = f"rm {shlex.quote(str(file.paths.rerun))} begins it anew"
+            board.note(f"rerun=true goes on where it was interrupted; {anew}")
+        books = Books(jobs, board, file, partial(launcher.place_of, old=rerun.old))
+        started = launcher.start(books, file.paths, identity)
         try:
             if not detach:
                 started.wait()
@@ -327,8 +261,8 @@ def run_planned_sweep(planned: Planned, launcher: Launcher, detach: bool) -> int
             print_once("")
         rerun.end()
     if not started.goes_on():
-        return planned.show(file.problem)
-    folder, left = shlex.quote(str(planned.paths.folder)), started.not_started()
+        return show_outcome(file, jobs)
+    folder, left = shlex.quote(str(file.paths.folder)), started.not_started()
     if left:
         why = left[0].waiting_for or "the command was interrupted"
         missing = format_number(len(left), "run")
@@ -336,8 +270,21 @@ def run_planned_sweep(planned: Planned, launcher: Launcher, detach: bool) -> int
     print_once(f"the runs continue: eke status {folder}   (eke cancel {folder} stops them)")
     if left or not detach:
         return EXIT_RESUMABLE
-    failed = any(job.outcome is Outcome.crashed for job in planned.jobs)
+    failed = any(job.outcome is Outcome.crashed for job in jobs)
     return EXIT_FAILED if failed else EXIT_OK
+
+
+def show_outcome(file: SweepFile, jobs: Sequence[Job]) -> int:
+    """Print how the jobs ended; returns the sweep's exit code."""
+    records = {number: job.record for job in jobs for number in job.cells}
+    shown = [
+        (cell.overrides, cell.outcome, cell.reason, records.get(number))
+        for number, cell in enumerate(file.cells)
+    ]
+    rows = [cell.row for cell in file.cells]
+    behind = f" is not up to date: {file.problem}" if file.problem else ""
+    print_once(f"\n{render_cells(shown, rows)}\n\n  {file.paths.sweep}{behind}")
+    return sweep_exit_code(file.cells)
 
 
 def make_jobs(
@@ -367,8 +314,7 @@ def plan_cells(
     launcher: Launcher | None = None,
 ) -> tuple[list[Cell], list[Plan | None]]:
     """Every job with its plan, or its reason for rejection; the tracker groups them by sweep."""
-    cells: list[Cell] = []
-    plans: list[Plan | None] = []
+    cells, plans = list[Cell](), list[Plan | None]()
     launcher = launcher or find_launcher("local")
     with looking_once():
         for point in expanded:
@@ -402,13 +348,7 @@ def _plan_cell(point: SweepCell, group: str, launcher: Launcher) -> tuple[Cell, 
 def weigh_open_cells(
     cells: Sequence[Cell], plans: list[Plan | None], progress: Callable[[int, int], None]
 ) -> None:
-    """Trace the runs whose fit formulas cannot decide, and reject those that do not fit.
-
-    Args:
-        cells: jobs of a sweep; rejected ones are marked.
-        plans: their plans, None if already rejected; changed in place.
-        progress: called with the number traced and the total.
-    """
+    """Trace the runs whose fit formulas cannot decide, and reject, in place, what does not fit."""
     unsure = {n: plan for n, plan in enumerate(plans) if plan and is_open(known_forecast(plan))}
     if not unsure:
         return

@@ -19,8 +19,8 @@ from unit.launch.scripted import record_for
 from eke.cli import main
 from eke.common.errors import ConfigError, Problem, of_system
 from eke.common.paths import RunPaths
-from eke.models.checkpoints.agreement import _conversion
 from eke.models.checkpoints.locate import Located
+from eke.models.checkpoints.resolve import _conversion
 from eke.plan.record import write_record
 
 OSC = "\x1b]52;c;ZXZpbA==\x07"

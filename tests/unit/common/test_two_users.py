@@ -17,7 +17,7 @@ WRITERS = {
     "Worker(RunPaths(P(1)), spot=Spot(1, 2, 'x:1'))",
     "rank log": "from eke.training.loop.worker import redirect_output\n"
     "redirect_output(RunPaths(P(1)), 1)",
-    "metrics.jsonl": "from eke.plan.record import metrics\nmetrics.seal(RunPaths(P(1)).metrics)\n"
+    "metrics.jsonl": "from eke.common.files import seal\nseal(RunPaths(P(1)).metrics)\n"
     "from eke.common.files import append_line\nappend_line(RunPaths(P(1)).metrics, '{}')",
     "attempts.jsonl": "from eke.plan.record import start_attempt\n"
     "start_attempt(RunPaths(P(1)), {})",
@@ -243,7 +243,7 @@ def test_a_folder_for_compiled_code_that_was_typed_is_checked(what, variable, ma
 
 
 LEASE = """
-from eke.launch.local.devices import holder_of, try_lease
+from eke.launch.local import holder_of, try_lease
 print(try_lease("cpu-0"), holder_of("cpu-0"))
 """
 

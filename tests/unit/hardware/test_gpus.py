@@ -1,4 +1,4 @@
-"""What is read of GPUs and their connections, from a driver that answers what it is told to."""
+"""What is read of GPUs, from a driver that answers what it is told to."""
 
 import sys
 from types import SimpleNamespace
@@ -15,12 +15,12 @@ class NVMLError(Exception):
 
 
 class TwoGpus:
-    """`pynvml` on a machine of two H100 with four NVLinks between them, straight or by a switch."""
+    """`pynvml` on a machine of two H100."""
 
     NVMLError = NVMLError
 
-    def __init__(self, *, switch: bool = False, links: int = 4, silent: tuple[str, ...] = ()):
-        self.switch, self.links, self.silent = switch, links, silent
+    def __init__(self, *silent: str):
+        self.silent = silent
 
     def __getattribute__(self, name):
         if name.startswith("nvml") and name in super().__getattribute__("silent"):
@@ -47,9 +47,6 @@ class TwoGpus:
 
     def nvmlDeviceGetName(self, gpu):
         return "NVIDIA H100 80GB HBM3"
-
-    def nvmlDeviceGetPciInfo(self, gpu):
-        return SimpleNamespace(busId=f"00000000:{gpu}A:00.0".encode())
 
     def nvmlDeviceGetMemoryInfo(self, gpu):
         return SimpleNamespace(total=80 * GIB, used=2 * GIB)
@@ -81,39 +78,16 @@ class TwoGpus:
     def nvmlDeviceGetUtilizationRates(self, gpu):
         return SimpleNamespace(gpu=7)
 
-    def nvmlDeviceGetPersistenceMode(self, gpu):
-        return 1
-
-    def nvmlDeviceGetEccMode(self, gpu):
-        raise NVMLError("Not Supported")
-
     def nvmlDeviceGetComputeRunningProcesses(self, gpu):
         return [SimpleNamespace(pid=1, usedGpuMemory=None)] * gpu
-
-    def nvmlDeviceGetNvLinkState(self, gpu, link):
-        if link >= 18:
-            raise NVMLError("Invalid Argument")
-        return int(link < self.links)
-
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, gpu, link):
-        return 2 if self.switch else 0
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, gpu, link):
-        return SimpleNamespace(busId=f"00000000:{1 - gpu}a:00.0")  # of another spelling
-
-    def nvmlDeviceGetTopologyCommonAncestor(self, one, other):
-        return 50
-
-    def nvmlDeviceGetP2PStatus(self, one, other, index):
-        return 0 if one < other else 5
 
 
 @pytest.fixture
 def driver(monkeypatch):
-    """`driver(**facts)`: the machine has these GPUs."""
+    """`driver(*silent)`: the machine has these GPUs, and its library lacks some functions."""
 
-    def install(**facts):
-        monkeypatch.setitem(sys.modules, "pynvml", TwoGpus(**facts))
+    def install(*silent):
+        monkeypatch.setitem(sys.modules, "pynvml", TwoGpus(*silent))
 
     return install
 
@@ -127,36 +101,12 @@ def test_what_the_driver_tells(driver) -> None:
     assert (first.power_w, first.power_limit_w) == (99.5, 700)
     assert (first.temperature_c, second.temperature_c) == (41, 42)
     assert first.throttled_by == ("power cap", "hardware thermal"), "idle is no reason to worry"
-    assert (first.persistence, first.ecc) == (True, None)
     assert (first.num_processes, second.num_processes) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("facts", "link"),
-    [({}, "NV4"), ({"switch": True}, "NV4"), ({"links": 0}, "SYS"), ({"links": 18}, "NV18")],
-    ids=["straight", "through a switch", "none", "all"],
-)
-def test_what_connects_two_gpus(facts, link, driver) -> None:
-    driver(**facts)
-    report = report_gpus()
-    assert report.links == {"0-1": link, "1-0": link}
-    assert report.p2p == {"0-1": True, "1-0": False}
-
-
 def test_an_old_library_leaves_gaps(driver) -> None:
-    driver(
-        links=0,
-        silent=(
-            "nvmlDeviceGetTopologyCommonAncestor",
-            "nvmlDeviceGetCurrentClocksThrottleReasons",
-            "nvmlDeviceGetNvLinkState",
-            "nvmlDeviceGetP2PStatus",
-        ),
-    )
-    report = report_gpus()
-    assert report.links == {"0-1": "?", "1-0": "?"}
-    assert report.gpus[0].throttled_by is None
-    assert report.p2p == {"0-1": False, "1-0": False}
+    driver("nvmlDeviceGetCurrentClocksThrottleReasons")
+    assert report_gpus().gpus[0].throttled_by is None
 
 
 def test_without_a_driver_it_says_so(monkeypatch) -> None:

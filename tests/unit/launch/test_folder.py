@@ -13,11 +13,11 @@ import pytest
 from support import environment
 from unit.plan.record.samples import bare_record
 
-import eke.plan.record.metrics
+import eke.plan.record
 from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
-from eke.launch import claim, find_place
+from eke.launch.processes.run_dir import claim, find_place
 from eke.plan.record import Outcome, read_record, start_attempt, write_record
 
 
@@ -207,7 +207,7 @@ def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monke
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     leave("ok")
-    monkeypatch.setattr(eke.plan.record.metrics, "read_json", refuse)
+    monkeypatch.setattr(eke.plan.record, "read_json", refuse)
     with pytest.raises(EkeError, match="once its owner lets you read it") as caught:
         find_place(runs, plan, rerun=False)
     assert "delete" not in str(caught.value)
@@ -217,7 +217,7 @@ def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monke
 
 HOLD = """
 import sys, pathlib
-from eke.launch import claim
+from eke.launch.processes.run_dir import claim
 from eke.common.paths import RunPaths
 with claim(RunPaths(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)

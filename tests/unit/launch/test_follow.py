@@ -1,12 +1,11 @@
 """What is shown of a running worker: whole lines once, and the newest step."""
 
-import json
 import math
 
 import pytest
 from unit.plan.record.samples import eval_row, step_row
 
-from eke.launch.processes.follow import BarView, PlainView, Tail, newest_step, open_view
+from eke.launch.processes.follow import RunView, Tail, newest_step, open_view
 from eke.plan.record import metrics
 
 
@@ -66,15 +65,17 @@ def test_every_cut_of_a_file_gives_the_same_lines(tmp_path) -> None:
         assert seen + tail.lines(last=True) == ["one", "", "two ü", "three"]
 
 
-def test_the_newest_step_is_the_last_whole_row_of_training() -> None:
-    lines = [json.dumps(row) for row in (step_row(1), step_row(2), eval_row(2, 3.0))]
-    assert newest_step([*lines, '{"train/loss": 1'])[metrics.STEP] == 2
-    assert newest_step([]) is None
-    assert newest_step(lines[2:]) is None
+def test_the_newest_step_is_the_last_whole_row_of_training(paths) -> None:
+    assert newest_step(paths).step == 0
+    metrics.append_rows(paths.metrics, [eval_row(2, 3.0)])
+    assert newest_step(paths).step == 0
+    metrics.append_rows(paths.metrics, [step_row(1), step_row(2), eval_row(2, 3.0)])
+    append(paths.metrics, b'{"train/loss": 1')
+    assert newest_step(paths).step == 2
 
 
 def test_plain_lines_go_to_stderr(paths, capsys) -> None:
-    view = PlainView(paths)
+    view = RunView(paths)
     append(paths.log, b"step 1\nste")
     view.update()
     view.update()
@@ -85,7 +86,7 @@ def test_plain_lines_go_to_stderr(paths, capsys) -> None:
 
 def test_no_terminal_no_bar(paths, capsys) -> None:
     with open_view(paths, 20) as view:
-        assert isinstance(view, PlainView)
+        assert view.bar is None
 
 
 @pytest.fixture
@@ -101,8 +102,8 @@ def bar():
 
 
 def test_the_bar_moves_to_the_newest_step_below_the_log(paths, bar) -> None:
-    task = bar.add_task("run", total=20, loss="")
-    view = BarView(paths, bar, task)
+    bar.add_task("run", total=20, loss="")
+    view = RunView(paths, bar)
     append(paths.log, b"[red]not markup[/red]\n")
     metrics.append_rows(paths.metrics, [step_row(1), step_row(4), eval_row(4, 2.0)])
     view.update()
@@ -114,7 +115,8 @@ def test_the_bar_moves_to_the_newest_step_below_the_log(paths, bar) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_shown(paths, bar) -> None:
-    view = BarView(paths, bar, bar.add_task("run", total=20, loss=""))
+    bar.add_task("run", total=20, loss="")
+    view = RunView(paths, bar)
     metrics.append_rows(paths.metrics, [step_row(3, **{metrics.LOSS: math.nan})])
     view.update(last=True)
     assert bar.tasks[0].fields["loss"] == "loss nan"

@@ -189,7 +189,3 @@ def test_torn_notes_are_passed_by(content, paths, plan) -> None:
     paths.rank_failure(1).write_text(content)
     paths.dead_rank().write_text(content)
     assert settle(paths, plan, 1, attempts_before=0) == lost(number)
-
-
-def test_a_limit_of_the_shells_on_files_is_named() -> None:
-    assert "`ulimit -f`" in describe_exit(-signal.SIGXFSZ)

@@ -11,7 +11,7 @@ import pytest
 from support import PATIENCE_S
 
 from eke.launch.processes import sweep, worker_process
-from eke.launch.processes.follow import PlainView
+from eke.launch.processes.follow import RunView
 from eke.launch.processes.worker_process import Worker, worker_command, worker_environment
 
 READY = "open(sys.argv[1] + '/ready', 'w').close()"
@@ -85,7 +85,7 @@ def test_the_code_is_subprocess_own(code, expected, run) -> None:
 
 def test_what_the_worker_prints_goes_into_the_log(run, paths, capsys) -> None:
     paths.log.write_text("earlier\n")
-    run("print('out'); sys.stderr.write('err\\n')", PlainView(paths))
+    run("print('out'); sys.stderr.write('err\\n')", RunView(paths))
     assert paths.log.read_text() == "earlier\nout\nerr\n"
     assert capsys.readouterr().err == "out\nerr\n"
 

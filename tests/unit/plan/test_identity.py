@@ -24,7 +24,7 @@ from eke.config.schema import (
     Task,
 )
 from eke.config.schema.codec import make_converter
-from eke.config.schema.slurm import Slurm
+from eke.config.schema.resources import Slurm
 from eke.plan.identity import FORMER_VALUES, canonical, changed_fingerprint, meaningful, run_id
 
 # --- every key ----------------------------------------------------------------------------------

@@ -12,8 +12,12 @@ from eke.models.sizes import state_bytes
 from eke.rules import Facts, check
 from eke.rules.device import NEEDS
 from eke.training.model.build_model import build_model
-from eke.training.optimizer import build_optimizer, state_tensors
-from eke.training.optimizer.build_optimizer import is_quantised, num_paged_bytes
+from eke.training.optimizer.build_optimizer import (
+    build_optimizer,
+    is_quantised,
+    num_paged_bytes,
+    state_tensors,
+)
 
 
 def found(*overrides, device=CPU):

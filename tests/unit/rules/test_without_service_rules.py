@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 from unit.training.model.plans import hand_plan
 
-from eke.training.optimizer import build_optimizer
+from eke.training.optimizer.build_optimizer import build_optimizer
 
 
 def test_mlflow_takes_no_folder_any_more(tmp_path) -> None:

@@ -15,7 +15,7 @@ from unit.training.model.steps import make_inputs
 from eke.training.loop.training_state import torch_device
 from eke.training.model.build_model import build_model
 from eke.training.model.number_formats import compile_model
-from eke.training.optimizer import build_optimizer
+from eke.training.optimizer.build_optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 IN_BACKWARD = ("memory=optimizer_in_backward", "train.max_grad_norm=null")

@@ -12,7 +12,7 @@ from eke.cli import main as cli
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import room_for_a_batch
 from eke.hardware import Device
-from eke.launch import Probed
+from eke.launch.processes.running_run import Probed
 from eke.workflows import running
 from eke.workflows.auto_batch import memory_asked_for
 
@@ -175,7 +175,7 @@ def probed(monkeypatch):
         script.append(plan.batch.per_device)
         return script.end
 
-    monkeypatch.setattr("eke.launch.probe", probe)
+    monkeypatch.setattr("eke.launch.processes.running_run.probe", probe)
     return script
 
 

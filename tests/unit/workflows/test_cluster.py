@@ -9,7 +9,7 @@ from eke.common.errors import EkeError
 from eke.common.text import GIB
 from eke.config.schema import unused_cluster_overrides
 from eke.hardware import Device
-from eke.launch import find_launcher
+from eke.launch.interface import find_launcher
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import SubmissionRefused
 from eke.plan.record import Outcome
@@ -136,7 +136,7 @@ def test_what_is_for_a_cluster_warns_here(text) -> None:
 @pytest.mark.parametrize("text", HERE)
 def test_what_is_for_this_machine_warns_in_a_cluster(text) -> None:
     (said,) = find_launcher("slurm").unused(["seed=1", text, "launcher.detach=true"])
-    assert said.startswith(f"{text} has no effect in a cluster")
+    assert said.startswith(f"{text} has no effect with hydra/launcher=slurm")
     assert unused_cluster_overrides([text]) == []
 
 
@@ -151,7 +151,7 @@ def test_what_is_for_this_machine_warns_in_a_cluster(text) -> None:
         ),
         pytest.param(
             [*SLURM, "hardware=cpu", "launcher.cpu_slots=2"],
-            "launcher.cpu_slots=2 has no effect in a cluster",
+            "launcher.cpu_slots=2 has no effect with hydra/launcher=slurm",
             id="in a cluster",
         ),
     ],

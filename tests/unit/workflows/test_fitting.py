@@ -11,8 +11,9 @@ from eke.common.errors import ConfigError, EkeError
 from eke.config.compose import compose, split_arguments
 from eke.plan.record import Outcome
 from eke.rules.techniques import Numerics
-from eke.tuning.search import Measured, Objective, Trial, fit_of, trial_overrides
-from eke.tuning.search.result import MADE_BY
+from eke.tuning.search.result import MADE_BY, fit_of
+from eke.tuning.search.search import Measured, trial_overrides
+from eke.tuning.search.search_space import Objective, Trial
 from eke.workflows.autotune import TuneRequest, keep_result, prepare
 from eke.workflows.planning import plan_for
 

@@ -5,8 +5,7 @@ from recipe_plans import planned
 
 from eke.common.errors import ConfigError, Problem
 from eke.config.compose import compose
-from eke.estimate.memory import Verdict, forecast, trace_client
-from eke.estimate.memory.advice import first_advice
+from eke.estimate.memory import Verdict, advise, forecast, trace_client
 from eke.plan.planner import Plan
 from eke.workflows.planning import plan_for
 
@@ -63,6 +62,5 @@ def test_where_nothing_makes_room_it_is_a_smaller_model() -> None:
 def test_adapters_of_random_weights_are_proposed_last() -> None:
     """They would be the quickest, and learn little."""
     plan = planned(*ONE, "data=synthetic", "hardware=t4")
-    first = first_advice(plan)
-    assert first is not None
+    first = advise(plan, 1)[0]
     assert not any(text.startswith("peft=") for text in first.overrides)

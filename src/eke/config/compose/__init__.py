@@ -16,21 +16,7 @@ from eke.config.compose.hydra import (
 )
 
 __all__ = [
-    "Arguments",
-    "Composed",
-    "answer_shell",
-    "check_question",
-    "claims",
-    "compose",
-    "compose_with",
-    "help_text",
-    "is_completion",
-    "is_for_hydra",
-    "is_set",
-    "launcher_of",
-    "multirun",
-    "needs_sweep",
-    "run_hydra_flags",
-    "split_arguments",
-    "sweep_by_hydra",
-]
+    "Arguments", "Composed", "answer_shell", "check_question", "claims", "compose", "compose_with",
+    "help_text", "is_completion", "is_for_hydra", "is_set", "launcher_of", "multirun",
+    "needs_sweep", "run_hydra_flags", "split_arguments", "sweep_by_hydra",
+]  # fmt: skip

@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,21 +52,9 @@ def secrets_in(config: Mapping[str, object]) -> list[Problem]:
 
 # Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> number of values.
 _HYDRA_FLAGS = {
-    "--hydra-help": 0,
-    "--resolve": 0,
-    "--run": 0,
-    "-r": 0,
-    "--shell-completion": 0,
-    "-sc": 0,
-    "--cfg": 1,
-    "-c": 1,
-    "--package": 1,
-    "-p": 1,
-    "--config-path": 1,
-    "-cp": 1,
-    "--config-name": 1,
-    "-cn": 1,
-    "--experimental-rerun": 1,
+    **dict.fromkeys(("--hydra-help", "--resolve", "--run", "-r", "--shell-completion", "-sc"), 0),
+    **dict.fromkeys(("--cfg", "-c", "--package", "-p", "--config-path", "-cp"), 1),
+    **dict.fromkeys(("--config-name", "-cn", "--experimental-rerun"), 1),
 }
 _INFO_FLAGS = ("--info", "-i")
 INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -80,14 +68,7 @@ _SWITCHES = {
 }
 _CONFIG_DIR = ("--config-dir", "-cd")
 # An example value of a flag, for error messages about a missing one.
-_EXAMPLES = {
-    "--cfg": "job",
-    "-c": "job",
-    "--package": "optimizer",
-    "-p": "optimizer",
-    "--config-dir": "FOLDER",
-    "-cd": "FOLDER",
-}
+_EXAMPLES = {"--cfg": "job", "-c": "job", "--package": "optimizer", "-p": "optimizer"}
 # Flags of `eke plan`, which removes them before this parser.
 _OF_PLAN = ("--why", "--quick", "--json")
 _BYTE = re.compile("[\udc80-\udcff]")
@@ -139,7 +120,7 @@ class _Reader:
             return inline
         if self.tokens and not self.tokens[0].startswith("-"):
             return self.tokens.pop(0)
-        example = Fix(remark=f"{flag} {_EXAMPLES.get(flag, 'VALUE')}")
+        example = Fix(remark=f"{flag} {_EXAMPLES.get(flag, 'FOLDER')}")
         self.problems.append(Problem(flag, "", f"{flag} needs a value", example))
         return ""
 
@@ -185,13 +166,9 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
 
 def _no_utf8(token: str) -> Problem:
     """Problem for a token that is not UTF-8, since plans, records and trackers hold text."""
-    start = token.find("=") + 1
-    key, name = token[:start], token[start:]
-    typed = re.sub(r"[\udc80-\udcff'\\]", lambda sign: f"\\x{os.fsencode(sign[0]).hex()}", name)
-    new = _BYTE.sub("_", name)
-    rename = f"after mv $'{typed}' {shlex.quote(new)}" if os.path.lexists(name) else ""
-    fix = Fix(key + new, remark=rename)
-    return Problem(key[:-1] or "a word", typed, "is no UTF-8 text, which eke's files hold", fix)
+    typed = _BYTE.sub(lambda sign: f"\\x{os.fsencode(sign[0]).hex()}", token)
+    why = "is no UTF-8 text, which eke's files hold; rename a file of this name"
+    return Problem("a word", typed, why, Fix(_BYTE.sub("_", token)))
 
 
 def _read_flag(token: str, reader: _Reader, catalogue: Catalogue, also: Mapping[str, int]) -> None:
@@ -269,39 +246,33 @@ def check_folder(folder: Path) -> list[Problem]:
     if not folder.is_dir():
         kind = "is a file, not a folder" if folder.exists() else "there is no such folder"
         return [Problem(_FLAG, str(folder), kind, Fix(remark=f"{_FLAG} FOLDER"))]
-    groups = [p.name for p in conf_folder().iterdir() if p.is_dir()]
-    found = sorted([*folder.glob("*"), *folder.glob("*/*"), *_in_groups(folder, groups)])
-    return [problem for path in found for problem in _check_path(path, folder, groups)]
+    groups = sorted(p.name for p in conf_folder().iterdir() if p.is_dir())
+    # Deeper than options only in groups, and not in folders such as `runs`.
+    deeper = [path for group in groups for path in folder.glob(f"{group}/*/**/*")]
+    found = sorted([*folder.glob("*"), *folder.glob("*/*"), *deeper])
+    problems = [_check_path(path, path.relative_to(folder), groups) for path in found]
+    return [problem for problem in problems if problem]
 
 
-def _in_groups(folder: Path, groups: Sequence[str]) -> Iterator[Path]:
-    """Files nested deeper than options; none in folders that are not groups, such as `runs`."""
-    for group in groups:
-        yield from folder.glob(f"{group}/*/**/*")
-
-
-def _check_path(path: Path, folder: Path, groups: Sequence[str]) -> list[Problem]:
-    shipped = conf_folder()
-    place = path.relative_to(folder)
+def _check_path(path: Path, place: Path, groups: Sequence[str]) -> Problem | None:
     if path.is_dir() or any(part.startswith(".") for part in place.parts):
-        return []
+        return None
     if path.suffix == ".yml":
-        return [
-            Problem(str(path), "", "Hydra reads *.yaml only", _move(path.name, f"{path.stem}.yaml"))
-        ]
+        fix = _move(path.name, f"{path.stem}.yaml")
+        return Problem(str(path), "", "Hydra reads *.yaml only", fix)
     if path.suffix != ".yaml" or place.parts[0] == "hydra":
-        return []
+        return None
     if len(place.parts) == 1:
         why = "has no effect: options lie in a folder named by their group"
-        return [Problem(str(path), "", why, _move(place, f"experiment/{place}"))]
+        return Problem(str(path), "", why, _move(place, f"experiment/{place}"))
     if place.parts[0] not in groups:
         near = closest(place.parts[0], groups) or "experiment"
-        why = f"{place.parts[0]} is not a group: {', '.join(sorted(groups))}"
-        return [Problem(str(path), "", why, _move(place.parts[0], near))]
-    if (shipped / place).exists():
+        why = f"{place.parts[0]} is not a group: {', '.join(groups)}"
+        return Problem(str(path), "", why, _move(place.parts[0], near))
+    if (conf_folder() / place).exists():
         why = "has no effect: eke has an option of this name, and that one is taken"
-        return [Problem(str(path), "", why, _move(place, place.with_stem(f"my_{place.stem}")))]
-    return []
+        return Problem(str(path), "", why, _move(place, place.with_stem(f"my_{place.stem}")))
+    return None
 
 
 def _move(old: object, new: object) -> Fix:
@@ -310,21 +281,23 @@ def _move(old: object, new: object) -> Fix:
 
 def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Catalogue) -> Problem:
     """Explain an error inside a file: name, line, reason and replacement."""
-    marked = _find_marked(error)
-    if marked and marked.problem_mark:
-        mark = marked.problem_mark
-        why = f"not YAML: {marked.problem}"
-        return Problem(f"{mark.name}:{mark.line + 1}", "", why, Fix(remark="correct this line"))
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, yaml.MarkedYAMLError):
+        cause = cause.__cause__ or cause.__context__
+    if cause and (mark := cause.problem_mark):
+        fix = Fix(remark="correct this line")
+        return Problem(f"{mark.name}:{mark.line + 1}", "", f"not YAML: {cause.problem}", fix)
     text = str(error)
-    key = _full_key(error)
-    match = re.search(r"In '([^']+)'", text)
-    name = key.rpartition(".")[2]
-    absent = re.search(r"Could not find '([\w/]+)/([\w.-]+)'", text)
-    if absent:
+    if absent := re.search(r"Could not find '([\w/]+)/([\w.-]+)'", text):
         return _absent_option(absent[1], absent[2], folders, catalogue)
+    match = re.search(r"In '([^']+)'", text)
     file = _find_file(match[1] if match else "", folders)
     if file and (begun := _beginning(file)):
         return begun
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    named = re.search(r"full_key: (\S+)", f"{error}\n{error.__cause__}")
+    key = named[1] if named else str(getattr(cause, "full_key", "") or "")
+    name = key.rpartition(".")[2]
     where = f"{file}:{_line_of(name, file)}" if file else "the composed configuration"
     return Problem(where, key, *_explain_key(key, error, catalogue))
 
@@ -350,10 +323,11 @@ def check_options(
         if option is None or named or load_plugin(f"eke.{group}s", option):
             continue
         fits = [o for o in known if catalogue.schema_class(group, o) is type(section)]
-        if option not in (known if group in LABELS else fits):
+        allowed = known if group in LABELS else fits
+        if option not in allowed:
             chosen = [catalogue.options[g][choices[g]] for g in (group, *PRESETS)]
-            setting = re.compile(rf"\boption\s*:\s*[\"']?{re.escape(option)}\b")
-            file = next((f for f in chosen if setting.search(f.read_text())), chosen[0])
+            setting = rf"\boption\s*:\s*[\"']?{re.escape(option)}\b"
+            file = next((f for f in chosen if _find_line(setting, f)), chosen[0])
             why = f"is no option of {group} with these keys: {', '.join(fits)}"
             usual = choices[group] if group in LABELS else fits[0]
             fix = Fix(remark=f"write option: {closest(option, fits) or usual}")
@@ -381,35 +355,16 @@ def _absent_option(
     group: str, option: str, folders: tuple[Path, ...], catalogue: Catalogue
 ) -> Problem:
     """Explain a defaults list entry that does not exist."""
+    files = [file for folder in reversed(folders) for file in sorted(folder.rglob("*.yaml"))]
     if is_hydras(group):
-        files = [file for folder in reversed(folders) for file in folder.glob("*/*.yaml")]
         return explain_in_files([group], files, option)[0]
     options = catalogue.options.get(group, {})
     why = f"{option} is not an option of {group}: {', '.join(options)}"
     near = closest(option, options)
     fix = Fix(remark=f"write {group}: {near}") if near else CORRECT_FILE
-    for folder in reversed(folders):
-        for file in sorted(folder.rglob("*.yaml")):
-            for number, line in enumerate(file.read_text(errors="replace").splitlines(), start=1):
-                if re.search(rf"{group}\s*:\s*{option}\b", line):
-                    return Problem(f"{file}:{number}", "", why, fix)
-    return Problem("the composed configuration", "", why, fix)
-
-
-def _find_marked(error: BaseException | None) -> yaml.MarkedYAMLError | None:
-    while error is not None:
-        if isinstance(error, yaml.MarkedYAMLError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _full_key(error: BaseException) -> str:
-    match = re.search(r"full_key: (\S+)", f"{error}\n{error.__cause__}")
-    if match:
-        return match[1]
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    return str(getattr(cause, "full_key", "") or "")
+    entry = rf"{group}\s*:\s*{option}\b"
+    where = next((f"{f}:{n}" for f in files if (n := _find_line(entry, f))), "")
+    return Problem(where or "the composed configuration", "", why, fix)
 
 
 def _find_file(name: str, folders: tuple[Path, ...]) -> Path | None:
@@ -417,12 +372,15 @@ def _find_file(name: str, folders: tuple[Path, ...]) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
+def _find_line(pattern: str, file: Path) -> int | None:
+    """Number of the first line with a match."""
+    lines = enumerate(file.read_text(errors="replace").splitlines(), start=1)
+    return next((number for number, line in lines if re.search(pattern, line)), None)
+
+
 def _line_of(name: str, file: Path) -> int:
     """Line number that sets `name`; 1 if not found."""
-    for number, line in enumerate(file.read_text(errors="replace").splitlines(), start=1):
-        if name and re.match(rf"\s*[\"']?{re.escape(name)}[\"']?\s*:", line):
-            return number
-    return 1
+    return (name and _find_line(rf"^\s*[\"']?{re.escape(name)}[\"']?\s*:", file)) or 1
 
 
 def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[str, Fix]:

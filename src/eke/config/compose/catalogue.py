@@ -6,7 +6,6 @@ values against the types of their keys, with suggestions.
 
 import dataclasses
 import re
-import shlex
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, cached_property
@@ -230,11 +229,6 @@ def multirun() -> str:
     return f"{program()} -m"
 
 
-def as_typed(*overrides: str) -> str:
-    """Overrides quoted for a shell."""
-    return shlex.join(overrides)
-
-
 def swept(overrides: list[list[str]]) -> list[str]:
     """Merge the overrides of each value: `data=hub data.name=imdb,squad`; empty if keys differ."""
     keys = {(*words[:-1], words[-1].partition("=")[0]) for words in overrides if words}
@@ -319,32 +313,24 @@ def default_text(field: Field, key: str = "") -> str:
 
 def probably_meant(field: Field, value: Any) -> str:
     """Suggest the closest valid value as command-line text; the default if none is close."""
-    return _nearest(field, value) or default_text(field)
-
-
-def _nearest(field: Field, value: Any) -> str | None:
+    near: str | None = None
     if get_origin(field.kind) is list:
-        return f"[{value}]" if isinstance(value, str) else None
-    if issubclass(field.kind, Enum):
-        return _nearest_member(list(field.kind.__members__), value)
-    if field.kind is bool:
+        near = f"[{value}]" if isinstance(value, str) else None
+    elif issubclass(field.kind, Enum):
+        members = list(field.kind.__members__)
+        near = closest(str(value), members)
+        if isinstance(value, bool):  # a switch of several states
+            near = "off" if "off" in members else None
+            if value:
+                near = "on" if "on" in members else next(m for m in members if m != "off")
+    elif field.kind is bool:
         words = {"true": "true", "false": "false", "enabled": "true", "disabled": "false"}
-        near = closest(str(value), words)
-        return words[near] if near else None
-    if field.kind in (int, float) and not isinstance(value, bool):
-        number = _leading_number(field.kind, str(value))
-        sensible = number and (field.limit is None or field.limit.admits(float(number)))
-        return number if sensible else None
-    return None
-
-
-def _nearest_member(members: list[str], value: Any) -> str | None:
-    """Closest enum member; `true` and `false` mean on and off if these exist."""
-    if isinstance(value, bool):
-        if not value:
-            return "off" if "off" in members else None
-        return "on" if "on" in members else next(m for m in members if m != "off")
-    return closest(str(value), members)
+        near = words.get(closest(str(value), words) or "")
+    elif field.kind in (int, float) and not isinstance(value, bool):
+        near = _leading_number(field.kind, str(value))
+        if near and field.limit and not field.limit.admits(float(near)):
+            near = None
+    return near or default_text(field)
 
 
 def _leading_number(kind: type, text: str) -> str | None:

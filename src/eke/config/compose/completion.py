@@ -1,15 +1,13 @@
 """Shell completion of options, keys, values and flags for bash, zsh and fish.
 
-Nothing is composed, so an unfinished or invalid command line can be completed, in the time of a
-Python start.
+Nothing is composed, so an unfinished or invalid command line can be completed.
 """
 
 import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path, PurePath
 
@@ -18,45 +16,17 @@ from eke.common.paths import user_path
 from eke.config.compose.arguments import INFO_VALUES
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
-    GROUPS,
     Catalogue,
-    Field,
     class_fields,
     closest,
-    headline,
     make_catalogue,
 )
-from eke.config.schema import Config
-from eke.config.schema.fields import field_docs
+from eke.config.compose.compose_cache import PRESETS
 
-FLAGS = {
-    "--multirun": "several runs, one per value",
-    "--config-dir": "a folder with your own options",
-    "--cell": "one run of a sweep, with its overrides",
-    "--help": "groups and their options; of one group: --help GROUP",
-    "--cfg": "print the composed configuration",
-    "--info": "how it was composed",
-    "--version": "eke's version",
-}
-"""Completed flags and their descriptions."""
-
-_FLAG_VALUES = {
-    ("--cfg", "-c"): ("job", "hydra", "all"),
-    ("--info", "-i"): INFO_VALUES,
-}
+_FLAGS = ("--multirun", "--config-dir", "--cell", "--help", "--cfg", "--info", "--version")
 _CONFIG_DIR = ("--config-dir", "-cd")
-# These may choose an option of any group, so any option's keys are possible.
-_PRESETS = ("recipe", "experiment", "sweep")
-
-
-@dataclass(frozen=True)
-class CompletionItem:
-    """A possible completion of the word at the cursor."""
-
-    text: str
-    """The whole word; one that ends in `=`, `.` or `/` can continue."""
-    about: str = ""
-    """Description, for shells that show it."""
+_CFG_VALUES = ("job", "hydra", "all")
+_FLAG_VALUES = {"--cfg": _CFG_VALUES, "-c": _CFG_VALUES, "--info": INFO_VALUES, "-i": INFO_VALUES}
 
 
 def split_line(line: str) -> tuple[list[str], str]:
@@ -70,8 +40,8 @@ def split_line(line: str) -> tuple[list[str], str]:
     return words[:-1], words[-1]
 
 
-def candidates(words: Sequence[str], word: str) -> list[CompletionItem]:
-    """List the completions of `word`.
+def candidates(words: Sequence[str], word: str) -> list[str]:
+    """List the completions of `word`; one that ends in `=`, `.` or `/` can continue.
 
     Args:
         words: the words before it, without the program.
@@ -79,12 +49,11 @@ def candidates(words: Sequence[str], word: str) -> list[CompletionItem]:
     """
     before = words[-1] if words else ""
     if before in _CONFIG_DIR:
-        return list(files("", word, folders=True))
-    for flags, values in _FLAG_VALUES.items():
-        if before in flags:
-            return [CompletionItem(value) for value in values if value.startswith(word)]
+        return list(_files("", word, folders=True))
+    if before in _FLAG_VALUES:
+        return [value for value in _FLAG_VALUES[before] if value.startswith(word)]
     if word.startswith("-"):
-        return [CompletionItem(f, about) for f, about in FLAGS.items() if f.startswith(word)]
+        return [flag for flag in _FLAGS if flag.startswith(word)]
     catalogue = make_catalogue(_config_dir(words))
     key, equals, value = word.partition("=")
     if equals:
@@ -92,7 +61,7 @@ def candidates(words: Sequence[str], word: str) -> list[CompletionItem]:
         return list(_values(key, value, multirun, catalogue))
     typed = {text.partition("=")[0] for text in words}
     found = _keys(word.rpartition(".")[0], words, catalogue) if "." in word else _starts(catalogue)
-    return [c for c in found if c.text.startswith(word) and c.text.removesuffix("=") not in typed]
+    return [each for each in found if each.startswith(word) and each.removesuffix("=") not in typed]
 
 
 def _config_dir(words: Sequence[str]) -> Path | None:
@@ -108,72 +77,51 @@ def _config_dir(words: Sequence[str]) -> Path | None:
     return path if folder and path.is_dir() else None
 
 
-def _starts(catalogue: Catalogue) -> Iterator[CompletionItem]:
+def _starts(catalogue: Catalogue) -> list[str]:
     """Groups, sections and keys outside of sections."""
-    docs = field_docs(Config)
-    for group in catalogue.options:
-        yield CompletionItem(f"{group}=", GROUPS.get(group, ""))
-    for section in catalogue.sections:
-        if catalogue.names(section):
-            yield CompletionItem(f"{section}.", f"keys of {section}")
-    for key in catalogue.keys:
-        if "." not in key:
-            yield CompletionItem(f"{key}=", docs.get(key, ""))
+    sections = [f"{section}." for section in catalogue.sections if catalogue.names(section)]
+    keys = [key for key in catalogue.keys if "." not in key]
+    return [*(f"{group}=" for group in catalogue.options), *sections, *(f"{key}=" for key in keys)]
 
 
-def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> Iterator[CompletionItem]:
+def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> list[str]:
     """Keys of a section, for its chosen option."""
-    seen = set()
-    for cls in _classes(section, words, catalogue):
-        docs = field_docs(cls)
-        for name, _ in class_fields(cls):
-            if name not in FIXED_FIELDS and name not in seen:
-                seen.add(name)
-                yield CompletionItem(f"{section}.{name}=", docs.get(name, ""))
-
-
-def _classes(section: str, words: Sequence[str], catalogue: Catalogue) -> Sequence[type]:
     pairs = dict(word.split("=", 1) for word in words if "=" in word)
     options = catalogue.options.get(section, {})
-    preset = any(pairs.get(group, "none") != "none" for group in _PRESETS)
+    # A preset may choose an option of any group, so any option's keys are possible.
+    preset = any(pairs.get(group, "none") != "none" for group in PRESETS)
     default = None if preset else catalogue.defaults.get(section)
     chosen = [o for o in pairs.get(section, default or "").split(",") if o in options]
-    if not chosen:
-        return catalogue.sections.get(section, ())
-    return [catalogue.schema_class(section, option) for option in chosen]
+    classes = [catalogue.schema_class(section, option) for option in chosen]
+    names = [
+        n for cls in classes or catalogue.sections.get(section, ()) for n, _ in class_fields(cls)
+    ]
+    return [f"{section}.{name}=" for name in dict.fromkeys(names) if name not in FIXED_FIELDS]
 
 
-def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Iterator[CompletionItem]:
+def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Iterator[str]:
     """Values of a key or options of a group; with -m, also after a comma."""
     fixed = key.rpartition(".")[2] in FIXED_FIELDS
     field = None if fixed else catalogue.keys.get(key)
     if field is not None and field.kind is str:
-        yield from files(f"{key}=", value)
+        yield from _files(f"{key}=", value)
         return
+    # A number has no candidates; shells would insert a single `null` at once.
+    choices = list(catalogue.options.get(key, ()))
+    if field and field.kind is bool:
+        choices = ["true", "false"]
+    elif field and isinstance(field.kind, type) and issubclass(field.kind, Enum):
+        choices = list(field.kind.__members__)
+    if choices and field and field.optional:
+        choices.append("null")
     given, _, part = value.rpartition(",") if multirun else ("", "", value)
     start = f"{key}={given}," if given else f"{key}="
-    choices = _choices(key, field, catalogue)
-    for choice, about in choices.items():
+    for choice in choices:
         if choice.startswith(part) and choice not in given.split(","):
-            yield CompletionItem(f"{start}{choice}", about)
+            yield f"{start}{choice}"
 
 
-def _choices(key: str, field: Field | None, catalogue: Catalogue) -> dict[str, str]:
-    if key in catalogue.options:
-        files = catalogue.options[key].items()
-        return {option: headline(file).partition(" -- ")[2] for option, file in files}
-    if field is None:
-        return {}
-    words: list[str] = []
-    if field.kind is bool:
-        words = ["true", "false"]
-    elif isinstance(field.kind, type) and issubclass(field.kind, Enum):
-        words = list(field.kind.__members__)
-    # A number has no candidates; shells would insert a single `null` at once.
-    return dict.fromkeys([*words, *(["null"] if words and field.optional else [])], "")
-
-
-def files(start: str, typed: str, folders: bool = False) -> Iterator[CompletionItem]:
+def _files(start: str, typed: str, folders: bool = False) -> Iterator[str]:
     """Files and folders with the given prefix; hidden ones only if it starts with a dot."""
     place, _, name = typed.rpartition("/")
     place += "/" if "/" in typed else ""
@@ -184,7 +132,7 @@ def files(start: str, typed: str, folders: bool = False) -> Iterator[CompletionI
     for entry in entries:
         hidden = entry.name.startswith(".") and not name.startswith(".")
         if entry.name.startswith(name) and not hidden and (entry.is_dir() or not folders):
-            yield CompletionItem(f"{start}{place}{entry.name}{'/' if entry.is_dir() else ''}")
+            yield f"{start}{place}{entry.name}{'/' if entry.is_dir() else ''}"
 
 
 COMPLETION_FLAGS = ("--shell-completion", "-sc")
@@ -279,12 +227,12 @@ _UNINSTALL = {
 }
 
 
-def answer_shell(request: Sequence[str], commands: Mapping[str, str] | None = None) -> str:
+def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
     """Output of `-sc install=SHELL`, `-sc uninstall=SHELL` or `-sc query=SHELL`.
 
     Args:
         request: value of the flag; a query reads the command line from COMP_LINE.
-        commands: the program's subcommands and their descriptions, if any.
+        commands: the program's subcommands, if any.
 
     Raises:
         ConfigError: unknown request or shell.
@@ -297,28 +245,20 @@ def answer_shell(request: Sequence[str], commands: Mapping[str, str] | None = No
         near = closest(shell, _INSTALL) or "bash"
         why = f"completion is there for {', '.join(_INSTALL)}"
         raise ConfigError(Problem("-sc", request[0], why, Fix(remark=f"-sc {action}={near}")))
-    if action == "query":
-        line, breaks = os.environ.get("COMP_LINE", ""), os.environ.get("COMP_WORDBREAKS", "")
-        return _query(line, breaks, shell, commands or {})
-    return (_INSTALL if action == "install" else _UNINSTALL)[shell]
-
-
-def _query(line: str, breaks: str, shell: str, commands: Mapping[str, str]) -> str:
-    words, word = split_line(line)
-    left = _without_program(words)
-    if commands and not left:
-        all_commands = commands.items()
-        found = [CompletionItem(c, about) for c, about in all_commands if c.startswith(word)]
-    elif commands and left[0] not in ("train", "plan"):
-        found = list(files("", word))
+    if action != "query":
+        return (_INSTALL if action == "install" else _UNINSTALL)[shell]
+    words, word = split_line(os.environ.get("COMP_LINE", ""))
+    typed = _without_program(words)
+    if commands and not typed:
+        found = [command for command in commands if command.startswith(word)]
+    elif commands and typed[0] not in ("train", "plan"):
+        found = list(_files("", word))
     else:
-        found = candidates(left[1:] if commands else left, word)
-    if shell == "fish":
-        return "".join(f"{c.text}\t{c.about}\n" if c.about else f"{c.text}\n" for c in found)
+        found = candidates(typed[1:] if commands else typed, word)
     # bash replaces only the text after its last word break.
+    breaks = os.environ.get("COMP_WORDBREAKS", "")
     kept = re.match(rf".*[{re.escape(breaks)}]", word) if shell == "bash" and breaks else None
-    start = len(kept[0]) if kept else 0
-    return "".join(f"{candidate.text[start:]}\n" for candidate in found)
+    return "".join(f"{each[len(kept[0]) if kept else 0 :]}\n" for each in found)
 
 
 def _without_program(words: Sequence[str]) -> list[str]:

@@ -2,8 +2,8 @@
 
 - Values (`optimizer.lr=0.1`) are set on a copy of a tree with the same options, as Hydra does last.
 - A section depends only on its group's option and on the presets. So a tree whose options have all
-  been seen in trees with the same presets is joined from their sections. This requires options
-  that stand alone, i.e. write into their own section only; otherwise Hydra composes.
+  been seen in cached trees with the same presets is joined from their sections. This requires
+  options that stand alone, i.e. write into their own section only; otherwise Hydra composes.
 
 If a value is rejected on the way, Hydra composes the whole tree, for its error message.
 """
@@ -12,7 +12,7 @@ import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -75,25 +75,16 @@ def _is_alone(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> 
 def set_by_preset(group: str, option: str, catalogue: Catalogue) -> Iterator[str]:
     """Keys set by a preset's file and its base presets."""
     file = catalogue.options.get(group, {}).get(option)
-    if file is None:
-        return
-    content: dict[str, Any] = yaml.safe_load(file.read_text()) or {}
+    content: dict[str, Any] = (yaml.safe_load(file.read_text()) or {}) if file else {}
     for entry in content.pop("defaults", None) or []:
-        yield from _of_entry(entry, group, catalogue)
+        if isinstance(entry, Mapping):  # `override /precision: bf16`
+            names = [str(key).removeprefix("override ").lstrip("/") for key in entry]
+            yield from (name for name in names if name not in PRESETS)
+            continue
+        other, _, base = str(entry).lstrip("/").rpartition("/")  # `/experiment/small`, `small`
+        if (other or group) in PRESETS:
+            yield from set_by_preset(other or group, base, catalogue)
     yield from _paths(content)
-
-
-def _of_entry(entry: Any, group: str, catalogue: Catalogue) -> Iterator[str]:
-    """Keys set by a defaults entry: `override /precision: bf16`, `/experiment/small`, `small`."""
-    if isinstance(entry, Mapping):
-        for key in entry:
-            name = str(key).removeprefix("override ").lstrip("/")
-            if name not in PRESETS:
-                yield name
-        return
-    other, _, option = str(entry).lstrip("/").rpartition("/")
-    if (other or group) in PRESETS:
-        yield from set_by_preset(other or group, option, catalogue)
 
 
 def _paths(content: Mapping[str, Any], above: Iterable[str] = ()) -> Iterator[str]:
@@ -108,8 +99,6 @@ def _paths(content: Mapping[str, Any], above: Iterable[str] = ()) -> Iterator[st
 
 MAX_KEPT = 256
 """Maximum number of cached trees, about 100 kB each."""
-MAX_FAMILIES = 32
-"""Maximum number of preset combinations whose sections are cached."""
 
 
 @dataclass(frozen=True)
@@ -137,15 +126,6 @@ def hydra_state() -> Iterator[None]:
         GlobalHydra.instance().hydra = before
 
 
-def without_hydra(tree: DictConfig) -> Tree:
-    """Remove Hydra's part from a tree."""
-    chosen = tree.hydra.runtime.choices
-    choices = {str(g): str(o) for g, o in chosen.items() if not str(g).startswith("hydra/")}
-    with read_write(tree), open_dict(tree):
-        del tree["hydra"]
-    return Tree(tree, choices)
-
-
 class NotSet(Exception):
     """Values that the tree rejects."""
 
@@ -162,31 +142,10 @@ class _Kept:
     content: bytes
     choices: dict[str, str]
     of_hydra: tuple[str, ...]
-
-
-@dataclass
-class _Family:
-    """Trees with the same presets."""
-
-    new: list[tuple[_Kept, frozenset[str]]] = field(default_factory=list)
-    """New trees that are not indexed yet, with their explicitly chosen groups."""
-    seen: set[tuple[str, str]] = field(default_factory=set)
-    """Group and option of every tree, indexed or not."""
-    base: _Kept | None = None
-    untyped: dict[str, str] = field(default_factory=dict)
-    """Group -> its option by default."""
-    sources: dict[tuple[str, str], _Kept] = field(default_factory=dict)
-    """Group and option -> a tree with it."""
-    sections: dict[tuple[str, str], DictConfig] = field(default_factory=dict)
-    """Group and option -> its section, extracted on first use."""
-
-    def section(self, group: str, option: str) -> object:
-        """The section of this option under these presets."""
-        key = (group, option)
-        if key not in self.sections:
-            tree = pickle.loads(self.sources[key].content)
-            self.sections[key] = OmegaConf.masked_copy(tree, [group])
-        return self.sections[key]._get_node(group)
+    shared: tuple[str, ...]
+    """Overrides that may change any section: presets and Hydra's settings."""
+    typed: dict[str, str]
+    """Group -> option, of the other overrides."""
 
 
 class Trees:
@@ -196,7 +155,6 @@ class Trees:
         self._catalogue = catalogue
         self._config_dir = config_dir
         self._kept: dict[tuple[str, ...], _Kept] = {}
-        self._families: dict[tuple[str, ...], _Family] = {}
         self._alone: dict[tuple[str, str], bool] = {}
         self.num_composed = 0
         """Number of compositions by Hydra."""
@@ -210,7 +168,10 @@ class Trees:
         """
         parsed = [(text, self._parsed(text)) for text in overrides]
         options = tuple(text for text, override in parsed if self._is_choice(override))
-        kept = self._with_options(options)
+        kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
+        self._kept[options] = kept  # the newest is the last
+        if len(self._kept) > MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
         config: DictConfig = pickle.loads(kept.content)  # pickled by this process
         values = [(text, override) for text, override in parsed if not self._is_choice(override)]
         refused = [text for text, override in values if not _set(config, override)]
@@ -241,29 +202,19 @@ class Trees:
         texts = [as_hydra_takes_it(text, self._catalogue) for text in overrides]
         if self._config_dir:
             texts.append(f"hydra.searchpath=[{quoted(str(self._config_dir))}]")
-        tree = without_hydra(hydra_compose("config", texts, return_hydra_config=True))
-        chosen = [(group, tree.choices.get(group, "")) for group in PRESETS]
-        paths = [p for each in chosen for p in set_by_preset(*each, self._catalogue)]
-        return replace(tree, of_hydra=tuple(path for path in paths if is_hydras(path)))
-
-    def _with_options(self, options: tuple[str, ...]) -> _Kept:
-        kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
-        self._kept[options] = kept  # the newest is the last
-        if len(self._kept) > MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-        return kept
+        tree = hydra_compose("config", texts, return_hydra_config=True)
+        chosen = {str(g): str(o) for g, o in tree.hydra.runtime.choices.items()}
+        choices = {g: o for g, o in chosen.items() if not g.startswith("hydra/")}
+        with read_write(tree), open_dict(tree):
+            del tree["hydra"]
+        presets = [(group, choices.get(group, "")) for group in PRESETS]
+        paths = [p for each in presets for p in set_by_preset(*each, self._catalogue)]
+        return Tree(tree, choices, tuple(path for path in paths if is_hydras(path)))
 
     def _composed(self, options: tuple[str, ...]) -> _Kept:
         tree = self._by_hydra(options)
-        kept = _Kept(pickle.dumps(tree.config), tree.choices, tree.of_hydra)
-        shared, typed = self._split(options)
-        family = self._families.pop(shared, None) or _Family()
-        self._families[shared] = family
-        if len(self._families) > MAX_FAMILIES:
-            del self._families[next(iter(self._families))]
-        family.new.append((kept, frozenset(typed)))
-        family.seen.update(kept.choices.items())
-        return kept
+        content = pickle.dumps(tree.config)
+        return _Kept(content, tree.choices, tree.of_hydra, *self._split(options))
 
     def _split(self, options: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
         """Split into overrides that may change any section, and the rest as group -> option."""
@@ -283,40 +234,30 @@ class Trees:
     def _joined(self, options: tuple[str, ...]) -> _Kept | None:
         """Join a tree from sections of cached trees; None if a section is missing."""
         shared, typed = self._split(options)
-        family = self._families.get(shared)
-        if family is None or not family.seen >= typed.items():
+        related = [kept for kept in self._kept.values() if kept.shared == shared]
+        if not {choice for kept in related for choice in kept.choices.items()} >= typed.items():
+            return None  # without the check below, which reads the options' files
+        related = [kept for kept in related if all(map(self._stands_alone, kept.choices.items()))]
+        sources = {choice: kept for kept in related for choice in kept.choices.items()}
+        defaults = {
+            g: o for kept in related for g, o in kept.choices.items() if g not in kept.typed
+        }
+        wanted = {g: o for g, o in (defaults | typed).items() if self._has_section(g)}
+        groups = {group for group, _ in sources if self._has_section(group)}
+        if not related or wanted.keys() != groups or not sources.keys() >= wanted.items():
             return None
-        self._look_into(family)
-        base = family.base
-        wanted = {**family.untyped, **typed}
-        if base is None or not family.sources.keys() >= wanted.items():
-            return None
-        if any(self._has_section(group) and group not in wanted for group in base.choices):
-            return None
+        base = max(related, key=lambda kept: len(kept.choices.items() & wanted.items()))
         config: DictConfig = pickle.loads(base.content)
         with flag_override(config, ["struct", "readonly"], [False, False]):
-            for group, option in wanted.items():
-                if base.choices[group] != option:
-                    config[group] = family.section(group, option)
-        return _Kept(pickle.dumps(config), {**base.choices, **wanted}, base.of_hydra)
+            for group, option in wanted.items() - base.choices.items():
+                config[group] = pickle.loads(sources[group, option].content)._get_node(group)
+        choices = base.choices | wanted
+        return _Kept(pickle.dumps(config), choices, base.of_hydra, shared, typed)
 
     def _stands_alone(self, choice: tuple[str, str]) -> bool:
         if choice not in self._alone:
             self._alone[choice] = stands_alone(*choice, self._catalogue)
         return self._alone[choice]
-
-    def _look_into(self, family: _Family) -> None:
-        """Index the sections of new trees; done late, since most programs compose one tree."""
-        for kept, typed in family.new:
-            if not all(map(self._stands_alone, kept.choices.items())):
-                continue
-            family.base = family.base or kept
-            for group, option in kept.choices.items():
-                if self._has_section(group):
-                    family.sources.setdefault((group, option), kept)
-                    if group not in typed:
-                        family.untyped[group] = option
-        family.new.clear()
 
 
 def make_trees(catalogue: Catalogue, config_dir: Path | None) -> Trees:

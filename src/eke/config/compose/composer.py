@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from eke.common.errors import ConfigError, Fix, Problem, is_placeholder
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.config.compose.arguments import (
     check_folder,
@@ -28,7 +28,6 @@ from eke.config.compose.arguments import (
 )
 from eke.config.compose.catalogue import (
     Catalogue,
-    Field,
     admits,
     class_fields,
     first_line,
@@ -46,7 +45,7 @@ from eke.config.compose.compose_cache import (
     set_by_preset,
 )
 from eke.config.compose.hydra_settings import explain_in_files, is_launching
-from eke.config.compose.overrides import find_problems, parse, suggest_fix
+from eke.config.compose.overrides import find_problems, parse
 from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
@@ -82,18 +81,14 @@ def compose(
     config_dir = config_dir.resolve() if config_dir else None
     try:
         catalogue = open_catalogue(config_dir)
-        good = checked(overrides, catalogue, config_dir, in_sweep)
+        good = _checked(overrides, catalogue, config_dir, in_sweep)
         return _composed(good, tuple(overrides), catalogue, config_dir)
     except ConfigError:
         raise
     except Exception as error:  # any exception of Hydra, OmegaConf or YAML for a user error
-        raise cannot_compose(overrides, error) from error
-
-
-def cannot_compose(overrides: Sequence[str], error: Exception) -> ConfigError:
-    """Report an unexplained exception on one line."""
-    message = f"the configuration cannot be composed: {first_line(error)}"
-    return ConfigError(Problem("command line", shown(" ".join(overrides)), message))
+        message = f"the configuration cannot be composed: {first_line(error)}"
+        whole = shown(" ".join(overrides))
+        raise ConfigError(Problem("command line", whole, message)) from error
 
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
@@ -108,63 +103,31 @@ def open_catalogue(config_dir: Path | None) -> Catalogue:
     return make_catalogue(config_dir)
 
 
-def checked(
+def _checked(
     typed: Sequence[str], catalogue: Catalogue, config_dir: Path | None, in_sweep: bool
 ) -> list[str]:
-    """Check each override by itself, and return those to compose.
-
-    Raises:
-        ConfigError: all errors, including those found only by composing the valid overrides.
-    """
-    problems, joined = _spaced(list(typed), catalogue)
-    texts = [t for t in dict.fromkeys(joined) if not (in_sweep and is_launching(t))]
+    """The overrides to compose; raises ConfigError if one is invalid, with all errors."""
+    texts = [t for t in dict.fromkeys(typed) if not (in_sweep and is_launching(t))]
     found = {text: problems_of(text, catalogue, in_sweep) for text in texts}
     good = [text for text in texts if not found[text]]
-    problems += [problem for text in texts for problem in found[text]]
-    problems += contradictions(good)
+    problems = [problem for text in texts for problem in found[text]] + contradictions(good)
     if problems:
         deeper = _deeper(good, problems, catalogue, config_dir)
-        problems = _with_full_commands(problems, found) + deeper
-        raise ConfigError(_without_placeholders(problems, good))
+        raise ConfigError(_with_full_commands(problems, found) + deeper)
     return good
 
 
 def problems_of(text: str, catalogue: Catalogue, in_sweep: bool) -> list[Problem]:
     """Problems of one override, for a single run or a cell of a sweep."""
-    about_sweep = [] if in_sweep else _about_sweep(text, catalogue)
-    return about_sweep or find_problems(text, catalogue)
-
-
-def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
-    """`seed = 3`, `seed= 3` and `seed =3`, split by a shell; also return the other words."""
-    problems: list[Problem] = []
-    rest: list[str] = []
-    while typed:
-        word = typed.pop(0)
-        key, equals, value = word.partition("=")
-        pieces = typed[:2] if typed[:1] == ["="] else typed[:1]
-        behind = "".join(pieces)
-        torn = (equals and not value) or (not equals and behind.startswith("="))
-        if not torn or not behind.strip("=") or "=" in behind.lstrip("="):
-            rest.append(word)
-            continue
-        text = word + behind
-        del typed[: len(pieces)]
-        why = "a shell splits at spaces: there is none around the equals sign"
-        key, _, value = text.partition("=")
-        problems.append(Problem(key, shown(f"= {value}"), why, suggest_fix(text, catalogue)))
-    return problems, rest
-
-
-def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
-    """Problems of `sweep=NAME` and `sweep.repeats=3` in a single run, or of a misspelt name."""
     key, _, value = text.lstrip("+").partition("=")
-    if key == "sweep" and value != "none" and not find_problems(text, catalogue):
-        why = "names a set of runs; without -m one run would start here"
-    elif key.startswith("sweep.") and key in catalogue.keys:
-        why = "is about a set of runs; without -m one run would start here"
-    else:
-        return []
+    named = key == "sweep" and value != "none"
+    problems = find_problems(text, catalogue)
+    if in_sweep or not (named or (key.startswith("sweep.") and key in catalogue.keys)):
+        return problems
+    if named and problems:  # a misspelt name
+        return problems
+    what = "names" if named else "is about"
+    why = f"{what} a set of runs; without -m one run would start here"
     return [Problem(key, shown(value), why, Fix("-m", text))]
 
 
@@ -187,21 +150,6 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
     each = [found[text][-1].fix.words[1:] if found[text] else (text,) for text in found]
     command = Fix("-m", *(word for words in each for word in words))
     return [dataclasses.replace(problem, fix=command) for problem in problems]
-
-
-def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[Problem]:
-    """Drop `data.path=FILE_OR_FOLDER` from fixes if an override or another fix sets it."""
-    words = [*good, *(word for problem in problems for word in problem.fix.words)]
-    given = {word.partition("=")[0] for word in words if not is_placeholder(word)}
-
-    def needed(number: int, word: str) -> bool:
-        return number == 0 or not is_placeholder(word) or word.partition("=")[0] not in given
-
-    fixes = [
-        Fix(*(w for n, w in enumerate(p.fix.words) if needed(n, w)), remark=p.fix.remark)
-        for p in problems
-    ]
-    return [dataclasses.replace(p, fix=fix) for p, fix in zip(problems, fixes, strict=True)]
 
 
 # --- with Hydra ---------------------------------------------------------------------------------
@@ -240,7 +188,10 @@ def typed_tree(
     try:
         config: Any = OmegaConf.to_object(tree.config)
     except OmegaConfBaseException as error:
-        raise ConfigError(_what_fails(tree.config, error, catalogue)) from error
+        with contextlib.suppress(OmegaConfBaseException):
+            problems = _unfilled(tree.config, catalogue)
+        problems = problems or [explain_file(error, catalogue.folders, catalogue)]
+        raise ConfigError(problems) from error
     untyped = [g for g, kinds in VARIANTS.items() if type(getattr(config, g)) not in kinds.values()]
     if untyped:
         folders = catalogue.folders
@@ -257,25 +208,13 @@ def typed_tree(
     return Composed(config=config, choices=choices, overrides=typed, config_dir=own)
 
 
-def _what_fails(
-    tree: DictConfig, error: OmegaConfBaseException, catalogue: Catalogue
-) -> list[Problem]:
-    """All missing values; if none are found, the message of the error."""
-    with contextlib.suppress(OmegaConfBaseException):
-        if problems := _unfilled(tree, catalogue):
-            return problems
-    return [explain_file(error, catalogue.folders, catalogue)]
-
-
 def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:
     """Problems of mandatory values that are not set."""
     problems = []
     for key in sorted(OmegaConf.missing_keys(tree)):
         section = key.partition(".")[0]
-        option = OmegaConf.select(tree, f"{section}.option")
-        why = f"{section}={option} needs a value for it"
-        typed = completed(key, catalogue)
-        problems.append(Problem(key, "", why, Fix(typed) if typed else Fix()))
+        why = f"{section}={tree[section].option} needs a value for it"
+        problems.append(Problem(key, "", why, Fix(completed(key, catalogue) or key)))
     return problems
 
 
@@ -287,11 +226,14 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
         key = parsed.key_or_group
         if key not in catalogue.keys or not is_interpolation(parsed.value()):
             continue
-        why = ""
+        field, why = catalogue.keys[key], ""
         try:
             found = OmegaConf.select(tree, key, throw_on_missing=True)
-            if found is not None and not _would_do(catalogue.keys[key], found):
-                why = f"leads to {shown(str(found))}; {catalogue.keys[key].words()} is wanted"
+            # A whole section, ${model}, is an object of its schema class and no mapping.
+            plain = OmegaConf.is_config(found) and OmegaConf.get_type(found) in (dict, list)
+            value = OmegaConf.to_container(found) if plain else found
+            if value is not None and not admits(field, value):
+                why = f"leads to {shown(str(found))}; {field.words()} is wanted"
         except OmegaConfBaseException as error:
             why = first_line(error)
             if "${hydra" in text:
@@ -300,15 +242,6 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
             fix = Fix(completed(key, catalogue) or key)
             problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))
     return problems
-
-
-def _would_do(field: Field, found: Any) -> bool:
-    """Whether the target value of an interpolation is valid for the field."""
-    if not OmegaConf.is_config(found):
-        return admits(field, found)
-    # A whole section, ${model}, resolves to an object of its schema class.
-    plain = OmegaConf.get_type(found) in (dict, list)
-    return plain and admits(field, OmegaConf.to_container(found))
 
 
 # --- after an error -----------------------------------------------------------------------------
@@ -320,33 +253,25 @@ def _explain(
     """Explain why Hydra rejected overrides that are valid one by one."""
     groups = [text for text in good if text.lstrip("+").partition("=")[0] in catalogue.options]
     try:
-        tree = trees.tree_as_hydra(groups)
+        tree = trees.tree_as_hydra(groups).config
     except Exception as deeper:  # the error is in a file
         return [explain_file(deeper, catalogue.folders, catalogue)]
     problems = []
     for text in good:
-        if text not in groups:
-            problems += _explain_one(text, good, tree.config, catalogue, trees)
+        key, _, value = text.lstrip("+").partition("=")
+        section, _, name = key.rpartition(".")
+        if text in groups:
+            continue
+        if section in catalogue.options:
+            if name not in dict(class_fields(OmegaConf.get_type(tree, section) or Config)):
+                problems.append(_elsewhere(text, tree[section].option, good, catalogue))
+            continue
+        try:
+            trees.tree_as_hydra([*filter(trees.chooses, good), text])
+        except Exception as refused:
+            problems.append(Problem(key, shown(value), first_line(refused)))
     whole = Problem("command line", shown(" ".join(good)), first_line(error))
     return problems or [whole]
-
-
-def _explain_one(
-    text: str, good: list[str], tree: DictConfig, catalogue: Catalogue, trees: Trees
-) -> list[Problem]:
-    key, _, value = text.lstrip("+").partition("=")
-    section, _, name = key.rpartition(".")
-    if section in catalogue.options:
-        fields = dict(class_fields(OmegaConf.get_type(tree, section) or Config))
-        if name not in fields:
-            option = str(OmegaConf.select(tree, f"{section}.option"))
-            return [_elsewhere(text, option, good, catalogue)]
-        return []
-    try:
-        trees.tree_as_hydra([*(each for each in good if trees.chooses(each)), text])
-    except Exception as error:
-        return [Problem(key, shown(value), first_line(error))]
-    return []
 
 
 def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue) -> Problem:
@@ -373,24 +298,20 @@ def _deeper(
 
     Sections with a problem are skipped: a missing value may be the misspelt one.
     """
-    blocked = {each for problem in problems for each in _sections(problem)}
+    words = [word.partition("=")[0] for problem in problems for word in problem.fix.words]
+    wrong = {problem.key for problem in problems}
+    blocked = {re.split(r"[./@]", key.lstrip("+~"))[0] for key in [*wrong, *words]}
     blocked &= set(catalogue.options)
     if blocked.intersection(PRESETS):
         return []
-    rest = [t for t in good if t.lstrip("+").partition("=")[0].partition(".")[0] not in blocked]
-    wrong = {problem.key for problem in problems}
-    rest = [t for t in rest if t.lstrip("+").partition("=")[0] not in wrong]
+    keys = {text: text.lstrip("+").partition("=")[0] for text in good}
+    skipped = blocked | wrong
+    rest = [t for t, key in keys.items() if not {key, key.partition(".")[0]} & skipped]
     try:
         _composed(rest, (), catalogue, config_dir)
     except ConfigError as error:
         return error.problems
     return []
-
-
-def _sections(problem: Problem) -> set[str]:
-    """Sections of a problem: those of its key and of its fix."""
-    keys = [problem.key, *(word.partition("=")[0] for word in problem.fix.words)]
-    return {re.split(r"[./@]", key.lstrip("+~"))[0] for key in keys}
 
 
 Progress = Callable[[int, int], None]
@@ -424,8 +345,11 @@ class Many:
         done: list[Composed] = []
         found: Counter[Problem] = Counter()
         with hydra_state():
-            for number, composed in enumerate(self._each(cells, found), start=1):
-                done += [composed] if composed else []
+            for number, cell in enumerate(cells, start=1):
+                try:
+                    done.append(self._one(cell))
+                except ConfigError as error:
+                    found.update(error.problems)
                 if progress:
                     progress(number, len(cells))
         if found:
@@ -445,16 +369,6 @@ class Many:
             compose(overrides, self._config_dir, in_sweep=True)  # raises an explanation
             raise
 
-    def _each(
-        self, cells: Sequence[tuple[str, ...]], found: Counter[Problem]
-    ) -> Iterator[Composed | None]:
-        for cell in cells:
-            try:
-                yield self._one(cell)
-            except ConfigError as error:
-                found.update(error.problems)
-                yield None
-
     def _one(self, cell: tuple[str, ...]) -> Composed:
         texts = [text for text in dict.fromkeys(cell) if not is_launching(text)]
         try:
@@ -468,35 +382,28 @@ class Many:
 
     def _explain(self, error: NotSet, texts: list[str]) -> list[Problem]:
         """Explain values that cannot be set; each pair of value and option is explained once."""
+        options = [text for text in texts if self.trees.chooses(text)]
         problems = []
         for text in error.texts:
-            section = text.lstrip("+").partition(".")[0]
-            key = (text, error.choices.get(section, ""))
-            if key not in self._explained:
-                self._explained[key] = self._explain_one(text, texts)
-            problems += self._explained[key]
+            key, _, value = text.lstrip("+").partition("=")
+            pair = (text, error.choices.get(key.partition(".")[0], ""))
+            if pair not in self._explained:
+                why = "cannot be set together with the other overrides"
+                self._explained[pair] = [Problem(key, value, why)]
+                try:
+                    compose([*options, text], self._config_dir, in_sweep=True)
+                except ConfigError as explained:
+                    self._explained[pair] = explained.problems
+            problems += self._explained[pair]
         return problems
-
-    def _explain_one(self, text: str, texts: list[str]) -> list[Problem]:
-        options = [t for t in texts if self.trees.chooses(t)]
-        try:
-            compose([*options, text], self._config_dir, in_sweep=True)
-        except ConfigError as error:
-            return error.problems
-        key, _, value = text.partition("=")
-        return [Problem(key, value, "cannot be set together with the other overrides")]
 
 
 def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
     """Each problem once, with its number of cells unless all have it."""
     return [
-        p if number >= total else dataclasses.replace(p, why=_in_cells(p, number, total))
-        for p, number in found.items()
+        p if n >= total else dataclasses.replace(p, why=f"{p.why} (in {n} of {total} cells)")
+        for p, n in found.items()
     ]
-
-
-def _in_cells(problem: Problem, number: int, total: int) -> str:
-    return f"{problem.why} (in {number} of {total} cells)"
 
 
 def claims(composed: Composed) -> frozenset[str]:
@@ -512,12 +419,7 @@ def claims(composed: Composed) -> frozenset[str]:
 
 
 def is_set(composed: Composed, key: str) -> bool:
-    """Whether the user set a key: by an override, experiment, sweep, recipe or own option.
-
-    Args:
-        composed: the configuration.
-        key: `group.key`.
-    """
+    """Whether the user set `group.key`: by an override, experiment, sweep, recipe or own option."""
     catalogue = make_catalogue(composed.config_dir)
     group, option = key.partition(".")[0], composed.choices.get(key.partition(".")[0], "")
     presets = {

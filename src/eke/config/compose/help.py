@@ -5,7 +5,7 @@ The first page shows the most used options and keys; a group's page shows all of
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
@@ -103,22 +103,22 @@ def _first_page(catalogue: Catalogue) -> str:
         lines += [f"{part}{heading}", *found] if found else []
         heading = ""
     lines.append("often set keys")
-    lines += [f"  {key:<24}{_main_clause(_doc(key, catalogue))}" for key in COMMON_KEYS]
+    for key in COMMON_KEYS:
+        clause = _first_sentence(_doc(key, catalogue)).partition(";")[0].removesuffix(".")
+        lines.append(f"  {key:<24}{clause}.")
     return "\n".join([*lines, _TAIL])
 
 
 def _first_page_row(group: str, catalogue: Catalogue) -> str:
     options = _ordered(group, catalogue)
-    own = [name for name in options if not _is_shipped(group, name, catalogue)]
-    shown = [name for name in COMMON_OPTIONS.get(group, options) if name in options]
-    shown += [name for name in own if name not in shown]
-    more = len(options) - len(shown)
-    words = " ".join([*shown, *([f"(+{more})"] if more else [])])
-    return _wrapped(f"  {group:<13}{GROUPS.get(group, ''):<29}", words)
-
-
-def _is_shipped(group: str, option: str, catalogue: Catalogue) -> bool:
-    return catalogue.options[group][option].is_relative_to(catalogue.folders[0])
+    common = COMMON_OPTIONS.get(group, options)
+    files = catalogue.options[group]
+    shown = [name for name in common if name in options]
+    # The user's own options are always shown.
+    shown += [o for o in options if not files[o].is_relative_to(catalogue.folders[0])]
+    shown = list(dict.fromkeys(shown))
+    more = [f"(+{len(options) - len(shown)})"] if len(options) > len(shown) else []
+    return _wrapped(f"  {group:<13}{GROUPS.get(group, ''):<29}", " ".join([*shown, *more]))
 
 
 def _ordered(group: str, catalogue: Catalogue) -> list[str]:
@@ -128,11 +128,7 @@ def _ordered(group: str, catalogue: Catalogue) -> list[str]:
 
 
 def _topic_page(topic: str, catalogue: Catalogue) -> str:
-    """Page with all options and keys of one section.
-
-    Raises:
-        ConfigError: there is no such section or key.
-    """
+    """Page with all options and keys of one section; raises ConfigError if there is none."""
     names = [*catalogue.options, *(s for s in catalogue.sections if s not in catalogue.options)]
     section = topic.partition(".")[0] if topic in catalogue.keys else topic
     if section not in names:
@@ -176,18 +172,10 @@ def _key_rows(section: str, catalogue: Catalogue) -> list[str]:
     width = max((len(key) for rows in blocks.values() for key, _ in rows), default=0) + 2
     found = []
     for having, rows in blocks.items():
+        heading = "keys" if having == tuple(options) else f"keys of {', '.join(having)}"
         lines = [_wrapped(f"  {key:<{width}}", about) for key, about in rows]
-        found += ["\n".join([_wrapped("", _keys_of(having, options)), *lines])] if lines else []
+        found += ["\n".join([_wrapped("", heading), *lines])] if lines else []
     return found
-
-
-def _keys_of(having: Sequence[str], options: Iterable[str]) -> str:
-    absent = [option for option in options if option not in having]
-    if not absent:
-        return "keys"
-    if len(absent) < len(having):
-        return f"keys of all options but {', '.join(absent)}"
-    return f"keys of {', '.join(having)}"
 
 
 def _doc(key: str, catalogue: Catalogue) -> str:
@@ -199,10 +187,6 @@ def _doc(key: str, catalogue: Catalogue) -> str:
 
 def _first_sentence(text: str) -> str:
     return re.split(r"(?<=[^.])\. ", text)[0].removesuffix(".") + "."
-
-
-def _main_clause(text: str) -> str:
-    return _first_sentence(text).partition(";")[0].removesuffix(".") + "."
 
 
 def _wrapped(margin: str, text: str) -> str:

@@ -27,7 +27,6 @@ from eke.config.compose.catalogue import (
     Catalogue,
     closest,
     make_catalogue,
-    multirun,
     shown,
 )
 from eke.config.compose.completion import COMPLETION_FLAGS
@@ -60,10 +59,9 @@ def check_question(arguments: Arguments) -> None:
             the run without eke's knowledge, or that prints nothing.
     """
     pairs = _pairs(arguments.hydra_flags)
-    problems = [problem for flag, value in pairs for problem in _wrong_flag(flag, value)]
-    questions = [pair for pair in pairs if pair[0] in QUESTIONS]
-    if not problems:
-        problems = _wrong_together(pairs, questions, arguments)
+    problems = [problem for pair in pairs if (problem := _wrong_flag(*pair))]
+    if not problems and (together := _wrong_together(pairs, arguments)):
+        problems = [together]
     if problems:
         raise ConfigError(problems)
 
@@ -79,39 +77,35 @@ def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _wrong_flag(flag: str, value: str) -> list[Problem]:
+def _wrong_flag(flag: str, value: str) -> Problem | None:
     if flag not in QUESTIONS + COMPANIONS:
         why = "would run something else than eke checks; your own options go into a folder"
-        return [Problem(flag, value, why, Fix(remark="--config-dir FOLDER"))]
+        return Problem(flag, value, why, Fix(remark="--config-dir FOLDER"))
     if flag == "--package" and not value:
-        return [
-            Problem(flag, "", "names a part of the configuration", Fix("--package", "optimizer"))
-        ]
+        return Problem(flag, "", "names a part of the configuration", Fix(flag, "optimizer"))
     known = _VALUES.get(flag, (value,))
     if value in known or (flag == "--info" and not value):
-        return []
-    why = f"can be {', '.join(known)}"
+        return None
     fix = [flag, closest(value, known) or known[0], *([value] if "=" in value else [])]
-    return [Problem(flag, shown(value), why, Fix(*fix))]
+    return Problem(flag, shown(value), f"can be {', '.join(known)}", Fix(*fix))
 
 
-def _wrong_together(
-    pairs: list[tuple[str, str]], questions: list[tuple[str, str]], arguments: Arguments
-) -> list[Problem]:
+def _wrong_together(pairs: list[tuple[str, str]], arguments: Arguments) -> Problem | None:
+    questions = [pair for pair in pairs if pair[0] in QUESTIONS]
     companions = [pair for pair in pairs if pair[0] in COMPANIONS]
-    about = next((pair for pair in questions if pair[0] == "--cfg"), ("--cfg", "job"))
-    if companions and about not in questions:
+    if companions and "--cfg" not in dict(questions):
         flag, value = companions[0]
-        return [Problem(flag, value, "goes with --cfg", Fix(*about, *filter(None, (flag, value))))]
+        fix = Fix("--cfg", "job", *filter(None, (flag, value)))
+        return Problem(flag, value, "goes with --cfg", fix)
     if len(questions) > 1:
         first, second = (" ".join(pair).strip() for pair in questions[:2])
         fix = Fix(*filter(None, questions[1]))
-        return [Problem(second, "", f"one question at a time; {first} is one, too", fix)]
+        return Problem(second, "", f"one question at a time; {first} is one, too", fix)
     if arguments.multirun and questions[0][0] != "--hydra-help":
         why = "is about one configuration, and -m spans several; plan_only=true lists those"
         fix = Fix("-m", *dict.fromkeys([*arguments.overrides, "plan_only=true"]))
-        return [Problem(questions[0][0], questions[0][1], why, fix)]
-    return []
+        return Problem(questions[0][0], questions[0][1], why, fix)
+    return None
 
 
 def run_hydra_flags(arguments: Arguments) -> str:
@@ -152,21 +146,12 @@ def _refused(arguments: Arguments, complaint: str) -> Problem:
         lines = complaint.strip().splitlines() or ["Hydra gives no answer"]
         return Problem(" ".join(arguments.hydra_flags), "", lines[-1])
     why = f"there is no such part of the configuration that --cfg {asked} prints"
-    return Problem("--package", shown(package), why, _where(asked, package, arguments))
-
-
-def _where(asked: str, package: str, arguments: Arguments) -> Fix:
-    """The command that prints the package, or the closest existing one."""
-    section = package.partition(".")[0]
-    if section == "hydra":
-        return Fix("--cfg", "hydra", "--package", "hydra" if asked == "hydra" else package)
-    asked = "job" if asked == "hydra" else asked
     catalogue = make_catalogue(arguments.config_dir)
-    if section in catalogue.sections and package in catalogue.keys:  # a key of another option
-        return Fix("--cfg", asked, "--package", section)
-    near = nearest_key(package, catalogue) or ""
-    known = near in catalogue.sections or near in catalogue.keys
-    return Fix("--cfg", asked, "--package", near if known else "optimizer")
+    section = package.partition(".")[0]
+    another = section in catalogue.sections and package in catalogue.keys  # of another option
+    near = section if another else nearest_key(package, catalogue) or "optimizer"
+    asked = "job" if asked == "hydra" else asked
+    return Problem("--package", shown(package), why, Fix("--cfg", asked, "--package", near))
 
 
 Job = Callable[[tuple[str, ...], Path | None], float | None]
@@ -178,20 +163,12 @@ OWN = ("hydra/launcher", "hydra/sweeper")
 LOCAL, SWEEPER = "local", "eke"
 """Default options of these groups."""
 
-PACKAGES = {
-    "hydra/launcher": {
-        "joblib": "hydra-joblib-launcher",
-        "ray": "hydra-ray-launcher",
-        "rq": "hydra-rq-launcher",
-        "submitit": "hydra-submitit-launcher",
-    },
-    "hydra/sweeper": {
-        "ax": "hydra-ax-sweeper",
-        "nevergrad": "hydra-nevergrad-sweeper",
-        "optuna": "hydra-optuna-sweeper",
-    },
+PLUGINS = {
+    "hydra/launcher": ("joblib", "ray", "rq", "submitit"),
+    "hydra/sweeper": ("ax", "nevergrad", "optuna"),
 }
-"""Option, or its start up to `_` -> its package (https://hydra.cc/docs/plugins/, Hydra 1.3)."""
+"""Options, or their starts up to `_`, of Hydra's plugins: `joblib` is hydra-joblib-launcher
+(https://hydra.cc/docs/plugins/, Hydra 1.3)."""
 
 
 def is_for_hydra(overrides: Sequence[str]) -> bool:
@@ -265,10 +242,7 @@ def _command_line(words: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = argv
-        if full is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = full
+        os.environ["HYDRA_FULL_ERROR"] = full or "0"
 
 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
@@ -293,35 +267,25 @@ def _without_plugin(overrides: Sequence[str]) -> list[Problem]:
     with hydra_state():
         loader = GlobalHydra.instance().config_loader()
         known = {group: loader.get_group_options(group) for group in OWN}
+    chosen = {text.partition("=")[0] for text in overrides if _is_foreign(text)}
     problems = []
     for text in overrides:
-        group, _, option = text.partition("=")
-        if _is_foreign(text) and option not in known[group]:
-            problems.append(_not_installed(group, option, known[group]))
-        elif _is_setting(text):
-            problems += _of_nothing(text, overrides)
+        key, _, value = text.lstrip("+").partition("=")
+        if _is_foreign(text) and value not in known[key]:
+            problems.append(_not_installed(key, value, known[key]))
+        elif _is_setting(text) and (group := "hydra/" + key.split(".")[1]) not in chosen:
+            why = "is a setting of a plugin of Hydra's, and none is chosen"
+            fix = Fix(f"{group}={PLUGINS[group][0]}", text)
+            problems.append(Problem(key, shown(value), why, fix))
     return problems
 
 
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
-    package = PACKAGES[group].get(option.split("_")[0])
-    if package:
-        return Problem(group, option, "is not installed", Fix(remark=f"pip install {package}"))
+    plugin, kind = option.split("_")[0], group.partition("/")[2]
+    if plugin in PLUGINS[group]:
+        fix = Fix(remark=f"pip install hydra-{plugin}-{kind}")
+        return Problem(group, option, "is not installed", fix)
     own = plugin_names(LAUNCHERS) if group == OWN[0] else [SWEEPER]
-    options = [*own, *known, *PACKAGES[group]]
+    options = [*own, *known, *PLUGINS[group]]
     why = f"there is none of this name: {', '.join(dict.fromkeys(options))}"
     return Problem(group, shown(option), why, Fix(f"{group}={closest(option, options) or own[0]}"))
-
-
-def _of_nothing(text: str, overrides: Sequence[str]) -> list[Problem]:
-    key, _, value = text.lstrip("+").partition("=")
-    group = "hydra/" + key.split(".")[1]
-    if any(_is_foreign(t) and t.startswith(f"{group}=") for t in overrides):
-        return []
-    name = group.partition("/")[2]
-    if key == "hydra.sweeper.params" or key.startswith("hydra.sweeper.params."):
-        fix = Fix(remark=f"{multirun()} KEY=VALUE,VALUE")
-        return [Problem(key, shown(value), "is read by Hydra's own sweepers only", fix)]
-    why = f"is a setting of a {name} of Hydra's, and none is chosen"
-    example = next(iter(PACKAGES[group]))
-    return [Problem(key, shown(value), why, Fix(f"{group}={example}", text))]

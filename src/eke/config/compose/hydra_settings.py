@@ -56,17 +56,15 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
         return [Problem(key, shown(raw), why, Fix(remark="--config-dir FOLDER"))]
     if key == "hydra.mode":
         return [Problem(key, shown(raw), "-m alone says that it is a sweep; remove it")]
-    return [_unused(key, raw)]
+    if near := closest(key, LAUNCHING) if "/" in key else None:
+        return [
+            Problem(key, shown(raw), f"{NO_EFFECT}; did you mean {near}?", Fix(f"{near}={raw}"))
+        ]
+    fix = _in_place_of(key, raw)
+    return [Problem(key, shown(raw), NO_EFFECT if fix else f"{NO_EFFECT}; remove it", fix)]
 
 
 NO_EFFECT = "is Hydra's own and has no effect: Hydra composes, and eke starts the runs"
-
-
-def _unused(path: str, raw: str) -> Problem:
-    if near := closest(path, LAUNCHING) if "/" in path else None:
-        return Problem(path, shown(raw), f"{NO_EFFECT}; did you mean {near}?", Fix(f"{near}={raw}"))
-    fix = _in_place_of(path, raw)
-    return Problem(path, shown(raw), NO_EFFECT if fix else f"{NO_EFFECT}; remove it", fix)
 
 
 def _in_place_of(path: str, raw: str) -> Fix:
@@ -91,7 +89,9 @@ def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
     name = re.escape(re.split(r"[./]", path)[-1])
     value = re.escape(raw) or ".*?"
     wanted = re.compile(rf"(?:^|[\s/{{,]){name}\s*:\s*[\"']?({value})[\"']?\s*(?:,\s|\}}|#|$)")
-    lines = [(f, n, line) for f in files for n, line in enumerate(_lines(f), start=1)]
+    texts = [(file, file.read_text(errors="replace")) for file in files]
+    about_hydra = [(file, text.splitlines()) for file, text in texts if "hydra" in text]
+    lines = [(f, n, line) for f, text in about_hydra for n, line in enumerate(text, start=1)]
     where, value = next(
         ((f"{f}:{n}", found[1].strip()) for f, n, line in lines if (found := wanted.search(line))),
         (path, raw),
@@ -105,11 +105,6 @@ def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
     if instead.remark:
         remark += f", and type {instead.remark}"
     return Problem(where, f"{path}: {shown(value)}", NO_EFFECT, Fix(*instead.words, remark=remark))
-
-
-def _lines(file: Path) -> list[str]:
-    text = file.read_text(errors="replace")
-    return text.splitlines() if "hydra" in text else []
 
 
 def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:

@@ -4,6 +4,7 @@ Hydra's parser parses the text; the catalogue decides whether its key and option
 """
 
 import re
+import shlex
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
@@ -18,7 +19,6 @@ from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
     admits,
-    as_typed,
     closest,
     default_text,
     is_interpolation,
@@ -29,24 +29,19 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.hydra_settings import check_setting, is_hydras, sweep_values
 from eke.config.compose.suggest import (
+    NUMBER_KEYS,
+    TEXT_KEYS,
     completed,
     is_checkpoint,
     nearest_key,
     nothing_near,
-    number_key,
     of_elsewhere,
     shares_numbers,
-    text_key,
 )
 from eke.config.foreign_names import Retired, find_retired
 
 # Maximum number of sweep values that are checked.
 _MAX_SWEEP_VALUES = 100
-_FAILED_CALL = re.compile(
-    r"\w+ while evaluating '(?P<name>\w+)\((?P<inside>.*)\)': (?P<why>[^\n]*)", re.DOTALL
-)
-"""Hydra's message about invalid arguments of an existing function."""
-
 
 # Groups whose options have sizes in their names.
 _SIZED = ("model", "hardware")
@@ -68,13 +63,12 @@ def find_problems(text: str, catalogue: Catalogue) -> list[Problem]:
 
     A sweep is a problem here, since a composition has one value per key; its fix is the `-m` form.
     """
-    malformed = _check_shape(text, catalogue)
-    if malformed:
+    if malformed := _check_shape(text, catalogue):
         return [malformed]
     try:
         parsed = parse(text)
-    except Exception as error:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
-        return [_unparsable(text, error, catalogue)]
+    except Exception:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
+        return [_unparsable(text, catalogue)]
     return _check_parsed(parsed, catalogue)
 
 
@@ -114,22 +108,20 @@ def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
     key, equals, value = text.partition("=")
     if not text.strip():
         return Problem(repr(text), "", "an override is key=value; this one is empty")
-    if not text.strip("+~ \t\n"):
-        return Problem(shown(text), "", "there is no key behind it")
     if text.startswith("-"):
         plain = text.lstrip("-")
         fix = suggest_fix(plain if equals else f"{plain}=true", catalogue)
         return Problem(shown(text), "", "settings are typed as key=value, without dashes", fix)
     if not equals and not text.startswith("~"):
         return _no_equals(text, catalogue)
-    if equals and not key.strip("+~ \t\n"):
+    if not key.strip("+~ \t\n"):
         found = completed(value.strip(), catalogue)
         fix = Fix(found) if found else Fix()
         return Problem(shown(text), "", "there is no key before the equals sign", fix)
     if value.startswith("="):
         fix = suggest_fix(f"{key}={value.lstrip('=')}", catalogue)
         return Problem(key, shown(value), "one equals sign sets a value", fix)
-    if key != key.strip() or (equals and value != value.strip()):
+    if key != key.strip() or value != value.strip():
         fix = suggest_fix(f"{key.strip()}={value.strip()}", catalogue)
         return Problem(shown(text), "", "there is a space around the key or the value", fix)
     return None
@@ -141,17 +133,13 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
     group, separator, option = re.sub(r"[/: ]", "=", name, count=1).partition("=")
     if separator and (group in catalogue.options or group in catalogue.keys):
         return Problem(shown(text), "", why, suggest_fix(f"{group}={option}", catalogue))
-    row = find_retired(name)
-    if row:
+    if row := find_retired(name):
         return Problem(shown(text), "", row.why("true"), _instead(row, "true", catalogue))
     found = completed(name, catalogue) or completed(nearest_key(name, catalogue) or "", catalogue)
     return Problem(shown(text), "", why, Fix(found) if found else Fix())
 
 
-def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
-    if several := _settings_in(text, catalogue):
-        why = "several settings in one word, as a shell makes one of what stands in quotes"
-        return Problem(shown(text), "", why, Fix(*several))
+def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     key, _, value = text.partition("=")
     if not _KEY.fullmatch(key):
         return _unknown(key.strip("+~"), value, catalogue)
@@ -164,39 +152,18 @@ def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
         whole = quoted(value[1:] if begun else value)
         return Problem(key, shown(value), why, Fix(f"{plain}={whole}"))
-    if called := _FAILED_CALL.match(str(error)):
-        return _failed_call(plain, value, called, catalogue)
     if "/" in value and (found := of_elsewhere(plain, value)):
         why = f"not an option of {plain}; it goes to {found[-1].partition('=')[0]}"
         return Problem(key, shown(value), why, _join(suggest_fix(f, catalogue) for f in found))
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
     wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
     why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
-    if field and field.words().startswith("a list"):
+    if wanted.startswith("a list"):
         bare = f"[{bare}]"
     fix = suggest_fix(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else Fix()
     if field and not fix:
         fix = Fix(f"{plain}={probably_meant(field, value)}")
     return Problem(key, shown(value), why, fix)
-
-
-def _failed_call(key: str, value: str, called: re.Match[str], catalogue: Catalogue) -> Problem:
-    """Problem of an unknown function in Hydra's grammar, or of its invalid arguments."""
-    name, inside = called["name"], called["inside"]
-    why = f"Hydra's {name}() does not take these values"
-    if called["why"].startswith("Unknown function"):
-        why = f"Hydra has no function {name}()"
-    plain = f"{key}={value.replace(f'{name}({inside})', inside)}"
-    wrong = [p for p in find_problems(plain, catalogue) if not p.fix.is_sweep]
-    return Problem(key, shown(value), why, _default(key, catalogue) if wrong else Fix(plain))
-
-
-def _settings_in(text: str, catalogue: Catalogue) -> list[str]:
-    """Split several overrides in one quoted word, if all keys are known; else empty."""
-    words = text.split()
-    keys = [word.partition("=")[0].lstrip("+") for word in words if "=" in word]
-    known = [key for key in keys if key in catalogue.keys or key in catalogue.options]
-    return words if len(words) > 1 and len(known) == len(words) else []
 
 
 def _default(key: str, catalogue: Catalogue) -> Fix:
@@ -208,44 +175,32 @@ def _default(key: str, catalogue: Catalogue) -> Fix:
 
 def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     key, raw = parsed.key_or_group, _raw(parsed)
-    known = key in catalogue.options or key in catalogue.keys or key in catalogue.sections
     plain = f"{key}={raw}"
+    entry = catalogue.is_entry(key)  # `eke.rules` checks the value of `trainer.extra.debug=...`
     if is_hydras(key):
         return check_setting(parsed, raw)
-    if catalogue.is_entry(key):
-        return _check_entry(parsed, catalogue)
-    if not known:
+    if not (
+        entry or key in catalogue.options or key in catalogue.keys or key in catalogue.sections
+    ):
         return [_unknown(key, raw, catalogue)]
     if parsed.is_delete():
         return [_deleted(key, catalogue)]
     if parsed.package is not None:
         why = f"what {key} sets has a fixed place, @{parsed.package} cannot move it"
         return [Problem(f"{key}@{parsed.package}", shown(raw), why, suggest_fix(plain, catalogue))]
-    if parsed.type is OverrideType.ADD:
+    if parsed.type is OverrideType.ADD and not entry:
         why = f"+ adds a new key, and {key} is there already"
         return [Problem(f"+{key}", shown(raw), why, suggest_fix(plain, catalogue))]
     if parsed.is_sweep_override():
         return _check_sweep(parsed, catalogue)
-    value = parsed.value()
+    if entry:
+        return [] if raw else [Problem(key, "(nothing)", "no value; remove it")]
     if key in catalogue.options:
-        problem = _check_option(key, value, raw, catalogue)
-    elif key in catalogue.sections:
-        problem = _section(key, value, raw, catalogue)
+        check = _check_option
     else:
-        problem = _check_value(key, value, raw, catalogue)
+        check = _section if key in catalogue.sections else _check_value
+    problem = check(key, parsed.value(), raw, catalogue)
     return [problem] if problem else []
-
-
-def _check_entry(parsed: Override, catalogue: Catalogue) -> list[Problem]:
-    """Check the form of `trainer.extra.debug=...`; `eke.rules` checks its value."""
-    key, raw = parsed.key_or_group, _raw(parsed)
-    if parsed.is_delete():
-        return [_deleted(key, catalogue)]
-    if parsed.is_sweep_override():
-        return _check_sweep(parsed, catalogue)
-    if not raw:
-        return [Problem(key, "(nothing)", "no value; remove it")]
-    return []
 
 
 def _raw(parsed: Override) -> str:
@@ -253,22 +208,21 @@ def _raw(parsed: Override) -> str:
 
 
 def _deleted(key: str, catalogue: Catalogue) -> Problem:
-    why = "nothing can be removed from the configuration"
+    why, fix = "nothing can be removed from the configuration", Fix()
     if key in catalogue.options:
         fix = Fix(f"{key}={catalogue.without_effect(key)}")
-        return Problem(f"~{key}", "", f"{why}; choose the option without effect", fix)
-    field = catalogue.keys.get(key)
-    if not field:
-        return Problem(f"~{key}", "", f"{why}; remove it")
-    fix = Fix(f"{key}={'null' if field.optional else default_text(field, key)}")
-    return Problem(f"~{key}", "", why, fix)
+    elif field := catalogue.keys.get(key):
+        fix = Fix(f"{key}={'null' if field.optional else default_text(field, key)}")
+    return Problem(f"~{key}", "", why if fix else f"{why}; remove it", fix)
 
 
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     # In any section: train.gradient_checkpointing, training_args.fp16.
     row = find_retired(key) or find_retired(key.rpartition(".")[2])
     if row:
-        return Problem(key, shown(raw), _why(row, raw, catalogue), _instead(row, raw, catalogue))
+        wrong = [p for o in row.overrides(raw) for p in _next_problems(o, catalogue)]
+        also = f"; {wrong[0].value}: {wrong[0].why}" if wrong else ""
+        return Problem(key, shown(raw), row.why(raw) + also, _instead(row, raw, catalogue))
     inner = key.rpartition("/")[2]
     if inner != key and inner in catalogue.options:
         why = f"is no group; {inner} is"
@@ -293,15 +247,6 @@ def _instead(row: Retired, raw: str, catalogue: Catalogue) -> Fix:
     return _join(suggest_fix(override, catalogue) for override in row.overrides(raw))
 
 
-def _why(row: Retired, raw: str, catalogue: Catalogue) -> str:
-    """The row's reason, and any error in its override for this value."""
-    why = row.why(raw)
-    for override in row.overrides(raw):
-        for problem in _next_problems(override, catalogue):
-            return f"{why}; {problem.value}: {problem.why}"
-    return why
-
-
 def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     """Problems of single values, then one whose fix is the corrected `-m` form."""
     key, raw = parsed.key_or_group, _raw(parsed)
@@ -312,7 +257,7 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     typed = swept(fixed) if wrong else [f"{key}={raw}"]
     why = "several values make a sweep, and a sweep needs -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
-        why += f"; one text with commas is quoted: {as_typed(f'{key}={quoted(raw)}')}"
+        why += f"; one text with commas is quoted: {shlex.join([f'{key}={quoted(raw)}'])}"
     return [*wrong, Problem(key, shown(raw), why, Fix("-m", *typed) if typed else Fix())]
 
 
@@ -338,27 +283,23 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
     options = catalogue.options[group]
     why = f"not an option of {group}: {', '.join(options)}"
     text = str(value)
-    row = find_retired(f"{group}={text}")
-    if row:
+    if row := find_retired(f"{group}={text}"):
         return Problem(group, shown(raw), row.why(text), _instead(row, text, catalogue))
     if isinstance(value, bool):
         on = next((option for option in options if option != "none"), "none")
         chosen = on if value else catalogue.without_effect(group)
         return Problem(group, shown(raw), why, Fix(f"{group}={chosen}"))
-    key = number_key(group) if isinstance(value, int | float) else None
-    if key:
-        return Problem(
-            group, shown(raw), f"{why}; did you mean {key}?", suggest_fix(f"{key}={raw}", catalogue)
-        )
+    if isinstance(value, int | float) and (key := NUMBER_KEYS.get(group)):
+        why += f"; did you mean {key}?"
+        return Problem(group, shown(raw), why, suggest_fix(f"{key}={raw}", catalogue))
     near = closest(text, options)
     if near and group in _SIZED and not shares_numbers(text, near):
         near = None
-    if near is None or (group == "model" and is_checkpoint(text, near)):
-        found = of_elsewhere(group, text)
-        if found:
-            why += f"; it goes to {found[-1].partition('=')[0]}"
-            why += f" ({near} has random weights)" if near else ""
-            return Problem(group, shown(raw), why, _join(suggest_fix(f, catalogue) for f in found))
+    is_name = near is None or (group == "model" and is_checkpoint(text, near))
+    if is_name and (found := of_elsewhere(group, text)):
+        why += f"; it goes to {found[-1].partition('=')[0]}"
+        why += f" ({near} has random weights)" if near else ""
+        return Problem(group, shown(raw), why, _join(suggest_fix(f, catalogue) for f in found))
     if near is None and group == "model":
         why += "; a checkpoint is model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME"
     if near is None and len(catalogue.folders) == 1:
@@ -368,12 +309,9 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
 
 def _option_list(group: str, value: list[Any], raw: str, catalogue: Catalogue) -> Problem:
     why = f"{group} takes one option; several are compared in a sweep"
-    if len(value) <= 1:
-        only = value[0] if value else ""
-        return Problem(group, shown(raw), why, suggest_fix(f"{group}={only}", catalogue))
-    if group == "tracker":
+    if group == "tracker" and len(value) > 1:
         return Problem(group, shown(raw), "a run has one tracker")
-    fix = suggest_fix(f"{group}={','.join(str(v) for v in value)}", catalogue)
+    fix = suggest_fix(f"{group}={','.join(map(str, value))}", catalogue)
     return Problem(group, shown(raw), why, fix)
 
 
@@ -385,7 +323,7 @@ def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
         items = [f"{section}.{name}={item}" for name, item in value.items()]
         return Problem(section, shown(raw), why, _join(suggest_fix(i, catalogue) for i in items))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    key = number_key(section) if is_number else text_key(section)
+    key = (NUMBER_KEYS if is_number else TEXT_KEYS).get(section)
     fix = suggest_fix(f"{key}={raw}", catalogue) if key and raw else _default(section, catalogue)
     return Problem(section, shown(raw) or "(nothing)", why, fix)
 
@@ -413,10 +351,8 @@ def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) 
     """Explain overrides of fixed keys: `optimizer.option=sgd`, `model.family=bert`."""
     why = f"is set by the option of {section}, not by hand"
     if name == "family":
-        option = next(
-            (o for o in catalogue.options[section] if re.search(rf"tiny_{re.escape(raw)}$", o)),
-            catalogue.defaults[section],
-        )
+        options = [o for o in catalogue.options[section] if o == f"tiny_{raw}"]
+        option = options[0] if options else catalogue.defaults[section]
         return Problem(f"{section}.{name}", shown(raw), why, Fix(f"{section}={option}"))
     usual = Fix(f"{section}={catalogue.defaults[section]}")
     fix = suggest_fix(f"{section}={raw}", catalogue) or usual

@@ -19,27 +19,18 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.schema import ENDINGS, VARIANTS
 
-# The intended key of a number or text given to a whole section.
-_NUMBER_KEY = {
-    "batch": "per_device",
-    "data": "num_samples",
-    "dataloader": "workers",
-    "distributed": "num_processes",
-    "optimizer": "lr",
-    "schedule": "warmup_steps",
-    "train": "steps",
+NUMBER_KEYS = {
+    "batch": "batch.per_device",
+    "data": "data.num_samples",
+    "dataloader": "dataloader.workers",
+    "distributed": "distributed.num_processes",
+    "optimizer": "optimizer.lr",
+    "schedule": "schedule.warmup_steps",
+    "train": "train.steps",
 }
-_TEXT_KEY = {"paths": "runs"}
-
-
-def number_key(section: str) -> str | None:
-    """Key path for a number given to a whole section: `batch=4` means `batch.per_device=4`."""
-    return f"{section}.{_NUMBER_KEY[section]}" if section in _NUMBER_KEY else None
-
-
-def text_key(section: str) -> str | None:
-    """Key path for a text given to a whole section: `paths=/data` means `paths.runs=/data`."""
-    return f"{section}.{_TEXT_KEY[section]}" if section in _TEXT_KEY else None
+"""Key path for a number given to a whole section: `batch=4` means `batch.per_device=4`."""
+TEXT_KEYS = {"paths": "paths.runs"}
+"""Key path for a text given to a whole section."""
 
 
 def nearest_key(key: str, catalogue: Catalogue) -> str | None:
@@ -48,11 +39,10 @@ def nearest_key(key: str, catalogue: Catalogue) -> str | None:
     section, _, name = key.rpartition(".")
     if section:
         return _nearest_nested(section, name, catalogue)
-    if named_so(name, catalogue):
+    if _named_so(name, catalogue):
         return _by_name(name, catalogue)
     roots = [path for path in catalogue.keys if "." not in path]
-    near = closest(name, [*catalogue.options, *catalogue.sections, *roots])
-    if near:
+    if near := closest(name, [*catalogue.options, *catalogue.sections, *roots]):
         return near
     near = closest(name, [path.rpartition(".")[2] for path in _typable(catalogue)])
     return _by_name(near, catalogue) if near else None
@@ -62,33 +52,28 @@ def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None
     """Correct the wrong part of `optimizer.momentm`, `optimizr.lr`, `trainer.steps`."""
     if section in catalogue.keys:
         return section
-    if section in catalogue.sections:
-        near = closest(name, catalogue.names(section))
-        other = name if name in catalogue.options else _by_name(name, catalogue)
-        return f"{section}.{near}" if near else other
     near_section = closest(section, catalogue.sections)
-    if near_section:
-        near = closest(name, catalogue.names(near_section))
-        if near:
-            return f"{near_section}.{near}"
+    if near_section and (near := closest(name, catalogue.names(near_section))):
+        return f"{near_section}.{near}"
+    if section in catalogue.sections:
+        return name if name in catalogue.options else _by_name(name, catalogue)
     return _by_name(name, catalogue) or closest(f"{section}.{name}", _typable(catalogue))
 
 
 def _by_name(name: str, catalogue: Catalogue) -> str | None:
     """The key path whose last part is `name`, if there is exactly one."""
-    paths = named_so(name, catalogue)
+    paths = _named_so(name, catalogue)
     return paths[0] if len(paths) == 1 else None
 
 
-def named_so(name: str, catalogue: Catalogue) -> list[str]:
-    """Every key path whose last part is `name`, in schema order."""
+def _named_so(name: str, catalogue: Catalogue) -> list[str]:
     return [k for k in _typable(catalogue) if k.rpartition(".")[2] == name]
 
 
 def nothing_near(key: str, catalogue: Catalogue) -> str:
     """List the existing keys for an unknown key without a close match."""
     section, _, name = key.rpartition(".")
-    if several := named_so(name, catalogue):
+    if several := _named_so(name, catalogue):
         return f"there is no such key; {' and '.join(several)} are"
     if section in catalogue.sections:
         return f"there is no such key; {section} has {', '.join(catalogue.names(section))}"
@@ -129,7 +114,7 @@ def completed(name: str, catalogue: Catalogue) -> str | None:
 
 # Extensions of non-text files that no option of `data` reads.
 _UNREAD = (".tsv", ".xlsx", ".arrow", ".zip", ".tar", ".npy", ".npz", ".bin", ".pkl", ".pt", ".h5")
-# Maximum number of files in a folder whose extensions are inspected.
+# Number of files in a folder whose extensions are inspected.
 _MAX_FILES = 1000
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
@@ -149,7 +134,7 @@ def option_for(typed: str) -> str:
 def as_data(typed: str) -> tuple[str, ...]:
     """Overrides that train on a file or folder, or on a hub data set for any other name."""
     bare = typed.strip("\"'")
-    if not is_file(bare):
+    if not _is_file(bare):
         return ("data=hub", f"data.name={typed}")
     option = option_for(bare)
     return (f"data={option}", f"data.path={typed}") if option else ()
@@ -163,7 +148,7 @@ def as_evaluation(typed: str) -> tuple[str, ...]:
     return (f"data={option}", "data.path=FILE_OR_FOLDER", f"data.eval_path={typed}")
 
 
-def is_file(typed: str) -> bool:
+def _is_file(typed: str) -> bool:
     """Whether a text is a path of a file or folder, not `owner/name` or a bare word."""
     if _exists(user_path(typed)) or re.match(r"[./~]|[A-Za-z]:\\|.*/$", typed):
         return True
@@ -173,21 +158,18 @@ def is_file(typed: str) -> bool:
     return "/" in typed and _exists(user_path(typed.partition("/")[0]))
 
 
-def as_checkpoint(typed: str) -> tuple[str, ...]:
-    """Overrides that train a checkpoint (a folder, a file in it or a hub name); else none."""
-    bare = typed.strip("\"'")
-    named = re.search(r"[-\d]", bare) and re.fullmatch(r"[A-Za-z][\w.-]*", bare)
-    if not (named or re.search(r"[/\\]", bare) or _exists(user_path(bare))):
-        return ()
-    if bare.lower().endswith(_WEIGHTS):
-        typed = str(Path(bare).parent)
-    return ("model=pretrained", f"model.name_or_path={typed}")
-
-
 def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
     """Overrides for a checkpoint, file or data set given in place of an option."""
-    finders = {"model": as_checkpoint, "data": as_data}
-    return finders[group](text) if group in finders else ()
+    if group == "data":
+        return as_data(text)
+    bare = text.strip("\"'")
+    named = re.search(r"[-\d]", bare) and re.fullmatch(r"[A-Za-z][\w.-]*", bare)
+    is_name = named or re.search(r"[/\\]", bare) or _exists(user_path(bare))
+    if group != "model" or not is_name:
+        return ()
+    if bare.lower().endswith(_WEIGHTS):
+        text = str(Path(bare).parent)
+    return ("model=pretrained", f"model.name_or_path={text}")
 
 
 def is_checkpoint(typed: str, near: str) -> bool:

@@ -15,6 +15,12 @@ from eke.config.schema.config import VARIANTS, Config
 def make_converter() -> cattrs.Converter:
     """A strict converter: unknown keys are errors, enums are written by value."""
     converter = cattrs.Converter(forbid_extra_keys=True)
+
+    def unstructure(value: Any) -> dict[str, Any]:
+        # By the value's own class, not by the class that the field is annotated with.
+        fields = dataclasses.fields(value)
+        return {each.name: converter.unstructure(getattr(value, each.name)) for each in fields}
+
     hints = {f.name: f.type for f in dataclasses.fields(Config)}
     for group, variants in VARIANTS.items():
         base = hints[group]
@@ -22,20 +28,8 @@ def make_converter() -> cattrs.Converter:
         converter.register_structure_hook_func(
             functools.partial(operator.is_, base), _variant_hook(converter, group, classes)
         )
-        converter.register_unstructure_hook(base, dataclasses_to_plain(converter))
+        converter.register_unstructure_hook(base, unstructure)
     return converter
-
-
-def dataclasses_to_plain(converter: cattrs.Converter) -> Callable[[Any], dict[str, Any]]:
-    """Unstructure by the value's own class, not by the class the field is annotated with."""
-
-    def unstructure(value: Any) -> dict[str, Any]:
-        return {
-            field.name: converter.unstructure(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-        }
-
-    return unstructure
 
 
 def _variant_hook(

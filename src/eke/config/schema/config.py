@@ -15,10 +15,10 @@ from eke.config.schema.resources import (
     Distributed,
     Engine,
     Resources,
+    Slurm,
     Sweep,
     Trainer,
 )
-from eke.config.schema.slurm import Slurm
 from eke.config.schema.techniques import (
     OFFLOADS,
     OPTIMIZERS,

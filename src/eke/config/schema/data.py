@@ -1,7 +1,4 @@
-"""Schemas of what is trained: task, data, batch, length of training.
-
-Schema of how batches reach the device.
-"""
+"""Schemas of what is trained: task, data, batches and length of training."""
 
 from dataclasses import dataclass, field
 from enum import Enum

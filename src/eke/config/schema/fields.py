@@ -1,9 +1,4 @@
-"""Numeric limits of configuration fields, kept as data in `field(metadata=...)`.
-
-A choice that may be left to the plan.
-
-What the string under a configuration field says about it, read from the source.
-"""
+"""Limits and descriptions of configuration fields."""
 
 import ast
 import functools

@@ -1,11 +1,4 @@
-"""Schemas of the models: one per family, sizes under transformers' names.
-
-Schema of attention.
-
-Schema of fused kernels that replace parts of a model.
-
-Schema of torch.compile.
-"""
+"""Schemas of the model: sizes under transformers' names, attention, kernels, compilation."""
 
 from dataclasses import dataclass, field
 from enum import Enum

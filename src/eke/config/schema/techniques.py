@@ -1,15 +1,4 @@
-"""Schema of number formats.
-
-Schema of the techniques against the memory of activations and gradients.
-
-Schemas of parameter-efficient fine-tuning.
-
-Schema of what lives outside the device's memory.
-
-Schemas of the optimizers.
-
-Schemas of the learning rate over steps.
-"""
+"""Schemas of techniques: formats, memory, adapters, offload, optimizers and schedules."""
 
 from dataclasses import dataclass, field
 from enum import Enum

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep
 from omegaconf import OmegaConf
 
 from eke.common.errors import ConfigError, Fix, Problem
@@ -43,15 +44,11 @@ def value_text(value: Any) -> str:
         return f"{{{','.join(items)}}}"
     if not isinstance(value, str):
         return str(value)
-    return value if _is_plain(value) else quoted(value)
-
-
-def _is_plain(text: str) -> bool:
-    """Whether Hydra parses the unquoted text as the same string."""
     try:
-        return bool(parse(f"key={text}").value() == text)
+        plain = parse(f"key={value}").value() == value
     except Exception:  # Hydra's and ANTLR's exceptions
-        return False
+        plain = False
+    return value if plain else quoted(value)
 
 
 def sweep_text(key: str, values: Any) -> str:
@@ -68,25 +65,10 @@ def split_list(raw: str) -> str:
     """
     text = raw.strip()
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    items, depth, quote, item = [], 0, "", ""
-    for letter in inside:
-        if letter == "," and not depth and not quote:
-            items.append(item)
-            item = ""
-            continue
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        depth += (letter == "(") - (letter == ")") if not quote else 0
-        item += letter
-    items = [_unquoted(each.strip()) for each in [*items, item]]
-    return f"[{','.join(quoted(each) for each in items if each)}]"
-
-
-def _unquoted(text: str) -> str:
-    whole = len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]
-    return text[1:-1] if whole and text[0] not in text[1:-1] else text
+    # A comma in parentheses or quotes is part of an item.
+    items = re.findall(r"""(?:\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""", inside)
+    bare = [re.sub(r"""^(['"])([^'"]*)\1$""", r"\2", each.strip()) for each in items]
+    return f"[{','.join(quoted(each) for each in bare if each)}]"
 
 
 MAX_CELLS = 100_000
@@ -146,8 +128,8 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
     """`sweep.*` of the file, updated by the overrides."""
     named = [text for text in own if _key(text) == "sweep"]
     texts: list[str] = []
-    problems, whole = _torn_by_braces(about, many.catalogue)
-    for text in whole:
+    problems: list[Problem] = []
+    for text in about:
         key, _, raw = text.lstrip("+").partition("=")
         text = f"sweep.exclude={split_list(raw)}" if key == "sweep.exclude" else text
         found = find_problems(text, many.catalogue)
@@ -164,30 +146,12 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
         raw_parts[part] for part in ("product", "rows", "zip")
     )
     if settings.repeats < 1:
-        why = "every configuration runs at least once"
-        problems.append(
-            Problem("sweep.repeats", str(settings.repeats), why, Fix("sweep.repeats=1"))
-        )
+        why, fix = "every configuration runs at least once", Fix("sweep.repeats=1")
+        problems.append(Problem("sweep.repeats", str(settings.repeats), why, fix))
     return settings, problems
 
 
 # --- values -------------------------------------------------------------------------------------
-
-
-def _torn_by_braces(about: Sequence[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
-    """Detect `sweep.zip={seed:[1,2]}` split by bash at its commas; return the other words."""
-    pieces: dict[str, list[str]] = {}
-    for text in about:
-        pieces.setdefault(_key(text), []).append(text.partition("=")[2])
-    problems, torn = [], set()
-    for key, values in pieces.items():
-        joined = f"{key}={{{','.join(values)}}}"
-        broken = len(values) > 1 and any(find_problems(f"{key}={v}", catalogue) for v in values)
-        if broken and not find_problems(joined, catalogue):
-            why = "a shell takes braces apart at each comma; quotes keep them together"
-            problems.append(Problem(key, " ".join(values), why, Fix(joined)))
-            torn.add(key)
-    return problems, [text for text in about if _key(text) not in torn]
 
 
 def _key(text: str) -> str:
@@ -201,38 +165,26 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
         parsed = parse(text)
     except Exception:  # `problems` has the reason
         return problems
-    if not parsed.is_sweep_override() or is_hydras(parsed.key_or_group):
+    key, raw = parsed.key_or_group, text.partition("=")[2]
+    if not parsed.is_sweep_override() or is_hydras(key):
         return problems
     if any(isinstance(part, IntervalSweep) for part in sweep_parts(parsed.value())):
         why = "an interval has no values to list; it is for sweepers that sample"
-        return [
-            Problem(parsed.key_or_group, text.partition("=")[2], why, Fix("hydra/sweeper=optuna"))
-        ]
-    if parsed.key_or_group == "sweep":
-        why = "one named sweep at a time"
-        first = text.partition("=")[2].partition(",")[0]
-        return [Problem("sweep", text.partition("=")[2], why, Fix(f"sweep={first}"))]
-    # The last problem is that several values need -m, which is present here.
-    return problems[:-1] or _no_match(parsed, catalogue)
-
-
-def _no_match(parsed: Override, catalogue: Catalogue) -> list[Problem]:
-    group = parsed.key_or_group
-    options = list(catalogue.options.get(group, {}))
+        return [Problem(key, raw, why, Fix("hydra/sweeper=optuna"))]
+    if key == "sweep":
+        fix = Fix(f"sweep={raw.partition(',')[0]}")
+        return [Problem("sweep", raw, "one named sweep at a time", fix)]
+    options = list(catalogue.options.get(key, {}))
     globs = [part for part in sweep_parts(parsed.value()) if isinstance(part, Glob)]
-    if all(glob.filter(options) for glob in globs):
-        return []
-    known = ", ".join(options) or "it is no group"
-    raw = str(parsed.input_line).partition("=")[2]
-    return [Problem(group, raw, f"matches no option of {group}: {known}")]
+    if len(problems) == 1 and not all(glob.filter(options) for glob in globs):
+        known = ", ".join(options) or "it is no group"
+        return [Problem(key, raw, f"matches no option of {key}: {known}")]
+    # The last problem is that several values need -m, which is present here.
+    return problems[:-1]
 
 
 def _values(text: str, catalogue: Catalogue) -> Overrides:
-    """Every `key=value` of an override.
-
-    Raises:
-        ConfigError: the override is invalid.
-    """
+    """Every `key=value` of an override; raises ConfigError if it is invalid."""
     problems = _wrong(text, catalogue)
     if problems:
         raise ConfigError(problems)
@@ -244,47 +196,27 @@ def _values(text: str, catalogue: Catalogue) -> Overrides:
 
 
 def _row(name: str, value: Any, keys: set[str]) -> Overrides:
-    """Overrides of a row, without keys set on the command line.
-
-    Raises:
-        ConfigError: the row is not a mapping.
-    """
+    """Overrides of a row, without keys set on the command line."""
     if not isinstance(value, dict | None):
         why = "a row is a mapping of keys to values, {} for none"
         raise ConfigError(Problem(f"sweep.rows.{name}", shown(str(value)), why))
-    found = {str(key): text for key, text in (value or {}).items()}
-    return tuple(f"{key}={value_text(text)}" for key, text in found.items() if key not in keys)
+    found = (value or {}).items()
+    return tuple(f"{key}={value_text(text)}" for key, text in found if str(key) not in keys)
 
 
 def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...]:
-    """Combine the values of zipped keys step by step.
-
-    Raises:
-        ConfigError: the lists differ in length.
-    """
+    """Combine the values of zipped keys step by step; raises ConfigError for unequal lengths."""
     columns = [_values(sweep_text(key, value), catalogue) for key, value in zipped.items()]
     for key, column in zip(zipped, columns, strict=True):
         if len(column) != len(columns[0]):
             other = f"{next(iter(zipped))} has {len(columns[0])}"
             why = f"{key} has {format_number(len(column), 'value')} and {other}; zip pairs them"
-            # In a product, lists may differ in length.
-            pairs = [f"{k}:[{','.join(_bare(c))}]" for k, c in zip(zipped, columns, strict=True)]
-            fix = Fix(f"sweep.product={{{','.join(pairs)}}}", remark="in place of sweep.zip")
-            raise ConfigError(Problem("sweep.zip", key, why, fix))
+            raise ConfigError(Problem("sweep.zip", key, why))
     return tuple(zip(*columns, strict=True))
 
 
-def _bare(column: Overrides) -> list[str]:
-    """The values of a column without their key."""
-    return [text.partition("=")[2] for text in column]
-
-
 def _refuse_twice(definition: Definition, typed: set[str]) -> None:
-    """Reject keys that have values from several parts of the sweep.
-
-    Raises:
-        ConfigError: two parts of the sweep set it.
-    """
+    """Raise ConfigError for keys that have values from several parts of the sweep."""
     parts = {
         "product": {_key(axis[0]) for axis in definition.axes if axis} - typed,
         "zip": {_key(text) for step in definition.steps for text in step},
@@ -296,14 +228,11 @@ def _refuse_twice(definition: Definition, typed: set[str]) -> None:
     if definition.settings.seeds is Seeds.per_repeat:
         parts["seeds"] = {"seed"}
         parts["product"] |= {"seed"} & typed
-    problems = []
-    names = list(parts)
-    for number, name in enumerate(names):
-        for other in names[number + 1 :]:
-            problems += [
-                Problem(f"sweep.{other}", key, f"sweep.{name} sets {key}, too; leave one out")
-                for key in sorted(parts[name] & parts[other])
-            ]
+    problems = [
+        Problem(f"sweep.{other}", key, f"sweep.{name} sets {key}, too; leave one out")
+        for name, other in itertools.combinations(parts, 2)
+        for key in sorted(parts[name] & parts[other])
+    ]
     if problems:
         raise ConfigError(problems)
 
@@ -371,29 +300,17 @@ def expand(
     if problems:
         raise ConfigError(problems)
     points = _points(definition)
-    texts = [point.overrides for point in points]
+    texts = [overrides for overrides, _ in points]
     _check_texts(texts, many)
     composed = many.compose(texts, progress)
-    cells = [SweepCell(c, p.row) for c, p in zip(composed, points, strict=True)]
+    cells = [SweepCell(c, row) for c, (_, row) in zip(composed, points, strict=True)]
     kept, excluded = _exclude(cells, clauses)
     warnings = tuple(f"{KEY}: {e.clause} excludes nothing" for e in excluded if not e.count)
     return Expanded(tuple(kept), excluded, settings.strict, warnings)
 
 
-@dataclass(frozen=True)
-class _Point:
-    """A cell before composition."""
-
-    overrides: tuple[str, ...]
-    row: str
-
-
-def _points(definition: Definition) -> list[_Point]:
-    """List every cell, in order.
-
-    Raises:
-        ConfigError: there are none, or more than `MAX_CELLS`.
-    """
+def _points(definition: Definition) -> list[tuple[Overrides, str]]:
+    """List the overrides and the row of every cell; raises ConfigError for none or too many."""
     rows = list(definition.rows.items()) or [("", ())]
     steps = definition.steps or ((),)
     repeats = definition.settings.repeats
@@ -410,18 +327,14 @@ def _points(definition: Definition) -> list[_Point]:
         ((*fixed, *row, *step), name) for name, row in rows for step in steps for fixed in product
     ]
     return [
-        _Point((*texts, *definition.repeat(k)), name)
+        ((*texts, *definition.repeat(k)), name)
         for k in range(repeats)
         for texts, name in (reversed(cells) if k % 2 else cells)
     ]
 
 
 def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
-    """Check single overrides, and report each problem once for all its cells.
-
-    Raises:
-        ConfigError: an override is invalid.
-    """
+    """Raise ConfigError for invalid overrides, with each problem once for all its cells."""
     uses = Counter(text for cell in cells for text in set(cell))
     found: Counter[Problem] = Counter()
     for text, number in uses.items():
@@ -437,11 +350,7 @@ def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
 def _exclude(
     cells: Sequence[SweepCell], clauses: Sequence[Clause]
 ) -> tuple[list[SweepCell], tuple[Excluded, ...]]:
-    """Remaining cells, and the number excluded by each clause; the first true clause counts.
-
-    Raises:
-        ConfigError: no cell remains.
-    """
+    """Remaining cells, and the number excluded by each clause; the first true clause counts."""
     counts = dict.fromkeys((clause.text for clause in clauses), 0)
     kept = []
     for cell in cells:
@@ -451,8 +360,5 @@ def _exclude(
         else:
             counts[taken.text] += 1
     if not kept:
-        why = (
-            f"all {len(cells)} cells are excluded" if len(cells) > 1 else "it excludes the one cell"
-        )
-        raise ConfigError(Problem(KEY, " ".join(counts), why))
+        raise ConfigError(Problem(KEY, " ".join(counts), f"all {len(cells)} cells are excluded"))
     return kept, tuple(Excluded(text, number) for text, number in counts.items())

@@ -9,6 +9,7 @@ Words: and, or, not, in, parentheses; = (or ==), !=, <, <=, >, >=. Numbers are c
 Python evaluates no part of a clause.
 """
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from eke.config.compose.suggest import nearest_key
 Lookup = Callable[[str], Any]
 """The value of a key in one run; raises KeyError if the run lacks the key."""
 
-ORDERS = ("<", "<=", ">", ">=")
+ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TOKEN = re.compile(
     r"""\s*(?:(?P<quoted>"[^"]*"|'[^']*')|(?P<sign>[<>!=]=|[<>=(),])|(?P<word>[^\s<>!=(),"']+))"""
 )
@@ -36,49 +37,36 @@ class ExpressionError(ValueError):
 
 
 @dataclass(frozen=True)
-class KeyComparison:
-    """Comparison of one key with one or several values."""
+class Expression:
+    """A comparison of one key with values, or expressions joined by an operator."""
 
-    key: str
     sign: str
-    """One of = != < <= > >= in."""
-    values: tuple[Any, ...]
+    """One of and, or, not; of a comparison one of = != < <= > >= in."""
+    parts: tuple["Expression", ...] = ()
+    key: str = ""
+    values: tuple[Any, ...] = ()
     """Strings, numbers, booleans or None; several only for `in`."""
 
     def holds(self, lookup: Lookup) -> bool:
-        """Evaluate the comparison for a run; a missing key is unequal to everything."""
+        """Evaluate the expression for a run; a missing key is unequal to everything."""
+        if self.parts:
+            answers = (part.holds(lookup) for part in self.parts)
+            if self.sign == "not":
+                return not next(answers)
+            return all(answers) if self.sign == "and" else any(answers)
         try:
             found = lookup(self.key)
         except KeyError:
             return self.sign == "!="
         if self.sign in ORDERS:
-            return _is_number(found) and _ordered(found, self.sign, self.values[0])
+            return _is_number(found) and ORDERS[self.sign](found, self.values[0])
         equal = any(_equal(found, value) for value in self.values)
         return not equal if self.sign == "!=" else equal
 
-
-@dataclass(frozen=True)
-class Expression:
-    """A comparison, or expressions joined by an operator."""
-
-    word: str
-    """Operator (and, or, not); empty for a single comparison."""
-    parts: tuple["Expression", ...] = ()
-    comparison: KeyComparison | None = None
-
-    def holds(self, lookup: Lookup) -> bool:
-        """Evaluate the expression for a run."""
-        if self.comparison is not None:
-            return self.comparison.holds(lookup)
-        answers = (part.holds(lookup) for part in self.parts)
-        if self.word == "not":
-            return not next(answers)
-        return all(answers) if self.word == "and" else any(answers)
-
-    def comparisons(self) -> Iterator[KeyComparison]:
+    def comparisons(self) -> Iterator["Expression"]:
         """All comparisons in the expression."""
-        if self.comparison is not None:
-            yield self.comparison
+        if not self.parts:
+            yield self
         for part in self.parts:
             yield from part.comparisons()
 
@@ -89,14 +77,23 @@ def read_expression(text: str) -> Expression:
     Raises:
         ExpressionError: the text is invalid.
     """
-    reader = _Reader(_tokens(text))
+    tokens, at = [], 0
+    while text[at:].strip():
+        match = _TOKEN.match(text, at)
+        if not match:
+            raise ExpressionError(f"{text[at:].strip()[:1]} has no meaning here")
+        tokens.append(match[0].strip())
+        at = match.end()
+    if not tokens:
+        raise ExpressionError("it is empty")
+    reader = _Reader(tokens)
     expression = reader.either()
     if reader.next:
         raise ExpressionError(f"{reader.next} is one too many")
     return expression
 
 
-def read_value(text: str) -> Any:
+def _read_value(text: str) -> Any:
     """Convert a word to a number, boolean or None; otherwise return it unchanged."""
     if text[:1] in ("'", '"'):
         return text[1:-1]
@@ -109,24 +106,11 @@ def read_value(text: str) -> Any:
         return text
 
 
-def _tokens(text: str) -> list[str]:
-    tokens, at = [], 0
-    while text[at:].strip():
-        match = _TOKEN.match(text, at)
-        if not match:
-            raise ExpressionError(f"{text[at:].strip()[:1]} has no meaning here")
-        tokens.append(match[0].strip())
-        at = match.end()
-    return tokens
-
-
 class _Reader:
     """Recursive descent parser: or, and, not, parentheses, comparison."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
-        if not tokens:
-            raise ExpressionError("it is empty")
 
     @property
     def next(self) -> str:
@@ -138,10 +122,7 @@ class _Reader:
         return self._tokens.pop(0)
 
     def either(self) -> Expression:
-        return self._joined("or", self._both)
-
-    def _both(self) -> Expression:
-        return self._joined("and", self._negated)
+        return self._joined("or", lambda: self._joined("and", self._negated))
 
     def _joined(self, word: str, part: Callable[[], Expression]) -> Expression:
         parts = [part()]
@@ -166,16 +147,14 @@ class _Reader:
         if not re.fullmatch(r"[A-Za-z_][\w.]*", key) or key in _WORDS:
             raise ExpressionError(f"{key} stands where a key belongs")
         sign = self.take("= or another comparison")
-        if sign == "not" and self.next == "in":
-            self.take()
-            listed = Expression("", comparison=KeyComparison(key, "in", self._listed()))
-            return Expression("not", (listed,))
+        negated = sign == "not" and self.next == "in"
+        sign = self.take() if negated else "=" if sign == "==" else sign
         if sign == "in":
-            return Expression("", comparison=KeyComparison(key, "in", self._listed()))
-        sign = "=" if sign == "==" else sign
+            compared = Expression("in", key=key, values=self._listed())
+            return Expression("not", (compared,)) if negated else compared
         if sign not in ("=", "!=", *ORDERS):
             raise ExpressionError(f"{sign} stands where = or another comparison belongs")
-        return Expression("", comparison=KeyComparison(key, sign, (self._value(),)))
+        return Expression(sign, key=key, values=(self._value(),))
 
     def _listed(self) -> tuple[Any, ...]:
         if self.take("(") != "(":
@@ -189,9 +168,9 @@ class _Reader:
 
     def _value(self) -> Any:
         text = self.take("a value")
-        if text in ("(", ")", ",", *ORDERS, "=", "==", "!=") or text in _WORDS:
+        if text in ("(", ")", ",", *ORDERS, "=", "==", "!=", *_WORDS):
             raise ExpressionError(f"{text} stands where a value belongs")
-        return read_value(text)
+        return _read_value(text)
 
     def _close(self) -> None:
         if self.take(")") != ")":
@@ -202,22 +181,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _ordered(found: float, sign: str, value: float) -> bool:
-    orders = {"<": found < value, "<=": found <= value, ">": found > value, ">=": found >= value}
-    return orders[sign]
-
-
 def _equal(found: Any, value: Any) -> bool:
     if _is_number(found) and _is_number(value):
         return bool(float(found) == value)
     if found is None or value is None or isinstance(found, bool) or isinstance(value, bool):
         return found is value
-    return str(found) == _text(value)
-
-
-def _text(value: Any) -> str:
-    """A value as text, to compare `1` with the string `1`."""
-    return f"{value:g}" if _is_number(value) else str(value)
+    # A number as text, to compare `1` with the string `1`.
+    return str(found) == (f"{value:g}" if _is_number(value) else str(value))
 
 
 KEY = "sweep.exclude"
@@ -247,7 +217,7 @@ def read_clauses(
             expression = read_expression(text)
         except ExpressionError as error:
             why = f"no expression: {error}; as in precision=fp16 and model=tiny_t5"
-            problems.append(Problem(KEY, text, why, _unbracketed(text)))
+            problems.append(Problem(KEY, text, why))
             continue
         wrong = [p for c in expression.comparisons() for p in _check(c, text, catalogue, rows)]
         problems += wrong
@@ -256,35 +226,31 @@ def read_clauses(
 
 
 def _check(
-    comparison: KeyComparison, text: str, catalogue: Catalogue, rows: Sequence[str]
+    comparison: Expression, text: str, catalogue: Catalogue, rows: Sequence[str]
 ) -> list[Problem]:
     """Problems of an unknown key, and of values that a key cannot have."""
-    key, values = comparison.key, comparison.values
+    key, values, ordered = comparison.key, comparison.values, comparison.sign in ORDERS
     field = catalogue.keys.get(key)
-    if key == ROW or key in catalogue.options:
-        if comparison.sign in ORDERS:
-            why = f"{key} is no number, and {comparison.sign} compares numbers"
-            return [
-                Problem(KEY, text, why, _corrected(text, f"{key} {comparison.sign}", f"{key} ="))
-            ]
-        known = list(rows) if key == ROW else list(catalogue.options[key])
-        return [p for v in values for p in _not_among(key, v, known, text)]
-    if field is None:
+    is_choice = key == ROW or key in catalogue.options
+    if field is None and not is_choice:
         near = nearest_key(key, catalogue)
         why = f"there is no key {key}" + (f"; did you mean {near}?" if near else "")
         return [Problem(KEY, text, why, _corrected(text, key, near) if near else Fix())]
+    numeric = field is not None and field.kind in (int, float)
+    if ordered and not numeric:
+        return [Problem(KEY, text, f"{key} is no number, and {comparison.sign} compares numbers")]
+    if is_choice:
+        known = list(rows) if key == ROW else list(catalogue.options[key])
+        return [p for v in values for p in _not_among(key, v, known, text)]
+    assert field is not None
     if isinstance(field.kind, type) and issubclass(field.kind, Enum):
         members = [*field.kind.__members__, *([None] if field.optional else [])]
         return [p for v in values for p in _not_among(key, v, members, text)]
-    numeric = field.kind in (int, float)
-    if comparison.sign in ORDERS and not numeric:
-        return [Problem(KEY, text, f"{key} is no number, and {comparison.sign} compares numbers")]
-    wrong: list[Any] = [v for v in values if numeric and isinstance(v, str | bool)]
-    if comparison.sign in ORDERS:
-        wrong += [v for v in values if v is None]
-    why = f"{key} is {field.words()}, never {{}}"
-    fix = f"{key}{comparison.sign}{default_text(field)}"
-    return [Problem(KEY, text, why.format(v), _corrected(text, text, fix)) for v in wrong]
+    wrong = [
+        v for v in values if numeric and (isinstance(v, str | bool) or (ordered and v is None))
+    ]
+    fix = _corrected(text, text, f"{key}{comparison.sign}{default_text(field)}")
+    return [Problem(KEY, text, f"{key} is {field.words()}, never {v}", fix) for v in wrong]
 
 
 def _not_among(key: str, value: Any, known: Sequence[str | None], text: str) -> list[Problem]:
@@ -296,16 +262,6 @@ def _not_among(key: str, value: Any, known: Sequence[str | None], text: str) -> 
     why = f"{key} is never {word}: {', '.join(names) or 'there are none'}"
     near = closest(str(word), names)
     return [Problem(KEY, text, why, _corrected(text, str(word), near) if near else Fix())]
-
-
-def _unbracketed(text: str) -> Fix:
-    """The text without unmatched brackets, if the rest is an expression; else empty."""
-    bare = text.strip("[] ")
-    try:
-        read_expression(bare)
-    except ExpressionError:
-        return Fix()
-    return _corrected(text, text, bare)
 
 
 def _corrected(text: str, wrong: str, right: str) -> Fix:

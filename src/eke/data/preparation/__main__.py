@@ -3,6 +3,7 @@
 The last line of standard output is JSON: `{"folder": ...}`, or `{"problems": [...]}` with code 2.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -28,9 +29,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _leave)
     _end_with_parent()
     text = sys.stdin.read() if arguments[0] == "-" else Path(arguments[0]).read_text()
-    from eke.data.preparation.prepare import (
-        prepare_store,  # slow import: after the signal handler is set
-    )
+    from eke.data.preparation.rows import prepare_store  # slow: after the signal handler is set
 
     answer: dict[str, object]
     try:
@@ -50,10 +49,8 @@ def _leave(number: int, _: FrameType | None) -> None:
 def _end_with_parent() -> None:
     """Have the kernel send SIGTERM when the parent process dies (Linux)."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
-    try:
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    except (OSError, AttributeError):  # not Linux
-        return
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ with its number and not the end of the file.
 
 import csv
 import difflib
-import glob
 import gzip
 import io
 import json
 import lzma
 import shlex
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +57,12 @@ class Columns:
     """Largest label out of range."""
     too_large: int = 0
     """Number of rows with such a label."""
-    seen: Counter[str] = field(default_factory=Counter)
-    """Columns of the rows read, until all wanted ones were found."""
-    found: set[str] = field(default_factory=set)
-    """Wanted columns found so far."""
+    seen: dict[str, None] = field(default_factory=dict)
+    """Columns of the rows read, in their order, until all wanted ones were found."""
     first_table: str = ""
     """First file whose header has all wanted columns."""
 
-    @property
+    @cached_property
     def wanted(self) -> list[tuple[str, str]]:
         """Key path and column, texts first."""
         request = self.request
@@ -73,15 +70,19 @@ class Columns:
                  ("response", request.response), ("label", request.label)]  # fmt: skip
         return [(f"data.{key}", column) for key, column in pairs if column is not None]
 
+    @property
+    def names_wanted(self) -> list[str]:
+        """Each wanted column once."""
+        return list(dict.fromkeys(column for _, column in self.wanted))
+
     def take(self, row: Mapping[str, Any]) -> Fields:
         """Read the texts and the label of a row.
 
         Raises:
             BadRowError: a column is missing, empty, or of the wrong type.
         """
-        if len(self.found) < len(self.wanted):
-            self.seen.update(str(name) for name in row)
-            self.found.update(column for _, column in self.wanted if column in row)
+        if any(column not in self.seen for _, column in self.wanted):
+            self.seen.update(dict.fromkeys(map(str, row)))
         texts = [self._text(row, c) for key, c in self.wanted if key != "data.label"]
         label = 0
         if self.request.label is not None:
@@ -110,46 +111,29 @@ class Columns:
         kind = "name" if isinstance(value, str) else "number"
         self.kind = self.kind or kind
         if kind != self.kind:
-            raise BadRowError(
-                f"{column} is {_shown(value)}, where rows before it had a {self.kind}"
-            )
-        return self._name(value) if isinstance(value, str) else self._number(int(value))
-
-    def _number(self, value: int) -> int:
+            before = f"where rows before it had a {self.kind}"
+            raise BadRowError(f"{column} is {_shown(value)}, {before}")
+        if isinstance(value, str):
+            return self._name(value)
         if not 0 <= value < self.request.num_labels:
             self.largest = max(self.largest, value)
             self.too_large += value > 0
-            raise BadRowError(
-                f"{self.request.label} is {value}, outside 0 to {self.request.num_labels - 1}"
-            )
-        return value
+            raise BadRowError(f"{column} is {value}, outside 0 to {self.request.num_labels - 1}")
+        return int(value)
 
     def _name(self, value: str) -> int:
         if len(self.names) >= MAX_NAMES and value not in self.names:
             why = f"has more than {MAX_NAMES} different texts: these are no classes"
-            raise ConfigError(
-                Problem("data.label", str(self.request.label), why, Fix("data.label=COLUMN"))
-            )
+            fix = Fix("data.label=COLUMN")
+            raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
         return self.names.setdefault(value, len(self.names))
-
-    def require(self) -> None:
-        """Check that every wanted column was found in some row.
-
-        Raises:
-            ConfigError: columns are missing; each problem suggests the closest name.
-        """
-        missing = [(key, column) for key, column in self.wanted if column not in self.found]
-        if missing:
-            raise ConfigError(
-                [self._absent(key, column, list(self.seen)) for key, column in missing]
-            )
 
     def require_in(self, names: list[str], file: str = "") -> None:
         """Check that a table has every wanted column.
 
         Args:
             names: the table's columns.
-            file: its path; empty for a Hub dataset.
+            file: its path; empty for a Hub dataset, and for the columns of all rows together.
 
         Raises:
             ConfigError: columns are missing, with the closest name, or with an earlier file that
@@ -161,7 +145,7 @@ class Columns:
         elif self.first_table:
             raise ConfigError(self._unlike_the_first(file, missing[0][1], names))
         else:
-            raise ConfigError([self._absent(key, column, names) for key, column in missing])
+            raise ConfigError([self._absent(*each, names) for each in missing])
 
     def _unlike_the_first(self, file: str, column: str, names: list[str]) -> Problem:
         is_evaluation = any(file == path for _, path in self.request.evaluation)
@@ -170,12 +154,8 @@ class Columns:
             f"{self.first_table} has a column {_shown(column)}, and this file has none; it has: "
             f"{_listed(names)}"
         )
-        fix = (
-            Fix("data.eval_path=FILE")
-            if is_evaluation
-            else _override("data.path", self.first_table)
-        )
-        return Problem(key, file, why, fix)
+        fix = Fix("data.eval_path=FILE")
+        return Problem(key, file, why, fix if is_evaluation else _override(key, self.first_table))
 
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
         pair = self._pair(there) if key == "data.text" else ()
@@ -254,6 +234,9 @@ def _override(key: str, value: str) -> Fix:
     return Fix(f"{key}={value_text(value)}")
 
 
+BATCH_ROWS = 1000
+"""Rows per tokenizer call, which runs them on several threads, and rows of parquet per read."""
+
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 BOM = "\xef\xbb\xbf"
@@ -267,21 +250,6 @@ SEPARATORS = ";\t|"
 
 Row = tuple[str, dict[str, Any] | BadRowError]
 """Location of a row (`name:line`), and its values or the reason it has none."""
-
-
-def streamed(builder: str, file: str, cache: str, **options: Any) -> Any:
-    """Open one local file as a streaming dataset."""
-    import datasets
-
-    return datasets.load_dataset(
-        builder,
-        # datasets reads names as glob patterns
-        data_files=glob.escape(file),
-        split="train",
-        streaming=True,
-        cache_dir=cache,
-        **options,
-    )
 
 
 def unreadable(file: str, error: Exception) -> ConfigError:
@@ -303,29 +271,19 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
         ConfigError: the file is unreadable, damaged or UTF-16, or a line has more than `limit`
             bytes (the rest of it is not read).
     """
-    texts = _texts(file, limit + 1)
-    number = 0
-    while True:
-        try:
-            text = next(texts)
-        except StopIteration:
-            return
-        except Exception as error:  # raised by Arrow, a decompressor or the system
-            raise unreadable(file, error) from error
-        number += 1
-        if number == 1 and text.startswith(UTF_16):
-            raise _utf_16(file)
-        if len(text) > limit:
-            raise _too_long(file, number, limit)
-        yield number, text.removeprefix(BOM) if number == 1 else text
-
-
-def _utf_16(file: str) -> ConfigError:
-    fix = Fix(
-        "data.path=NEW_FILE",
-        remark=f"made by: iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE",
-    )
-    return ConfigError(Problem("data.path", file, "is UTF-16, not UTF-8", fix))
+    try:
+        for number, text in enumerate(_texts(file, limit + 1), 1):
+            if number == 1 and text.startswith(UTF_16):
+                made = f"made by: iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE"
+                fix = Fix("data.path=NEW_FILE", remark=made)
+                raise ConfigError(Problem("data.path", file, "is UTF-16, not UTF-8", fix))
+            if len(text) > limit:
+                raise _too_long(file, number, limit)
+            yield number, text.removeprefix(BOM) if number == 1 else text
+    except ConfigError:
+        raise
+    except Exception as error:  # raised by a decompressor or the system
+        raise unreadable(file, error) from error
 
 
 def _too_long(file: str, number: int, limit: int) -> ConfigError:
@@ -349,9 +307,9 @@ def _texts(file: str, most: int) -> Iterator[str]:
             yield text
 
 
-def jsonl_rows(name: str, file: str, _: str, columns: Columns) -> Iterator[Row | None]:
+def jsonl_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
     """Yield each line as an object; None for a blank line."""
-    wanted = {column for _, column in columns.wanted}
+    wanted = columns.names_wanted
     for number, line in lines(file, columns.request.max_row_bytes):
         if not line.strip():
             yield None
@@ -362,7 +320,7 @@ def jsonl_rows(name: str, file: str, _: str, columns: Columns) -> Iterator[Row |
             yield f"{name}:{number}", bad
 
 
-def _parse(line: str, wanted: set[str]) -> dict[str, Any]:
+def _parse(line: str, wanted: list[str]) -> dict[str, Any]:
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(found)
         if len(values) < len(found):
@@ -387,7 +345,7 @@ def _parse(line: str, wanted: set[str]) -> dict[str, Any]:
     return value
 
 
-def csv_rows(name: str, file: str, _: str, columns: Columns) -> Iterator[Row | None]:
+def csv_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
     """Yield each record by the names in the header; None for a blank line.
 
     Raises:
@@ -429,28 +387,23 @@ def csv_rows(name: str, file: str, _: str, columns: Columns) -> Iterator[Row | N
 
 def _header(file: str, record: list[str], columns: Columns) -> list[str]:
     names = [name.strip() for name in record]
-    _refuse_other_separator(file, names, columns)
+    wanted = columns.names_wanted
+    separator = next((c for c in SEPARATORS if len(names) == 1 and c in names[0]), None)
+    if separator and names[0] not in wanted:
+        why = f"has {separator!r} between its columns, not a comma: {names[0][:60]!r}"
+        turn = f"csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={separator!r}))"
+        made = f'python -c "import csv, sys; {turn}" < {shlex.quote(file)} > NEW_FILE'
+        fix = Fix("data.path=NEW_FILE", remark=f"made by: {made}")
+        raise ConfigError(Problem("data.path", file, why, fix))
     columns.require_in(names, file)
-    twice = [column for _, column in columns.wanted if names.count(column) > 1]
+    twice = [column for column in wanted if names.count(column) > 1]
     if twice:
         why = f"the first line names {twice[0]} twice"
         raise ConfigError(Problem("data.path", file, why, Fix("data.path=FILE_OR_FOLDER")))
     return names
 
 
-def _refuse_other_separator(file: str, names: list[str], columns: Columns) -> None:
-    """Reject a file with a single column whose name contains another separator."""
-    separator = next((c for c in SEPARATORS if len(names) == 1 and c in names[0]), None)
-    if not separator or names[0] in {column for _, column in columns.wanted}:
-        return
-    why = f"has {separator!r} between its columns, not a comma: {names[0][:60]!r}"
-    turn = f"csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={separator!r}))"
-    made = f'python -c "import csv, sys; {turn}" < {shlex.quote(file)} > NEW_FILE'
-    fix = Fix("data.path=NEW_FILE", remark=f"made by: {made}")
-    raise ConfigError(Problem("data.path", file, why, fix))
-
-
-def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row | None]:
+def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
     """Yield each row of a parquet file, restricted to the wanted columns.
 
     Raises:
@@ -459,30 +412,19 @@ def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator
     import pyarrow.parquet
 
     try:
-        found = pyarrow.parquet.read_metadata(file)
-        names = list(found.schema.to_arrow_schema().names)
+        table = pyarrow.parquet.ParquetFile(file)
     except Exception as error:  # Arrow has several error classes
         why = f"is no parquet file: {str(error).splitlines()[0][:150]}"
         fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
-    columns.require_in(names, file)
-    if not found.num_rows:
-        return  # datasets fails on an empty file
-    wanted = [column for _, column in columns.wanted]
+    columns.require_in(list(table.schema_arrow.names), file)
+    batches = table.iter_batches(BATCH_ROWS, columns=columns.names_wanted)
     try:
-        rows = iter(streamed("parquet", file, cache, columns=list(dict.fromkeys(wanted))))
-    except Exception as error:  # datasets' and Arrow's
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for number, row in enumerate(rows, 1):
+            yield f"{name} row {number}", row
+    except Exception as error:  # a page that does not decompress
         raise unreadable(file, error) from error
-    number = 0
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except Exception as error:  # a page that does not decompress
-            raise unreadable(file, error) from error
-        number += 1
-        yield f"{name} row {number}", row
 
 
 def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
@@ -493,17 +435,12 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     """
     split = source.eval_split if evaluation else source.split
     assert split is not None
-    rows = iter(_load(source, split, "data.eval_split" if evaluation else "data.split", columns))
-    number = 0
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except Exception as error:  # the connection, or a damaged file
-            raise _unavailable(source, error) from error
-        number += 1
-        yield f"{split} row {number}", row
+    rows = _load(source, split, "data.eval_split" if evaluation else "data.split", columns)
+    try:
+        for number, row in enumerate(rows, 1):
+            yield f"{split} row {number}", row
+    except Exception as error:  # the connection, or a damaged file
+        raise _unavailable(source, error) from error
 
 
 def _load(source: HubSource, split: str, key: str, columns: Columns) -> Any:
@@ -516,7 +453,7 @@ def _load(source: HubSource, split: str, key: str, columns: Columns) -> Any:
     chosen = loaded[split]
     if chosen.column_names is not None:
         columns.require_in(list(chosen.column_names))
-        chosen = chosen.select_columns(list(dict.fromkeys(c for _, c in columns.wanted)))
+        chosen = chosen.select_columns(columns.names_wanted)
     return chosen
 
 
@@ -545,12 +482,9 @@ def _cached_copy(source: HubSource) -> str | None:
 
     if Path(source.name).is_dir():
         return None
+    options: dict[str, Any] = {"repo_type": "dataset", "revision": source.revision}
     try:
-        return str(
-            snapshot_download(
-                source.name, repo_type="dataset", revision=source.revision, local_files_only=True
-            )
-        )
+        return str(snapshot_download(source.name, local_files_only=True, **options))
     except Exception:  # not cached, or not a name at all
         return None
 
@@ -563,10 +497,8 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         what = "there are" if source.config_name else "one must be chosen"
         why = f"{what}: {', '.join(names)[:200]}"
-        value = source.config_name or "null"
-        return ConfigError(
-            Problem("data.config_name", value, why, Fix(f"data.config_name={names[0]}"))
-        )
+        fix = Fix(f"data.config_name={names[0]}")
+        return ConfigError(Problem("data.config_name", source.config_name or "null", why, fix))
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError",
                 "LocalEntryNotFoundError", "RepositoryNotFoundError"}:  # fmt: skip
@@ -574,11 +506,8 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
             f"is neither in the local cache nor available from the Hub ({line}); with a "
             f"connection, download it: hf download --repo-type dataset {source.name}"
         )
-        fix = Fix(
-            "data=jsonl",
-            "data.path=FILE",
-            remark="or the folder it was fetched into: data.name=FOLDER",
-        )
+        other = "or the folder it was fetched into: data.name=FOLDER"
+        fix = Fix("data=jsonl", "data.path=FILE", remark=other)
         return ConfigError(Problem("data.name", source.name, why, fix))
     why = f"the datasets library cannot load it: {line}"
     return ConfigError(Problem("data.name", source.name, why, Fix("data=jsonl", "data.path=FILE")))

@@ -1,7 +1,8 @@
-"""Tokenize rows and documents into a store: truncation, counts, training and evaluation splits."""
+"""Prepare a store of rows or documents: truncation, counts, training and evaluation splits."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number
 from eke.data.preparation.lines import (
+    BATCH_ROWS,
     BadRowError,
     Columns,
     Fields,
@@ -23,22 +25,25 @@ from eke.data.preparation.tokenizers import (
     Encoded,
     Ends,
     Tokenizer,
+    encode_stream,
     ends_of,
     is_doubled,
+    load_request_tokenizer,
     part_of,
 )
-from eke.data.preparation.writer import Splits, Writer, parts_of
-from eke.data.sources import HubSource, PrepareRequest, TokenStream, first_fit, other_format
+from eke.data.preparation.writer import Splits, Writer, locked, parts_of, temporary
+from eke.data.sources import (
+    HubSource,
+    PrepareRequest,
+    TokenStream,
+    first_fit,
+    other_format,
+    read_manifest,
+    store_folder,
+)
 
 CHUNK_BYTES = 1 << 20
 """Bytes read and tokenized at a time, extended to the next line end."""
-
-OVERLAPS = (1 << 12, 1 << 17)
-"""Characters of the previous chunk tokenized again; the second size if tokens do not match within
-the first."""
-
-RUN = 8
-"""Tokens on each side of a joint that must match."""
 
 REPLACEMENT = "\ufffd"
 """Unicode's replacement for invalid UTF-8."""
@@ -88,55 +93,6 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
     }
 
 
-def encode_stream(tokenizer: Tokenizer, chunks: Iterable[str]) -> Iterator[np.ndarray]:
-    """Tokenize a text given in chunks: the ids of the whole text, in the memory of two chunks.
-
-    Each chunk is tokenized together with the end of the previous one, and the two are joined where
-    their tokens match. Tokenizers without offsets get the whole text at once.
-    """
-    text = "" if tokenizer.knows_ends else "".join(chunks)
-    pending = tokenizer.encode([text])[0]
-    for chunk in chunks:
-        for overlap in OVERLAPS:
-            kept = text[-overlap:]
-            found = tokenizer.encode([kept + chunk])[0]
-            place = _agreement(pending, found, len(text) - len(kept), len(kept))
-            if place is not None:
-                break
-        else:  # no match within a hundred thousand characters
-            place, kept, found = (len(pending.ids), 0), "", tokenizer.encode([chunk])[0]
-        yield pending.ids[: place[0]]
-        assert found.ends is not None, "this tokenizer returns offsets"
-        pending, text = Encoded(found.ids[place[1] :], found.ends[place[1] :]), kept + chunk
-    yield pending.ids
-
-
-def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[int, int] | None:
-    """Find a joint: the number of tokens before it in each; None without a match.
-
-    Args:
-        before: tokens of a text whose last `size` characters begin `after`.
-        after: tokens of these characters and of those that follow.
-        shift: position of `after` in the text of `before`, in characters.
-        size: characters in both.
-    """
-    assert before.ends is not None
-    assert after.ends is not None
-    ends = before.ends - shift
-    common, mine, others = np.intersect1d(ends, after.ends, return_indices=True)
-    for number in np.argsort(abs(common - size // 2)):
-        if not 0 < common[number] < size:
-            continue
-        i, j = int(mine[number]), int(others[number])
-        here, there = slice(i - RUN, i + RUN), slice(j - RUN, j + RUN)
-        if min(i, j) < RUN or i + RUN > len(ends):
-            continue
-        same_ids = np.array_equal(before.ids[here], after.ids[there])
-        if same_ids and np.array_equal(ends[here], after.ends[there]):
-            return i, j
-    return None
-
-
 def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
     """Yield a document in chunks of whole lines, each with its number of replaced characters.
 
@@ -145,22 +101,15 @@ def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
     try:
         with open(path, "rb") as file:
             file.seek(start)
-            left = size
-            first = True
-            while left > 0:
-                chunk = file.read(min(CHUNK_BYTES, left))
-                if not chunk:
+            end = start + size
+            while (place := file.tell()) < end:
+                data = file.read(min(CHUNK_BYTES, end - place))
+                if not data:
                     return
-                left -= len(chunk)
-                line = file.readline(min(left, CHUNK_BYTES)) if left > 0 else b""
-                left -= len(line)
-                # A chunk must not end inside a character.
-                tail = _continuation(file)
-                left -= len(tail)
-                data = chunk + line + tail
-                if first and start > 0:
-                    data = data.lstrip(_CONTINUATION) if data[:1] in _SINGLES else data
-                first = False
+                data += file.readline(min(CHUNK_BYTES, end - file.tell()))
+                data += _continuation(file)  # a chunk must not end inside a character
+                if 0 < place == start:
+                    data = data.lstrip(_CONTINUATION)
                 text = data.decode(errors="replace")
                 before = data.count(REPLACEMENT.encode())
                 yield text, text.count(REPLACEMENT) - before
@@ -173,19 +122,41 @@ def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
 _CONTINUATION = bytes(range(0x80, 0xC0))
 """Continuation bytes of UTF-8."""
 
-_SINGLES = {bytes([value]) for value in _CONTINUATION}
-
 
 def _continuation(file: Any) -> bytes:
     """Read the rest of a cut character, at most three bytes."""
     found = b""
     while len(found) < 3:
         byte = file.read(1)
-        if byte not in _SINGLES:
+        if not byte or byte not in _CONTINUATION:
             file.seek(-len(byte), 1)
             break
         found += byte
     return found
+
+
+NUM_NAMED = 5
+"""Bad rows listed in the manifest."""
+
+
+@dataclass
+class Counts:
+    """The statistics of a `Manifest` that are taken row by row."""
+
+    num_rows: int = 0
+    num_bad: int = 0
+    num_empty: int = 0
+    num_truncated: int = 0
+    num_other_prompts: int = 0
+    num_doubled: int = 0
+    bad_rows: list[str] = field(default_factory=list)
+    first_row: Ends = ((), ())
+
+    def bad(self, place: str, reason: str) -> None:
+        """Count a bad row."""
+        self.num_bad += 1
+        if len(self.bad_rows) < NUM_NAMED:
+            self.bad_rows.append(f"{place} {reason}")
 
 
 Sequence = tuple[np.ndarray, int]
@@ -198,10 +169,7 @@ class Sequences:
 
     request: PrepareRequest
     tokenizer: Tokenizer
-    num_truncated: int = 0
-    """Truncated rows."""
-    num_other_prompts: int = 0
-    """Rows that do not begin with the tokens of the prompt tokenized alone."""
+    counts: Counts = field(default_factory=Counts)
 
     def of(self, batch: list[Fields]) -> list[Sequence | None]:
         """The sequence of each row; None if it has no token to learn."""
@@ -220,7 +188,7 @@ class Sequences:
         found: list[Sequence | None] = []
         for parts in zip(*made, strict=True):
             useful = all(part.is_useful for part in parts)
-            self.num_truncated += useful and any(part.is_cut for part in parts)
+            self.counts.num_truncated += useful and any(part.is_cut for part in parts)
             tokens = np.concatenate([part.ids for part in parts])
             found.append((tokens, len(parts[0].ids) if len(parts) > 1 else 0) if useful else None)
         return found
@@ -232,7 +200,7 @@ class Sequences:
         for text, encoded in zip(texts, self._beginnings_of(texts, limit), strict=True):
             tokens = self._ended(self._begun(encoded.ids), text)
             useful = len(encoded.ids) > 0
-            self.num_truncated += useful and len(tokens) > limit
+            self.counts.num_truncated += useful and len(tokens) > limit
             tokens = tokens[:limit]
             # A single token has no target.
             found.append((tokens, 0) if useful and len(tokens) > 1 else None)
@@ -294,7 +262,9 @@ class Sequences:
                 cut = _border(both, first, len(prompt))
             asked, answer = both.ids[:cut], both.ids[cut:]
             if len(prompt) == len(pair[0]):
-                self.num_other_prompts += not np.array_equal(both.ids[: len(first.ids)], first.ids)
+                self.counts.num_other_prompts += not np.array_equal(
+                    both.ids[: len(first.ids)], first.ids
+                )
                 asked = self._begun(asked)[len(self.tokenizer.beginning) :]
             found.append(self._cut(asked, answer, self._ended(answer, pair[1])))
         return found
@@ -307,7 +277,7 @@ class Sequences:
         tokens = np.concatenate([start, kept])
         if not len(answer) or len(tokens) < 2:
             return None
-        self.num_truncated += len(tokens) < len(beginning) + len(asked) + len(ended)
+        self.counts.num_truncated += len(tokens) < len(beginning) + len(asked) + len(ended)
         return tokens, len(start)
 
 
@@ -326,14 +296,8 @@ def _border(both: Encoded, first: Encoded, place: int) -> int:
     return int(differs.argmax()) if differs.any() else size
 
 
-BATCH_ROWS = 1000
-"""Rows per tokenizer call, which runs them on several threads."""
-
 BATCH_CHARACTERS = 1 << 22
 """Characters per tokenizer call, which bounds memory for long texts."""
-
-NUM_NAMED = 5
-"""Bad rows listed in the manifest."""
 
 HOPELESS_ROWS = 1000
 """Give up if none of the first rows is usable."""
@@ -343,41 +307,21 @@ READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 
 
 @dataclass
-class Counts:
-    """Counts of rows read, bad and empty."""
-
-    num_rows: int = 0
-    num_bad: int = 0
-    num_empty: int = 0
-    bad_rows: list[str] = field(default_factory=list)
-
-    def bad(self, place: str, reason: str) -> None:
-        """Count a bad row."""
-        self.num_bad += 1
-        if len(self.bad_rows) < NUM_NAMED:
-            self.bad_rows.append(f"{place} {reason}")
-
-
-@dataclass
 class RowStore:
     """Store under construction from rows."""
 
     request: PrepareRequest
     tokenizer: Tokenizer
     writer: Writer
-    cache: str
-    """Cache folder of the datasets library."""
     counts: Counts = field(default_factory=Counts)
     columns: Columns = field(init=False)
     sequences: Sequences = field(init=False)
     splits: Splits = field(init=False)
-    num_doubled: int = 0
-    first_row: Ends = ((), ())
     _end: int = 0
 
     def __post_init__(self) -> None:
         self.columns = Columns(self.request)
-        self.sequences = Sequences(self.request, self.tokenizer)
+        self.sequences = Sequences(self.request, self.tokenizer, self.counts)
         self.splits = Splits(self.writer, self.request.eval_frac)
 
     def fill(self) -> dict[str, object]:
@@ -399,35 +343,20 @@ class RowStore:
         if self.request.packing:
             self._pack("train")
             self._pack("evaluation")
-        counts = self.counts
-        return {
-            "num_rows": counts.num_rows,
-            "num_bad": counts.num_bad,
-            "num_truncated": self.sequences.num_truncated,
-            "num_other_prompts": self.sequences.num_other_prompts,
-            "num_doubled": self.num_doubled,
-            "first_row": self.first_row,
-            "num_empty": counts.num_empty,
-            "bad_rows": tuple(counts.bad_rows),
-            "bad_fix": self._bad_fix(),
-            "label_names": label_names,
-        }
+        return {**asdict(self.counts), "bad_fix": self._bad_fix(), "label_names": label_names}
 
     def _has_eval_source(self) -> bool:
         hub = self.request.hub
         return bool(self.request.evaluation) or (hub is not None and hub.eval_split is not None)
 
     def _rows(self, evaluation: bool) -> Iterator[Row | None]:
-        if self.request.hub is not None:
-            yield from self._first(self.request.hub, evaluation)
-            return
-        reader = READERS[self.request.option]
-        files = self.request.evaluation if evaluation else self.request.train
-        for name, file in files:
-            yield from reader(name, file, self.cache, self.columns)
-
-    def _first(self, hub: HubSource, evaluation: bool) -> Iterator[Row | None]:
         """Yield rows; when streaming, until there are enough samples."""
+        hub = self.request.hub
+        if hub is None:
+            files = self.request.evaluation if evaluation else self.request.train
+            for name, file in files:
+                yield from READERS[self.request.option](name, file, self.columns)
+            return
         for row in hub_rows(hub, evaluation, self.columns):
             if hub.streaming and self._enough(hub, evaluation):
                 return
@@ -443,16 +372,23 @@ class RowStore:
         """Store the rows of one source; with `evaluation` None they are split by hash."""
         streaming = self.request.hub is not None and self.request.hub.streaming
         most = 1 if streaming else BATCH_ROWS  # a stream must not read ahead
+        counts, characters = self.counts, 0
         batch: list[Fields] = []
-        characters = 0
         for row in rows:
-            self.counts.num_rows += 1
+            counts.num_rows += 1
             if row is None:
-                self.counts.num_empty += 1
+                counts.num_empty += 1
                 continue
-            fields = self._fields(row)
-            if fields is None:
-                self._give_up_early()
+            place, values = row
+            try:
+                if isinstance(values, BadRowError):
+                    raise values
+                fields = self.columns.take(values)
+            except BadRowError as bad:
+                counts.bad(place, str(bad))
+                is_hopeless = counts.num_bad + counts.num_empty == counts.num_rows
+                if counts.num_bad >= HOPELESS_ROWS and is_hopeless:
+                    self._check_usable()
                 continue
             batch.append(fields)
             characters += sum(map(len, fields.texts))
@@ -460,21 +396,6 @@ class RowStore:
                 self._write(batch, evaluation)
                 batch, characters = [], 0
         self._write(batch, evaluation)
-
-    def _fields(self, row: Row) -> Fields | None:
-        place, values = row
-        try:
-            if isinstance(values, BadRowError):
-                raise values
-            return self.columns.take(values)
-        except BadRowError as bad:
-            self.counts.bad(place, str(bad))
-            return None
-
-    def _give_up_early(self) -> None:
-        counts = self.counts
-        if counts.num_bad >= HOPELESS_ROWS and counts.num_bad + counts.num_empty == counts.num_rows:
-            self._check_usable()
 
     def _check_usable(self) -> None:
         """Check that some row is usable.
@@ -486,7 +407,7 @@ class RowStore:
             return
         counts = self.counts
         if self.columns.seen:
-            self.columns.require()
+            self.columns.require_in(list(self.columns.seen))
         if counts.num_bad:
             why = f"none of {counts.num_rows} rows can be used: {'; '.join(counts.bad_rows)}"
         else:
@@ -513,11 +434,10 @@ class RowStore:
         self.counts.num_empty += len(batch) - len(kept)
         if not kept:
             return
-        self.first_row = (
-            self.first_row if any(self.first_row) else ends_of(self.tokenizer, kept[0][1])
-        )
+        if not any(self.counts.first_row):
+            self.counts.first_row = ends_of(self.tokenizer, kept[0][1])
         special = self.tokenizer.vocabulary.special
-        self.num_doubled += sum(is_doubled(tokens, special) for _, tokens, _ in kept)
+        self.counts.num_doubled += sum(is_doubled(tokens, special) for _, tokens, _ in kept)
         first = self.writer.counts["cuts"]
         sizes = np.array([len(tokens) for _, tokens, _ in kept], np.int64)
         self.writer.append("tokens", np.concatenate([tokens for _, tokens, _ in kept]))
@@ -569,10 +489,8 @@ class RowStore:
         if len(seen) > 1:
             return
         (only,) = seen
-        why = (
-            f"{format_number(len(train), 'row')} to train on, of one class only: "
-            f"{names[only] if names else only}"
-        )
+        name = names[only] if names else only
+        why = f"{format_number(len(train), 'row')} to train on, of one class only: {name}"
         if self.counts.num_bad:
             why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
         hub = self.request.hub
@@ -587,3 +505,27 @@ class RowStore:
         packs = first_fit(lengths, self.request.seq_len)
         self.writer.append(f"{split}_members", packs.members)
         self.writer.append(f"{split}_offsets", packs.offsets)
+
+
+def prepare_store(request: PrepareRequest) -> Path:
+    """Prepare the store of a request unless it exists; returns its folder.
+
+    Raises:
+        ConfigError: the input is unusable, or the cache folder cannot be written.
+    """
+    folder = store_folder(request.key)
+    with locked(folder):
+        if read_manifest(folder) is not None:
+            return folder
+        tokenizer = load_request_tokenizer(request)
+        with temporary(folder) as unfinished:
+            writer = Writer(unfinished, tokenizer.vocabulary)
+            try:
+                if request.pieces:
+                    counted = fill_documents(request, tokenizer, writer)
+                else:
+                    counted = RowStore(request, tokenizer, writer).fill()
+                writer.finish(request.key, **counted)
+            finally:
+                writer.close()
+    return folder

@@ -1,6 +1,6 @@
 """Tokenizers: eke's bytes, or any that AutoTokenizer loads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,63 @@ class Tokenizer:
                 FramedText(self.truncate(part, target, limit) if is_cut else ids, is_cut, useful)
             )
         return found
+
+
+OVERLAPS = (1 << 12, 1 << 17)
+"""Characters of the previous chunk tokenized again; the second size if tokens do not match within
+the first."""
+
+RUN = 8
+"""Tokens on each side of a joint that must match."""
+
+
+def encode_stream(tokenizer: Tokenizer, chunks: Iterable[str]) -> Iterator[np.ndarray]:
+    """Tokenize a text given in chunks: the ids of the whole text, in the memory of two chunks.
+
+    Each chunk is tokenized together with the end of the previous one, and the two are joined where
+    their tokens match. Tokenizers without offsets get the whole text at once.
+    """
+    text = "" if tokenizer.knows_ends else "".join(chunks)
+    pending = tokenizer.encode([text])[0]
+    for chunk in chunks:
+        for overlap in OVERLAPS:
+            kept = text[-overlap:]
+            found = tokenizer.encode([kept + chunk])[0]
+            place = _agreement(pending, found, len(text) - len(kept), len(kept))
+            if place is not None:
+                break
+        else:  # no match within a hundred thousand characters
+            place, kept, found = (len(pending.ids), 0), "", tokenizer.encode([chunk])[0]
+        yield pending.ids[: place[0]]
+        assert found.ends is not None, "this tokenizer returns offsets"
+        pending, text = Encoded(found.ids[place[1] :], found.ends[place[1] :]), kept + chunk
+    yield pending.ids
+
+
+def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[int, int] | None:
+    """Find a joint: the number of tokens before it in each; None without a match.
+
+    Args:
+        before: tokens of a text whose last `size` characters begin `after`.
+        after: tokens of these characters and of those that follow.
+        shift: position of `after` in the text of `before`, in characters.
+        size: characters in both.
+    """
+    assert before.ends is not None
+    assert after.ends is not None
+    ends = before.ends - shift
+    common, mine, others = np.intersect1d(ends, after.ends, return_indices=True)
+    for number in np.argsort(abs(common - size // 2)):
+        if not 0 < common[number] < size:
+            continue
+        i, j = int(mine[number]), int(others[number])
+        here, there = slice(i - RUN, i + RUN), slice(j - RUN, j + RUN)
+        if min(i, j) < RUN or i + RUN > len(ends):
+            continue
+        same_ids = np.array_equal(before.ids[here], after.ids[there])
+        if same_ids and np.array_equal(ends[here], after.ends[there]):
+            return i, j
+    return None
 
 
 Ends = tuple[tuple[str, ...], tuple[str, ...]]

@@ -5,8 +5,9 @@ import errno
 import fcntl
 import hashlib
 import os
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +16,7 @@ import numpy as np
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import fsync_directory, open_file, own_folder, remove_tree
 from eke.data.preparation.lines import Fields
-from eke.data.sources import DTYPES, Manifest, Vocabulary, cache_folder, token_dtype, write_manifest
+from eke.data.sources import Manifest, Vocabulary, array_dtype, cache_folder, write_manifest
 
 
 def disk_error(error: OSError) -> ConfigError:
@@ -33,9 +34,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of one store; the system frees it when the process ends."""
     try:
         own_folder(folder.parent)
-        lock = os.fdopen(
-            open_file(folder.parent / f".{folder.name}.lock", os.O_WRONLY | os.O_CREAT), "ab"
-        )
+        place = folder.parent / f".{folder.name}.lock"
+        lock = os.fdopen(open_file(place, os.O_WRONLY | os.O_CREAT), "ab")
     except OSError as error:
         raise disk_error(error) from error
     with lock:
@@ -80,7 +80,7 @@ class Writer:
 
     def dtype(self, name: str) -> "np.dtype[Any]":
         """Data type of an array."""
-        return np.dtype(token_dtype(self.token_bytes) if name == "tokens" else DTYPES[name])
+        return np.dtype(array_dtype(name, self.token_bytes))
 
     def note(self, text: str) -> None:
         """Add a text to the hash."""
@@ -142,22 +142,14 @@ class Writer:
         return manifest
 
 
-MOST_EQUAL = 100_000
-"""Duplicates tracked (4 MB); with more, a single row is moved."""
-
-Outermost = tuple[int, list[int]]
-"""Smallest or largest hash so far, and the rows that have it."""
-
-
 @dataclass
 class Splits:
     """Training and evaluation split by a hash of the texts; duplicates stay on one side."""
 
     writer: Writer
     eval_frac: float
-    _lowest: Outermost | None = None
-    """Row that evaluation would get next."""
-    _highest: Outermost | None = None
+    _hashes: "array[int]" = field(default_factory=lambda: array("Q"))
+    """Of all rows by their numbers, until both splits have one."""
 
     def add(self, rows: list[Fields], first: int, evaluation: bool | None) -> None:
         """Assign rows to a split.
@@ -171,14 +163,16 @@ class Splits:
             numbers = list(range(first, first + len(rows)))
             self.writer.append("evaluation" if evaluation else "train", numbers)
             return
+        counts = self.writer.counts
+        is_incomplete = not (counts["train"] and counts["evaluation"])
         bound = int(self.eval_frac * 2**64)
         kept: tuple[list[int], list[int]] = ([], [])
         for number, row in enumerate(rows, first):
             digest = hashlib.blake2b(repr(row.texts).encode(), digest_size=8).digest()
             value = int.from_bytes(digest, "little")
             kept[value < bound].append(number)
-            self._lowest = _outermost(self._lowest, value, number, -1)
-            self._highest = _outermost(self._highest, value, number, 1)
+            if is_incomplete:
+                self._hashes.append(value)
         self.writer.append("train", kept[0])
         self.writer.append("evaluation", kept[1])
 
@@ -189,10 +183,10 @@ class Splits:
         """
         counts = self.writer.counts
         full, empty = ("train", "evaluation") if counts["train"] else ("evaluation", "train")
-        crossing = self._lowest if full == "train" else self._highest
-        assert crossing is not None, "no row was split by its hash"
-        _, equal = crossing
-        moved = equal if len(equal) < min(counts[full], MOST_EQUAL) else equal[:1]
+        hashes = np.asarray(self._hashes)
+        crossing = hashes.min() if full == "train" else hashes.max()
+        equal = np.flatnonzero(hashes == crossing)
+        moved = equal if len(equal) < counts[full] else equal[:1]
         old = self.writer.read(full)
         self.writer.append(empty, moved)
         self.writer.replace(full, (part[~np.isin(part, moved)] for part in parts_of(old)))
@@ -202,12 +196,3 @@ def parts_of(array: np.ndarray) -> Iterator[np.ndarray]:
     """Iterate over an array that may exceed memory, a million elements at a time."""
     for start in range(0, len(array), 1 << 20):
         yield np.asarray(array[start : start + (1 << 20)])
-
-
-def _outermost(so_far: Outermost | None, value: int, number: int, sign: int) -> Outermost:
-    """Update with one more row; `sign` is 1 for the largest hash, -1 for the smallest."""
-    if so_far is None or value * sign > so_far[0] * sign:
-        return value, [number]
-    if value == so_far[0] and len(so_far[1]) < MOST_EQUAL:
-        so_far[1].append(number)
-    return so_far

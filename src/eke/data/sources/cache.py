@@ -57,26 +57,34 @@ def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str
 
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
-    """Hash names and contents of files in their order: 32 hex digits.
-
-    Args:
-        files: name to hash (not the location), and path.
+    """Hash names (not locations) and contents of files in their order: 32 hex digits.
 
     Raises:
         OSError: a file cannot be read.
     """
     listed = list(files)
     listing = [[name, str(path.absolute()), *stamp(path)] for name, path in listed]
-    return digest_once(listing, 32, lambda: _content_hash(listed))
+
+    def compute() -> str:
+        sizes = [path.stat().st_size for _, path in listed]
+        return content_hash(
+            (f"{name}\0{size}\0", path, 0, size)
+            for (name, path), size in zip(listed, sizes, strict=True)
+        )
+
+    return digest_once(listing, 32, compute)
 
 
-def _content_hash(files: Iterable[tuple[str, Path]]) -> str:
+def content_hash(parts: Iterable[tuple[str, Path, int, int]]) -> str:
+    """SHA-256 of byte ranges (heading, file, first byte, bytes), each after its heading."""
     digest = hashlib.sha256()
-    for name, path in files:
-        digest.update(f"{name}\0{path.stat().st_size}\0".encode(errors="surrogateescape"))
+    for heading, path, start, size in parts:
+        digest.update(os.fsencode(heading))
         with open(path, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
+            file.seek(start)
+            while size and (chunk := file.read(min(size, CHUNK_BYTES))):
                 digest.update(chunk)
+                size -= len(chunk)
     return digest.hexdigest()
 
 

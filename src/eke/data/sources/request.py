@@ -1,13 +1,24 @@
-"""Preparation request: the inputs that determine prepared tokens, hashed into the cache key."""
+"""Preparation request: the inputs that determine prepared tokens, hashed into the cache key.
+
+Its client starts the preparation process, which alone imports tokenizers and datasets (slow).
+"""
 
 import dataclasses
 import hashlib
 import json
+import subprocess
+import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import cattrs
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
+from eke.common.process_env import child_environment, module_command
+from eke.common.streams import speak
 from eke.config.schema import (
     Config,
     Files,
@@ -28,7 +39,7 @@ from eke.data.sources.source_files import (
     largest_labels,
     open_corpus,
 )
-from eke.data.sources.vocabulary import BYTES, tokenizer_of
+from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, tokenizer_of
 
 STORE_VERSION = 2
 """Increase it when preparation changes its result."""
@@ -110,14 +121,7 @@ class PrepareRequest:
 
 def request_from_json(text: str) -> PrepareRequest:
     """Parse the output of `to_json`."""
-    content = json.loads(text)
-    hub = content.pop("hub")
-    lists = {
-        key: tuple(tuple(v) if isinstance(v, list) else v for v in value)
-        for key, value in content.items()
-        if isinstance(value, list)
-    }
-    return PrepareRequest(**{**content, **lists}, hub=HubSource(**hub) if hub else None)
+    return cattrs.structure(json.loads(text), PrepareRequest)
 
 
 def request_of(config: Config) -> PrepareRequest | None:
@@ -276,11 +280,77 @@ def tokenizer_content(tokenizer: str) -> str:
         return files_digest([(p.name, p) for p in files])
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
-        raise ConfigError(
-            Problem("data.tokenizer", tokenizer, why, Fix("data.tokenizer=bytes"))
-        ) from error
+        fix = Fix("data.tokenizer=bytes")
+        raise ConfigError(Problem("data.tokenizer", tokenizer, why, fix)) from error
 
 
 def _absolute(tokenizer: str) -> str:
     folder = user_path(tokenizer)
     return str(folder.absolute()) if tokenizer != BYTES and folder.is_dir() else tokenizer
+
+
+MOMENT_S = 1.0
+"""Seconds before the user sees a progress message."""
+
+
+def open_store(request: PrepareRequest) -> Store:
+    """Open the prepared tokens of a request; prepare them first if needed.
+
+    Raises:
+        ConfigError: preparation failed: files, columns, tokenizer or disk.
+    """
+    folder = store_folder(request.key)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        _prepare(request)
+        manifest = read_manifest(folder)
+    if manifest is None:
+        why = f"the prepared tokens disappeared from {folder}"
+        fix = Fix(remark="export XDG_CACHE_HOME=FOLDER")
+        raise ConfigError(Problem("data", request.option, why, fix))
+    return Store(folder, manifest)
+
+
+def _prepare(request: PrepareRequest) -> None:
+    child = subprocess.Popen(
+        module_command("eke.data.preparation", "-"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=child_environment(),
+        text=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+    )
+    path = request.path if len(request.path) <= 80 else f"...{request.path[-77:]}"
+    words = f"preparing data={request.option} {path} (once) ..."
+    notice = threading.Timer(MOMENT_S, speak, (words, sys.stderr))
+    notice.start()
+    try:  # without a timeout: Python 3.11 drops unsent input after one
+        out, err = child.communicate(request.to_json())
+    except BaseException:  # Ctrl-C: let the child clean up, too
+        child.terminate()
+        child.wait()
+        raise
+    finally:
+        notice.cancel()
+    if child.returncode == 0:
+        return
+    try:
+        answer = json.loads(out.splitlines()[-1])
+        problems = [_problem(**problem) for problem in answer["problems"]]
+    except (ValueError, IndexError, KeyError, TypeError):
+        problems = [_unforeseen(request, child.returncode, err)]
+    raise ConfigError(problems)
+
+
+def _problem(fix: dict[str, Any], **rest: Any) -> Problem:
+    return Problem(**rest, fix=Fix(*fix["words"], remark=fix["remark"]))
+
+
+def _unforeseen(request: PrepareRequest, code: int, err: str) -> Problem:
+    last = next((line for line in reversed(err.splitlines()) if line.strip()), "no output")
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    why = f"the process that prepares the data {how}: {last.strip()[:300]}"
+    fix = Fix(remark="free memory, then the same command") if code == -9 else Fix("data=synthetic")
+    return Problem("data", request.option, why, fix)

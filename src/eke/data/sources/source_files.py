@@ -9,7 +9,7 @@ import hashlib
 import os
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import closest_path
 from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
-from eke.data.sources.cache import digest_once, once, stamp
+from eke.data.sources.cache import content_hash, digest_once, once, stamp
 
 
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:
@@ -56,12 +56,7 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
 
 
 def other_format(option: str, files: Iterable[str]) -> str:
-    """Override for files with another format's suffix; empty if some have this format's.
-
-    Args:
-        option: the configured format: `jsonl`, `csv`, `parquet` or `text`.
-        files: file names.
-    """
+    """Override for files with another format's suffix; empty if some have this format's."""
     names = [name.lower() for name in files]
     if not names or any(name.endswith(ENDINGS.get(option, ())) for name in names):
         return ""
@@ -80,12 +75,7 @@ def _exists(path: Path, key: str, typed: str) -> bool:
 
 
 def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
-    """Find files below a folder by name, unsorted.
-
-    Args:
-        folder: searched recursively.
-        pattern: of file names, from `data.pattern`.
-        ending: suffix for the example in the error message.
+    """Find files below a folder by a pattern of their names, unsorted.
 
     Raises:
         ConfigError: the pattern is invalid.
@@ -324,33 +314,17 @@ def fingerprint(corpus: Corpus) -> str:
         ConfigError: a file cannot be read.
     """
     pieces = corpus.pieces()
-    listing = [[str(p.path), p.start, p.size, *stamp(p.path)] for p in pieces]
-    return digest_once(listing, 16, lambda: _content_hash(pieces))
-
-
-def _content_hash(pieces: Iterable[Piece]) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        name = f"{piece.path.name}\0{piece.start}\0{piece.size}\0{piece.label}\0"
-        digest.update(os.fsencode(name))
-        try:
-            for block in _blocks(piece):
-                digest.update(block)
-        except OSError as error:
-            why = f"cannot be read: {error.strerror}"
-            fix = Fix("data.path=FILE_OR_FOLDER")
-            raise ConfigError(Problem("data.path", str(piece.path), why, fix)) from error
-    return digest.hexdigest()
-
-
-def _blocks(piece: Piece) -> Iterator[bytes]:
-    """Read a byte range, a mebibyte at a time."""
-    left = piece.size
-    with open(piece.path, "rb") as file:
-        file.seek(piece.start)
-        while left and (block := file.read(min(left, 1 << 20))):
-            left -= len(block)
-            yield block
+    parts = [
+        (f"{p.path.name}\0{p.start}\0{p.size}\0{p.label}\0", p.path, p.start, p.size)
+        for p in pieces
+    ]
+    try:
+        listing = [[str(p.path), p.start, p.size, *stamp(p.path)] for p in pieces]
+        return digest_once(listing, 16, lambda: content_hash(parts))
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+        fix = Fix("data.path=FILE_OR_FOLDER")
+        raise ConfigError(Problem("data.path", str(error.filename), why, fix)) from error
 
 
 def read_piece(piece: Piece) -> bytes:

@@ -1,20 +1,88 @@
 """Store of prepared tokens: a folder of memory-mapped arrays, renamed into place when complete.
 
-`tokens.bin` has all tokens, `offsets.bin` the start of each row, and `manifest.json` the counts.
-`eke.data.preparation` writes them.
+`tokens.bin` has all tokens, `offsets.bin` the start of each row, and `manifest.json` the counts and
+the tokenizer's vocabulary. `eke.data.preparation` writes them.
 """
 
 import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import cattrs
+
+from eke.common.text import BOS, BYTE_VOCABULARY, EOS, MASK, NUM_SPECIAL_TOKENS, PAD
+from eke.config.schema import Data
 from eke.data.sources.cache import cache_folder
-from eke.data.sources.vocabulary import Frame, Vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
+
+BYTES = "bytes"
+"""`data.tokenizer` value of eke's byte tokenizer."""
+
+AUTO = "auto"
+"""The checkpoint's tokenizer, filled in when the model is resolved; bytes for other models."""
+
+
+def tokenizer_of(data: Data) -> str:
+    """Resolved `data.tokenizer`; empty for data without one."""
+    typed = getattr(data, "tokenizer", "")
+    return BYTES if typed == AUTO else typed
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Special tokens around a text."""
+
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of special tokens."""
+        return len(self.prefix) + len(self.suffix)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Size and special ids of one tokenizer; the defaults are the byte tokenizer's."""
+
+    tokenizer: str = BYTES
+    """`bytes`, a folder, or a Hub name."""
+    size: int = BYTE_VOCABULARY
+    """All ids are smaller."""
+    pad: int = PAD
+    """Padding id; EOS if the tokenizer has no padding token."""
+    pad_is_eos: bool = False
+    """Whether padding is EOS: the tokenizer has no padding token, or the same for both."""
+    bos: int | None = BOS
+    eos: int | None = EOS
+    mask: int | None = MASK
+    """Replaces a token in masked_lm."""
+    special: tuple[int, ...] = ()
+    """Ids never masked; none for byte tokens (BOS is a separator there)."""
+    first_random: int = NUM_SPECIAL_TOKENS
+    """Smallest id of a random replacement in masking."""
+    frame: Frame = Frame()
+    """Special tokens around a text; none for windows of byte tokens."""
+    target_frame: Frame = Frame()
+    """Special tokens around a seq2seq target."""
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether every token is one byte, so that loss per token is loss per byte."""
+        return self.tokenizer == BYTES
+
+    def random_below(self, model_vocab_size: int) -> int:
+        """Upper bound of random replacements in masking."""
+        return model_vocab_size if self.is_bytes else self.size
+
+
+BYTE_TOKENS = Vocabulary()
+"""eke's byte tokens; synthetic data avoids their special ids, too."""
+
 
 MANIFEST = "manifest.json"
 """Written last; a folder without it is incomplete."""
@@ -94,36 +162,20 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest | None:
     """Read the manifest; None if it is missing or a file has the wrong size."""
     try:
-        content = json.loads((folder / MANIFEST).read_bytes())
-        manifest = _manifest(content)
+        manifest = cattrs.structure(json.loads((folder / MANIFEST).read_bytes()), Manifest)
+        size = manifest.token_bytes
         whole = all(
-            (folder / f"{name}.bin").stat().st_size == count * int(_dtype(manifest, name)[-1])
+            (folder / f"{name}.bin").stat().st_size == count * int(array_dtype(name, size)[-1])
             for name, count in manifest.counts.items()
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, KeyError, cattrs.BaseValidationError):
         return None
     return manifest if whole else None
 
 
-def _manifest(content: dict[str, Any]) -> Manifest:
-    vocabulary = content.pop("vocabulary")
-    vocabulary["special"] = tuple(vocabulary["special"])
-    for name in ("frame", "target_frame"):
-        vocabulary[name] = Frame(*(tuple(vocabulary[name][side]) for side in ("prefix", "suffix")))
-    streams = tuple(TokenStream(**stream) for stream in content.pop("streams"))
-    first, last = content.pop("first_row")
-    content["first_row"] = (tuple(first), tuple(last))
-    lists = {k: tuple(v) for k, v in content.items() if isinstance(v, list)}
-    return Manifest(**{**content, **lists}, vocabulary=Vocabulary(**vocabulary), streams=streams)
-
-
-def _dtype(manifest: Manifest, name: str) -> str:
-    return token_dtype(manifest.token_bytes) if name == "tokens" else DTYPES[name]
-
-
-def token_dtype(token_bytes: int) -> str:
-    """Numpy dtype of `tokens.bin`."""
-    return "<u2" if token_bytes == 2 else "<u4"
+def array_dtype(name: str, token_bytes: int) -> str:
+    """Numpy dtype of an array of a store."""
+    return f"<u{token_bytes}" if name == "tokens" else DTYPES[name]
 
 
 @dataclass(frozen=True)
@@ -141,7 +193,7 @@ class Store:
         """
         import numpy as np  # slow import, needed by few plans
 
-        dtype = _dtype(self.manifest, name)
+        dtype = array_dtype(name, self.manifest.token_bytes)
         count = self.manifest.counts[name]
         if not count:
             return np.zeros(0, dtype)  # an empty file cannot be mapped

@@ -1,6 +1,6 @@
 """Will it fit? What a plan will take of its device's memory; no torch."""
 
-from eke.estimate.memory.advice import ROOM, Advice, advise, ranked
+from eke.estimate.memory.advice import ROOM, Advice, advise, mildest, ranked
 from eke.estimate.memory.auto_batch import (
     BatchSearch,
     Chosen,
@@ -61,6 +61,7 @@ __all__ = [
     "known_forecast",
     "least_bytes",
     "least_host_bytes",
+    "mildest",
     "note_choice",
     "note_forecast",
     "note_measured_batch",

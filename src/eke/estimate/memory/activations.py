@@ -23,12 +23,10 @@ from eke.models.families.family_record import INDEX_BYTES
 from eke.models.sizes import (
     STAGE,
     flat_pieces,
-    has_master,
     most_predicted,
     optimizer_entry,
     projection_rank,
     quantises_state,
-    weight_bytes,
 )
 from eke.models.sizes.optimizers import LOOPS, Step
 from eke.plan.planner import Plan
@@ -45,7 +43,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     trained = [w for w in parts if w.trained]
     if not trained:
         return NOTHING
-    number = FLOAT32_BYTES if has_master(config) else weight_bytes(config)
+    number = FLOAT32_BYTES if plan.compute.master else plan.compute.formats.weight_bytes
     if config.distributed.option in STAGE:  # flat shards, one after the other
         trained, number = flat_pieces(config), FLOAT32_BYTES
     largest = number * max(prod(w.shape) for w in trained)
@@ -68,7 +66,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     loop = plan.compute.optimizer_implementation
     formula = LOOPS[loop] if loop else optimizer_entry(config.optimizer).temporaries
     found = range_around(0, *formula(step))
-    if has_master(config) and not in_backward and config.distributed.option not in STAGE:
+    if plan.compute.master and not in_backward and config.distributed.option not in STAGE:
         # The gradients once more, in float32, while the optimizer steps on the copies.
         more = 0 if step.on_cpu else step.total // 4
         found = range_around(
@@ -77,14 +75,14 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     return found
 
 
-def singular_vectors(config: Config, parts: tuple[Weight, ...]) -> int:
+def singular_vectors(plan: Plan, parts: tuple[Weight, ...]) -> int:
     """Bytes that GaLore holds beyond its projections, which are slices of all singular vectors.
 
     Source: galore-torch 1.0, galore_projector.py, get_orthogonal_matrix; a slice keeps the whole.
     """
-    if not optimizer_entry(config.optimizer).keeps_singular_vectors:
+    if not optimizer_entry(plan.config.optimizer).keeps_singular_vectors:
         return 0
-    rank, number = projection_rank(config), weight_bytes(config)
+    rank, number = projection_rank(plan.config), plan.compute.formats.weight_bytes
     short = [min(w.shape) for w in parts if w.trained and w.role is Role.hidden]
     return number * sum(side * max(0, side - rank) for side in short)
 

@@ -5,10 +5,11 @@ checked by the rules and forecast.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
+from typing import TypeVar
 
 from eke.common.errors import ConfigError
 from eke.config.schema import Config, PretrainedModel
@@ -20,8 +21,8 @@ from eke.rules import NOT_BY_SIZE, Facts, check
 from eke.rules.techniques import (
     CPU,
     QUARTER_BATCH,
-    TECHNIQUES,
     Technique,
+    applicable,
     fused_loss_share,
     precision_slowdown,
 )
@@ -66,17 +67,15 @@ def _saver(*names: str) -> Saver:
     """Techniques of the table, in this order, where they apply."""
 
     def changes(plan: Plan) -> Iterator[Change]:
-        for technique in (TECHNIQUES[name] for name in names):
-            permitted = technique.applies is not None and technique.applies(plan.config)
-            if not permitted or plan.device.kind not in technique.devices:
-                continue
-            overrides = technique.overrides
-            if technique.group == "distributed":
-                count = plan.config.distributed.num_processes
-                overrides = (*overrides, f"distributed.num_processes={count}")
-            changed = technique.apply(plan.config)
-            slowdown = _slowdown(technique, plan, changed)
-            yield Change(overrides, changed, slowdown, technique.reason, technique.keeps_training)
+        for technique, changed in applicable(plan.config, names):
+            if plan.device.kind in technique.devices:
+                overrides = technique.overrides
+                if technique.group == "distributed":
+                    count = plan.config.distributed.num_processes
+                    overrides = (*overrides, f"distributed.num_processes={count}")
+                slowdown = _slowdown(technique, plan, changed)
+                keeps = technique.keeps_training
+                yield Change(overrides, changed, slowdown, technique.reason, keeps)
 
     return changes
 
@@ -123,6 +122,25 @@ UNKNOWN_SLOWDOWN = 2.0
 ROOM = (Verdict.fits, Verdict.tight)
 """Proposed: the expected peak fits."""
 
+T = TypeVar("T")
+
+
+def mildest(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
+    """The first option that fits, else the first that may just fit; None where none does.
+
+    Args:
+        options: the mildest first; none is looked at after one that fits.
+        forecast_of: the forecast of an option.
+    """
+    tight = None
+    for option in options:
+        verdict = forecast_of(option).verdict
+        if verdict is Verdict.fits:
+            return option
+        if verdict is Verdict.tight and tight is None:
+            tight = option
+    return tight
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -166,19 +184,19 @@ def advise(plan: Plan, count: int = 5, judge: Judge | None = None) -> list[Advic
         count: proposals at most.
         judge: estimates the cost of changes on this device; by default published figures.
     """
-    tried = {saver: _best_of(plan, saver, judge) for saver in SAVERS}
+    tried = {saver: _sufficient(plan, _combined(plan, saver), judge) for saver in SAVERS}
     found = [advice for each in tried.values() for advice in each]
     if len(found) < count or not any(advice.keeps for advice in found):
         too_little = [saver for saver, each in tried.items() if not each]
-        found += _pairs(plan, too_little, judge)
-    return ranked(found or _pairs_of_the_smallest(plan, judge))[:count]
-
-
-def first_advice(plan: Plan, judge: Judge | None = None) -> Advice | None:
-    """The best of all; `judge` as in `advise`. Another training only where nothing else helps."""
-    kept = [((change,) for change in saver(plan) if change.keeps) for saver in SAVERS]
-    found = [advice for options in kept for advice in _mildest(plan, options, judge)]
-    return next(iter(ranked(found) or advise(plan, 1, judge)), None)
+        for pair in combinations(too_little, 2):
+            found += _sufficient(plan, _combined(plan, *pair), judge)
+    smallest = next(reversed(list(smaller_batches(plan))), None)
+    base = _replanned(plan, smallest) if smallest and not found else None
+    if smallest and base:
+        for pair in combinations([saver for saver in SAVERS if saver is not smaller_batches], 2):
+            options = ((smallest, *changes) for changes in _combined(base, *pair))
+            found += _sufficient(plan, options, judge)
+    return ranked(found)[:count]
 
 
 def ranked(found: Iterable[Advice]) -> list[Advice]:
@@ -186,59 +204,27 @@ def ranked(found: Iterable[Advice]) -> list[Advice]:
     return sorted(found, key=lambda advice: advice.rank)
 
 
-def _best_of(plan: Plan, saver: Saver, judge: Judge | None) -> list[Advice]:
-    """The mildest changes of one saver that are enough by themselves."""
-    return _mildest(plan, ((change,) for change in saver(plan)), judge)
+def _combined(plan: Plan, saver: Saver, *others: Saver) -> Iterator[tuple[Change, ...]]:
+    """One change of each saver, each on top of those before it."""
+    for change in saver(plan):
+        if not others:
+            yield (change,)
+        elif changed := _replanned(plan, change):
+            yield from ((change, *more) for more in _combined(changed, *others))
 
 
-def _pairs(plan: Plan, savers: Sequence[Saver], judge: Judge | None) -> list[Advice]:
-    """The first pair of savers that suffices."""
-    return [
-        advice
-        for one, other in combinations(savers, 2)
-        for advice in _mildest(plan, _each_pair(plan, one, other), judge)
-    ]
-
-
-def _pairs_of_the_smallest(plan: Plan, judge: Judge | None) -> list[Advice]:
-    """The first pair of savers that suffices with the smallest micro-batch."""
-    smallest = next(reversed(list(smaller_batches(plan))), None)
-    base = _replanned(plan, smallest) if smallest else None
-    if smallest is None or base is None:
-        return []
-    others = [saver for saver in SAVERS if saver is not smaller_batches]
-    return [
-        advice
-        for one, other in combinations(others, 2)
-        for advice in _mildest(
-            plan, ((smallest, *pair) for pair in _each_pair(base, one, other)), judge
-        )
-    ]
-
-
-def _each_pair(plan: Plan, one: Saver, other: Saver) -> Iterator[tuple[Change, Change]]:
-    for first in one(plan):
-        changed = _replanned(plan, first)
-        if changed is not None:
-            yield from ((first, second) for second in other(changed))
-
-
-def _mildest(
+def _sufficient(
     plan: Plan, options: Iterable[tuple[Change, ...]], judge: Judge | None
 ) -> list[Advice]:
-    """The first option with spare memory, of the equivalent ones and of the others.
-
-    If none has any, the first tight one.
-    """
-    found: dict[bool, Advice] = {}
-    for changes in options:
-        known = found.get(all(change.keeps for change in changes))
-        if known is not None and known.forecast.verdict is Verdict.fits:
-            continue
-        advice = _tried(plan, changes, judge)
-        if advice is not None and (known is None or advice.forecast.verdict is Verdict.fits):
-            found[advice.keeps] = advice
-    return list(found.values())
+    """The mildest that suffices of the changes that keep the training, and of the others."""
+    found = []
+    each = list(options)
+    for keeps in (True, False):
+        of_kind = (changes for changes in each if all(c.keeps for c in changes) is keeps)
+        tried = (_tried(plan, changes, judge) for changes in of_kind)
+        best = mildest((advice for advice in tried if advice), lambda advice: advice.forecast)
+        found += [best] if best else []
+    return found
 
 
 def _replanned(plan: Plan, change: Change) -> Plan | None:

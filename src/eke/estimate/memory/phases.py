@@ -20,7 +20,7 @@ from eke.estimate.memory.components import (
 )
 from eke.estimate.memory.sharding import held_at, layer_numbers
 from eke.models.families import FLOAT32_BYTES, family_of, is_classification
-from eke.models.sizes import STAGE, shared_state_bytes, training_structure, weight_bytes
+from eke.models.sizes import STAGE, shared_state_bytes, training_structure
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
 Parts = dict[str, Range]
@@ -108,7 +108,7 @@ class _Moments:
     def __init__(self, plan: Plan, micro: Micro) -> None:
         self.plan, self.config = plan, plan.config
         on_host = plan.device.kind == "cpu"
-        self.state = shared_state_bytes(self.config, plan.size, on_host)
+        self.state = shared_state_bytes(self.config, plan.size, on_host, plan.compute.formats)
         self.shape = shape_of(plan, micro)
         self.parts = training_structure(self.config).weights
         self.acts = activations(plan, self.shape, self.parts)
@@ -139,7 +139,7 @@ class _Moments:
         """Weights, states and so much of the gradients; at a moment by its name."""
         state = self.state
         mine, buffers = held_at(self.plan, self.parts, state.gradients, moment, gradients)
-        views = singular_vectors(self.config, self.parts)
+        views = singular_vectors(self.plan, self.parts)
         parts = {
             "weights": exact(state.weights),
             "gradients": mine,
@@ -226,7 +226,7 @@ class _Moments:
     def last_layer(self) -> Moment:
         """The last layer's turn: nothing of the others is freed; the head has its gradient."""
         acts = self.acts
-        number = weight_bytes(self.config)
+        number = self.plan.compute.formats.weight_bytes
         trained = self.has_vocabulary and not trains_adapters(self.config)
         head = trained * number * self.shape.vocabulary * self.shape.hidden
         head = min(head, self.state.gradients)
@@ -247,7 +247,7 @@ class _Moments:
 
     def first_layer(self) -> Moment:
         """The first layer's turn, which is the last one: all gradients but its own are there."""
-        acts, own = self.acts, weight_bytes(self.config) * self.layer
+        acts, own = self.acts, self.plan.compute.formats.weight_bytes * self.layer
         whole = self.state.gradients
         own = 0 if self.config.memory.optimizer_in_backward or trains_adapters(self.config) else own
         own = 0 if self.plan.batch.accumulation > 1 else min(own, whole)
@@ -259,7 +259,7 @@ class _Moments:
 
     def embedding(self) -> Moment:
         """The backward pass ends with the embedding's gradient, which a tied head has, too."""
-        number, model = weight_bytes(self.config), self.config.model
+        number, model = self.plan.compute.formats.weight_bytes, self.config.model
         table = number * self.shape.vocabulary * self.shape.hidden
         uses = (
             1

@@ -245,7 +245,10 @@ def least_host_bytes(plan: Plan, found: Forecast) -> int:
     """Bytes that a run takes at least of its machine's own memory, wherever it trains."""
     if plan.device.kind == "cpu":
         return least_bytes(plan, found)
-    there, all_of_it = (shared_state_bytes(plan.config, plan.size, host) for host in (False, True))
+    there, all_of_it = (
+        shared_state_bytes(plan.config, plan.size, host, plan.compute.formats)
+        for host in (False, True)
+    )
     offloaded = max(0, all_of_it.total - there.total)
     return (PYTHON_BYTES + offloaded) * max(1, plan.processes_per_node)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
-from eke.estimate.memory.advice import Advice, Judge, first_advice
+from eke.estimate.memory.advice import Advice, Judge, advise
 from eke.estimate.memory.components import Forecast, Method, Verdict
 from eke.estimate.memory.predict_memory import room
 from eke.plan.planner import Plan
@@ -103,7 +103,7 @@ def what_makes_room(plan: Plan, found: Forecast, judge: Judge | None = None) -> 
     choices = tuple(sorted(plan.choices.items()))
     key = (found.peak, found.capacity, plan.batch, choices)
     if key not in _found:
-        _found[key] = first_advice(plan, judge)
+        _found[key] = next(iter(advise(plan, 1, judge)), None)
     return _found[key]
 
 

@@ -11,7 +11,7 @@ from math import prod
 from eke.config.schema import FSDP, Config
 from eke.estimate.memory.components import NOTHING, Range, exact, is_fsdp, range_around
 from eke.models.families import FLOAT32_BYTES, Role, Weight, family_of, is_classification
-from eke.models.sizes import STAGE, pieces, weight_bytes
+from eke.models.sizes import STAGE, pieces
 from eke.plan.planner import Plan
 
 Parts = tuple[Weight, ...]
@@ -47,7 +47,7 @@ class Sizes:
 
 def _sizes(plan: Plan, parts: Parts) -> Sizes:
     config, zero = plan.config, (plan.deepspeed or {}).get("zero_optimization", {})
-    number, mine = weight_bytes(config), pieces(config)
+    number, mine = plan.compute.formats.weight_bytes, pieces(config)
     trained = [w for w in parts if w.trained]
     copies = 2 if zero.get("overlap_comm") else 1
     return Sizes(
@@ -188,7 +188,7 @@ def _gathered_weights(plan: Plan, parts: Parts) -> Range:
     of it (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
     """
     zero = (plan.deepspeed or {}).get("zero_optimization", {})
-    number, each = weight_bytes(plan.config), [prod(w.shape) for w in parts]
+    number, each = plan.compute.formats.weight_bytes, [prod(w.shape) for w in parts]
     limit = _setting(zero, "stage3_param_persistence_threshold")
     small = sum(numbers for numbers in each if numbers <= limit)
     stacked = sum(prod(w.shape) for w in parts if len(w.shape) > 2 and w.role is Role.outer)
@@ -237,7 +237,7 @@ def _ddp(plan: Plan, parts: Parts, whole: int, moment: str) -> Range:
     config = plan.config
     before = whole if plan.batch.accumulation > 1 else 0
     trained = [w for w in parts if w.trained]
-    number = min(weight_bytes(config), whole)
+    number = min(plan.compute.formats.weight_bytes, whole)
     matrix = number * max((prod(w.shape) for w in trained if w.role is Role.hidden), default=0)
     table = number * max((prod(w.shape) for w in trained if w.role is Role.embedding), default=0)
     tied = table if config.model.tie_word_embeddings and not is_classification(config) else 0
@@ -269,7 +269,7 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     reduce-scatter has the layer's whole gradients as its input. On a CPU gloo's all-gather has an
     separate output (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
     """
-    config, number = plan.config, weight_bytes(plan.config)
+    config, number = plan.config, plan.compute.formats.weight_bytes
     assert isinstance(config.distributed, FSDP)
     layer, outside = (number * numbers for numbers in layer_numbers(config, parts))
     if config.distributed.num_processes == 1:

@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from eke.common.files import append_line, own_folder, read_text, write_atomic
+from eke.common.files import append_line, own_folder, read_text, seal, write_atomic
 from eke.config.schema import PeerToPeer
 from eke.data.sources import cache_folder
 from eke.estimate.memory.trace_client import digest_of, software, what_counts
@@ -49,7 +49,6 @@ from eke.estimate.time.work import Work, work_of
 from eke.hardware import usable_cores
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
-from eke.plan.record.metrics import seal
 
 CACHE_RELEASE = Span(0.0, 0.1, 0.2)
 """Share of a step that giving cached memory back takes: transformers' docstring of

@@ -1,19 +1,46 @@
-"""Progress of a running worker, and the processes that watch a sweep."""
+"""What is shown of runs while they run, and the processes that watch a sweep.
+
+On a terminal a bar or a table, elsewhere a line for each event.
+"""
 
 import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eke.common.files import READ_LIMIT, is_locked, open_file, open_to_read, own_folder, try_lock
+from eke.common.files import (
+    READ_LIMIT,
+    is_locked,
+    last_bytes,
+    open_file,
+    open_to_read,
+    own_folder,
+    try_lock,
+)
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.streams import printable, speak, unfiltered
-from eke.plan.record import metrics
+from eke.common.text import format_number, format_seconds
+from eke.launch.processes.run_dir import untracked
+from eke.plan.record import Outcome, metrics
+
+if TYPE_CHECKING:
+    from eke.launch.processes.sweep import Job
+
+TAIL_BYTES = 4096
+"""Of metrics.jsonl: more than a row has."""
+
+REFRESH_S = 0.5
+"""Between two looks at the runs' metrics."""
+
+NEWS_S = 60.0
+"""Between two lines about running runs where there is no terminal."""
 
 
 class Tail:
@@ -37,90 +64,223 @@ class Tail:
         return content.decode(errors="replace").splitlines()
 
 
-class View(Protocol):
-    """Where a run is shown."""
+class NewestStep(NamedTuple):
+    """How far a run is, by its newest training step."""
 
-    def update(self, last: bool = False) -> None:
-        """Show what is new."""
-        ...
+    step: int = 0
+    loss: float | None = None
+    """None where it is no number."""
+    step_s: float | None = None
+    """Seconds that the step took."""
 
-
-class PlainView:
-    """The log, line by line."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self.log = Tail(paths.log)
-
-    def update(self, last: bool = False) -> None:
-        """Print new lines of the log."""
-        for line in self.log.lines(last):
-            speak(line, sys.stderr)
+    def left_s(self, total: int) -> float | None:
+        """Seconds to the last step, by the newest step's time."""
+        return None if self.step_s is None else self.step_s * max(0, total - self.step)
 
 
-class BarView:
-    """The log above a progress bar."""
-
-    def __init__(self, paths: RunPaths, bar: Any, task: Any) -> None:
-        self.log = Tail(paths.log)
-        self.metrics = Tail(paths.metrics)
-        self.bar, self.task = bar, task
-
-    def update(self, last: bool = False) -> None:
-        """Print new lines and move the bar to the newest step."""
-        from rich.text import Text
-
-        for line in self.log.lines(last):
-            self.bar.console.print(Text(printable(line)))
-        row = newest_step(self.metrics.lines())
-        if row:
-            self.bar.update(
-                self.task,
-                completed=row[metrics.STEP],
-                loss=f"loss {row[metrics.LOSS]:.4f}" if _is_number(row[metrics.LOSS]) else "",
-            )
-
-
-def newest_step(lines: list[str]) -> metrics.Row | None:
-    """The last row of a training step among some lines of metrics.jsonl."""
+def newest_step(paths: RunPaths) -> NewestStep:
+    """The newest step in a run's metrics; step 0 while there is none."""
+    try:
+        lines = last_bytes(paths.metrics, TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return NewestStep()
     for line in reversed(lines):
         row = metrics.parse_row(line)
         if row and metrics.LOSS in row and metrics.STEP in row:
-            return row
-    return None
+            loss, seconds = (as_number(row.get(key)) for key in (metrics.LOSS, metrics.STEP_TIME))
+            return NewestStep(int(row[metrics.STEP]), loss, seconds)
+    return NewestStep()
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def as_number(value: Any) -> float | None:
+    """None for what is absent or no number: a loss that is not finite is written as a word."""
+    return value if isinstance(value, int | float) else None
+
+
+class RunView:
+    """The log of a run line by line, above a progress bar if there is one."""
+
+    def __init__(self, paths: RunPaths, bar: Any = None) -> None:
+        self.paths, self.bar = paths, bar
+        self.log = Tail(paths.log)
+
+    def update(self, last: bool = False) -> None:
+        """Print new lines of the log, and move the bar to the newest step."""
+        for line in self.log.lines(last):
+            _print_line(line, self.bar)
+        if self.bar is None:
+            return
+        step, loss, _ = newest_step(self.paths)
+        told = "" if loss is None else f"loss {loss:.4f}"
+        self.bar.update(self.bar.task_ids[0], completed=step, loss=told)
+
+
+def _print_line(text: str, above: Any = None) -> None:
+    """Print a line above what rich redraws, else to stderr."""
+    if above is None:
+        speak(text, sys.stderr)
+        return
+    from rich.text import Text
+
+    above.console.print(Text(printable(text)))
 
 
 @contextmanager
-def open_view(paths: RunPaths, total_steps: int) -> Iterator[View]:
+def open_view(paths: RunPaths, total_steps: int) -> Iterator[RunView]:
     """A progress bar on a terminal, plain lines elsewhere."""
     if not sys.stderr.isatty():
-        yield PlainView(paths)
+        yield RunView(paths)
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        progress.TextColumn("training"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[loss]}"),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
     )
     console = Console(file=unfiltered(sys.stderr), highlight=False)
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield BarView(paths, bar, bar.add_task("run", total=total_steps, loss=""))
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        bar.add_task("run", total=total_steps, loss="")
+        yield RunView(paths, bar)
+
+
+class Board:
+    """Lines about the events of a sweep, above a table of what runs if there is a terminal."""
+
+    def __init__(self, total: int, table: Any = None) -> None:
+        """Jobs of the sweep, and rich's `Live` on a terminal."""
+        self.total, self.table = total, table
+        self.pause_s = NEWS_S if table is None else REFRESH_S
+        self.shown = time.monotonic() if table is None else 0.0
+        self.told_wait = ""
+
+    def started(self, job: "Job") -> None:
+        """Say where a run has been started, unless the table shows it."""
+        if self.table is None:
+            self._say(job, f"started on {job.where}: {job.label}   {job.folder}")
+
+    def ended(self, job: "Job") -> None:
+        """Say how a run ended, for now at least."""
+        self._say(job, f"{describe_end(job)}: {job.label}")
+
+    def note(self, text: str) -> None:
+        """Say something that concerns all runs."""
+        if self.table is None:
+            speak(text)
+        else:
+            _print_line(text, self.table)
+
+    def update(self, jobs: "Sequence[Job]") -> None:
+        """Show, now and then, how far the runs are, or what all of them wait for."""
+        now, waiting = time.monotonic(), waiting_job(jobs)
+        if self.table is None and waiting is not None and waiting.waiting_for != self.told_wait:
+            self.told_wait = waiting.waiting_for
+            self._say(waiting, f"waits: {waiting.waiting_for}")
+        if now - self.shown < self.pause_s:
+            return
+        self.shown = now
+        if self.table is not None:
+            self.table.update(self._draw(jobs, now), refresh=True)
+            return
+        for job in (each for each in jobs if each.live is not None):
+            step, loss, _, left = progress_columns(job)
+            parts = [f"step {step}", loss and f"loss {loss}", left and f"{left} left"]
+            self._say(job, ", ".join(part for part in parts if part))
+
+    def _say(self, job: "Job", text: str) -> None:
+        self.note(f"[{self._number(job)}] {text}")
+
+    def _number(self, job: "Job") -> str:
+        return f"{job.number + 1}/{self.total}"
+
+    def _draw(self, jobs: "Sequence[Job]", now: float) -> Any:
+        from rich.table import Table
+
+        left = left_s(jobs, now)
+        caption = counts(jobs) + (f"; about {format_seconds(left)} left" if left else "")
+        table = Table(caption=caption, caption_justify="left", box=None, pad_edge=False)
+        for name in ("run", "device", "step", "loss", "a step", "left", "what differs"):
+            table.add_column(name, no_wrap=name != "what differs")
+        running = [job for job in jobs if job.live is not None]
+        rows = [(job, job.where, progress_columns(job), job.label) for job in running]
+        if (waiting := waiting_job(jobs)) is not None:
+            rows.append((waiting, "waits", ("",) * 4, waiting.waiting_for))
+        for job, where, columns, text in rows:
+            table.add_row(self._number(job), where, *columns, text)
+        return table
+
+
+def waiting_job(jobs: "Sequence[Job]") -> "Job | None":
+    """The first job that waits for somebody, while none runs."""
+    if any(job.live is not None for job in jobs):
+        return None
+    return next((job for job in jobs if job.waiting_for), None)
+
+
+def progress_columns(job: "Job") -> tuple[str, str, str, str]:
+    """Step, loss, time of a step and time left; empty what is not known yet."""
+    newest, total = newest_step(RunPaths(Path(job.folder))), job.plan.steps.total
+    left = newest.left_s(total)
+    return (
+        f"{newest.step}/{total}",
+        "" if newest.loss is None else f"{newest.loss:.4f}",
+        "" if newest.step_s is None else format_seconds(newest.step_s),
+        "" if left is None else format_seconds(left),
+    )
+
+
+def counts(jobs: "Sequence[Job]") -> str:
+    """How many runs are where: `3 ok, 1 crashed, 2 running, 5 waiting`."""
+    ended = Counter(job.outcome.name for job in jobs if job.outcome)
+    parts = [f"{ended[o.name]} {o.name}" for o in Outcome if ended[o.name]]
+    running = sum(job.live is not None for job in jobs)
+    waiting = sum(job.is_waiting() for job in jobs)
+    parts += [f"{running} running"] if running else []
+    parts += [f"{waiting} waiting"] if waiting else []
+    return ", ".join(parts)
+
+
+def left_s(jobs: "Sequence[Job]", now: float) -> float | None:
+    """Seconds until the whole sweep is done, if all runs last as long as those that ended here."""
+    lasted = [job.lasted_s for job in jobs if job.outcome and job.lasted_s]
+    running = [job for job in jobs if job.live is not None]
+    if not lasted or not running:
+        return None
+    mean = sum(lasted) / len(lasted)
+    ahead = sum(max(0.0, mean - (now - job.started)) for job in running)
+    return (ahead + mean * sum(job.is_waiting() for job in jobs)) / len(running)
+
+
+def describe_end(job: "Job") -> str:
+    """Short description of a run's end."""
+    if job.outcome is None:
+        last = job.record.outcome if job.record else "ended"
+        steps = f" after {format_number(job.record.steps_done, 'step')}" if job.record else ""
+        return f"{last}{steps}, tried again"
+    if job.reused:
+        other = untracked(job.record, job.plan, job.folder) if job.record else ""
+        return f"{job.outcome.name}, answered from its record{other}"
+    lasted = f" in {format_seconds(job.lasted_s)}" if job.lasted_s else ""
+    return f"{job.outcome.name}{lasted}"
+
+
+@contextmanager
+def open_board(total: int) -> Iterator[Board]:
+    """A table on a terminal, plain lines elsewhere; `total`: jobs of the sweep."""
+    if not sys.stderr.isatty():
+        yield Board(total)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=unfiltered(sys.stderr), highlight=False)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield Board(total, live)
 
 
 @dataclass(frozen=True)

@@ -83,12 +83,6 @@ def listen(backlog: int) -> socket.socket:
     return socket.create_server(("", 0), backlog=backlog)
 
 
-def free_port() -> int:
-    """A free port of this machine."""
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 class Line:
     """A connection on which both sides send lines of JSON."""
 
@@ -147,10 +141,6 @@ class Head:
     def __init__(self, file: Path, task: SlurmTask) -> None:
         """Listen, and invite.
 
-        Args:
-            file: where to write the invitation, in a folder that all machines see.
-            task: this one.
-
         Raises:
             EkeError: the folder cannot be written, or there is no port to listen on.
         """
@@ -202,7 +192,8 @@ class Head:
 
     def begin(self, folder: Path, num_processes: int) -> str:
         """Have each machine start its processes; returns where all of them meet: `host:port`."""
-        endpoint = f"{host_name()}:{free_port()}"
+        with socket.create_server(("", 0)) as server:
+            endpoint = f"{host_name()}:{server.getsockname()[1]}"  # a free port
         message = {"begin": str(folder.absolute()), "num_processes": num_processes}
         with self._lock:
             self._busy = set(self._lines)
@@ -354,11 +345,8 @@ class LedRun:
         self._live.kill()
         trouble = self._killed_for or self._head.trouble()
         self._head.end()  # first, since they may know which process died
-        return self._with_reason(self._live.finish(), trouble)
-
-    def _with_reason(self, record: Record, trouble: str) -> Record:
-        """Name the lost machine, unless a process that failed is known."""
-        failure = record.failure
+        record = self._live.finish()
+        failure = record.failure  # of a lost machine, unless a process that failed is known
         if failure is None or not trouble:
             return record
         unexplained = self._killed_for and not end_of_ranks(self.place.paths, record.attempt)
@@ -374,12 +362,6 @@ def start_attempt(
     plan: Plan, place: Place, head: Head | None, num_processes: int | None = None
 ) -> LiveRun | LedRun:
     """Start one attempt, here and on the machines that this one leads.
-
-    Args:
-        plan: the run's plan.
-        place: its folder.
-        head: of a run on several machines.
-        num_processes: to start here, unless the plan's.
 
     Raises:
         BusyError: another process works on this run.
@@ -411,11 +393,7 @@ ALONE_S = 600.0
 def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> None:
     """Take part in the run that the first machine leads, until it lets us go.
 
-    Args:
-        file: where the first one writes its invitation.
-        task: this one.
-        timeout_s: longest wait for it.
-        problem: why this machine cannot take part.
+    `problem` tells it why this machine cannot take part.
 
     Raises:
         EkeError: the first one is not to be found.

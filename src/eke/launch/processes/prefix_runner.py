@@ -96,13 +96,11 @@ def end(folder: Path) -> int:
     return GONE
 
 
-def worker_state(folder: Path) -> int:
-    """Whether the worker is alive."""
-    return GONE if worker_of(folder) is None else ALIVE
-
-
 if __name__ == "__main__":
     ACTIONS: dict[str, Callable[..., int]] = {
-        "start": start, "signal": send, "end": end, "check": worker_state,
-    }  # fmt: skip
+        "start": start,
+        "signal": send,
+        "end": end,
+        "check": lambda folder: GONE if worker_of(folder) is None else ALIVE,
+    }
     sys.exit(ACTIONS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:]))

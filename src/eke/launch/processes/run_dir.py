@@ -5,7 +5,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,8 +26,6 @@ LOCK_PAUSE_S = 0.02
 
 USUAL_NAME = re.compile(r"[0-9a-f]{16}(-\d+)?")
 """Of a run's folder."""
-
-ChangesSince = Callable[[RunPaths, Record, Plan], list[str]]
 
 MAX_BESIDE = 1000
 """Folders of one identity; more is a mistake in a script."""
@@ -55,7 +53,7 @@ def find_place(
     runs: Path,
     plan: Plan,
     rerun: bool,
-    changes_since: ChangesSince = changes_since,
+    changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
     old: Container[str] | None = None,
 ) -> Place:
     """The folder for a plan. A final record is never written over.
@@ -130,13 +128,7 @@ def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
 
 
 def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
-    """Note that a finished run used a tracker other than the requested one; empty if the same.
-
-    Args:
-        record: of the run, which tracking does not change: its identity is the same.
-        plan: the plan requested now.
-        folder: of the run, for the command that is proposed.
-    """
+    """Note that a finished run used a tracker other than the requested one; empty if the same."""
     asked, had = plan.config.tracker.option, record.choices.get("tracker")
     if had is None or asked in ("none", had):
         return ""
@@ -183,9 +175,7 @@ def claim(paths: RunPaths) -> Iterator[int]:
         descriptor = open_file(paths.lock, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if is_locked(paths.lock):  # by another user, whose file we may only read
-            raise BusyError(
-                f"run {paths.folder.name} is being worked on by {_owner(paths)}"
-            ) from error
+            raise _busy(paths) from error
         raise _unusable(paths, error) from error
     try:
         try:
@@ -193,7 +183,7 @@ def claim(paths: RunPaths) -> Iterator[int]:
         except OSError as error:
             raise without_locks(paths.folder.parent, error) from error
         if not is_ours:
-            raise BusyError(f"run {paths.folder.name} is being worked on by {_owner(paths)}")
+            raise _busy(paths)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
         yield descriptor
@@ -201,12 +191,11 @@ def claim(paths: RunPaths) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _owner(paths: RunPaths) -> str:
-    """Description of the holder of a run folder's lock."""
-    try:
-        return read_text(paths.lock, LOCK_LIMIT).strip() or "another process"
-    except OSError:
-        return "another process"
+def _busy(paths: RunPaths) -> BusyError:
+    owner = ""
+    with suppress(OSError):
+        owner = read_text(paths.lock, LOCK_LIMIT).strip()
+    return BusyError(f"run {paths.folder.name} is being worked on by {owner or 'another process'}")
 
 
 def _unusable(paths: RunPaths, error: OSError) -> ConfigError:
@@ -214,11 +203,7 @@ def _unusable(paths: RunPaths, error: OSError) -> ConfigError:
     runs, where = str(paths.folder.parent), error.filename or paths.folder
     why = f"{where} cannot be written: {error.strerror or error}"
     is_refused = isinstance(error, Refused)
-    fix = (
-        Fix("paths.runs=FOLDER_OF_YOURS")
-        if is_refused
-        else Fix("paths.runs=FOLDER_ON_ANOTHER_DISK")
-    )
+    fix = Fix(f"paths.runs=FOLDER_{'OF_YOURS' if is_refused else 'ON_ANOTHER_DISK'}")
     return ConfigError(Problem("paths.runs", runs, why, fix, passing=not is_refused))
 
 

@@ -18,7 +18,7 @@ import yaml
 from eke.common.errors import ChangedError, RunError
 from eke.common.files import last_bytes, write_atomic
 from eke.common.paths import RunPaths, user_path
-from eke.config.schema import Adapters, Batch, Config, Tracker
+from eke.config.schema import Adapters, Batch, Tracker
 from eke.estimate.time import note_predictions
 from eke.hardware import environment
 from eke.launch.processes.run_dir import Place, claim, find_place
@@ -140,8 +140,6 @@ def describe_exit(code: int, tail: str = "") -> str:
     """What an exit without a record means, with the exception that ended it, if the log has one."""
     if code == -signal.SIGKILL:
         return "killed by SIGKILL: by hand, or by the kernel because the machine ran out of memory"
-    if code == -signal.SIGXFSZ:
-        return "killed by SIGXFSZ: a file grew larger than `ulimit -f` allows"
     if code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"killed by {names.get(-code, f'signal {-code}')}"  # real-time signals have no name
@@ -176,7 +174,10 @@ def write_down(paths: RunPaths, plan: Plan) -> None:
 
 
 class LiveRun:
-    """One attempt at a run, in a claimed folder. `finish` must be called once it is over."""
+    """One attempt at a run, in a claimed folder. `finish` must be called once it is over.
+
+    `descriptors` are further locks that are held as long as the worker lives.
+    """
 
     def __init__(
         self,
@@ -189,15 +190,6 @@ class LiveRun:
         start: StartWorker = Worker,
     ) -> None:
         """Claim the folder, write the plan into it and start the worker.
-
-        Args:
-            plan: the run's plan.
-            place: its folder.
-            num_processes: to start here.
-            environment: additional variables.
-            descriptors: locks that are held as long as the worker lives.
-            spot: which machine this is, of a run that has several.
-            start: starts the worker.
 
         Raises:
             BusyError: another process works on this run.
@@ -288,20 +280,10 @@ class Probed:
     """Why it did not fit, or what else went wrong, in one line."""
 
 
-Start = Callable[[Plan, Place], LiveRun]
-
-
-def start_here(plan: Plan, place: Place) -> LiveRun:
-    """Start the processes of a plan on all visible devices."""
-    return LiveRun(plan, place, plan.batch.world_size)
-
-
-def probe(plan: Plan, start: Start = start_here) -> Probed:
+def probe(plan: Plan, start: Callable[[Plan, Place], LiveRun] | None = None) -> Probed:
     """Run the trial of a plan on this machine, with all its processes, and clean up behind it.
 
-    Args:
-        plan: of the run, with the micro-batch in question.
-        start: starts its processes.
+    `start` starts its processes; usually on all visible devices.
 
     Raises:
         KeyboardInterrupt: a signal asked to stop; no process is left.
@@ -318,7 +300,8 @@ def probe(plan: Plan, start: Start = start_here) -> Probed:
         forward_signals(kill, kill, "stopping the probe") as heard,
     ):
         paths = RunPaths(Path(folder) / "run")
-        live = start(trial_of(plan), Place(paths, None, ""))
+        trial, place = trial_of(plan), Place(paths, None, "")
+        live = start(trial, place) if start else LiveRun(trial, place, trial.batch.world_size)
         running.append(live)
         deadline = time.monotonic() + LIMIT_S
         while not (live.is_over() or heard or time.monotonic() > deadline):
@@ -350,7 +333,13 @@ def trial_of(plan: Plan) -> Plan:
         save_final=False,
         stop_on_nonfinite=False,
     )
-    cut = replan(plan, _unsaved(dataclasses.replace(config, batch=batch, train=train)))
+    peft = config.peft
+    if isinstance(peft, Adapters):
+        peft = dataclasses.replace(peft, save_merged=False)
+    tracker = Tracker(option="none")
+    cut = replan(
+        plan, dataclasses.replace(config, batch=batch, train=train, peft=peft, tracker=tracker)
+    )
     shape = cut.batch
     evaluated = shape.eval_per_device * shape.world_size * shape.devices
     steps = dataclasses.replace(
@@ -362,14 +351,6 @@ def trial_of(plan: Plan) -> Plan:
         num_eval_samples=min(evaluated, plan.steps.num_eval_samples),
     )
     return dataclasses.replace(cut, steps=steps, probe=True)
-
-
-def _unsaved(config: Config) -> Config:
-    """Without a tracker, and without a merged model at the end."""
-    peft = config.peft
-    if isinstance(peft, Adapters):
-        peft = dataclasses.replace(peft, save_merged=False)
-    return dataclasses.replace(config, peft=peft, tracker=Tracker(option="none"))
 
 
 def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:

@@ -7,23 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError
-from eke.common.files import is_locked, last_bytes, read_json, read_text
+from eke.common.files import is_locked, read_json, read_text
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.interface import JobStatus, job_statuses
-from eke.launch.processes.follow import newest_step, watchers_in, watchers_of
+from eke.launch.processes.follow import as_number, newest_step, watchers_in, watchers_of
 from eke.plan.record import (
     RECORD_LIMIT,
     Outcome,
     UnreadableRecord,
-    metrics,
     missing_run,
     no_runs,
     read_attempts,
     read_record,
 )
-
-TAIL_BYTES = 4096
-"""Of metrics.jsonl: more than a row has."""
 
 RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", "interrupted"
 """States of a run without a final outcome, in addition to the non-final outcomes."""
@@ -88,7 +84,8 @@ def find_standings(folder: Path) -> list[RunStatus]:
     Raises:
         ConfigError: there is no run.
     """
-    folder = _by_its_name(folder)
+    if folder.name in ("", "..") or folder.is_symlink():
+        folder = folder.resolve()  # by its name among its sibling runs
     found = list(_runs_of(folder))
     if not found:
         raise ConfigError(no_runs([folder], "status"))
@@ -113,52 +110,48 @@ def stand(
     job: JobStatus,
     goes_on: bool = False,
 ) -> RunStatus:
-    """One run.
-
-    Args:
-        paths: its folder, which may not exist.
-        cell: its entry in the sweep; empty outside of a sweep.
-        label: its overrides.
-        job: its state by the launcher.
-        goes_on: whether its sweep has a watcher.
-    """
+    """One run; `cell` is its entry in the sweep, empty outside of a sweep."""
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
         return RunStatus(paths, label, cell["outcome"], note=cell.get("reason", ""))
     record = _record(paths)
-    outcome, failure = record.get("outcome", ""), record.get("failure") or {}
-    note, done = failure.get("message", ""), int(record.get("steps_done", 0))
-    total = int(record.get("plan", {}).get("steps", {}).get("total", 0))
-    last = _number(record.get("loss", {}).get("train_final"))
-    if outcome and Outcome[outcome].is_final:
-        return RunStatus(paths, label, outcome, done, total, last, note=note)
-    total = total or _planned_steps(paths)
+    failure = record.get("failure") or {}
+    known = RunStatus(
+        paths,
+        label,
+        record.get("outcome", ""),
+        int(record.get("steps_done", 0)),
+        int(record.get("plan", {}).get("steps", {}).get("total", 0)),
+        as_number(record.get("loss", {}).get("train_final")),
+        note=failure.get("message", ""),
+    )
+    if known.state and Outcome[known.state].is_final:
+        return known
+    known = replace(known, total=known.total or _planned_steps(paths))
+    open_end = replace(known, note="")
     if is_locked(paths.lock):
-        step, loss, step_s = _progress(paths)
-        where = job.where if job.name else holder(paths)
-        return RunStatus(
-            paths, label, RUNNING, step or done, total, loss, where, job=job.name,
-            silent=job.silent, step_s=step_s,
+        step, loss, step_s = newest_step(paths)
+        return replace(
+            open_end, state=RUNNING, step=step or known.step, loss=loss, job=job.name,
+            where=job.where if job.name else holder(paths), silent=job.silent, step_s=step_s,
         )  # fmt: skip
     if job.waits_for:
-        return RunStatus(paths, label, QUEUED, done, total, last, where=job.waits_for, job=job.name)
+        return replace(open_end, state=QUEUED, where=job.waits_for, job=job.name)
     if job.silent:
-        return RunStatus(
-            paths, label, UNKNOWN, done, total, last, where=job.where, silent=job.silent
-        )
+        return replace(open_end, state=UNKNOWN, where=job.where, silent=job.silent)
     if goes_on and not cell.get("outcome"):
-        return RunStatus(paths, label, WAITING, done, total, last)
-    if not record and (why := _damage(paths)):
-        return RunStatus(paths, label, UNREADABLE, total=total, note=why)
-    if not record and cell.get("outcome") == Outcome.crashed.name:
+        return replace(open_end, state=WAITING)
+    if record:
+        return known
+    if why := _damage(paths):
+        return replace(known, state=UNREADABLE, note=why)
+    if cell.get("outcome") == Outcome.crashed.name:
         # Its sweep could not start it, or not write down how it ended, and knows why.
-        return RunStatus(
-            paths, label, Outcome.crashed.name, total=total, note=cell.get("reason", "")
-        )
-    started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
-    if not record:  # killed before it could say how far it was
-        done, last, _ = _progress(paths)
-        note = note or missing_run(cell.get("outcome", ""), paths.folder)
-    return RunStatus(paths, label, outcome or started, done, total, last, note=note)
+        return replace(known, state=Outcome.crashed.name, note=cell.get("reason", ""))
+    # Killed before it could say how far it was.
+    state = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
+    step, loss, _ = newest_step(paths)
+    note = missing_run(cell.get("outcome", ""), paths.folder)
+    return replace(known, state=state, step=step, loss=loss, note=note)
 
 
 def goes_on(folder: Path, standings: Sequence[RunStatus]) -> bool:
@@ -181,7 +174,8 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
             cells = read_json(sweep.sweep)["cells"]
             names = [cell.get("folder") or cell.get("run_id") or NO_FOLDER for cell in cells]
             labels = [" ".join(cell["overrides"]) for cell in cells]
-            places = [RunPaths(_beside(Path(name), folder)) for name in names]
+            # Siblings of the sweep's folder, also after both were moved.
+            places = [RunPaths(folder.parent / Path(name).name) for name in names]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise EkeError(f"{sweep.sweep}: not a readable sweep ({error})") from error
         yield from zip(places, cells, labels, strict=True)
@@ -191,16 +185,6 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
     for run in runs:
         paths = RunPaths(run)
         yield paths, {}, _typed(paths)
-
-
-def _by_its_name(folder: Path) -> Path:
-    """A folder by its name among its sibling runs: not `.`, and no link from elsewhere."""
-    return folder.resolve() if folder.name in ("", "..") or folder.is_symlink() else folder
-
-
-def _beside(run: Path, sweep: Path) -> Path:
-    """The folder of a sweep's run: a sibling of the sweep's folder, also after both were moved."""
-    return sweep.parent / run.name
 
 
 def _children(folder: Path) -> Iterator[Path]:
@@ -246,21 +230,3 @@ def _planned_steps(paths: RunPaths) -> int:
         return int(read_json(paths.plan, RECORD_LIMIT)["steps"]["total"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return 0
-
-
-def _progress(paths: RunPaths) -> tuple[int, float | None, float | None]:
-    """The newest step, its loss and its seconds."""
-    try:
-        lines = last_bytes(paths.metrics, TAIL_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return 0, None, None
-    row = newest_step(lines)
-    if row is None:
-        return 0, None, None
-    loss, seconds = _number(row[metrics.LOSS]), _number(row.get(metrics.STEP_TIME))
-    return int(row[metrics.STEP]), loss, seconds
-
-
-def _number(value: Any) -> float | None:
-    """None for what is absent or no number: a loss that is not finite is written as a word."""
-    return value if isinstance(value, int | float) else None

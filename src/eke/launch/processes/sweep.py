@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eke.common.errors import ConfigError
 from eke.common.files import own_folder, write_json
@@ -17,14 +17,16 @@ from eke.common.process_env import ranks_are_started
 from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
-from eke.hardware import DeviceSlot
-from eke.launch.processes.follow import View, open_view
+from eke.launch.processes.follow import RunView, open_view
 from eke.launch.processes.nodes import Head, start_attempt
 from eke.launch.processes.run_dir import Place
-from eke.launch.processes.worker_process import forward_signals
+from eke.launch.processes.worker_process import Watched, forward_signals
 from eke.plan.identity import meaningful
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome, Record
+
+if TYPE_CHECKING:
+    from eke.launch.local import Grant
 
 MAX_CRASHES = 2
 """Times a run may crash in one command without getting any further: once may be the machine's
@@ -44,13 +46,7 @@ _RETRIED = {
 
 
 def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
-    """Seconds of training that an attempt has added, and that its start took, where known.
-
-    Args:
-        record: its record.
-        before: the previous attempt's record.
-        elapsed_s: all its seconds.
-    """
+    """Seconds of training that an attempt has added, and that its start took, where known."""
     trained_s = (before and before.timing.train_s) or 0.0
     gained = max(0.0, (record.timing.train_s or 0.0) - trained_s)
     started = record.timing.startup_s
@@ -69,46 +65,11 @@ def are_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIO
     return f"{number} attempts in a row trained for {times}; the same command goes on"
 
 
-class Running(Protocol):
+class Running(Watched, Protocol):
     """One attempt at a run, in a separate process."""
-
-    place: Place
-
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-        ...
-
-    def ask(self, number: int) -> None:
-        """Hand a signal on."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once."""
-        ...
 
     def finish(self) -> Record:
         """Its record."""
-        ...
-
-
-class RunningHere(Running, Protocol):
-    """One on this machine."""
-
-    @property
-    def pid(self) -> int:
-        """Its process, or the one that has started all others."""
-        ...
-
-
-class HeldDevices(Protocol):
-    """Devices that a run holds."""
-
-    def uses(self, slot: DeviceSlot) -> bool:
-        """Whether some of the memory of a slot is this run's."""
-        ...
-
-    def release(self) -> None:
-        """Let them go."""
         ...
 
 
@@ -134,7 +95,7 @@ class Job:
     reused: bool = False
     """Answered from the record of an earlier run."""
     live: Running | None = None
-    grant: HeldDevices | None = None
+    grant: "Grant | None" = None
     pid: int = 0
     """Of its worker, or of what has started its workers; 0 where that is on another machine."""
     where: str = ""
@@ -171,10 +132,6 @@ class Job:
     def is_waiting(self) -> bool:
         """Whether it could be started."""
         return self.outcome is None and self.live is None
-
-    def is_due(self) -> bool:
-        """Whether it could be started now."""
-        return self.is_waiting() and time.monotonic() >= self.not_before
 
     def settle(self, record: Record) -> bool:
         """Take note of how an attempt ended; returns whether there should be another one."""
@@ -268,14 +225,7 @@ def sweep_paths(runs: str, identity: str) -> SweepPaths:
 def write_sweep(
     paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell], name: str = ""
 ) -> None:
-    """Write sweep.json atomically.
-
-    Args:
-        paths: the sweep's files.
-        command: the arguments of `train.py`, reused by `eke retry`.
-        cells: all jobs.
-        name: the option of the group `sweep`; empty for a sweep given by overrides.
-    """
+    """Write sweep.json atomically."""
     own_folder(paths.folder)
     content = {
         "schema_version": 1,
@@ -350,29 +300,8 @@ POLL_S = 0.1
 """Between two looks at the worker."""
 
 
-class Watched(Protocol):
-    """Processes of one run."""
-
-    def is_over(self) -> bool:
-        """Whether they have ended."""
-        ...
-
-    def ask(self, number: int) -> None:
-        """Hand a signal on."""
-        ...
-
-    def kill(self) -> None:
-        """End them at once."""
-        ...
-
-
 def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
     """Run, or continue, the plan in its folder, and show it.
-
-    Args:
-        plan: the run's plan.
-        place: its folder.
-        head: knows the other machines of a run that has several.
 
     Raises:
         BusyError: another process works on this run.
@@ -388,7 +317,7 @@ def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
     return record
 
 
-def watch_run(live: Watched, view: View) -> None:
+def watch_run(live: Watched, view: RunView) -> None:
     """Show a run until it is over; signals go on to it."""
     with forward_signals(live.ask, live.kill):
         while not live.is_over():

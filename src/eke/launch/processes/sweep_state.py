@@ -1,13 +1,9 @@
-"""Sweep state: the outcome of each run, for display and for sweep.json.
+"""State of a sweep's runs: their outcomes, which need not run, and requests to run all again.
 
-Skip runs that need at least as much memory as one that ran out of it.
-
-An order that holds whatever the model, as a forecast's does not: the same run with a
-larger micro-batch, longer samples, more layers, without checkpointing, or with float32 in place of
-16-bit weights needs no less. Anything else that differs (another optimizer, another attention
-kernel) leaves two runs without an order; so does autocast, which adds 16-bit copies of the weights.
-
-`rerun=true` of a sweep is fulfilled once, however often the command is interrupted and repeated.
+A run that needs at least as much memory as one that ran out of it is skipped. That order holds
+whatever the model: the same run with a larger micro-batch, longer samples, more layers, without
+checkpointing, or with float32 in place of 16-bit weights needs no less. Anything else that differs
+(another optimizer, another attention kernel, autocast) leaves two runs without an order.
 """
 
 import contextlib
@@ -20,17 +16,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from eke.common.errors import ConfigError, EkeError
 from eke.common.files import open_file, own_folder, read_json, write_json
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing, Config
-from eke.launch.processes.progress_display import Board
+from eke.launch.processes.follow import Board
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import place_of
-from eke.launch.processes.sweep import CHANGED, Job
+from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
 
@@ -51,10 +47,6 @@ def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> l
 
     Jobs of the first round that may run out are sorted by expected memory, within their positions;
     all others keep theirs.
-
-    Args:
-        jobs: of a sweep, in the given order.
-        risk: bytes that a plan is expected to need, if it may run out of memory; else None.
     """
     found: dict[int, int] = {}
     first = min((job.plan.config.repeat for job in jobs), default=0)
@@ -135,25 +127,13 @@ def _walk(node: Config | Any, path: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-class Ledger(Protocol):
-    """The sweep's file."""
-
-    def note(self, job: Job) -> None:
-        """A run has changed."""
-        ...
-
-    def flush(self, at_once: bool = False) -> None:
-        """Write what has changed."""
-        ...
-
-
 @dataclass
 class Books:
     """All runs of a sweep, wherever they run."""
 
     jobs: Sequence[Job]
     board: Board
-    ledger: Ledger
+    ledger: SweepFile
     place_of: Callable[[Plan], Place] = place_of
 
     def running(self) -> list[Job]:
@@ -195,13 +175,7 @@ class Books:
         self.ledger.note(job)
 
     def settle(self, job: Job, record: Record, stopping: bool = False) -> None:
-        """Take note of how an attempt ended; without an outcome, the job is to be tried again.
-
-        Args:
-            job: whose attempt it was.
-            record: what it left.
-            stopping: nothing is tried again.
-        """
+        """Take note of how an attempt ended; the job is tried again unless it has an outcome."""
         again = job.settle(record) and not stopping
         if stopping and job.outcome is None:
             job.end(Outcome[record.outcome], record.failure.message if record.failure else "")

@@ -36,13 +36,7 @@ class Spot:
 
 
 def worker_command(paths: RunPaths, num_processes: int = 1, spot: Spot | None = None) -> list[str]:
-    """The command that trains: the worker, or the agent that starts one for each rank.
-
-    Args:
-        paths: the run folder.
-        num_processes: to start on this machine.
-        spot: which machine this is; None where a run has no other.
-    """
+    """The command that trains: the worker, or the agent that starts one for each rank."""
     if spot is None and num_processes == 1:
         return module_command("eke.training.loop.worker", str(paths.folder))
     where = [str(spot.node), str(spot.num_nodes), spot.endpoint] if spot else []
@@ -50,19 +44,13 @@ def worker_command(paths: RunPaths, num_processes: int = 1, spot: Spot | None = 
 
 
 def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, with eke importable and the supervisor named.
-
-    Args:
-        extra: what this worker alone gets: the devices it may see.
-    """
+    """This process's environment, with eke importable and the supervisor named."""
     own = {SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     return {**child_environment(), **own, **(extra or {})}
 
 
-class WorkerProcess(Protocol):
-    """A worker from its start to its end; see `Worker`."""
-
-    process: "subprocess.Popen[bytes]"
+class Watched(Protocol):
+    """Processes that another one waits for."""
 
     def is_over(self) -> bool:
         """Whether it has ended."""
@@ -75,6 +63,12 @@ class WorkerProcess(Protocol):
     def kill(self) -> None:
         """End it at once."""
         ...
+
+
+class WorkerProcess(Watched, Protocol):
+    """A worker from its start to its end; see `Worker`."""
+
+    process: "subprocess.Popen[bytes]"
 
     def finish(self) -> int:
         """Wait for its end; returns its exit code (negative: a signal)."""
@@ -98,15 +92,7 @@ class Worker:
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
     ) -> None:
-        """Start it.
-
-        Args:
-            paths: the run folder.
-            num_processes: to start; one if the other ranks are started elsewhere.
-            environment: additional variables.
-            descriptors: locks that the worker also holds until it ends.
-            spot: which machine this is, of a run that has several.
-        """
+        """Start it."""
         # Two machines that append to one file of a network file system overwrite each other.
         file = paths.node_log(spot.node) if spot and spot.node else paths.log
         command = worker_command(paths, num_processes, spot)
@@ -153,11 +139,6 @@ def forward_signals(
     say: str = "stopping after this step; once more kills",
 ) -> Iterator[list[int]]:
     """The first Ctrl-C or SIGTERM asks the workers to save and stop, the second kills them.
-
-    Args:
-        ask: hands the first signal on.
-        kill: ends them at once.
-        say: prints the message at the first one.
 
     Yields:
         The signals heard so far.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.common.streams import speak
 from eke.common.text import format_number
 from eke.config.schema import Config
 from eke.launch.interface import JobStatus, Launcher, StartedSweep, Target, declared_target
@@ -24,7 +25,6 @@ from eke.launch.slurm.submission import (
     NAME,
     Request,
     job_log,
-    job_of,
     jobs_of,
     make_request,
     new_submission,
@@ -77,11 +77,6 @@ class Cluster(StartedSweep):
         """Submissions, batch scripts and the jobs' own logs."""
         return self.paths.launcher(NAME)
 
-    @property
-    def poll_s(self) -> float:
-        """Between two questions to the scheduler."""
-        return self.books.jobs[0].plan.config.slurm.poll_s
-
     def submit(self) -> None:
         """Submit every run that is neither done nor queued.
 
@@ -98,13 +93,6 @@ class Cluster(StartedSweep):
             self.books.ledger.note(job)  # where their folders are
         self.books.ledger.flush(at_once=True)
 
-    def find_queued(self, queue: dict[str, Element]) -> None:
-        """The runs that have a job already: of an earlier command, or of another sweep."""
-        jobs = self.not_started()
-        for job, element in zip(jobs, jobs_of(map(paths_of, jobs)), strict=True):
-            if element in queue and phase_of(queue[element].state) is not Phase.over:
-                self.elements[job.number] = element
-
     def submit_missing(self, lock: int) -> None:
         """Submit the runs without a job; those that no longer fit into the queue stay for later.
 
@@ -114,7 +102,11 @@ class Cluster(StartedSweep):
             EkeError: SLURM gives no answer.
         """
         settle_intents(self.folder, [*map(paths_of, self.not_started())], self.sleep)
-        self.find_queued(scheduler.queue())
+        queue, jobs = scheduler.queue(), self.not_started()
+        for job, element in zip(jobs, jobs_of(map(paths_of, jobs)), strict=True):
+            # Of an earlier command, or of another sweep.
+            if element in queue and phase_of(queue[element].state) is not Phase.over:
+                self.elements[job.number] = element
         limit = scheduler.max_array_size()
         new = [job for job in self.not_started() if self.freeze(job)]
         refused: list[tuple[Job, SubmissionRefused]] = []
@@ -143,7 +135,7 @@ class Cluster(StartedSweep):
         while group:
             now, group = group[: self.most], group[self.most :]
             try:
-                self.submit_array(request, now, lock)
+                submission = submit_array(self.folder, self.sweep, request, now, lock)
             except SubmissionRefused as error:
                 fewer = error.is_full or error.is_too_large
                 if fewer:
@@ -151,19 +143,11 @@ class Cluster(StartedSweep):
                 if not fewer or len(now) == 1:
                     raise
                 group = now + group
-
-    def submit_array(self, request: Request, group: list[Job], lock: int) -> None:
-        """Submit runs with the same request.
-
-        Raises:
-            SubmissionRefused: they are not in the queue.
-            EkeError: it is unknown whether they are.
-        """
-        submission = submit_array(self.folder, self.sweep, request, group, lock)
-        self.most = min(2 * self.most, sys.maxsize)
-        for number, job in enumerate(group):
-            self.elements[job.number], job.waiting_for = submission.element(number), ""
-        say(f"submitted {format_number(len(group), 'run')} as job {submission.job_id}")
+                continue
+            self.most = min(2 * self.most, sys.maxsize)
+            for number, job in enumerate(now):
+                self.elements[job.number], job.waiting_for = submission.element(number), ""
+            speak(f"submitted {format_number(len(now), 'run')} as job {submission.job_id}")
 
     def freeze(self, job: Job) -> bool:
         """Write a run's plan; False if it is done, or another process works on it."""
@@ -184,9 +168,9 @@ class Cluster(StartedSweep):
 
     def wait(self) -> bool:
         """Show the runs until all are done; Ctrl-C raises KeyboardInterrupt and ends no job."""
-        asked = 0.0
+        asked, poll_s = 0.0, self.books.jobs[0].plan.config.slurm.poll_s
         while self.unfinished():
-            if time.monotonic() - asked >= self.poll_s or not asked:
+            if time.monotonic() - asked >= poll_s or not asked:
                 asked = time.monotonic()
                 self.look()
             self.books.ledger.flush()
@@ -264,9 +248,8 @@ class Cluster(StartedSweep):
         """Its job is in the queue, perhaps again."""
         if job.live is not None:
             job.live, job.lasted_s = None, job.lasted_s + time.monotonic() - job.started
-        reason = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
         held = f"; scontrol release {element}" if seen.state in HELD else ""
-        job.waiting_for = f"job {element}: {reason}{held}"
+        job.waiting_for = f"job {element}: {seen.waits_for}{held}"
 
     def collect(self, job: Job, state: str) -> None:
         """Take the record of a run whose job is over."""
@@ -282,7 +265,9 @@ class Cluster(StartedSweep):
         else:
             # What crashed or was cancelled has been tried again, or was meant to end.
             final = Outcome[record.outcome] in (Outcome.crashed, Outcome.cancelled)
-            self.books.settle(job, record, stopping=final or is_spent(job))
+            ticket = read_ticket(paths_of(job))
+            spent = ticket and ticket.spent(job.plan.config.slurm.max_restarts)
+            self.books.settle(job, record, stopping=final or bool(spent))
         del self.elements[job.number]
         self.stamps.pop(job.number, None)
         if was_seen:
@@ -332,18 +317,6 @@ def paths_of(job: Job) -> RunPaths:
     return RunPaths(Path(job.folder))
 
 
-def is_spent(job: Job) -> bool:
-    """Whether its job was requeued too often without progress and gave up."""
-    ticket = read_ticket(paths_of(job))
-    return ticket is not None and bool(ticket.spent(job.plan.config.slurm.max_restarts))
-
-
-def say(text: str) -> None:
-    """A line for the user."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
 def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
     """Every array with its batch script, and what all of them may take at most.
 
@@ -365,16 +338,14 @@ def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
     return "\n".join([*parts, f"{jobs_text}, at most {hours:.1f} GPU-hours; nothing was submitted"])
 
 
-OF_THIS_MACHINE = ("cpu_slots", "runs_per_device", "prefix")
-"""Keys of `launcher` that divide this machine, or machines without a queue, among runs."""
-
-
 class SlurmLauncher(Launcher):
     """Runs as jobs of a SLURM cluster."""
 
     name = NAME
     can_detach = True
     not_probed = "the cluster's nodes are not this machine"
+    reads_resources = True
+    unused_keys = ("cpu_slots", "runs_per_device", "prefix")
     trials_at_once = 3
     """Each wave waits in the queue once. Trials on CPUs run one at a time: they would share a
     node's memory bandwidth."""
@@ -393,14 +364,6 @@ class SlurmLauncher(Launcher):
         cluster = Cluster(books, paths, sweep)
         cluster.submit()
         return cluster
-
-    def unused(self, overrides: Sequence[str]) -> list[str]:
-        """Warnings about overrides that say how this machine's devices are shared."""
-        return [
-            f"{text} has no effect in a cluster, where SLURM hands out devices"
-            for text in overrides
-            if text.startswith(tuple(f"launcher.{key}=" for key in OF_THIS_MACHINE))
-        ]
 
     def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
         """The folder of a run; a finished run answers as long as its plan would be the same.
@@ -444,19 +407,15 @@ class SlurmLauncher(Launcher):
     def log_of(self, paths: RunPaths) -> Path:
         """The log of the run's newest job."""
         ticket = read_ticket(paths)
-        return job_log(Path(ticket.submission).parent, job_of(paths)) if ticket else paths.log
+        if ticket is None:
+            return paths.log
+        (element,) = jobs_of([paths])
+        return job_log(Path(ticket.submission).parent, element)
 
 
 def job_status(name: str, seen: Element | None, problem: str) -> JobStatus:
-    """Status of one job.
-
-    Args:
-        name: of the job; empty if SLURM has never seen it.
-        seen: its line in the queue.
-        problem: why squeue gave no answer; empty if it did.
-    """
+    """Status of one job."""
     if seen is None:
         return JobStatus("", where=f"job {name}", silent=problem if name else "")
-    why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
-    waits_for = "" if phase_of(seen.state) is Phase.over else f"job {name}: {why}"
+    waits_for = "" if phase_of(seen.state) is Phase.over else f"job {name}: {seen.waits_for}"
     return JobStatus(name, f"{seen.node}, job {name}", waits_for)

@@ -166,13 +166,7 @@ class ClusterRun:
 
 
 def where_it_printed(paths: RunPaths, element: str, outcome: Outcome) -> str:
-    """The file with a job's output, appended to its outcome.
-
-    Args:
-        paths: its run's files.
-        element: SLURM's name of the job.
-        outcome: how it ended; one that was cancelled need not have started.
-    """
+    """The file with a job's output, appended to its outcome."""
     ticket = read_ticket(paths)
     if ticket is None:
         return ""

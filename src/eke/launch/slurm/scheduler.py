@@ -121,6 +121,11 @@ class Element:
     reason: str
     """SLURM's reason for waiting."""
 
+    @property
+    def waits_for(self) -> str:
+        """The reason, for display; the state where there is none."""
+        return self.reason if self.reason not in ("", "None") else self.state.lower()
+
 
 class SaidNo(EkeError):
     """A command has answered, and its answer is an error."""
@@ -179,15 +184,10 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         if _OUT_OF_REACH.search(said):
-            raise SaidNo(_nobody_answers(command[0], said))
+            last = said.splitlines()[-1].removeprefix(f"{command[0]}: ")
+            raise SaidNo(f"{command[0]} reaches no SLURM controller ({last}). {ELSEWHERE}")
         raise SaidNo(f"{command[0]}: {said}")
     return done.stdout
-
-
-def _nobody_answers(program: str, said: str) -> str:
-    """One-line message without a controller, and the fix."""
-    last = said.splitlines()[-1].removeprefix(f"{program}: ")
-    return f"{program} reaches no SLURM controller ({last}). {ELSEWHERE}"
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths, source_folder, user_path
 from eke.common.process_env import SAFE_PATH
 from eke.config.schema import Config
-from eke.config.schema.slurm import GpuRequest, Slurm
+from eke.config.schema.resources import GpuRequest, Slurm
 from eke.launch.processes.nodes import ALONE_S
 from eke.launch.processes.sweep import are_in_vain
 from eke.plan.planner import Plan
@@ -210,13 +210,7 @@ class Ticket:
 
 
 def new_submission(sweep: str, runs: list[str], max_restarts: int) -> Submission:
-    """A submission with a unique name.
-
-    Args:
-        sweep: the sweep's identity.
-        runs: run folders.
-        max_restarts: see Submission.
-    """
+    """A submission with a unique name."""
     name = f"eke-{sweep}-{secrets.token_hex(4)}"
     return Submission(name, tuple(runs), max_restarts, time.time())
 
@@ -360,11 +354,6 @@ def jobs_of(runs: Iterable[RunPaths]) -> list[str]:
     return [newest.element() if newest else "" for newest in newest_of(runs)]
 
 
-def job_of(paths: RunPaths) -> str:
-    """SLURM's name of one run's newest job."""
-    return jobs_of([paths])[0]
-
-
 REQUEUE_CODE = 99
 """Exit code of a run's watcher that requeues its job."""
 
@@ -389,31 +378,18 @@ exit "$code\""""
 def script_text(
     request: Request, profile: Slurm, name: str, submission: Path, num_runs: int
 ) -> str:
-    """The batch script for sbatch.
-
-    Args:
-        request: resources of each run.
-        profile: the cluster's profile.
-        name: of the job, unlike any other.
-        submission: the file that maps elements to runs.
-        num_runs: elements of the array.
-    """
+    """The batch script for sbatch."""
     from submitit.slurm import slurm
 
+    python = profile.python or shlex.quote(sys.executable)
+    words = f"{python} {SAFE_PATH} -u -m eke.launch.slurm.watcher {shlex.quote(str(submission))}"
     text: str = slurm._make_sbatch_string(  # submitit's own executors write theirs with it
-        command=watcher_command(profile, submission),
+        command=f"{profile.command_prefix} {words}".strip(),  # for srun
         folder=submission.parent,
         map_count=num_runs,
         **sbatch_parameters(request, profile, name, submission.parent),
     )
     return text
-
-
-def watcher_command(profile: Slurm, submission: Path) -> str:
-    """The command for srun, shell-quoted."""
-    python = profile.python or shlex.quote(sys.executable)
-    words = f"{python} {SAFE_PATH} -u -m eke.launch.slurm.watcher {shlex.quote(str(submission))}"
-    return f"{profile.command_prefix} {words}".strip()
 
 
 def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from eke.common.errors import BusyError, EkeError
 from eke.common.files import open_shared_lock, own_folder, try_lock, write_atomic, write_json
 from eke.common.paths import RunPaths
 from eke.common.text import format_number
-from eke.config.schema.slurm import Slurm
+from eke.config.schema.resources import Slurm
 from eke.launch.processes.run_dir import claim, without_locks
 from eke.launch.processes.running_run import write_down
 from eke.launch.processes.sweep import Job
@@ -69,11 +69,6 @@ def submitting(
 ) -> Iterator[int]:
     """Lock the ledgers of all sweeps that share a runs folder, so that no run is submitted twice.
 
-    Args:
-        folder: of a sweep's submissions.
-        patience_s: wait for other processes.
-        sleep: waits.
-
     Yields:
         The lock, for sbatch to hold as well.
 
@@ -102,11 +97,6 @@ def settle_intents(
     folder: Path, runs: Sequence[RunPaths], sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Resolve submissions whose sbatch answer is unknown.
-
-    Args:
-        folder: of a sweep's submissions; those that failed are deleted.
-        runs: to be submitted, whichever sweep intended to before.
-        sleep: waits.
 
     Raises:
         EkeError: SLURM gives no answer; nothing may be submitted.

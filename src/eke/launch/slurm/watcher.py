@@ -23,7 +23,8 @@ from eke.hardware import choose_device, machine_fingerprint, option_of
 from eke.launch.processes.nodes import Head, follow, start_attempt
 from eke.launch.processes.run_dir import Place, claim
 from eke.launch.processes.running_run import WORKER_PHASE
-from eke.launch.processes.sweep import worth_of
+from eke.launch.processes.sweep import MAX_CRASHES, worth_of
+from eke.launch.processes.worker_process import STOP_SIGNALS
 from eke.launch.slurm.run import note_software
 from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.submission import (
@@ -51,13 +52,8 @@ from eke.plan.record import (
 POLL_S = 0.1
 """Between two looks at the worker."""
 
-MAX_CRASHES = 2
-"""Times in a row it may crash without a step more than before: as in a pool."""
-
 MISPLACED = "node"
 """Phase of a failure that another try on this node would only repeat."""
-
-LISTENED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 SAID = {
     Outcome.timeout: signal.SIGUSR2,
@@ -73,7 +69,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m eke.launch.slurm.watcher SUBMISSION\n")
         return EXIT_USER
     heard: list[int] = []
-    for listened in LISTENED:
+    for listened in STOP_SIGNALS:
         signal.signal(listened, lambda got, _: heard.append(got))
     try:
         file = Path(arguments[0])
@@ -121,15 +117,7 @@ def watch_run(
     heard: list[int],
     head: Head | None = None,
 ) -> int:
-    """Do one run, again after a crash; returns the job's exit code.
-
-    Args:
-        paths: its folder.
-        submission: whose element it is.
-        ticket: which element.
-        heard: signals so far.
-        head: knows the other machines of a run that has several.
-    """
+    """Do one run, again after a crash; returns the job's exit code. `heard`: signals so far."""
     known = read_ticket(paths)
     if known and (known.submission, known.element) == (ticket.submission, ticket.element):
         ticket = known
@@ -198,18 +186,12 @@ def with_reason(
     """The record of an interrupted run with the reason that SLURM gives.
 
     The worker may have been signalled before this process: scancel reaches every process of a job
-    at once, and a worker that has just started dies of it.
-
-    Args:
-        paths: of the run.
-        record: of the attempt.
-        why: why SLURM wanted the run to stop; None if it did not.
-        exit_code: of the worker, negative for a signal.
+    at once, and a worker that has just started dies of it; `exit_code` is then the negative signal.
     """
     if why is None or record.outcome == why.name:
         return record
     silent = record.failure is not None and record.failure.phase == WORKER_PHASE
-    died = silent and exit_code is not None and -exit_code in LISTENED
+    died = silent and exit_code is not None and -exit_code in STOP_SIGNALS
     if Outcome[record.outcome] not in SAID and not died:
         return record
     record.outcome, record.exit_code = why.name, why.exit_code

@@ -1,20 +1,9 @@
 """Facts of a checkpoint, read from its small files; no torch, no transformers, no weights."""
 
-from eke.models.checkpoints.agreement import content_of
 from eke.models.checkpoints.locate import (
     Located,
     is_of_eke_without_tokenizer,
     locate,
     resolve_tokenizer,
 )
-from eke.models.checkpoints.resolve import follow_head, resolve_model
-
-__all__ = [
-    "Located",
-    "content_of",
-    "follow_head",
-    "is_of_eke_without_tokenizer",
-    "locate",
-    "resolve_model",
-    "resolve_tokenizer",
-]
+from eke.models.checkpoints.resolve import content_of, follow_head, resolve_model

@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from eke.models.checkpoints.locate import refuse
+from eke.models.families import FAMILIES
 from eke.models.families.family_record import InvalidSize, Reader, Sizes
-from eke.models.families.registry import FAMILIES
 
 Raw = Mapping[str, Any]
 
 
 def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
-    """Family and sizes.
-
-    Args:
-        raw: the content of config.json.
-        typed: folder or name as given, for messages.
+    """Family and sizes, from the content of config.json.
 
     Returns:
         A key of `eke.models.families.FAMILIES`, and fields of `PretrainedModel`.
@@ -37,7 +33,7 @@ def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
     kind = str(raw.get("model_type"))
     family = "other"
     read: Callable[[Reader], Sizes] = _other
-    if _is_plain(raw):
+    if not any(raw.get(key) is True for key in _UNUSUAL):
         known = (each for each in FAMILIES.values() if kind in each.checkpoints)
         family, read = next(((f.name, f.checkpoints[kind]) for f in known), (family, read))
     try:
@@ -53,10 +49,6 @@ def is_known(model_type: str) -> bool:
 
 # Switches that add or remove tensors which the closed forms of eke.models.families do not have.
 _UNUSUAL = ("attention_bias", "mlp_bias", "add_cross_attention", "is_decoder")
-
-
-def _is_plain(raw: Raw) -> bool:
-    return not any(raw.get(key) is True for key in _UNUSUAL)
 
 
 def _other(reader: Reader) -> Sizes:
@@ -134,13 +126,7 @@ def source_of(model_type: str) -> Path | None:
 
 
 def class_attribute(model_type: str, task: str, name: str) -> bool | None:
-    """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell.
-
-    Args:
-        model_type: of config.json.
-        task: option of the group `task`.
-        name: of the attribute.
-    """
+    """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell."""
     folder = models_folder()
     if folder is None:
         return None
@@ -200,10 +186,6 @@ def first_position(model_type: str, pad: int) -> int:
     RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in their
     table's `padding_idx`; all others begin with the first. A row that ProphetNet's decoder reads
     ahead of each token's own is one that no sequence can have.
-
-    Args:
-        model_type: of config.json.
-        pad: `pad_token_id` of config.json.
     """
     source = source_of(model_type)
     try:

@@ -11,8 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from eke.data.sources import AUTO
 from eke.data.sources.request import TOKENIZER_FILES
 
 KEY = "model.name_or_path"
-
-
 ANOTHER = Fix(f"{KEY}=ANOTHER_FOLDER_OR_HUB_NAME")
 
 
@@ -78,9 +75,8 @@ def locate(typed: str, revision: str | None) -> Located:
     if os.path.exists(path):
         if revision is not None:
             why = f"is a revision of a hub model, and {typed} is a folder of this machine"
-            raise ConfigError(
-                Problem("model.revision", revision, why, Fix("model.revision=null"), "pretrained")
-            )
+            fix = Fix("model.revision=null")
+            raise ConfigError(Problem("model.revision", revision, why, fix, "pretrained"))
         return Located(typed, _local(typed, path))
     if typed.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(typed):
         near = _near_folder(typed)
@@ -95,26 +91,21 @@ def _near_folder(typed: str) -> Path | None:
     return found if found is not None and (found / CONFIG).is_file() else None
 
 
-# --- folders ------------------------------------------------------------------------------------
-
-
 def _local(typed: str, path: Path) -> Path:
     if not path.is_dir():
-        fix = (
-            Fix(f"{KEY}={path.parent}")
-            if (path.parent / CONFIG).is_file()
-            else Fix(f"{KEY}=FOLDER")
-        )
-        raise refuse(typed, "is a file; a checkpoint is a folder with a config.json", fix)
+        folder = path.parent if (path.parent / CONFIG).is_file() else "FOLDER"
+        why = "is a file; a checkpoint is a folder with a config.json"
+        raise refuse(typed, why, Fix(f"{KEY}={folder}"))
     if not os.access(path, os.R_OK | os.X_OK):
         raise refuse(typed, "the folder cannot be read")
     if (path / CONFIG).is_file():
         return Path(os.path.abspath(path))
     if (path / ADAPTER).is_file():
-        base = _adapter_base(path)
+        base = ""
+        with suppress(OSError, ValueError, AttributeError):
+            base = json.loads((path / ADAPTER).read_text()).get("base_model_name_or_path")
         why = "holds an adapter (PEFT) without the model it was trained on, and eke loads models"
-        fix = Fix(f"{KEY}={base}") if base else Fix(f"{KEY}=FOLDER_OF_THE_MERGED_MODEL")
-        raise refuse(typed, why, fix)
+        raise refuse(typed, why, Fix(f"{KEY}={base or 'FOLDER_OF_THE_MERGED_MODEL'}"))
     inner = _checkpoint_inside(path)
     if (path / "plan.json").is_file():
         why = "is a run folder of eke" + ("" if inner else ", without a finished checkpoint")
@@ -138,17 +129,6 @@ def _by_number(path: Path) -> tuple[int, str]:
     return (int(digits[-1]) if digits else -1, path.name)
 
 
-def _adapter_base(path: Path) -> str:
-    try:
-        content = json.loads((path / ADAPTER).read_text())
-        return str(content.get("base_model_name_or_path") or "")
-    except (OSError, ValueError, AttributeError):
-        return ""
-
-
-# --- the hub ------------------------------------------------------------------------------------
-
-
 def _on_hub(name: str, revision: str | None) -> Located:
     """From the cache, else by downloading config.json alone."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
@@ -157,59 +137,39 @@ def _on_hub(name: str, revision: str | None) -> Located:
     if not isinstance(found, str):
         speak(f"asking the Hugging Face hub for {name} ...", sys.stderr)
         try:
-            with _retries_untold():
-                found = hf_hub_download(name, CONFIG, revision=revision)
+            # Two lines for each of five attempts; the error below reports the result.
+            logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
+            found = hf_hub_download(name, CONFIG, revision=revision)
         except Exception as error:  # huggingface_hub's, httpx's, the file system's
             raise _unreachable(name, revision, error) from error
     folder = Path(found).parent
     return Located(name, folder, commit=folder.name)
 
 
-@contextmanager
-def _retries_untold() -> Iterator[None]:
-    """Silence two log lines for each of five attempts; the caller reports the result."""
-    talker = logging.getLogger("huggingface_hub.utils._http")
-    before = talker.level
-    talker.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        talker.setLevel(before)
-
-
 def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigError:
-    """In words, by the class's name: huggingface_hub 1.x says it in paragraphs of HTTP."""
-    kinds = {cls.__name__ for cls in type(error).__mro__}
-    if "GatedRepoError" in kinds:
-        return refuse(
-            name, "its owner wants to be asked first; ask on its page", Fix(remark="hf auth login")
-        )
-    if "RepositoryNotFoundError" in kinds:
+    """Translate an error of huggingface_hub, which has paragraphs of HTTP."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        why = "its owner wants to be asked first; ask on its page"
+        return refuse(name, why, Fix(remark="hf auth login"))
+    if isinstance(error, errors.RepositoryNotFoundError):
         near = _near_folder(name)
         why = "there is no such folder, and no such model on the hub"
         why += " (or a private one: hf auth login)"
         return refuse(name, why, Fix(f"{KEY}={near}")) if near else refuse(name, why)
-    if "RevisionNotFoundError" in kinds:
+    if isinstance(error, errors.RevisionNotFoundError):
         why = f"{name} has no such branch, tag or commit"
-        return ConfigError(
-            Problem("model.revision", str(revision), why, Fix("model.revision=null"), "pretrained")
-        )
-    if "LocalEntryNotFoundError" not in kinds and "EntryNotFoundError" in kinds:
+        fix = Fix("model.revision=null")
+        return ConfigError(Problem("model.revision", str(revision), why, fix, "pretrained"))
+    is_local = isinstance(error, errors.LocalEntryNotFoundError)
+    if isinstance(error, errors.EntryNotFoundError) and not is_local:
         return refuse(name, f"this model of the hub has no {CONFIG}: it is not of transformers")
-    why = (
-        "there is no such folder, the hub's cache does not hold it, and the hub cannot be reached "
-        f"({_offline_reason(error)})"
-    )
+    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error).__name__
+    why = "there is no such folder, the hub's cache does not hold it, and the hub cannot be reached"
     folder = _near_folder(name) or "LOCAL_FOLDER"
-    return refuse(
-        name, why, Fix(f"{KEY}={folder}", remark=f"or, with a connection: hf download {name}")
-    )
-
-
-def _offline_reason(error: Exception) -> str:
-    from huggingface_hub import constants
-
-    return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error).__name__
+    fix = Fix(f"{KEY}={folder}", remark=f"or, with a connection: hf download {name}")
+    return refuse(name, f"{why} ({reason})", fix)
 
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
@@ -224,16 +184,16 @@ OF_EKE = ("manifest.json", "state.json")
 def resolve_tokenizer(config: Config) -> Config:
     """The configuration with the tokenizer that `auto` stands for.
 
-    Args:
-        config: its model is resolved; not changed.
-
     Raises:
         ConfigError: the checkpoint is gone.
     """
     model = config.model
     if not isinstance(model, PretrainedModel) or getattr(config.data, "tokenizer", "") != AUTO:
         return config
-    tokenizer = _beside(locate(model.name_or_path, model.revision)) or AUTO
+    found = locate(model.name_or_path, model.revision)
+    if not (found.is_local or _has_tokenizer(found.folder)):
+        _fetch_tokenizer(found)
+    tokenizer = str(found.folder) if _has_tokenizer(found.folder) else AUTO
     data: Any = config.data  # some sources have no tokenizer; this one does
     return dataclasses.replace(config, data=dataclasses.replace(data, tokenizer=tokenizer))
 
@@ -241,35 +201,26 @@ def resolve_tokenizer(config: Config) -> Config:
 def is_of_eke_without_tokenizer(name_or_path: str) -> bool:
     """Whether a folder is a checkpoint of eke's that was trained on bytes.
 
-    Any other tokenizer would be in the same folder
-    (eke.training.checkpoint).
+    Any other tokenizer would be in the same folder (eke.training.checkpoint).
     """
     folder = user_path(name_or_path)
-    there = [(folder / name).is_file() for name in OF_EKE]
-    return all(there) and not any((folder / name).is_file() for name in FILES)
+    is_of_eke = all((folder / name).is_file() for name in OF_EKE)
+    return is_of_eke and not _has_tokenizer(folder)
 
 
-def _beside(found: Located) -> str:
-    """The folder or name to load a tokenizer from; empty when the checkpoint has none."""
-    if _has_tokenizer(found):
-        return str(found.folder)
-    return "" if found.is_local else _hub_tokenizer(found)
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in FILES)
 
 
-def _has_tokenizer(found: Located) -> bool:
-    return any((found.folder / name).is_file() for name in FILES)
-
-
-def _hub_tokenizer(found: Located) -> str:
-    """A hub model of which config.json alone was fetched so far."""
+def _fetch_tokenizer(found: Located) -> None:
+    """Fetch the tokenizer of a hub model of which perhaps config.json alone was fetched so far."""
     from huggingface_hub import constants, snapshot_download
 
     if constants.HF_HUB_OFFLINE:
-        return ""
+        return
     patterns = [*(f"{name}*" for name in TOKENIZER_FILES), "*.model", "*.tiktoken"]
     try:  # of the commit that the weights are of: a name would mean the newest
         snapshot_download(found.typed, revision=found.commit, allow_patterns=patterns)
     except Exception as error:  # huggingface_hub's, httpx's, the file system's
         why = f"its tokenizer cannot be fetched ({type(error).__name__})"
         raise refuse(found.typed, why, Fix(remark=f"hf download {found.typed}")) from error
-    return str(found.folder) if _has_tokenizer(found) else ""

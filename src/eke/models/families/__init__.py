@@ -1,5 +1,7 @@
 """Model families: one record each, with closed forms for sizes, FLOPs and activations."""
 
+from eke.config.schema import Config
+from eke.models.families.bert_gpt2_t5 import BERT, GPT2, T5
 from eke.models.families.family_record import (
     FLOAT32_BYTES,
     AttentionLayers,
@@ -16,23 +18,14 @@ from eke.models.families.family_record import (
     is_classification,
     num_labels,
 )
-from eke.models.families.registry import FAMILIES, family_of
+from eke.models.families.llama import LLAMA, MIXTRAL, OTHER, QWEN2, QWEN3
 
-__all__ = [
-    "FAMILIES",
-    "FLOAT32_BYTES",
-    "AttentionLayers",
-    "Family",
-    "Kernel",
-    "Layer",
-    "Role",
-    "Shape",
-    "Stack",
-    "Structure",
-    "Tokens",
-    "Weight",
-    "family_of",
-    "head_width",
-    "is_classification",
-    "num_labels",
-]
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (LLAMA, QWEN2, QWEN3, MIXTRAL, BERT, GPT2, T5, OTHER)
+}
+"""`model.family` -> its record."""
+
+
+def family_of(config: Config) -> Family:
+    """The record of the configuration's model."""
+    return FAMILIES[config.model.family]

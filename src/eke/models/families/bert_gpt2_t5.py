@@ -5,6 +5,7 @@ both learn positions. T5 is an encoder-decoder with relative positions, RMSNorm 
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 from eke.common.text import PAD
@@ -58,9 +59,7 @@ def _bert_structure(config: Config) -> Structure:
         if not model.tie_word_embeddings:
             # transformers 5 then keeps a second bias, `cls.predictions.bias`, that nothing reads.
             weights.append(Weight((model.vocab_size,), trained=False))
-    attention = AttentionLayers(
-        model.num_hidden_layers, hidden, Tokens.source, Tokens.source, causal=False
-    )
+    attention = AttentionLayers(model.num_hidden_layers, hidden, causal=False)
     return Structure(tuple(weights), (attention,))
 
 
@@ -80,7 +79,9 @@ def _bert_weights(model: BertModel) -> Iterator[Weight]:
     yield from layer_norm(hidden)
 
 
-def norm_layer(shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: int) -> Layer:
+def _norm_stacks(
+    shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: int
+) -> tuple[Stack, ...]:
     """BERT and GPT-2: two LayerNorms, which keep their input, and a plain feed-forward."""
     tokens, hidden = shape.tokens, shape.hidden
     per_norm = hidden * shape.weights + 2 * FLOAT32_BYTES
@@ -89,7 +90,7 @@ def norm_layer(shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: in
     dropped = 2 * tokens * hidden * shape.mask_bytes if shape.dropout else 0
     operands = 4 * hidden + 2 * hidden + shape.inner
     kept = tokens * inner * shape.inner * shape.compute
-    return Layer(
+    layer = Layer(
         stream=stream,
         attention=attention,
         scores=scores,
@@ -99,11 +100,7 @@ def norm_layer(shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: in
         dear=tokens * (6 * hidden + shape.inner) * shape.compute,
         working=working_bytes(shape, shape.source, kernel, kept + dropped // 2),
     )
-
-
-def _bert_stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
-    """Query, key and value cast their input; GELU keeps its input, the next layer its result."""
-    return (Stack(norm_layer(shape, kernel, readers=(3, 1), inner=2), shape.layers),)
+    return (Stack(layer, shape.layers),)
 
 
 def _bert_outside(shape: Shape, task: str) -> int:
@@ -141,7 +138,8 @@ BERT = Family(
     name="bert",
     tasks=("masked_lm", "sequence_classification"),
     structure=_bert_structure,
-    stacks=_bert_stacks,
+    # Query, key and value cast their input; GELU keeps its input, the next layer its result.
+    stacks=partial(_norm_stacks, readers=(3, 1), inner=2),
     outside=_bert_outside,
     widths=(),
     softmax=Softmax.autocast,
@@ -169,9 +167,7 @@ def _gpt2_structure(config: Config) -> Structure:
     ]
     if is_classification(config):
         weights += head(num_labels(config), hidden, Tokens.source, bias=False, is_head=True)
-    attention = AttentionLayers(
-        model.num_hidden_layers, hidden, Tokens.source, Tokens.source, causal=True
-    )
+    attention = AttentionLayers(model.num_hidden_layers, hidden, causal=True)
     return Structure(tuple(weights), (attention,))
 
 
@@ -189,11 +185,6 @@ def _gpt2_weights(model: GPT2Model) -> Iterator[Weight]:
         yield Weight((out,), module=name)
     yield from layer_norm(hidden)
     yield from layer_norm(hidden)
-
-
-def _gpt2_stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
-    """One projection for query, key and value; GELU by its formula keeps five tensors."""
-    return (Stack(norm_layer(shape, kernel, readers=(1, 1), inner=5), shape.layers),)
 
 
 def _gpt2_outside(shape: Shape, task: str) -> int:
@@ -230,7 +221,8 @@ GPT2 = Family(
     name="gpt2",
     tasks=("causal_lm", "sequence_classification"),
     structure=_gpt2_structure,
-    stacks=_gpt2_stacks,
+    # One projection for query, key and value; GELU by its formula keeps five tensors.
+    stacks=partial(_norm_stacks, readers=(1, 1), inner=5),
     outside=_gpt2_outside,
     widths=(),
     is_decoder=True,
@@ -279,7 +271,7 @@ def _t5_structure(config: Config) -> Structure:
         weights += head(num_labels(config), hidden, Tokens.sample, bias=True, is_head=True)
     width = heads * head_width(model)
     attention = (
-        AttentionLayers(encoders, width, Tokens.source, Tokens.source, causal=False),
+        AttentionLayers(encoders, width, causal=False),
         AttentionLayers(decoders, width, Tokens.target, Tokens.target, causal=True),
         AttentionLayers(decoders, width, Tokens.target, Tokens.source, causal=False),
     )
@@ -370,7 +362,7 @@ def _t5_arguments(config: Config) -> dict[str, Any]:
     model = cast(T5Model, config.model)
     return {
         "d_model": model.hidden_size,
-        "d_kv": model.head_dim or model.hidden_size // model.num_attention_heads,
+        "d_kv": head_width(model),
         "d_ff": model.intermediate_size,
         "num_layers": model.num_hidden_layers,
         "num_decoder_layers": model.num_decoder_layers,

@@ -99,9 +99,9 @@ class AttentionLayers:
     num_layers: int
     width: int
     """Query heads x width of one head; the hidden size in most models."""
-    queries: Tokens
-    keys: Tokens
-    causal: bool
+    queries: Tokens = Tokens.source
+    keys: Tokens = Tokens.source
+    causal: bool = field(kw_only=True)
 
 
 @dataclass(frozen=True)

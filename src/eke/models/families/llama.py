@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from eke.config.schema import Config, LlamaModel, MixtralModel, PretrainedModel
@@ -84,9 +85,7 @@ def _structure(config: Config, layer: list[Weight]) -> Structure:
     if is_classification(config):
         labels = num_labels(config)
         weights += head(labels, model.hidden_size, Tokens.source, bias=False, is_head=True)
-    attention = AttentionLayers(
-        model.num_hidden_layers, width, Tokens.source, Tokens.source, causal=True
-    )
+    attention = AttentionLayers(model.num_hidden_layers, width, causal=True)
     return Structure(tuple(weights), (attention,))
 
 
@@ -110,13 +109,10 @@ def _other(config: Config) -> Structure:
         weights.append(table(looked_up // model.hidden_size, model.hidden_size))
     if not model.num_attention_heads or not model.num_hidden_layers:
         return Structure(tuple(weights), ())
-    width = model.num_attention_heads * (
-        model.head_dim or model.hidden_size // model.num_attention_heads
-    )
+    width = model.head_dim or model.hidden_size // model.num_attention_heads
+    width *= model.num_attention_heads
     causal = config.task.option == "causal_lm"
-    attention = AttentionLayers(
-        model.num_hidden_layers, width, Tokens.source, Tokens.source, causal=causal
-    )
+    attention = AttentionLayers(model.num_hidden_layers, width, causal=causal)
     return Structure(tuple(weights), (attention,))
 
 
@@ -153,10 +149,6 @@ def _llama_feed_forward(model: LlamaModel) -> list[Weight]:
 
 
 def _stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
-    return (Stack(_layer(shape, kernel), shape.layers),)
-
-
-def _layer(shape: Shape, kernel: Kernel) -> Layer:
     """RMSNorm in float32, rotary positions, gated feed-forward or experts."""
     tokens, hidden = shape.tokens, shape.hidden
     readers = (3, 1 if shape.experts else 2)
@@ -176,7 +168,7 @@ def _layer(shape: Shape, kernel: Kernel) -> Layer:
         inner += shape.chosen * 44 + shape.experts * FLOAT32_BYTES  # places, and who goes where
     operands = 2 * (shape.queries + shape.keys) + 2 * hidden
     gates = 2 * shape.inner if not shape.experts else shape.chosen * 2 * shape.inner
-    return Layer(
+    layer = Layer(
         stream=stream,
         attention=attention,
         scores=scores,
@@ -187,15 +179,12 @@ def _layer(shape: Shape, kernel: Kernel) -> Layer:
         working=working_bytes(shape, shape.source, kernel, tokens * inner)
         * (2 if shape.experts else 1),
     )
+    return (Stack(layer, shape.layers),)
 
 
 def _outside(shape: Shape, task: str) -> int:
     """Rotary positions."""
     return 2 * shape.source * (shape.queries // shape.heads) * FLOAT32_BYTES
-
-
-def _outside_other(shape: Shape, task: str) -> int:
-    return 0
 
 
 def _arguments(config: Config) -> dict[str, Any]:
@@ -207,7 +196,7 @@ def _arguments(config: Config) -> dict[str, Any]:
         "num_attention_heads": model.num_attention_heads,
         # Qwen3 and Mixtral have defaults of their own for what is None here.
         "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
-        "head_dim": model.head_dim or model.hidden_size // model.num_attention_heads,
+        "head_dim": head_width(model),
         "intermediate_size": model.intermediate_size,
         "max_position_embeddings": model.max_position_embeddings,
         "rope_parameters": _rope(model),
@@ -273,13 +262,9 @@ def _read_mixtral(reader: Reader) -> Sizes:
     }
 
 
-_TASKS = ("causal_lm", "sequence_classification")
-_LAYER = r"(?:^|\.)layers\.(\d+)\."
-_INNER = "layers.0.mlp.up_proj.weight"
-
 LLAMA = Family(
     name="llama",
-    tasks=_TASKS,
+    tasks=("causal_lm", "sequence_classification"),
     structure=_llama,
     stacks=_stacks,
     outside=_outside,
@@ -294,68 +279,44 @@ LLAMA = Family(
     config_class="LlamaConfig",
     config_arguments=_arguments,
     checkpoints={"llama": _read(None, 2048), "mistral": _read(8, 131072)},
-    layer_tensor=_LAYER,
-    inner_tensor=_INNER,
+    layer_tensor=r"(?:^|\.)layers\.(\d+)\.",
+    inner_tensor="layers.0.mlp.up_proj.weight",
 )
 
-QWEN2 = Family(
+QWEN2 = replace(
+    LLAMA,
     name="qwen2",
-    tasks=_TASKS,
     structure=_qwen2,
-    stacks=_stacks,
-    outside=_outside,
     counted_as="llama",
-    is_decoder=True,
-    is_gated=True,
-    has_liger=True,
-    probable_dropout=0.0,
-    ia3_targets=("k_proj", "v_proj", "down_proj"),
-    scaled_inputs=("down_proj",),
+    has_biases=True,
+    smallest="",
+    config_class="",
+    config_arguments=None,
     checkpoints={"qwen2": _read(32, 32768)},
-    layer_tensor=_LAYER,
-    inner_tensor=_INNER,
 )
 
-QWEN3 = Family(
+QWEN3 = replace(
+    LLAMA,
     name="qwen3",
-    tasks=_TASKS,
     structure=_qwen3,
-    stacks=_stacks,
-    outside=_outside,
-    is_decoder=True,
-    is_gated=True,
     norms_heads=True,
-    has_biases=False,
-    has_liger=True,
-    probable_dropout=0.0,
-    ia3_targets=("k_proj", "v_proj", "down_proj"),
-    scaled_inputs=("down_proj",),
     smallest="tiny_qwen3",
     config_class="Qwen3Config",
-    config_arguments=_arguments,
     checkpoints={"qwen3": _read_qwen3},
-    layer_tensor=_LAYER,
-    inner_tensor=_INNER,
 )
 
-MIXTRAL = Family(
+MIXTRAL = replace(
+    LLAMA,
     name="mixtral",
-    tasks=_TASKS,
     structure=_mixtral,
-    stacks=_stacks,
-    outside=_outside,
-    is_decoder=True,
     is_moe=True,
-    is_gated=True,
-    has_biases=False,
-    has_liger=True,
-    probable_dropout=0.0,
     ia3_targets=("k_proj", "v_proj"),  # its feed-forward is no linear layer
+    scaled_inputs=(),
     smallest="tiny_moe",
     config_class="MixtralConfig",
     config_arguments=_mixtral_arguments,
     checkpoints={"mixtral": _read_mixtral},
-    layer_tensor=_LAYER,
+    inner_tensor="",
 )
 
 OTHER = Family(
@@ -363,7 +324,7 @@ OTHER = Family(
     tasks=("causal_lm", "masked_lm", "seq2seq_lm", "sequence_classification"),
     structure=_other,
     stacks=_stacks,
-    outside=_outside_other,
+    outside=lambda shape, task: 0,
     counted_as="llama",
     is_known=False,
     is_gated=True,

@@ -52,13 +52,7 @@ def optimizer_bytes(
     weights: Iterable[Weight],
     bytes_of: Callable[[Weight], int] = lambda weight: FLOAT32_BYTES,
 ) -> int:
-    """Bytes of an optimizer's state for these trained weights.
-
-    Args:
-        config: whose optimizer it is.
-        weights: tensors that get a gradient.
-        bytes_of: of one number of a weight; most optimizers keep states in the same format.
-    """
+    """Bytes of an optimizer's state for these trained weights, of so many bytes per number."""
     kept, trained = optimizer_entry(config.optimizer), list(weights)
     own = sum(kept.state_bytes(config, weight, bytes_of(weight)) for weight in trained)
     shared = any(quantises_state(config.optimizer, weight) for weight in trained)
@@ -69,10 +63,7 @@ def paged_bytes(config: Config, weights: Iterable[Weight]) -> int:
     """Bytes of an optimizer's state in paged memory: moments, without the scales of their blocks.
 
     The driver moves pages between a GPU's memory and the host's; PyTorch reserves none for them.
-
-    Args:
-        config: whose optimizer it is; it pages (`OptimizerEntry.pages`).
-        weights: tensors that get a gradient.
+    Only for an optimizer that pages.
     """
     paged = [weight for weight in weights if prod(weight.shape) >= PAGED_MIN_SIZE]
     widths = (1 if quantises_state(config.optimizer, w) else FLOAT32_BYTES for w in paged)
@@ -474,7 +465,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         unquantised="lion",
     ),
     "adamw_torchao_8bit": _torchao(
-        builder=f"{BUILDERS}adamw_torchao_8bit",
+        builder=f"{BUILDERS}adamw_torchao",
         state_bytes=_torchao_state(8),
         quantises=_quantised_by_torchao,
         counted_as="adamw_8bit",
@@ -485,7 +476,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         fails_on_pieces=UNROUNDED,
     ),
     "adamw_torchao_4bit": _torchao(
-        builder=f"{BUILDERS}adamw_torchao_4bit",
+        builder=f"{BUILDERS}adamw_torchao",
         state_bytes=_torchao_state(4),
         quantises=_quantised_by_torchao,
         counted_as="adamw_8bit",

@@ -1,7 +1,5 @@
 """The size of a model: what follows from its configuration without building it.
 
-How many positions of a sample are projected onto the vocabulary.
-
 Model FLOPs of one training step: what the mathematics needs, whatever the implementation does.
 
 6 per matrix-multiplied parameter and token (2 forward, 4 backward) and 12 L S h per token for the
@@ -15,10 +13,6 @@ needed; it is counted, at most the first layer's attention projections.
 Positions without a label, where the projection onto the vocabulary skips them, are not counted.
 Left out: norms, activations, softmax, dropout, rotary positions, the loss, the optimizer's own
 arithmetic, and recomputation, which is overhead and no model FLOPs.
-
-From a configuration to the size of its model.
-
-Lengths of samples, where the configuration determines them.
 
 Adapters of parameter-efficient fine-tuning: the tensors added, frozen and quantized. Equality with
 the modules and tensors of the peft library is tested for every family.
@@ -180,12 +174,9 @@ def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Count
 def training_flops(config: Config, structure: Structure, means: SampleMeans | None = None) -> Flops:
     """Model FLOPs of one forward and backward pass over one sample, the mean of a training's.
 
-    Source: the two papers named at the top of this file.
+    Without `means` each sample has `data.seq_len` tokens.
 
-    Args:
-        config: of the run.
-        structure: of its model.
-        means: of its samples; None where each has `data.seq_len` tokens.
+    Source: the two papers named at the top of this file.
     """
     tokens = tokens_per_sample(config, means)
     matmul = sum(_per_parameter(w) * w.num_active * tokens[w.tokens] for w in structure.weights)
@@ -267,7 +258,11 @@ def structure(config: Config) -> Structure:
     Raises:
         ConfigError: if the family has no head for the task.
     """
-    return _once(repr((config.model, config.task)), lambda: _structure(config))
+    family, task, tasks = family_of(config), config.task.option, family_of(config).tasks
+    if task not in tasks:
+        why = f"{family.name} models have a head for {' and '.join(tasks)} only"
+        raise ConfigError(Problem(key="task", value=task, why=why, fix=Fix(f"task={tasks[0]}")))
+    return _once(repr((config.model, config.task)), lambda: family.structure(config))
 
 
 def training_structure(config: Config) -> Structure:
@@ -281,27 +276,11 @@ def training_structure(config: Config) -> Structure:
     return _once(content, lambda: with_sparse_head(config, adapt(config, structure(config))))
 
 
-def _structure(config: Config) -> Structure:
-    family, task = family_of(config), config.task.option
-    tasks = family.tasks
-    if task not in tasks:
-        why = f"{family.name} models have a head for {' and '.join(tasks)} only"
-        raise ConfigError(Problem(key="task", value=task, why=why, fix=Fix(f"task={tasks[0]}")))
-    return family.structure(config)
-
-
-def _architecture(config: Config) -> str:
-    return getattr(config.model, "model_type", family_of(config).name)
-
-
 def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
     """Parameters and training FLOPs, equal to what the real transformers class has.
 
-    Adapters are counted among the trained parameters, and not among the model's.
-
-    Args:
-        config: of the run.
-        means: of its samples; None where each has `data.seq_len` tokens.
+    Adapters are counted among the trained parameters, and not among the model's. Without `means`
+    each sample has `data.seq_len` tokens.
 
     Raises:
         ConfigError: if the family has no head for the task.
@@ -313,6 +292,7 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
     flops = training_flops(config, multiplied, means) if known else None
     samples = means or full_samples(config)
     tokens = samples.source + (samples.target if config.task.option == "seq2seq_lm" else 0)
+    architecture = getattr(config.model, "model_type", family_of(config).name)
     per_token = (Tokens.source, Tokens.target)
     return ModelSize(
         num_parameters=sum(prod(w.shape) for w in parts.weights),
@@ -322,7 +302,7 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
         ),
         num_matmul_parameters=sum(w.num_active for w in parts.weights if w.tokens in per_token),
         flops_per_sample=flops.total if flops else None,
-        flops_formula=flops.formula if flops else f"unknown for {_architecture(config)}",
+        flops_formula=flops.formula if flops else f"unknown for {architecture}",
         tokens_per_sample=tokens,
     )
 
@@ -373,8 +353,10 @@ def choose_targets(config: Config, names: Iterable[str]) -> Targets:
     if wanted is None:
         wanted = family_of(config).ia3_targets if is_ia3(config) else sorted(paths)
     found = {name: _named(name, paths) for name in wanted}
-    modules = _union(found.values())
-    feed_forward = _union(_named(name, paths) for name in family_of(config).scaled_inputs)
+    nothing: frozenset[str] = frozenset()
+    modules = nothing.union(*found.values())
+    scaled = family_of(config).scaled_inputs
+    feed_forward = nothing.union(*(_named(name, paths) for name in scaled))
     unmatched = tuple(name for name in wanted if not found[name])
     return Targets(modules, modules & feed_forward, unmatched)
 
@@ -389,10 +371,6 @@ def _named(name: str, paths: frozenset[str]) -> frozenset[str]:
     if name in paths:
         return frozenset({name})
     return frozenset(path for path in paths if path.endswith(f".{name}"))
-
-
-def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
-    return frozenset(name for names in sets for name in names)
 
 
 def linear_layers(structure: Structure) -> tuple[str, ...]:
@@ -419,7 +397,9 @@ def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterat
         yield weight
         return
     chosen = weight.module in targets.modules
-    if chosen and len(weight.shape) == 1 and _trains_bias(config):
+    peft = config.peft
+    trains_bias = isinstance(peft, Lora) and peft.bias is TrainedBias.lora_only
+    if chosen and len(weight.shape) == 1 and trains_bias:
         yield weight
         return
     yield replace(weight, trained=False, four_bits=in_four_bits(config, weight))
@@ -449,13 +429,5 @@ def in_four_bits(config: Config, weight: Weight) -> bool:
     family = family_of(config)
     if not family.is_known:  # no names are known: all that is multiplied, a lower bound
         return weight.tokens is not Tokens.none
-    whole = family.float32_layers
-    return len(weight.shape) > 1 and bool(weight.module) and _last(weight.module) not in whole
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def _trains_bias(config: Config) -> bool:
-    return isinstance(config.peft, Lora) and config.peft.bias is TrainedBias.lora_only
+    name = weight.module.rpartition(".")[2]
+    return len(weight.shape) > 1 and bool(name) and name not in family.float32_layers

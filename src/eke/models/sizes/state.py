@@ -67,20 +67,35 @@ class StateBytes:
         return max(self.start, self.total)
 
 
-def weight_bytes(config: Config) -> int:
-    """Bytes of one of the model's own numbers, and of its gradient."""
-    narrow = config.precision.weights is Weights.bfloat16
-    return BFLOAT16_BYTES if narrow else FLOAT32_BYTES
+@dataclass(frozen=True)
+class WeightFormats:
+    """Number formats of the training state; a plan decides them once."""
+
+    weights: str
+    """torch dtype name of weights and gradients."""
+    master: bool
+    """The optimizer updates float32 copies of narrower weights."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one of the model's own numbers, and of its gradient."""
+        return BFLOAT16_BYTES if self.weights == "bfloat16" else FLOAT32_BYTES
 
 
-def has_master(config: Config) -> bool:
-    """Whether the optimizer updates float32 copies: where configured and useful, and in ZeRO."""
-    wanted = config.precision.master is Switch.on or config.distributed.option in STAGE
-    return config.precision.weights is Weights.bfloat16 and wanted
+def decide_formats(config: Config) -> WeightFormats:
+    """Decide the formats: float32 copies where configured and useful, and in ZeRO."""
+    precision = config.precision
+    wanted = precision.master is Switch.on or config.distributed.option in STAGE
+    master = precision.weights is Weights.bfloat16 and wanted
+    return WeightFormats(precision.weights.value, master)
 
 
-def state_bytes(config: Config) -> StateBytes:
+def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBytes:
     """Exact bytes of weights, gradients and optimizer state after the first step.
+
+    Args:
+        config: of the run.
+        formats: as planned; None, before there is a plan, decides them from the configuration.
 
     Raises:
         ConfigError: if the family has no head for the task.
@@ -91,16 +106,18 @@ def state_bytes(config: Config) -> StateBytes:
         weights = tuple(replace(weight, shape=_part(config, weight.shape)) for weight in whole)
     trained = [weight for weight in weights if weight.trained]
     gradients = [w for w in whole if w.trained] if _adds_up_whole(config) else trained
-    master = has_master(config)
+    formats = formats or decide_formats(config)
     at_once = max if config.memory.optimizer_in_backward else sum
     return StateBytes(
-        weights=sum(_stored_bytes(config, weight) for weight in weights),
-        gradients=at_once(_number_bytes(config, w) * prod(w.shape) for w in gradients),
+        weights=sum(_stored_bytes(config, formats, weight) for weight in weights),
+        gradients=at_once(_number_bytes(formats, w) * prod(w.shape) for w in gradients),
         optimizer=optimizer_bytes(
-            config, trained, lambda w: FLOAT32_BYTES if master else _number_bytes(config, w)
+            config,
+            trained,
+            lambda w: FLOAT32_BYTES if formats.master else _number_bytes(formats, w),
         ),
-        master=FLOAT32_BYTES * sum(prod(w.shape) for w in trained) if master else 0,
-        start=sum(_stored_bytes(config, weight) for weight in whole),
+        master=FLOAT32_BYTES * sum(prod(w.shape) for w in trained) if formats.master else 0,
+        start=sum(_stored_bytes(config, formats, weight) for weight in whole),
     )
 
 
@@ -122,15 +139,15 @@ def _adds_up_whole(config: Config) -> bool:
     return isinstance(sharing, FSDP) and sharing.exchange is Exchange.last and accumulation > 1
 
 
-def _number_bytes(config: Config, weight: Weight) -> int:
+def _number_bytes(formats: WeightFormats, weight: Weight) -> int:
     """Adapters stay in float32 with narrower weights: PEFT's default."""
-    return FLOAT32_BYTES if weight.is_adapter else weight_bytes(config)
+    return FLOAT32_BYTES if weight.is_adapter else formats.weight_bytes
 
 
-def _stored_bytes(config: Config, weight: Weight) -> int:
+def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
     numbers = prod(weight.shape)
     if not weight.four_bits:
-        return _number_bytes(config, weight) * numbers
+        return _number_bytes(formats, weight) * numbers
     return four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
 
 
@@ -317,7 +334,9 @@ def flat_pieces(config: Config) -> list[Weight]:
     ]
 
 
-def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> StateBytes:
+def shared_state_bytes(
+    config: Config, size: ModelSize, host: bool = False, formats: WeightFormats | None = None
+) -> StateBytes:
     """Bytes of one process on its device; everything where nothing is shared or moved.
 
     ZeRO-3's small weights, not sharded, are not counted: a lower bound, by 10 x hidden size
@@ -327,10 +346,12 @@ def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> S
         config: as planned.
         size: of the model.
         host: count what waits in host memory, too: a CPU's device memory is just that.
+        formats: as for `state_bytes`.
     """
-    whole = state_bytes(config)
+    formats = formats or decide_formats(config)
+    whole = state_bytes(config, formats)
     if host:  # where models are built before they are cut, moved or rounded to 4 bits
-        whole = replace(whole, start=max(whole.start, weight_bytes(config) * size.num_parameters))
+        whole = replace(whole, start=max(whole.start, formats.weight_bytes * size.num_parameters))
     pages = optimizer_entry(config.optimizer).pages and not host
     if config.distributed.option not in STAGE:
         paged = paged_bytes(config, trained_weights(config)) if pages else 0

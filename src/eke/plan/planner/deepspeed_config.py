@@ -17,14 +17,11 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import format_value
 from eke.config.schema import Config, NvmeOffload, Weights, WeightsPlace
-from eke.models.sizes import PIECE_BUFFERS, WEIGHT_BUFFERS, largest_part
+from eke.models.sizes import PIECE_BUFFERS, STAGE, WEIGHT_BUFFERS, largest_part
 from eke.plan.planner.plan import BatchPlan
 
 Settings = dict[str, Any]
 """Content of a ds_config.json."""
-
-STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
-"""Option of the group `distributed` -> DeepSpeed's `zero_optimization.stage`."""
 
 OFFLOADED: dict[str, dict[str, str]] = {
     "none": {},
@@ -33,15 +30,12 @@ OFFLOADED: dict[str, dict[str, str]] = {
 }
 """Option of the group `offload` -> what DeepSpeed keeps where."""
 
-WEIGHTS = {WeightsPlace.device: None, WeightsPlace.host: "cpu", WeightsPlace.disk: "nvme"}
-"""`offload.weights` -> DeepSpeed's `offload_param.device`; None leaves the section out."""
-
 
 def deepspeed_settings(config: Config, batch: BatchPlan, device_kind: str) -> Settings:
     """DeepSpeed's configuration; every default that changes memory or mathematics is set.
 
     Args:
-        config: with `distributed` one of STAGES.
+        config: with `distributed` one of STAGE.
         batch: how a step is cut.
         device_kind: `cpu` or `cuda`; page-locked host memory needs a GPU.
     """
@@ -58,20 +52,27 @@ def deepspeed_settings(config: Config, batch: BatchPlan, device_kind: str) -> Se
         "zero_force_ds_cpu_optimizer": False,
     }
     if isinstance(config.offload, NvmeOffload):
-        settings["aio"] = _transfers(config.offload)
+        settings["aio"] = {  # in full, since its defaults are the disk's speed
+            "block_size": config.offload.block_bytes,
+            "queue_depth": config.offload.queue_depth,
+            "intra_op_parallelism": config.offload.threads,
+            "single_submit": False,
+            "overlap_events": True,
+            "use_gds": False,
+        }
     return settings
 
 
 def _zero(config: Config, device_kind: str) -> Settings:
     """The section `zero_optimization`."""
-    stage = STAGES[config.distributed.option]
+    stage = STAGE[config.distributed.option]
     width = config.model.hidden_size
     zero: Settings = {
         "stage": stage,
         "overlap_comm": device_kind == "cuda",  # a second CUDA stream; a CPU has none
         "reduce_bucket_size": width * width,
     }
-    if stage == STAGES["zero3"]:
+    if stage == STAGE["zero3"]:
         zero["stage3_prefetch_bucket_size"] = width * width * 9 // 10
         zero["stage3_param_persistence_threshold"] = 10 * width
     else:
@@ -93,10 +94,9 @@ def _offload_settings(config: Config, device_kind: str) -> Settings:
         return {what: {"device": where, **pinned} for what, where in places.items()}
     disk = {"device": "nvme", "nvme_path": str(user_path(offload.path)), **pinned}
     sections: Settings = {"offload_optimizer": {**disk, "buffer_count": PIECE_BUFFERS}}
-    where = WEIGHTS[offload.weights]
-    if where == "cpu":
-        sections["offload_param"] = {"device": where, **pinned}
-    if where == "nvme":
+    if offload.weights is WeightsPlace.host:
+        sections["offload_param"] = {"device": "cpu", **pinned}
+    if offload.weights is WeightsPlace.disk:
         sections["offload_param"] = {
             **disk,
             "buffer_count": WEIGHT_BUFFERS,
@@ -104,18 +104,6 @@ def _offload_settings(config: Config, device_kind: str) -> Settings:
             "max_in_cpu": 0,  # DeepSpeed's default keeps the first 1e9 weights in host memory
         }
     return sections
-
-
-def _transfers(offload: NvmeOffload) -> Settings:
-    """The section `aio` in full, since its defaults are the disk's speed."""
-    return {
-        "block_size": offload.block_bytes,
-        "queue_depth": offload.queue_depth,
-        "intra_op_parallelism": offload.threads,
-        "single_submit": False,
-        "overlap_events": True,
-        "use_gds": False,
-    }
 
 
 KEY = "distributed.deepspeed_config"
@@ -143,9 +131,6 @@ OWNED_ON_DISK: dict[str, Callable[[Any], str]] = {
     "aio.intra_op_parallelism": lambda value: f"offload.threads={value}",
 }
 """The same keys with `offload=nvme`; unused without it."""
-
-OWN_FORMATS = ("fp16.enabled", "bf16.enabled")
-"""DeepSpeed's 16-bit weights: float16 ones are none of eke's, bfloat16 ones are bf16_pure's."""
 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon"}
 """DeepSpeed's name of an optimizer -> eke's options begin with."""
@@ -257,20 +242,16 @@ def _lay_over(
             if path not in OWNED and key not in mine:
                 why = f"has {path}=auto, for which eke has no value"
                 problems.append(Problem(KEY, name, why, Fix(remark=f"remove {path} from {name}")))
-        elif _is_owned(path, ours) and not _same(value, ours):
+        elif (
+            (path in OWNED or (path in OWNED_ON_DISK and ours is not None))
+            and value != ours
+            # Off in other words: no offload is device `none`, or no section at all.
+            and not (_is_off(value) and _is_off(ours))
+        ):
             problems.append(_contradiction(path, value, ours, name))
         else:
             merged[key] = value
     return merged
-
-
-def _is_owned(path: str, ours: Any) -> bool:
-    return path in OWNED or (path in OWNED_ON_DISK and ours is not None)
-
-
-def _same(theirs: Any, ours: Any) -> bool:
-    """Equal, or off in other words: no offload is device `none`, or no section at all."""
-    return bool(theirs == ours) or (_is_off(theirs) and _is_off(ours))
 
 
 def _is_off(value: Any) -> bool:
@@ -281,7 +262,7 @@ def _is_off(value: Any) -> bool:
 
 def _contradiction(path: str, theirs: Any, ours: Any, name: str) -> Problem:
     why = f"says {path}={format_value(theirs)}, the configuration {format_value(ours)}"
-    if path in OWN_FORMATS:
+    if path in ("fp16.enabled", "bf16.enabled"):
         why += (
             ": it is the format of the weights themselves, not the one that autocast computes in "
             f"({path}=auto leaves it to eke)"
@@ -306,17 +287,14 @@ def _other_optimizer(config: Config, section: Any) -> list[Problem]:
         fix = Fix(f"optimizer={wanted}", remark=f"or: remove optimizer from {name}")
         problems.append(Problem(KEY, name, why, fix))
     for key, value in dict(section.get("params") or {}).items():
-        for field, one in zip(PARAMS.get(key, ()), _as_list(value), strict=False):
+        # A pair of betas, or one value; `auto` stands for both betas.
+        each = value if isinstance(value, list) else [value, value]
+        for field, one in zip(PARAMS.get(key, ()), each, strict=False):
             ours = getattr(config.optimizer, field, None)
             if one != AUTO and ours is not None and one != ours:
                 why = f"says optimizer.params.{key}={format_value(value)}, the configuration {ours}"
                 problems.append(Problem(KEY, name, why, Fix(f"optimizer.{field}={one}")))
     return problems
-
-
-def _as_list(value: Any) -> list[Any]:
-    """A pair of betas, or one value; `auto` stands for both betas."""
-    return list(value) if isinstance(value, list) else [value, value]
 
 
 def _other_schedule(config: Config, section: Any) -> list[Problem]:

@@ -91,18 +91,13 @@ def software_changes(plan: Plan) -> list[str]:
     return changed_fingerprint(plan.machine, with_own_software(plan).machine)
 
 
-def check_software(plan: Plan, own: Plan | None = None) -> None:
+def check_software(plan: Plan) -> None:
     """Hold the software on disk against the plan.
-
-    Args:
-        plan: the run.
-        own: what `with_own_software` has just returned; None looks at the disk, some 30 ms.
 
     Raises:
         ChangedError: something differs.
     """
-    own = own or with_own_software(plan)
-    if changes := changed_fingerprint(plan.machine, own.machine):
+    if changes := software_changes(plan):
         told = "; ".join(changes)
         why = f"the software has changed since the run was planned ({told})"
         raise ChangedError(f"{why} -> the same command again")

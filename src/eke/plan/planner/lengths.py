@@ -69,11 +69,22 @@ def drawn(plan: Plan) -> Drawn:
         if not isinstance(plan.config.data, Rows):
             return Drawn(whole, whole, whole, whole)
         return Drawn(Micro(whole.rows, 1, 1), whole, whole, whole)  # the prepared tokens are gone
-    batch, data = plan.batch, plan.config.data
-    group = batch.per_device * batch.devices
-    samples = min(plan.steps.total * batch.samples_per_step, MOST_DRAWN)
-    lengths = _Sampler(data, batch.samples_per_step, group, samples).lengths(found[0])
+    import numpy as np
+
+    batch, data, tokens = plan.batch, plan.config.data, found[0]
+    group = batch.per_device * batch.devices  # samples that are padded together
+    count = min(plan.steps.total * batch.samples_per_step, MOST_DRAWN)
+    each = np.sort(tokens, axis=0)
+    ends = [_joined(data, part, group)[0] for part in (each, each[-group:])]
+    means, tops = [], []
+    for number in range(DRAWS):
+        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
+        made = _joined(data, tokens[order], group)
+        means.append(made.mean(axis=0))
+        tops.append(made[np.argmax(made.sum(axis=1))])
+    middle = [np.mean(means, axis=0).round(), np.median(tops, axis=0)]
     rows = 1 if data.packing is Packing.padding_free else batch.per_device
+    lengths = (row.astype(int).tolist() for row in (ends[0], *middle, ends[1]))
     return Drawn(*(Micro(rows, *each) for each in lengths))
 
 
@@ -105,46 +116,24 @@ def _full(config: Config, rows: int) -> Micro:
     return Micro(rows // together, source, target)
 
 
-@dataclass(frozen=True)
-class _Sampler:
-    """Lengths of the batches that `eke.training.batches.batches.Order` draws."""
+def _order(
+    data: Data, lengths: "np.ndarray", samples_per_step: int, count: int, seed: int
+) -> "np.ndarray":
+    """Numbers of the samples of one training, as `eke.training.batches.batches` draws them."""
+    import numpy as np
 
-    data: Data
-    samples_per_step: int
-    group: int
-    """Samples that are padded together."""
-    num_drawn: int
-
-    def lengths(self, tokens: "np.ndarray") -> list[list[int]]:
-        """Source and target of the shortest, mean, longest expected and longest micro-batch."""
-        import numpy as np
-
-        each = np.sort(tokens, axis=0)
-        ends = [_joined(self.data, part, self.group)[0] for part in (each, each[-self.group :])]
-        means, tops = [], []
-        for number in range(DRAWS):
-            order = self._order(tokens.sum(axis=1), np.random.default_rng(number))
-            made = _joined(self.data, tokens[order], self.group)
-            means.append(made.mean(axis=0))
-            tops.append(made[np.argmax(made.sum(axis=1))])
-        middle = [np.mean(means, axis=0).round(), np.median(tops, axis=0)]
-        return [row.astype(int).tolist() for row in (ends[0], *middle, ends[1])]
-
-    def _order(self, lengths: "np.ndarray", rng: "np.random.Generator") -> "np.ndarray":
-        """Numbers of the samples of one training, in their order."""
-        import numpy as np
-
-        size, epochs = self.samples_per_step, -(-self.num_drawn // len(lengths))
-        orders = [rng.permutation(len(lengths)) for _ in range(epochs)]
-        if self.data.length_grouping:
-            for at, order in enumerate(orders):
-                for start in range(0, len(order), GROUPED_STEPS * size):
-                    part = order[start : start + GROUPED_STEPS * size]
-                    part[:] = part[np.argsort(-lengths[part], kind="stable")]
-                whole = len(order) // size * size
-                steps = rng.permutation(order[:whole].reshape(-1, size))
-                orders[at] = np.concatenate([steps.ravel(), order[whole:]])
-        return np.concatenate(orders)[: self.num_drawn]
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
+    if data.length_grouping:
+        sorted_together = GROUPED_STEPS * samples_per_step
+        for at, order in enumerate(orders):
+            for start in range(0, len(order), sorted_together):
+                part = order[start : start + sorted_together]
+                part[:] = part[np.argsort(-lengths[part], kind="stable")]
+            whole = len(order) // samples_per_step * samples_per_step
+            steps = rng.permutation(order[:whole].reshape(-1, samples_per_step))
+            orders[at] = np.concatenate([steps.ravel(), order[whole:]])
+    return np.concatenate(orders)[:count]
 
 
 def _joined(data: Data, tokens: "np.ndarray", group: int) -> "np.ndarray":

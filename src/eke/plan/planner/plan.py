@@ -19,7 +19,7 @@ from eke.config.schema import Config, PretrainedModel
 from eke.config.schema.codec import make_converter
 from eke.data.sources import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
-from eke.models.sizes import ModelSize
+from eke.models.sizes import ModelSize, WeightFormats
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,11 @@ class ComputePlan:
     """Scaling of float8 products in linear layers: `off`, `tensorwise`, `rowwise`."""
     eval_autocast: str | None = None
     """As `autocast`, in evaluation."""
+
+    @property
+    def formats(self) -> WeightFormats:
+        """Formats of the training state."""
+        return WeightFormats(self.weights, self.master)
 
     @property
     def matmul(self) -> str:
@@ -198,14 +203,6 @@ def render_plan(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _of_device_memory(plan: Plan) -> str:
-    """What else is to be known of it."""
-    if not plan.device.present:
-        return "declared, not present: for planning only"
-    left = plan.device.available_bytes
-    return "" if left is None else f"{format_bytes(left)} of it free now"
-
-
 def _which_model(plan: Plan) -> str:
     """What was chosen, the checkpoint behind it, and how much of it a token sees."""
     words = f"model={plan.config.model.option}"
@@ -216,29 +213,27 @@ def _which_model(plan: Plan) -> str:
     return words
 
 
-def _trained_row(plan: Plan) -> list[tuple[str, str, str]]:
-    """How many numbers are trained, where that is not all of them."""
-    count, option = plan.size.num_trained_parameters, plan.config.peft.option
-    if option == "none":
-        return []
-    if count is None:
-        return [("trained parameters", "unknown", f"peft={option}; the built model tells")]
-    share = f"{count / plan.size.num_parameters:.2%} as many as the model has, by peft={option}"
-    return [("trained parameters", format_count(count), share)]
-
-
 def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
     size, steps = plan.size, plan.steps
     flops = size.flops_per_sample
     step = "unknown" if flops is None else format_flops(flops * plan.batch.samples_per_step)
-    memory = plan.device.memory_bytes
+    memory, free = plan.device.memory_bytes, ""
+    if not plan.device.present:
+        free = "declared, not present: for planning only"
+    elif plan.device.available_bytes is not None:
+        free = f"{format_bytes(plan.device.available_bytes)} of it free now"
+    trained, peft = size.num_trained_parameters, plan.config.peft.option
+    share = f"peft={peft}; the built model tells"
+    if trained is not None:
+        share = f"{trained / size.num_parameters:.2%} as many as the model has, by peft={peft}"
+    count = "unknown" if trained is None else format_count(trained)
     # The last step of an epoch has what is left of it.
     epochs, more = divmod(steps.total, steps.per_epoch)
     left = min(more * plan.batch.samples_per_step, steps.num_train_samples)
     num_samples = epochs * steps.num_train_samples + left
     return [
         ("parameters", format_count(size.num_parameters), _which_model(plan)),
-        *_trained_row(plan),
+        *([("trained parameters", count, share)] if peft != "none" else []),
         ("model FLOPs per step", step, size.flops_formula),
         (
             "samples in all",
@@ -246,9 +241,5 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
             f"{num_samples / steps.num_train_samples:.2f} epochs of "
             f"{steps.num_train_samples} samples",
         ),
-        (
-            "device memory",
-            format_bytes(memory) if memory else "unknown",
-            _of_device_memory(plan),
-        ),
+        ("device memory", format_bytes(memory) if memory else "unknown", free),
     ]

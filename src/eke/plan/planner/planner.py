@@ -36,8 +36,9 @@ from eke.config.schema.codec import make_converter
 from eke.hardware import Device, machine_fingerprint, usable_cores
 from eke.models.families import FLOAT32_BYTES, family_of
 from eke.models.sizes import (
+    STAGE,
     adapted_layers,
-    has_master,
+    decide_formats,
     is_ia3,
     model_size,
     optimizer_entry,
@@ -46,7 +47,6 @@ from eke.models.sizes import (
 from eke.models.sizes.optimizers import AUTO
 from eke.plan.identity import run_id
 from eke.plan.planner.deepspeed_config import (
-    STAGES,
     Settings,
     deepspeed_settings,
     merge_user_settings,
@@ -56,8 +56,7 @@ from eke.plan.planner.inputs import inputs_of
 from eke.plan.planner.lengths import sample_means
 from eke.plan.planner.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan, plan_to_plain
 from eke.plan.planner.samples import DataPlan, plan_batch, plan_data, smaller_batch
-from eke.plan.record import Failure, Outcome, Record, metrics
-from eke.plan.record.record import Timing
+from eke.plan.record import Failure, Outcome, Record, Timing, metrics
 
 DEFAULT_STEPS = 300
 """Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
@@ -224,7 +223,8 @@ def _plan_steps(
     per_epoch = math.ceil(train / batch.samples_per_step)
     if config.train.epochs is not None:
         total = max(1, math.ceil(per_epoch * config.train.epochs))
-        reason = f"{_epochs(config.train.epochs)} of {format_number(per_epoch, 'step')}"
+        epochs = "1 epoch" if config.train.epochs == 1 else f"{config.train.epochs:g} epochs"
+        reason = f"{epochs} of {format_number(per_epoch, 'step')}"
     elif config.train.steps is not None:
         total, reason = config.train.steps, ""
     else:
@@ -240,10 +240,6 @@ def _plan_steps(
     if problems:
         raise ConfigError(problems)
     return StepPlan(total, per_epoch, warmup, train, evaluation)
-
-
-def _epochs(number: float) -> str:
-    return "1 epoch" if number == 1 else f"{number:g} epochs"
 
 
 def _impossible_lengths(
@@ -279,7 +275,7 @@ def _plan_deepspeed(
     decisions: list[Decision],
 ) -> tuple[Settings | None, list[str]]:
     """DeepSpeed's configuration, and what the user should know about a file of their own."""
-    if config.distributed.option not in STAGES:
+    if config.distributed.option not in STAGE:
         return None, []
     mine = deepspeed_settings(config, batch, device.kind)
     zero = mine["zero_optimization"]
@@ -296,7 +292,7 @@ def _plan_deepspeed(
 def _plan_compute(
     config: Config, device: Device, warmup: int, decisions: list[Decision]
 ) -> ComputePlan:
-    precision = config.precision
+    precision, formats = config.precision, decide_formats(config)
     autocast = _autocast(precision.compute.value, precision.weights)
     evaluation = autocast
     if precision.evaluation is not Evaluation.same:
@@ -308,9 +304,9 @@ def _plan_compute(
         decisions.append(Decision("precision.tf32", "off", "PyTorch's default"))
     if precision.weights is Weights.bfloat16 and precision.master is Switch.auto:
         reason = f"{FLOAT32_BYTES} bytes per parameter more than bfloat16 alone"
-        if has_master(config):
+        if formats.master:
             reason = "DeepSpeed's ZeRO steps on float32 copies of its share of the weights"
-        master = "on" if has_master(config) else "off"
+        master = "on" if formats.master else "off"
         decisions.append(Decision("precision.master", master, reason))
     pin = config.dataloader.pin_memory
     pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
@@ -332,8 +328,8 @@ def _plan_compute(
         tf32=precision.tf32 is Switch.on,
         optimizer_implementation=implementation,
         pin_memory=pinned and device.kind == "cuda",
-        weights=precision.weights.value,
-        master=has_master(config),
+        weights=formats.weights,
+        master=formats.master,
         float8=precision.float8.value,
         eval_autocast=evaluation,
     )
@@ -359,13 +355,15 @@ def _implementation(config: Config, device: Device, decisions: list[Decision]) -
     named = optimizer_entry(config.optimizer).implementation
     if named != AUTO:
         return named
+    chosen, reason = (
+        "fused",
+        f"torch has a fused AdamW for {device.kind}: one kernel, no temporaries",
+    )
     if config.offload.option != "none":
+        chosen = "deepspeed_cpu"
         reason = "the update runs on the host, where DeepSpeedCPUAdam uses its vector units"
-        decisions.append(Decision("optimizer implementation", "deepspeed_cpu", reason))
-        return "deepspeed_cpu"
-    reason = f"torch has a fused AdamW for {device.kind}: one kernel, no temporaries"
-    decisions.append(Decision("optimizer implementation", "fused", reason))
-    return "fused"
+    decisions.append(Decision("optimizer implementation", chosen, reason))
+    return chosen
 
 
 def _plan_peft(config: Config, decisions: list[Decision]) -> None:
@@ -431,7 +429,7 @@ def waiting_hints(plan: Plan, timing: Timing) -> list[str]:
     return [f"{said}; {workers} loader processes are all that {cores} cores can feed"]
 
 
-STATE = "zero_stage_3"
+SWAPPED = "zero_stage_3"
 """DeepSpeed's own folder inside the configured one."""
 
 
@@ -448,9 +446,9 @@ def remove_swap(folder: Path | None, rank: int | None = None) -> None:
     """Remove one rank's files, or all, and the folder itself once no rank has any."""
     if folder is None:
         return
-    for mine in folder.glob(f"{STATE}/*/rank{'*' if rank is None else rank}"):
+    for mine in folder.glob(f"{SWAPPED}/*/rank{'*' if rank is None else rank}"):
         remove_tree(mine)
-    for empty in (*folder.glob(f"{STATE}/*"), folder / STATE, folder):
+    for empty in (*folder.glob(f"{SWAPPED}/*"), folder / SWAPPED, folder):
         with suppress(OSError):  # another rank's files are there, or it was first
             empty.rmdir()
 
@@ -458,7 +456,7 @@ def remove_swap(folder: Path | None, rank: int | None = None) -> None:
 def swap_files(folder: Path, rank: int) -> dict[str, int]:
     """Bytes of one rank's files: `optimizer` and `weights`, as the file system has them."""
     found = {"optimizer": 0, "weights": 0}
-    for file in folder.glob(f"{STATE}/*/rank{rank}/*.swp"):
+    for file in folder.glob(f"{SWAPPED}/*/rank{rank}/*.swp"):
         kind = "optimizer" if file.parents[1].name == "optimizer" else "weights"
         with suppress(OSError):
             found[kind] += file.stat().st_size

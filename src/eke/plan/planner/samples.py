@@ -86,24 +86,20 @@ def _synthetic(config: Config, data: Synthetic, decisions: list[Decision]) -> Da
     drawn = data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     if data.num_samples is None:
         decisions.append(Decision("data.num_samples", str(drawn), "the guides' data set size"))
-    if data.packing is not Packing.on:
-        return DataPlan(drawn, data.num_eval_samples, _drawn_from(data))
-    counts = (drawn, data.num_eval_samples)
-    lengths = [
-        sources.synthetic_lengths(data, data.seq_len, split, count)
-        for split, count in enumerate(counts)
-    ]
-    rows = [len(sources.first_fit(found, data.seq_len)) for found in lengths]
-    decisions.append(_packed(rows[0], drawn, int(lengths[0].sum()), data.seq_len))
-    return DataPlan(rows[0], rows[1], f"{_drawn_from(data)} {counts[0]}+{counts[1]}")
-
-
-def _drawn_from(data: Synthetic) -> str:
-    """Names the random samples: all that they are drawn from, but their number and length."""
+    # Names the random samples: all that they are drawn from, but their number and length.
     shared = {field.name for field in dataclasses.fields(Data)}
     own = [field.name for field in dataclasses.fields(data) if field.name not in shared]
     text = repr([(name, getattr(data, name)) for name in own])
-    return f"synthetic {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    fingerprint = f"synthetic {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if data.packing is not Packing.on:
+        return DataPlan(drawn, data.num_eval_samples, fingerprint)
+    lengths = [
+        sources.synthetic_lengths(data, data.seq_len, split, count)
+        for split, count in enumerate((drawn, data.num_eval_samples))
+    ]
+    rows = [len(sources.first_fit(found, data.seq_len)) for found in lengths]
+    decisions.append(_packed(rows[0], drawn, int(lengths[0].sum()), data.seq_len))
+    return DataPlan(rows[0], rows[1], f"{fingerprint} {drawn}+{data.num_eval_samples}")
 
 
 def _packed(rows: int, samples: int, tokens: int, seq_len: int) -> Decision:
@@ -132,13 +128,11 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
         reason = f"{vocabulary.size} tokens" + (
             "; its end of text pads" if vocabulary.pad_is_eos else ""
         )
-        decisions.append(Decision("data.tokenizer", _shown(request.tokenizer), reason))
+        path = request.tokenizer
+        shown = path if len(path) <= 40 else f"...{path[-37:]}"
+        decisions.append(Decision("data.tokenizer", shown, reason))
     warnings = _token_warnings(config, manifest)
     return DataPlan(train, evaluation, manifest.digest, vocabulary, request.key, warnings)
-
-
-def _shown(path: str) -> str:
-    return path if len(path) <= 40 else f"...{path[-37:]}"
 
 
 def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Problem]:
@@ -148,10 +142,8 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
         return []
     if isinstance(config.model, PretrainedModel):
         why = f"has {vocabulary.size} tokens, and the checkpoint's embedding {size} rows"
-        tokenizer = vocabulary.tokenizer
-        own = tokenizer == config.model.name_or_path
-        fix = Fix("data.tokenizer=auto", remark="its own")
-        if own:
+        tokenizer, fix = vocabulary.tokenizer, Fix("data.tokenizer=auto", remark="its own")
+        if tokenizer == config.model.name_or_path:
             fix = Fix("data.tokenizer=THE_ONE_IT_WAS_TRAINED_WITH")
         return [Problem("data.tokenizer", tokenizer, why, fix, "vocabulary_holds_tokens")]
     why = f"is smaller than the {vocabulary.size} tokens of data.tokenizer={vocabulary.tokenizer}"
@@ -161,10 +153,9 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
 
 def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
     """T5 classifies at the end of text, which the tokenizer has to write."""
-    classifies = (
-        isinstance(config.task, SequenceClassification) and family_of(config).is_encoder_decoder
-    )
-    if not classifies or vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix:
+    is_written = vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix
+    classifies = isinstance(config.task, SequenceClassification)
+    if is_written or not classifies or not family_of(config).is_encoder_decoder:
         return []
     why = "writes no end-of-text token, at which T5 classifies"
     return [Problem("data.tokenizer", vocabulary.tokenizer, why, Fix("data.tokenizer=bytes"))]
@@ -173,10 +164,9 @@ def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
 def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
     """What a row begins and ends with, and what is unusual about it."""
     first, last = (" ".join(repr(token)[1:-1] or "''" for token in e) for e in manifest.first_row)
-    shown = f"{first} .. {last}" if last else first
-    if not shown:
+    reason = f"{first} .. {last}" if last else first
+    if not reason:
         return
-    reason = shown
     if manifest.num_other_prompts:
         count = format_number(manifest.num_other_prompts, "row")
         reason += f"; {count} begin with other tokens than the prompt alone has"
@@ -280,13 +270,10 @@ def _take(
         raise ConfigError(Problem("data.seq_len", str(data.seq_len), why, fix))
     train = min(data.num_samples or available[0], available[0])
     if data.num_samples is None:
-        reason = (
-            "all the training rows"
-            if isinstance(data, Rows)
-            else (
-                f"all the training text holds, in samples of {sources.window_length(config)} tokens"
-            )
-        )
+        length = sources.window_length(config)
+        reason = f"all the training text holds, in samples of {length} tokens"
+        if isinstance(data, Rows):
+            reason = "all the training rows"
         decisions.append(Decision("data.num_samples", str(train), reason))
     elif train < data.num_samples:
         reason = f"the training {source} holds no more; {data.num_samples} were asked for"

@@ -1,73 +1,438 @@
-"""Files of a run: outcome, record, metrics. Reading them needs neither torch nor Hydra."""
+"""Outcomes of a run or a sweep job, and the record that a run leaves.
 
-from eke.plan.record import metrics
-from eke.plan.record.metrics import (
-    UnreadableRecord,
-    missing_run,
-    no_runs,
-    read_attempts,
-    read_record,
-    start_attempt,
-    write_record,
-)
-from eke.plan.record.record import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_RESUMABLE,
-    EXIT_USER,
-    RECORD_LIMIT,
-    RECORD_VERSION,
-    CalibratedStep,
-    DeadRank,
-    Failure,
-    Loss,
-    MeasuredMemory,
-    MemoryRecord,
-    Outcome,
-    PredictedMemory,
-    PredictedStep,
-    RankFailure,
-    Record,
-    Spread,
-    Throughput,
-    Timing,
-    read_dead_rank,
-    read_rank_failures,
-    write_dead_rank,
-    write_rank_failure,
-)
+The record: what one run left, typed and versioned. A measurement that was not made is None.
 
-__all__ = [
-    "EXIT_FAILED",
-    "EXIT_OK",
-    "EXIT_RESUMABLE",
-    "EXIT_USER",
-    "RECORD_LIMIT",
-    "RECORD_VERSION",
-    "CalibratedStep",
-    "DeadRank",
-    "Failure",
-    "Loss",
-    "MeasuredMemory",
-    "MemoryRecord",
-    "Outcome",
-    "PredictedMemory",
-    "PredictedStep",
-    "RankFailure",
-    "Record",
-    "Spread",
-    "Throughput",
-    "Timing",
-    "UnreadableRecord",
-    "metrics",
-    "missing_run",
-    "no_runs",
-    "read_attempts",
-    "read_dead_rank",
-    "read_rank_failures",
-    "read_record",
-    "start_attempt",
-    "write_dead_rank",
-    "write_rank_failure",
-    "write_record",
-]
+How the processes of one run ended, in addition to the record of rank 0; attempts to run it; errors
+for folders without runs. Reading these files needs neither torch nor Hydra.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import cattrs
+
+from eke.common.errors import EkeError, Fix, Problem
+from eke.common.files import append_line, read_json, read_text, seal, write_json
+from eke.common.paths import RunPaths
+from eke.common.text import closest_path
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USER = 2
+EXIT_RESUMABLE = 75
+"""`EX_TEMPFAIL` of sysexits.h: interrupted, the same command continues it."""
+
+
+class Outcome(Enum):
+    """How a run ended."""
+
+    ok = "ok"
+    oom = "oom"
+    diverged = "diverged"
+    timeout = "timeout"
+    preempted = "preempted"
+    crashed = "crashed"
+    cancelled = "cancelled"
+    refused = "refused"
+    skipped = "skipped"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether running the same thing again would only repeat it."""
+        return self in (Outcome.ok, Outcome.oom, Outcome.diverged)
+
+    @property
+    def exit_code(self) -> int:
+        """What the process that reports this outcome exits with."""
+        if self is Outcome.ok:
+            return EXIT_OK
+        if self in (Outcome.timeout, Outcome.preempted, Outcome.cancelled):
+            return EXIT_RESUMABLE
+        return EXIT_USER if self is Outcome.refused else EXIT_FAILED
+
+
+RECORD_VERSION = 1
+"""Raise it when a field changes its meaning or disappears; a reader of an older version refuses."""
+
+
+@dataclass
+class Spread:
+    """A sample of one quantity."""
+
+    median: float
+    p10: float
+    p90: float
+    n: int
+
+
+@dataclass
+class CalibratedStep:
+    """What finished runs made of a predicted step time."""
+
+    runs: int
+    """Different configurations that ran on this device, with these libraries."""
+    needed: int
+    """Of them before anything is corrected: with fewer, the rest is absent."""
+    factor: float | None = None
+    """Corrected over predicted."""
+    within_frac: float | None = None
+    """Relative error of the expected value that 95 % of runs stay below."""
+    versions: str = ""
+
+
+@dataclass
+class PredictedStep:
+    """The time model's estimate (eke.estimate.time.StepTime): seconds of one optimizer step."""
+
+    low: float
+    expected: float
+    high: float
+    parts: dict[str, float] = field(default_factory=dict)
+    """Expected seconds of each: `compute`, `memory`, `optimizer`, `host`, `transfers`, ..."""
+    limit: str = ""
+    """Name of the largest part."""
+    basis: str = ""
+    """What the device's rates are known from."""
+    notes: list[str] = field(default_factory=list)
+    """What is not modelled, or only widely."""
+    calibrated: CalibratedStep | None = None
+
+
+@dataclass
+class Timing:
+    """Seconds. Steps of the warm-up are in `warmup_steps_s`, never in `steady_step_s`."""
+
+    startup_s: float | None = None
+    """From the start of the worker to the first training step: imports, model, data."""
+    compile_s: float | None = None
+    """Share of the first steps spent in torch.compile's own phases."""
+    train_s: float | None = None
+    """All training steps, each as it was done last; without evaluation and checkpoints."""
+    eval_s: float | None = None
+    checkpoint_s: float | None = None
+    steady_step_s: Spread | None = None
+    """One optimizer step after warm-up."""
+    predicted_step_s: PredictedStep | None = None
+    """What was expected of `steady_step_s.median`; None where nothing is known of the device."""
+    warmup_steps_s: list[float] = field(default_factory=list)
+    data_frac: float | None = None
+    """Share of the steady steps' time that was spent waiting for data."""
+    phases: dict[str, Spread] = field(default_factory=dict)
+    """Seconds per step spent in `data`, `forward`, `backward` and `optimizer`."""
+
+
+@dataclass
+class Throughput:
+    """Rates over the steady steps."""
+
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    """Tokens that are not padding."""
+    model_flops_per_s: float | None = None
+    mfu_frac: float | None = None
+    """Share of the device's datasheet peak for the compute format; None when that is unknown."""
+    flops_formula: str = ""
+
+
+@dataclass
+class MeasuredMemory:
+    """Bytes. On a CPU, `peak_allocated_bytes` is the tensor allocator's in one profiled step."""
+
+    basis: str = ""
+    """Description of the measurement."""
+    peak_allocated_bytes: int | None = None
+    """Of several processes, the largest one's."""
+    peak_reserved_bytes: int | None = None
+    process_peak_bytes: int | None = None
+    """Resident memory of the process at its highest."""
+    peak_per_rank_bytes: list[int | None] | None = None
+    """`peak_allocated_bytes` of each process of a run that has several; the rest is rank 0's."""
+    stages: dict[str, int] = field(default_factory=dict)
+    """Memory after each of the guides' stages: `empty`, `kernels_loaded`, `weights`, `training`."""
+
+
+@dataclass
+class PredictedMemory:
+    """The forecast (eke.estimate.memory.Forecast): bytes that one device must have room for."""
+
+    low: int
+    expected: int
+    high: int
+    components: dict[str, int] = field(default_factory=dict)
+    """Of the expected peak; they add up to it."""
+    method: str = ""
+    """`trace`, `upper_bound` or `closed_form`."""
+    basis: str = ""
+    """Description of the count."""
+    allocated_bytes: int | None = None
+    """Expected highest sum of tensors: comparable with `measured.peak_allocated_bytes`, so on a CPU
+    of the micro-batch that was measured."""
+    verdict: str = ""
+    notes: list[str] = field(default_factory=list)
+    """Why the range is as wide as it is."""
+    calibrated: dict[str, Any] | None = None
+    """Only in records from before finished runs stopped correcting this forecast."""
+
+
+@dataclass
+class MemoryRecord:
+    """Predicted against measured."""
+
+    predicted: PredictedMemory | None = None
+    measured: MeasuredMemory | None = None
+    advice: list[str] = field(default_factory=list)
+    """After running out of memory: overrides with which it should fit, the cheapest first."""
+
+
+@dataclass
+class Loss:
+    """Nats per target (token or label)."""
+
+    train_first: float | None = None
+    train_final: float | None = None
+    eval_start: float | None = None
+    eval_final: float | None = None
+    bits_per_byte_start: float | None = None
+    """Evaluation loss in bits per byte of text; only where tokens are bytes."""
+    bits_per_byte_final: float | None = None
+
+
+@dataclass
+class Failure:
+    """Why a run did not end well."""
+
+    phase: str
+    """`build`, `data`, `forward`, `backward`, `optimizer`, `eval`, `checkpoint` or `worker`; in a
+    cluster also `node` (not what was planned for) or `job` (over without a word)."""
+    message: str
+    traceback: str = ""
+    lost_contact: bool = False
+    """Only the symptom in this process: another one of the run ended or stopped answering."""
+
+
+@dataclass
+class Record:
+    """Self-contained: the report reads nothing else."""
+
+    run_id: str
+    name: str
+    outcome: str
+    """A member name of Outcome."""
+    exit_code: int
+    attempt: int
+    """Number of the attempt that wrote this, from 0."""
+    steps_done: int
+    config: dict[str, Any]
+    choices: dict[str, str]
+    overrides: list[str]
+    plan: dict[str, Any]
+    """The derived part of the plan: device, batch, steps, compute, size, decisions, warnings."""
+    machine: dict[str, str]
+    environment: dict[str, Any]
+    """Time, host, versions, git commit."""
+    command: list[str]
+    timing: Timing = field(default_factory=Timing)
+    throughput: Throughput = field(default_factory=Throughput)
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
+    loss: Loss = field(default_factory=Loss)
+    effective: dict[str, Any] = field(default_factory=dict)
+    """Read from the running objects, never copied from the request."""
+    warnings: list[str] = field(default_factory=list)
+    failure: Failure | None = None
+    shared_device: bool | None = None
+    """Another process used the device: no speed claim can be made. None: not looked at."""
+    schema_version: int = RECORD_VERSION
+
+
+RECORD_LIMIT = 1 << 20
+"""Largest file that is read as a record, bytes; a record has some 20,000."""
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """How a process other than rank 0 failed, in its own words."""
+
+    attempt: int
+    rank: int
+    outcome: str
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class DeadRank:
+    """The process that ended first, as its parent saw it: it could not say anything itself."""
+
+    attempt: int
+    rank: int
+    exit_code: int
+    """Negative for a signal, as in Python's subprocess."""
+    node: int = 0
+    """Number of its machine."""
+
+
+def write_rank_failure(
+    paths: RunPaths, attempt: int, rank: int, outcome: Outcome, failure: Failure
+) -> None:
+    """Write it atomically; a disk that takes nothing any more takes nothing here either."""
+    content = RankFailure(attempt, rank, outcome.name, failure)
+    with contextlib.suppress(OSError):
+        write_json(paths.rank_failure(rank), asdict(content))
+
+
+def write_dead_rank(paths: RunPaths, dead: DeadRank) -> None:
+    """Write it atomically, like the above."""
+    with contextlib.suppress(OSError):
+        write_json(paths.dead_rank(dead.node), asdict(dead))
+
+
+def read_rank_failures(paths: RunPaths, attempt: int) -> list[RankFailure]:
+    """What the processes of this attempt left, lowest rank first; unreadable ones are passed by."""
+    found = []
+    for path in paths.folder.glob(paths.rank_failure(0).name.replace("0", "*")):
+        with contextlib.suppress(OSError, ValueError, cattrs.BaseValidationError):
+            failure = cattrs.structure(read_json(path), RankFailure)
+            Outcome(failure.outcome)  # a ValueError for a word that is none
+            if failure.attempt == attempt:
+                found.append(failure)
+    return sorted(found, key=lambda each: each.rank)
+
+
+def read_dead_rank(paths: RunPaths, attempt: int) -> DeadRank | None:
+    """The first process of this attempt to end, where it was observed.
+
+    Of several machines, each of which has seen one, the one that a signal killed, else one that is
+    not rank 0: those who are left behind fail with an ordinary exit code.
+    """
+    found = []
+    for path in paths.folder.glob(f"{paths.dead_rank().stem}*.json"):
+        with contextlib.suppress(OSError, ValueError, cattrs.BaseValidationError):
+            found.append(cattrs.structure(read_json(path), DeadRank))
+    mine = [dead for dead in found if dead.attempt == attempt]
+    return min(mine, key=lambda d: (d.exit_code >= 0, d.rank == 0, d.rank), default=None)
+
+
+def no_runs(
+    folders: Sequence[Path], command: str, notes: Sequence[str] = (), usual: str = "runs"
+) -> Problem:
+    """What is said of them.
+
+    Args:
+        folders: as given; none of them contains a run.
+        command: of eke, which accepts another folder: `status`.
+        notes: what of them could not be read.
+        usual: the folder to suggest where no neighbour has a similar name.
+    """
+    why, meant = "holds no run and no sweep that can be read", None
+    if not any(folder.exists() for folder in folders):
+        why = "there is no such folder"
+        near = closest_path(folders[0]) if len(folders) == 1 else None
+        meant = near if near is not None and _leads_to_runs(near) else None
+    text = ", ".join(map(str, folders))
+    return Problem(
+        "DIR", text, "; ".join([why, *notes]), Fix(remark=f"eke {command} {meant or usual}")
+    )
+
+
+def _leads_to_runs(folder: Path) -> bool:
+    """Whether it is a sweep or a run, or holds one: a name that is near may be anything's."""
+    marks = ("sweep.json", "plan.json", "record.json")
+    return any(any(folder.glob(f"{depth}{mark}")) for depth in ("", "*/") for mark in marks)
+
+
+class UnreadableRecord(EkeError):
+    """A record is there, but cannot be read: reported, never dropped."""
+
+
+@functools.cache  # 20 ms, and a sweep reads and writes a thousand records; immutable
+def _converter() -> cattrs.Converter:
+    return cattrs.Converter(forbid_extra_keys=True)
+
+
+def write_record(paths: RunPaths, record: Record) -> None:
+    """Write `record.json` atomically."""
+    write_json(paths.record, _converter().unstructure(record))
+
+
+def read_record(paths: RunPaths) -> Record | None:
+    """The record of a run; None when there is none yet.
+
+    Raises:
+        UnreadableRecord: it is torn, of another version, or not a record.
+    """
+    try:
+        content = read_json(paths.record, RECORD_LIMIT)
+        if not isinstance(content, dict):
+            raise UnreadableRecord(f"{paths.record}: not a readable record (no object)")
+        version = content.get("schema_version")
+        if version != RECORD_VERSION:
+            raise UnreadableRecord(
+                f"{paths.record}: record version {version}, this eke reads {RECORD_VERSION}"
+            )
+        record = _converter().structure(content, Record)
+        Outcome(record.outcome)  # a ValueError for a word that is none
+        return record
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError, cattrs.BaseValidationError) as error:
+        raise UnreadableRecord(f"{paths.record}: not a readable record ({error})") from error
+
+
+def missing_run(told: str, folder: Path) -> str:
+    """What is said of a run that a sweep has seen end, and whose folder is not there.
+
+    Args:
+        told: the outcome in the sweep's file; empty where it has none.
+        folder: of the run.
+
+    Returns:
+        Empty where nothing is missing.
+    """
+    if not told or folder.exists():
+        return ""
+    return f"{told} by its sweep's file, but {folder} is not there: moved, or not copied along?"
+
+
+def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
+    """Note that a worker starts on this run; returns the attempt's number, from 0.
+
+    Args:
+        paths: the run folder.
+        machine: fingerprint of what it was planned for.
+    """
+    attempt = len(read_attempts(paths))
+    entry = {
+        "attempt": attempt,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "started": time.time(),
+        "machine": machine,
+    }
+    seal(paths.attempts)
+    append_line(paths.attempts, json.dumps(entry))
+    return attempt
+
+
+def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:
+    """All attempts so far, oldest first; a torn line, and one that is no object, is skipped."""
+    try:
+        lines = read_text(paths.attempts, 4 * RECORD_LIMIT).splitlines()
+    except OSError:
+        return []
+    entries = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries

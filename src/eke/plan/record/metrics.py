@@ -5,48 +5,18 @@ One row per optimizer step (`train/...`) and per evaluation (`eval/...`). Every 
 done again: readers keep the highest attempt of each step.
 
 What follows from the rows of metrics.jsonl: timing, rates, losses. Absent if not measured.
-
-Errors for folders without runs.
-
-Records and attempts on disk.
 """
 
-import functools
 import json
 import math
 import os
-import socket
 import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cattrs
-
-from eke.common.errors import EkeError, Fix, Problem
-from eke.common.files import (
-    Refused,
-    append_line,
-    last_bytes,
-    open_to_read,
-    plain,
-    read_json,
-    read_text,
-    write_json,
-)
-from eke.common.paths import RunPaths
-from eke.common.text import closest_path
-from eke.plan.record.record import (
-    RECORD_LIMIT,
-    RECORD_VERSION,
-    Loss,
-    Outcome,
-    Record,
-    Spread,
-    Throughput,
-    Timing,
-)
+from eke.common.files import Refused, append_line, open_to_read, plain
+from eke.plan.record import Loss, Spread, Throughput, Timing
 
 Row = dict[str, Any]
 
@@ -74,8 +44,6 @@ PHASES = ("data", "forward", "backward", "optimizer")
 PHASE_KEYS = {phase: f"train/{phase}_time_s" for phase in PHASES}
 """Phase -> row key of the seconds a step spent in it."""
 
-_ENCODER = json.JSONEncoder(allow_nan=False)
-
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append rows with one unbuffered write.
@@ -83,22 +51,8 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     Raises:
         OSError: the disk is full.
     """
-    lines = [_line(row) for row in rows]
-    if lines:
+    if lines := [json.dumps(plain(dict(row)), allow_nan=False) for row in rows]:
         append_line(path, "\n".join(lines))
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    try:
-        return _ENCODER.encode(dict(row))
-    except ValueError:  # a number that JSON cannot say
-        return _ENCODER.encode(plain(dict(row)))
-
-
-def seal(path: Path) -> None:
-    """End a torn last line, so that the next row starts on a new line."""
-    if path.exists() and not last_bytes(path, 1).endswith(b"\n"):
-        append_line(path, "")
 
 
 def read_rows(path: Path) -> tuple[list[Row], int]:
@@ -250,121 +204,3 @@ def losses(rows: Sequence[Row]) -> Loss:
 def _finite(rows: Sequence[Row], key: str) -> float | None:
     value = rows[0].get(key) if rows else None
     return float(value) if value is not None and math.isfinite(value) else None
-
-
-def no_runs(
-    folders: Sequence[Path], command: str, notes: Sequence[str] = (), usual: str = "runs"
-) -> Problem:
-    """What is said of them.
-
-    Args:
-        folders: as given; none of them contains a run.
-        command: of eke, which accepts another folder: `status`.
-        notes: what of them could not be read.
-        usual: the folder to suggest where no neighbour has a similar name.
-    """
-    why, meant = "holds no run and no sweep that can be read", None
-    if not any(folder.exists() for folder in folders):
-        why = "there is no such folder"
-        near = closest_path(folders[0]) if len(folders) == 1 else None
-        meant = near if near is not None and _leads_to_runs(near) else None
-    text = ", ".join(map(str, folders))
-    return Problem(
-        "DIR", text, "; ".join([why, *notes]), Fix(remark=f"eke {command} {meant or usual}")
-    )
-
-
-def _leads_to_runs(folder: Path) -> bool:
-    """Whether it is a sweep or a run, or holds one: a name that is near may be anything's."""
-    marks = ("sweep.json", "plan.json", "record.json")
-    return any(any(folder.glob(f"{depth}{mark}")) for depth in ("", "*/") for mark in marks)
-
-
-class UnreadableRecord(EkeError):
-    """A record is there, but cannot be read: reported, never dropped."""
-
-
-@functools.cache  # 20 ms, and a sweep reads and writes a thousand records; immutable
-def _converter() -> cattrs.Converter:
-    return cattrs.Converter(forbid_extra_keys=True)
-
-
-def write_record(paths: RunPaths, record: Record) -> None:
-    """Write `record.json` atomically."""
-    write_json(paths.record, _converter().unstructure(record))
-
-
-def read_record(paths: RunPaths) -> Record | None:
-    """The record of a run; None when there is none yet.
-
-    Raises:
-        UnreadableRecord: it is torn, of another version, or not a record.
-    """
-    try:
-        content = read_json(paths.record, RECORD_LIMIT)
-        if not isinstance(content, dict):
-            raise UnreadableRecord(f"{paths.record}: not a readable record (no object)")
-        version = content.get("schema_version")
-        if version != RECORD_VERSION:
-            raise UnreadableRecord(
-                f"{paths.record}: record version {version}, this eke reads {RECORD_VERSION}"
-            )
-        record = _converter().structure(content, Record)
-        Outcome(record.outcome)  # a ValueError for a word that is none
-        return record
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, AttributeError, cattrs.BaseValidationError) as error:
-        raise UnreadableRecord(f"{paths.record}: not a readable record ({error})") from error
-
-
-def missing_run(told: str, folder: Path) -> str:
-    """What is said of a run that a sweep has seen end, and whose folder is not there.
-
-    Args:
-        told: the outcome in the sweep's file; empty where it has none.
-        folder: of the run.
-
-    Returns:
-        Empty where nothing is missing.
-    """
-    if not told or folder.exists():
-        return ""
-    return f"{told} by its sweep's file, but {folder} is not there: moved, or not copied along?"
-
-
-def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
-    """Note that a worker starts on this run; returns the attempt's number, from 0.
-
-    Args:
-        paths: the run folder.
-        machine: fingerprint of what it was planned for.
-    """
-    attempt = len(read_attempts(paths))
-    entry = {
-        "attempt": attempt,
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "started": time.time(),
-        "machine": machine,
-    }
-    seal(paths.attempts)
-    append_line(paths.attempts, json.dumps(entry))
-    return attempt
-
-
-def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:
-    """All attempts so far, oldest first; a torn line, and one that is no object, is skipped."""
-    try:
-        lines = read_text(paths.attempts, 4 * RECORD_LIMIT).splitlines()
-    except OSError:
-        return []
-    entries = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict):
-            entries.append(entry)
-    return entries

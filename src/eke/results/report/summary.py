@@ -1,16 +1,12 @@
 """Summary of a finished run, table of a sweep's runs, and the planning progress line.
 
 Lines without a measured number are omitted.
-
-The end of a sweep as a table: the outcome of every cell.
-
-A line that says how far the planning of a large sweep has come.
 """
 
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from eke.common.streams import unfiltered
 from eke.common.text import (
@@ -21,7 +17,7 @@ from eke.common.text import (
     format_number,
     format_seconds,
 )
-from eke.plan.record import Outcome, Record, Spread
+from eke.plan.record import Outcome, Record
 
 Line = tuple[str, str, str]
 """Quantity, value and explanation."""
@@ -65,13 +61,25 @@ def _speed_lines(record: Record) -> list[Line]:
     timing, rates = record.timing, record.throughput
     lines: list[Line] = []
     if timing.train_s is not None:
-        lines.append(("time", format_seconds(timing.train_s), _around_training(record)))
+        parts = (
+            ("start-up", timing.startup_s),
+            ("evaluation", timing.eval_s),
+            ("checkpoints", timing.checkpoint_s),
+        )
+        rest = ", ".join(f"{format_seconds(seconds)} {what}" for what, seconds in parts if seconds)
+        lines.append(("time", format_seconds(timing.train_s), f"besides {rest}" if rest else ""))
     if rates.samples_per_s is not None and rates.tokens_per_s is not None:
         tokens = f"{format_count(rates.tokens_per_s)} tokens/s"
         lines.append(("samples/second", f"{rates.samples_per_s:.2f}", tokens))
     if timing.steady_step_s:
-        lines.append(("step", _spread(timing.steady_step_s), _phases(record)))
-        lines += _predicted_step_lines(record, timing.steady_step_s.median)
+        step = timing.steady_step_s
+        between = f"{format_seconds(step.p10)} to {format_seconds(step.p90)}, n={step.n}"
+        value = f"{format_seconds(step.median)}  ({between})"
+        medians = {name: spread.median for name, spread in timing.phases.items()}
+        total = sum(medians.values())
+        shares = [f"{name} {seconds / total:.0%}" for name, seconds in medians.items() if total]
+        lines.append(("step", value, "  ".join(shares)))
+        lines += _predicted_step_lines(record, step.median)
         warmup = timing.warmup_steps_s
         if warmup:
             slowest = format_seconds(max(warmup))
@@ -97,33 +105,6 @@ def _predicted_step_lines(record: Record, measured: float) -> list[Line]:
     if by is not None and by.factor is not None:
         note += f"; calibrated by {by.runs} runs"
     return [("predicted step", format_seconds(predicted.expected), note)]
-
-
-def _around_training(record: Record) -> str:
-    timing = record.timing
-    parts = [
-        f"{format_seconds(seconds)} {what}"
-        for what, seconds in (
-            ("start-up", timing.startup_s),
-            ("evaluation", timing.eval_s),
-            ("checkpoints", timing.checkpoint_s),
-        )
-        if seconds
-    ]
-    return "besides " + ", ".join(parts) if parts else ""
-
-
-def _spread(value: Spread) -> str:
-    low, high = format_seconds(value.p10), format_seconds(value.p90)
-    return f"{format_seconds(value.median)}  ({low} to {high}, n={value.n})"
-
-
-def _phases(record: Record) -> str:
-    medians = {name: spread.median for name, spread in record.timing.phases.items()}
-    total = sum(medians.values())
-    if not total:
-        return ""
-    return "  ".join(f"{name} {seconds / total:.0%}" for name, seconds in medians.items())
 
 
 def _memory_lines(record: Record) -> list[Line]:
@@ -184,14 +165,12 @@ def _loss_lines(record: Record) -> list[Line]:
     if loss.train_first is not None and loss.train_final is not None:
         lines.append(("train loss", f"{loss.train_first:.4f} -> {loss.train_final:.4f}", ""))
     if loss.eval_start is not None:
-        value = f"{loss.eval_start:.4f}"
-        if loss.eval_final is not None:
-            value += f" -> {loss.eval_final:.4f}"
+        end = "" if loss.eval_final is None else f" -> {loss.eval_final:.4f}"
         bits = ""
         if loss.bits_per_byte_start is not None and loss.bits_per_byte_final is not None:
-            start, end = loss.bits_per_byte_start, loss.bits_per_byte_final
-            bits = f"{start:.3f} -> {end:.3f} bits per byte"
-        lines.append(("eval loss", value, bits))
+            before, after = loss.bits_per_byte_start, loss.bits_per_byte_final
+            bits = f"{before:.3f} -> {after:.3f} bits per byte"
+        lines.append(("eval loss", f"{loss.eval_start:.4f}{end}", bits))
     return lines
 
 
@@ -243,38 +222,25 @@ def _memory_technique_lines(seen: dict[str, Any]) -> list[Line]:
 HEADER = ("outcome", "samples/s", "step", "peak memory", "eval loss", "what differs")
 
 
-class CellLike(Protocol):
-    """Displayed fields of a sweep's run."""
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """Overrides of the run."""
-        ...
-
-    @property
-    def outcome(self) -> str:
-        """Outcome."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Reason of the failure."""
-        ...
+CellResult = tuple[tuple[str, ...], str, str, Record | None]
+"""Overrides, outcome, reason of the failure, and record of a sweep's run."""
 
 
-def render_cells(cells: Sequence[tuple[CellLike, Record | None]], names: Sequence[str] = ()) -> str:
+def render_cells(cells: Sequence[CellResult], names: Sequence[str] = ()) -> str:
     """Render one line per run, then the reasons of failures; missing numbers are blank.
 
     Args:
-        cells: each with its record, if it has one.
+        cells: what ran.
         names: the name of each cell's row, where the sweep has rows.
     """
-    labels = label_cells([cell.overrides for cell, _ in cells], names)
-    rows = [_row(cell, record, label) for (cell, record), label in zip(cells, labels, strict=True)]
-    lines = align([HEADER, *rows])
-    for (cell, _), label in zip(cells, labels, strict=True):
-        if cell.reason:
-            lines += ["", f"{cell.outcome}: {label}", f"  {cell.reason}"]
+    labels = label_cells([overrides for overrides, *_ in cells], names)
+    pairs = list(zip(cells, labels, strict=True))
+    lines = align(
+        [HEADER, *(_row(outcome, record, label) for (_, outcome, _, record), label in pairs)]
+    )
+    for (_, outcome, reason, _), label in pairs:
+        if reason:
+            lines += ["", f"{outcome}: {label}", f"  {reason}"]
     return "\n".join(lines)
 
 
@@ -295,7 +261,7 @@ def distinct_overrides(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, 
     return [tuple(o for o in cell if o not in shared) for cell in overrides]
 
 
-def _row(cell: CellLike, record: Record | None, label: str) -> tuple[str, ...]:
+def _row(outcome: str, record: Record | None, label: str) -> tuple[str, ...]:
     rate = step = memory = loss = ""
     if record is not None:
         # Speeds on a shared device are invalid.
@@ -309,7 +275,7 @@ def _row(cell: CellLike, record: Record | None, label: str) -> tuple[str, ...]:
             memory = format_bytes(measured.peak_allocated_bytes)
         if record.loss.eval_final is not None:
             loss = f"{record.loss.eval_final:.4f}"
-    return (cell.outcome or "not run", rate, step, memory, loss, label)
+    return (outcome or "not run", rate, step, memory, loss, label)
 
 
 QUIET_S = 2.0
@@ -334,8 +300,6 @@ class PlanningLine:
         self._clock = clock
         self._due = clock() + QUIET_S
         self._written = ""
-        self._last = ""
-        """Latest text not shown yet, for rate limiting."""
 
     def composed(self, done: int, total: int) -> None:
         """Report the number of composed runs."""
@@ -354,20 +318,15 @@ class PlanningLine:
         self._show(f"checked {done} of {total} sets of techniques")
 
     def close(self) -> None:
-        """Show the last count in a log; on a terminal, erase the line."""
-        if self._last and self._written and not self._stream.isatty():
-            self._stream.write(f"{self._last}\n")
-            self._stream.flush()
+        """On a terminal, erase the line."""
         if self._written and self._stream.isatty():
             self._stream.write("\r" + " " * len(self._written) + "\r")
             self._stream.flush()
 
     def _show(self, text: str) -> None:
         now = self._clock()
-        self._last = text
         if now < self._due:
             return
-        self._last = ""
         is_terminal = self._stream.isatty()
         self._due = now + PAUSE_S[is_terminal]
         padded = text.ljust(len(self._written))

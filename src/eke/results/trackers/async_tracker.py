@@ -45,8 +45,8 @@ class Mirror(Protocol):
         ...
 
     def open(self) -> None:
-        """Start the run."""
-        ...
+        """Start the run; by default, the first row does."""
+        return
 
     def log(self, rows: Sequence[Row]) -> None:
         """Hand over rows."""
@@ -61,12 +61,12 @@ class Mirror(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Release resources after another method raised."""
-        ...
+        """Release resources after another method raised; by default, the worker's exit does."""
+        return
 
     def kill(self) -> None:
-        """Make a hanging method on another thread raise; returns immediately."""
-        ...
+        """Make a hanging method on another thread raise; by default, nothing can."""
+        return
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,20 @@ class Guard:
                 self._lost += len(batch)
                 return
             if self._pending + len(batch) > self._limits.num_rows:
-                self._drop(len(batch))
+                if not self._lost:
+                    _log.warning(
+                        "tracker: %d rows wait to be mirrored already; new ones are dropped, "
+                        "metrics.jsonl has them",
+                        self._pending,
+                    )
+                self._lost += len(batch)
                 return
             self._pending += len(batch)
             self._jobs.put((partial(self._mirror.log, batch), len(batch)))
             if not self._late:
-                self._late = not self._changed.wait_for(self._is_idle, self._limits.patience_s)
+                self._late = not self._changed.wait_for(
+                    lambda: self._pending == 0 or bool(self._reason), self._limits.patience_s
+                )
 
     def summary(self, values: Row) -> None:
         """Queue values of the whole run."""
@@ -156,19 +164,6 @@ class Guard:
             cause = "; ".join(text for text in (self._reason, lost) if text)
             remedy = f" -> {self._limits.remedy}" if self._limits.remedy else ""
             return f"{cause} {EVERY_ROW}{remedy}" if cause else ""
-
-    def _is_idle(self) -> bool:
-        return self._pending == 0 or bool(self._reason)
-
-    def _drop(self, count: int) -> None:
-        """Count dropped rows; the caller holds the lock."""
-        if not self._lost:
-            _log.warning(
-                "tracker: %d rows wait to be mirrored already; new ones are dropped, "
-                "metrics.jsonl has them",
-                self._pending,
-            )
-        self._lost += count
 
     def _close(self, exit_code: int) -> None:
         self._mirror.close(exit_code)
@@ -284,11 +279,19 @@ class CatchUp:
 
     def _older(self, first_step: int) -> list[metrics.Row]:
         """Rows of earlier attempts, before the first step of this one, that the mirror lacks."""
-        if not self.attempt or self.seen.get(TRAIN, -1) >= first_step - 1:
+        if self.seen.get(TRAIN, -1) >= first_step - 1:
             return []
-        rows, _ = metrics.read_rows(self.metrics_file)
-        earlier = deduplicate(row for row in rows if row.get(metrics.ATTEMPT, 0) < self.attempt)
-        return [row for row in earlier if row[metrics.STEP] < first_step and self._is_new(row)]
+        return [
+            row
+            for row in earlier_rows(self.metrics_file, self.attempt)
+            if row[metrics.STEP] < first_step and self._is_new(row)
+        ]
+
+
+def earlier_rows(metrics_file: Path, attempt: int) -> list[metrics.Row]:
+    """Deduplicated rows of the attempts before this one."""
+    rows = metrics.read_rows(metrics_file)[0] if attempt else []
+    return deduplicate(row for row in rows if row.get(metrics.ATTEMPT, 0) < attempt)
 
 
 TIME = "train/time_s"
@@ -309,30 +312,21 @@ class TrainTime:
         self._total: float | None = None
 
     def add(self, rows: Sequence[Row]) -> list[Row]:
-        """Add the time to rows of training steps.
+        """Add the time to rows of training steps; an evaluation joins the row of its step.
 
         Raises:
             OSError: metrics.jsonl cannot be read.
         """
-        return [self._with_time(row) for row in rows]
-
-    def _with_time(self, row: Row) -> Row:
-        if self._total is None:
+        if rows and self._total is None:
             # The step of an evaluation may belong to an earlier attempt.
-            done = metrics.STEP_TIME not in row
-            self._total = self._before(int(row[metrics.STEP]) + done)
-        if metrics.STEP_TIME not in row:
-            return row  # an evaluation joins the row of its step
-        self._total += _seconds(row)
-        return {**row, TIME: self._total}
-
-    def _before(self, first_step: int) -> float:
-        """Seconds of earlier attempts' steps before the first one here."""
-        if not self._attempt:
-            return 0.0
-        rows, _ = metrics.read_rows(self._metrics_file)
-        earlier = deduplicate(row for row in rows if row.get(metrics.ATTEMPT, 0) < self._attempt)
-        return sum(_seconds(row) for row in earlier if int(row[metrics.STEP]) < first_step)
+            first_step = int(rows[0][metrics.STEP]) + (metrics.STEP_TIME not in rows[0])
+            earlier = earlier_rows(self._metrics_file, self._attempt)
+            self._total = sum(_seconds(row) for row in earlier if row[metrics.STEP] < first_step)
+        timed: list[Row] = []
+        for row in rows:
+            self._total = (self._total or 0.0) + _seconds(row)
+            timed.append({**row, TIME: self._total} if metrics.STEP_TIME in row else row)
+        return timed
 
 
 def _seconds(row: Mapping[str, object]) -> float:

@@ -13,7 +13,7 @@ import os
 import signal
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from eke.common.files import own_folder
 from eke.common.paths import RunPaths
 from eke.config.schema import TrackerMode
 from eke.plan.record import metrics
-from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, MirrorError, TrainTime
+from eke.results.trackers.async_tracker import EVAL, TRAIN, CatchUp, Mirror, MirrorError, TrainTime
 from eke.results.trackers.tracker import Row, TrackedRun
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ STEP = metrics.STEP
 one row of W&B's, and a step that is repeated after a resume cannot become a second one."""
 
 
-class WandbRun:
+class WandbRun(Mirror):
     """One attempt of a run in W&B; its files lie in `directory/wandb`.
 
     Args:
@@ -154,7 +154,7 @@ class WandbRun:
             name=run.name,
             group=settings.group or run.group,
             job_type="train",
-            tags=make_tags(run.tags),
+            tags=list(dict.fromkeys(tag[:MAX_TAG_CHARACTERS] for tag in run.tags if tag)),
             notes=run.notes,
             config=make_config(run.factors, run.config),
             dir=str(run.directory),
@@ -165,7 +165,10 @@ class WandbRun:
             reinit="finish_previous",
             settings=self._make_settings(),
         )
-        self._check_folder(self._wandb_run.settings.sync_dir)
+        # W&B falls back to the temporary folder, which a cluster wipes, when it may not write.
+        expected, folder = (run.directory / "wandb").resolve(), self._wandb_run.settings.sync_dir
+        if not os.path.realpath(folder).startswith(f"{expected}{os.sep}"):
+            raise MirrorError(f"W&B cannot write to {expected} and would write to {folder}")
         self._wandb_run.define_metric("*", step_metric=STEP)
         if settings.mode is TrackerMode.online:  # offline, the arrived rows are unknown
             last = self._wandb_run.starting_step - 1
@@ -249,12 +252,6 @@ class WandbRun:
             x_save_requirements=False,
         )
 
-    def _check_folder(self, folder: str) -> None:
-        """W&B falls back to the temporary folder, which a cluster wipes, when it may not write."""
-        expected = (self._run.directory / "wandb").resolve()
-        if not os.path.realpath(folder).startswith(f"{expected}{os.sep}"):
-            raise MirrorError(f"W&B cannot write to {expected} and would write to {folder}")
-
 
 def ignore_folder_settings() -> None:
     """Have W&B read this user's own settings file alone; before its first question.
@@ -274,11 +271,6 @@ def kill_core() -> None:
         for pid in listing.read_text().split():
             if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
                 os.kill(int(pid), signal.SIGKILL)
-
-
-def make_tags(tags: Iterable[str]) -> list[str]:
-    """Tags as W&B accepts them: not empty, at most 64 characters, each once."""
-    return list(dict.fromkeys(tag[:MAX_TAG_CHARACTERS] for tag in tags if tag))
 
 
 def find_fatal_error(log: Path) -> str:
@@ -304,7 +296,7 @@ def make_config(factors: Mapping[str, str], config: Mapping[str, Any]) -> dict[s
 @contextmanager
 def _environment(folder: Path) -> Iterator[None]:
     """Environment of wandb-core at its start."""
-    before = dict(os.environ)
+    before = {name: os.environ.get(name) for name in ("WANDB_CACHE_DIR", "WANDB_RESUME")}
     # wandb-core's own log; a home folder has a quota on many clusters.
     os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "cache"))
     # The address of another process's wandb-core, which may be gone by now.
@@ -314,8 +306,7 @@ def _environment(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in ("WANDB_CACHE_DIR", "WANDB_RESUME"):
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                os.environ.pop(name, None)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -246,10 +246,6 @@ def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter
     What makes a batch is out of the processor's caches after each step of a model, and making one
     then takes several times as long as the next one after it (0.36 ms a step one by one, 0.05 eight
     at a time, for four short samples: docs/lab/loop.md, 2026-11-23).
-
-    Args:
-        items: a lazy iterable.
-        clock: seconds that have passed.
     """
     while True:
         made, start = [], clock()
@@ -314,11 +310,6 @@ class CacheRelease:
         self.calls += 1
 
 
-def build_cache_release(plan: Plan, device: torch.device) -> CacheRelease:
-    """Hook for `memory.empty_cache_every`."""
-    return CacheRelease(plan.config.memory.empty_cache_every, device)
-
-
 @dataclass(frozen=True)
 class LongestSamples:
     """Samples of maximum length, all of one ordinary token, for memory probes."""
@@ -352,13 +343,14 @@ class LongestSamples:
 
     def _sample(self, length: int, of_target: int) -> Sample:
         task, vocabulary = self.plan.config.task, self.plan.vocabulary
-        ids = np.full(length, self._ordinary())
+        special = {vocabulary.pad, vocabulary.eos, vocabulary.mask, *vocabulary.special}
+        ordinary = next(token for token in range(len(special) + 1) if token not in special)
+        ids = np.full(length, ordinary)
         if isinstance(task, Seq2SeqLM):
-            target = np.full(of_target, self._ordinary())
+            target = np.full(of_target, ordinary)
             return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
         if task.option == "sequence_classification":
-            # As in eke.training.batches.tasks: T5 pools at the end of text, of which each row has
-            # one.
+            # T5 pools at the end of text, of which each row has one (eke.training.batches.tasks).
             ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
             return {"input_ids": ids, "labels": np.zeros((), np.int64)}
         return {"input_ids": ids, "labels": some_labels(self.plan.config, ids, self._together())}
@@ -367,12 +359,6 @@ class LongestSamples:
         """Samples of a micro-batch."""
         batch = self.plan.batch
         return (batch.eval_per_device if self.evaluation else batch.per_device) * batch.devices
-
-    def _ordinary(self) -> int:
-        """The first ordinary id, without a special meaning."""
-        known = self.plan.vocabulary
-        special = {known.pad, known.eos, known.mask, *known.special}
-        return next(number for number in range(len(special) + 1) if number not in special)
 
 
 def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray:
@@ -395,14 +381,10 @@ class LongestCollator:
         config = self.plan.config
         ragged = is_ragged(config) and not is_packed(config)
         if ragged and len(samples) > 1:
-            return self.collate([*samples[:-1], _shorter(samples[-1])])
+            # Without the first token of each sequence: a model may pool at the last.
+            shorter = {
+                name: array[1:] if array.ndim and len(array) > 1 else array
+                for name, array in samples[-1].items()
+            }
+            return self.collate([*samples[:-1], shorter])
         return self.collate(samples)
-
-
-def _shorter(sample: Sample) -> Sample:
-    """Drop the first token of each sequence; a model may pool at the last."""
-    return {name: _tail(array) for name, array in sample.items()}
-
-
-def _tail(array: np.ndarray) -> np.ndarray:
-    return array[1:] if array.ndim and len(array) > 1 else array

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -29,11 +28,11 @@ from eke.training.model.loss import build_shift, is_sparse
 def build_collator(plan: Plan, left: bool = False) -> Collator:
     """Collator of a plan; `left` selects left padding."""
     config = plan.config
-    # A causal model never sees what comes after a token, and padding comes last.
-    bidirectional = not family_of(config).is_decoder
     multiple = config.data.pad_to_multiple_of or 1
+    padded = is_ragged(config) or multiple > 1
     return Collator(
-        needs_mask=bidirectional and (is_ragged(config) or multiple > 1),
+        # A causal model never sees what comes after a token, and padding comes last.
+        needs_mask=padded and not family_of(config).is_decoder,
         pad=plan.vocabulary.pad,
         multiple=multiple,
         left=left,
@@ -94,11 +93,16 @@ class TrainingData:
     evaluation: Samples
     collate: Collator | LongestCollator
     plan: Plan
-    bytes_are_tokens: bool
-    """A loss per token is a loss per byte (document separators counted as one byte)."""
     padding: Padding = field(default_factory=Padding)
     """Measured while training, of this rank."""
     loading: Loading = field(default_factory=Loading)
+
+    @property
+    def bytes_are_tokens(self) -> bool:
+        """A loss per token is a loss per byte (document separators counted as one byte)."""
+        config = self.plan.config
+        text = self.plan.vocabulary.is_bytes and not isinstance(config.data, Synthetic)
+        return text and config.task.option in ("causal_lm", "seq2seq_lm")
 
     def train_steps(
         self, start: int, rank: int = 0, even: bool = False
@@ -128,10 +132,12 @@ class TrainingData:
             yield made + self.placeholders(most - mine if even else 0)
 
     def _order(self) -> Order:
-        plan = self.plan
-        return Order(
-            len(self.train), plan.batch.samples_per_step, plan.config.seed, self._lengths()
-        )
+        plan, lengths = self.plan, None
+        if plan.config.data.length_grouping:
+            lengths = self.train.lengths()
+            if (lengths == lengths[0]).all():
+                lengths = None
+        return Order(len(self.train), plan.batch.samples_per_step, plan.config.seed, lengths)
 
     def longest_step(self, start: int) -> int:
         """The first step from `start` on that no other one's longest micro-batch is longer than."""
@@ -147,13 +153,6 @@ class TrainingData:
             if most > longest:
                 longest, best = most, step
         return best
-
-    def _lengths(self) -> np.ndarray | None:
-        """Tokens of each sample, where steps are grouped by them; None where all are as long."""
-        if not self.plan.config.data.length_grouping:
-            return None
-        lengths = self.train.lengths()
-        return lengths if (lengths != lengths[0]).any() else None
 
     def placeholders(self, count: int) -> list[MicroBatch]:
         """Placeholders without gradient, samples or tokens."""
@@ -205,33 +204,16 @@ class TrainingData:
 def build_data(plan: Plan, left: bool = False) -> TrainingData:
     """Open the prepared tokens, read the text, or set up the random tokens, of both splits.
 
-    Args:
-        plan: the run.
-        left: rows are padded in front.
-
     Raises:
         ConfigError: the prepared tokens are gone and cannot be prepared again.
         RunError: the data is no longer what was planned.
     """
-    config = plan.config
-    causal = config.task.option == "causal_lm"
     collate = build_collator(plan, left)
-    return TrainingData(
-        train=_open(plan, evaluation=False),
-        evaluation=_open(plan, evaluation=True),
-        collate=LongestCollator(collate, plan) if plan.probe else collate,
-        plan=plan,
-        bytes_are_tokens=not isinstance(config.data, Synthetic)
-        and plan.vocabulary.is_bytes
-        and (causal or config.task.option == "seq2seq_lm"),
-    )
-
-
-def _open(plan: Plan, *, evaluation: bool) -> Samples:
-    """Samples of one split; for a memory probe, those of maximum length."""
-    if plan.probe:
-        return LongestSamples(plan, evaluation)
-    return open_split(plan, evaluation=evaluation)
+    if plan.probe:  # of memory, by samples of maximum length
+        longest = LongestCollator(collate, plan)
+        return TrainingData(LongestSamples(plan, False), LongestSamples(plan, True), longest, plan)
+    train, evaluation = (open_split(plan, evaluation=evaluation) for evaluation in (False, True))
+    return TrainingData(train, evaluation, collate, plan)
 
 
 def load_plan_tokenizer(plan: Plan) -> Any:

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ import torch
 from eke.common.errors import ChangedError, of_system
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import Synthetic
-from eke.data.sources import Packs, Piece, Store, mix_seed, read_piece, stamp, synthetic_length
+from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Texts up to this size are kept in memory, as tokens of two bytes; larger ones are read on demand.
@@ -24,18 +23,6 @@ The standard library's source, with its thousands of small files, has a tenth of
 
 OPEN_FILES = 64
 """Files kept open at a time; the usual limit of a process is 1024."""
-
-
-class TokenSource(Protocol):
-    """Tokens by position."""
-
-    def __len__(self) -> int:
-        """Number of tokens."""
-        ...
-
-    def __getitem__(self, window: slice) -> np.ndarray:
-        """A slice of tokens, unsigned integers."""
-        ...
 
 
 Check = Callable[[], None]
@@ -48,7 +35,7 @@ def unchecked() -> None:
 
 def byte_stream(
     pieces: tuple[Piece, ...], in_memory: int = IN_MEMORY_BYTES, check: Check = unchecked
-) -> TokenSource:
+) -> "TokenSource":
     """Stream of the bytes of several ranges, each followed by BOS.
 
     Args:
@@ -131,6 +118,10 @@ class InPlace:
             os.close(descriptor)
 
 
+TokenSource = np.ndarray | InPlace
+"""Tokens by position, unsigned integers."""
+
+
 def _tokens(content: bytes) -> np.ndarray:
     return np.frombuffer(content, np.uint8).astype(np.uint16) + np.uint16(NUM_SPECIAL_TOKENS)
 
@@ -143,34 +134,6 @@ class TokenRow:
     """int64 token ids, shape (length,); owned by the caller, may be modified."""
     cut: int = 0
     """Leading tokens without loss: a prompt, or a source."""
-
-
-class Source(Protocol):
-    """Sequences by number."""
-
-    @property
-    def framed(self) -> bool:
-        """Whether sequences have special tokens and a source/target boundary.
-
-        Otherwise they are slices of one long text.
-        """
-        ...
-
-    def __len__(self) -> int:
-        """Number of sequences."""
-        ...
-
-    def row(self, index: int) -> TokenRow:
-        """One sequence."""
-        ...
-
-    def label(self, index: int) -> int:
-        """Class of the sequence."""
-        ...
-
-    def lengths(self) -> np.ndarray:
-        """Tokens of every sequence, shape (sequences,)."""
-        ...
 
 
 def seeded(*parts: int) -> torch.Generator:
@@ -237,15 +200,7 @@ def pack_windows(
     keep: int | None = None,
     check: Check = unchecked,
 ) -> Windows:
-    """Pack byte ranges by class, each followed by BOS, and cut windows.
-
-    Args:
-        pieces: the byte ranges.
-        length: tokens per window.
-        labels: classes by number.
-        keep: take this many windows, spread evenly over the text; None takes all.
-        check: see `byte_stream`.
-    """
+    """Pack byte ranges by class, each followed by BOS; then as `byte_stream` and `cut_windows`."""
     parts = [tuple(p for p in pieces if p.label == label) for label in labels]
     streams = [byte_stream(part, check=check) for part in parts]
     return cut_windows(streams, length, keep)
@@ -262,17 +217,18 @@ def stored_windows(store: Store, evaluation: bool, length: int, keep: int) -> Wi
     return cut_windows(streams, length, keep)
 
 
-@dataclass(frozen=True)
 class StoredRows:
-    """Prepared rows, memory-mapped."""
+    """Prepared rows of one split (`train` or `evaluation`), memory-mapped."""
 
-    tokens_of_all: np.ndarray
-    offsets: np.ndarray
-    cuts: np.ndarray
-    labels: np.ndarray | None
-    chosen: np.ndarray
-    """Row of the store for each sample."""
-    framed: bool = True
+    framed = True
+
+    def __init__(self, store: Store, split: str, keep: int | None) -> None:
+        self.tokens, self.offsets = store.array("tokens"), store.array("offsets")
+        self.cuts = store.array("cuts")
+        self.labels = store.array("labels") if store.has("labels") else None
+        rows = store.array(split)
+        self.chosen = rows[evenly_spaced(len(rows), keep)]
+        """Row of the store for each sample."""
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -280,7 +236,7 @@ class StoredRows:
     def row(self, index: int) -> TokenRow:
         """One row."""
         number = self.chosen[index]
-        tokens = self.tokens_of_all[self.offsets[number] : self.offsets[number + 1]]
+        tokens = self.tokens[self.offsets[number] : self.offsets[number + 1]]
         return TokenRow(tokens.astype(np.int64), int(self.cuts[number]))
 
     def label(self, index: int) -> int:
@@ -290,23 +246,6 @@ class StoredRows:
     def lengths(self) -> np.ndarray:
         """Tokens of each row."""
         return np.asarray(self.offsets[self.chosen + 1] - self.offsets[self.chosen])
-
-
-def stored_rows(store: Store, split: str, keep: int | None) -> StoredRows:
-    """The rows of one split (`train` or `evaluation`)."""
-    rows = store.array(split)
-    return StoredRows(
-        tokens_of_all=store.array("tokens"),
-        offsets=store.array("offsets"),
-        cuts=store.array("cuts"),
-        labels=store.array("labels") if store.has("labels") else None,
-        chosen=rows[evenly_spaced(len(rows), keep)],
-    )
-
-
-def stored_packs(store: Store, split: str) -> Packs:
-    """Packing of the rows of one split."""
-    return Packs(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
 
 
 @dataclass(frozen=True)
@@ -345,3 +284,10 @@ class RandomTokens:
         """Tokens of each sample."""
         found = (synthetic_length(self.data, self.length, self.split, i) for i in range(self.count))
         return np.fromiter(found, np.int64, self.count)
+
+
+Source = Windows | StoredRows | RandomTokens
+"""Sequences by number: `row`, `label`, and `lengths` of all.
+
+`framed` sequences have special tokens and a source/target boundary; the others are slices of one
+long text."""

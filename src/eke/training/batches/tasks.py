@@ -40,11 +40,10 @@ from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
 from eke.training.batches.sampler import (
     RandomTokens,
     Source,
+    StoredRows,
     evenly_spaced,
     pack_windows,
     seeded,
-    stored_packs,
-    stored_rows,
     stored_windows,
 )
 
@@ -188,8 +187,7 @@ def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
         if not vocabulary.is_bytes:
             put_into_frame(tokens[:cut], vocabulary, vocabulary.frame)
         put_into_frame(tokens[cut:], vocabulary, vocabulary.target_frame)
-    target = tokens[cut:]
-    return {"input_ids": tokens[:cut], "labels": target}
+    return {"input_ids": tokens[:cut], "labels": tokens[cut:]}
 
 
 TASKS: dict[str, Callable[[TaskSamples, int, int], Sample]] = {
@@ -220,11 +218,9 @@ def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples:
     else:
         source, packs = _bytes(plan, wanted, evaluation), None
     samples = TaskSamples(source, config, plan.vocabulary)
-    return (
-        samples
-        if packs is None
-        else PackedSamples(samples, packs, evenly_spaced(len(packs), wanted))
-    )
+    if packs is None:
+        return samples
+    return PackedSamples(samples, packs, evenly_spaced(len(packs), wanted))
 
 
 def class_names(plan: Plan) -> tuple[str, ...]:
@@ -258,18 +254,22 @@ def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Pac
     if store.manifest.streams:
         assert keep is not None
         return stored_windows(store, evaluation, window_length(plan.config), keep), None
-    return stored_rows(store, split, keep), stored_packs(store, split) if keep is None else None
+    rows = StoredRows(store, split, keep)
+    if keep is not None:
+        return rows, None
+    return rows, Packs(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
 
 
 def _open(plan: Plan) -> Store:
     """Open the plan's store; prepare it again if the cache was deleted."""
     folder = store_folder(plan.store)
     manifest = read_manifest(folder)
-    store = None if manifest is None else Store(folder, manifest)
-    if store is None:
+    if manifest is None:
         request = request_of(plan.config)
         assert request is not None, "the plan has prepared tokens"
         store = open_store(request)
+    else:
+        store = Store(folder, manifest)
     if store.manifest.digest != plan.data_fingerprint:
         raise ChangedError(
             "the data is no longer what was planned: its content changed -> the same command again"

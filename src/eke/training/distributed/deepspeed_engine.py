@@ -8,7 +8,7 @@ import functools
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,12 @@ from eke.config.schema import FSDP
 from eke.plan.planner import Plan
 from eke.training.checkpoint import ShardedUpdate
 from eke.training.distributed.fsdp import shard_model
-from eke.training.distributed.operators import in_memory, piece_lengths, prepare_swap, swap_buffers
-from eke.training.distributed.ranks import Ranks, build_data_parallel
+from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
+from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import LossScale
 from eke.training.model.adapters import is_adapted
-from eke.training.model.loss import LossFunction
 from eke.training.model.number_formats import Formats
 from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
-
-Engine = Any
-"""`deepspeed.DeepSpeedEngine`, which has no type annotations."""
-
-LOCKSTEP = ("zero2", "zero3")
-"""Options with communication in every pass: all ranks need the same number of passes."""
 
 
 def build_engine(
@@ -49,24 +42,24 @@ def build_engine(
 ) -> Engine:
     """Build the engine with the plan's sharding.
 
-    With ZeRO-3 each weight is moved to the device and sharded separately, so that only the host
-    holds the whole model. Ranks must have built equal models.
-
-    Args:
-        plan: with DeepSpeed's configuration.
-        model: with its weights; on the host for ZeRO-3, else on `device`.
-        optimizer: over the parameters of `model`; gets DeepSpeed's flat shards instead.
-        formats: autocast of the forward pass.
-        device: this rank's.
-        swap: folder for state kept in files.
+    Ranks must have built equal models, on the host for ZeRO-3, else on `device`. With ZeRO-3 each
+    weight is moved to the device and sharded separately, so that only the host holds the whole
+    model. The optimizer gets DeepSpeed's flat shards in place of the model's parameters. `swap` is
+    the folder for state kept in files.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
     assert settings is not None, "no plan for DeepSpeed"
     if swap is not None:
         settings = prepare_swap(settings, swap)
-    ensure_process_group(device)
-    spare_shared_memory_kernels()
+    if not dist.is_initialized():  # several ranks have a group already
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        store: Any = dist.HashStore()  # type: ignore[attr-defined]  # torch 2.13: not exported
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    # deepspeed 0.19.8 would compile C++ for a minute at the first start on a machine (its
+    # ShareMemComm), for exchanges through shared memory in inference on CPUs.
+    communication: Any = importlib.import_module("deepspeed.comm.torch")
+    communication.build_shm_op = lambda: None
     deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the group that is there
     compute_under_autocast(model, formats)
     if settings["zero_optimization"]["stage"] == 3:
@@ -91,25 +84,6 @@ def import_deepspeed(device: torch.device) -> Any:
     chatter.setLevel(logging.WARNING)
     chatter.propagate = True
     return deepspeed
-
-
-def spare_shared_memory_kernels() -> None:
-    """Use gloo for communication on a CPU.
-
-    deepspeed 0.19.8 would compile C++ for a minute at the first start on a machine (its
-    ShareMemComm), for exchanges through shared memory that inference on CPUs is the use of.
-    """
-    backend: Any = importlib.import_module("deepspeed.comm.torch")
-    if hasattr(backend, "build_shm_op"):
-        backend.build_shm_op = lambda: None
-
-
-def ensure_process_group(device: torch.device) -> None:
-    """Create a process group of one for DeepSpeed; several ranks have one already."""
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        store: Any = dist.HashStore()  # type: ignore[attr-defined]  # torch 2.13: not exported
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
@@ -140,7 +114,7 @@ def flat_weight_shards(engine: Engine) -> list[Tensor]:
 def shard_lengths(engine: Engine) -> list[int]:
     """Number of elements of each flat shard, in memory or in a file."""
     if engine.zero_optimization_stage() == 3:
-        return piece_lengths(engine)
+        return [int(length) for length in engine.optimizer.fp16_partitioned_groups_flat_numel]
     return [piece.numel() for piece in flat_weight_shards(engine)]
 
 
@@ -179,27 +153,8 @@ def gather_engine_weights(engine: Engine, keep: bool, frozen: bool = True) -> di
     return found
 
 
-def held_tensors(engine: Engine) -> list[Tensor]:
-    """Tensors of this rank outside the model: flat shards, gradients, sharded weights.
-
-    Also whatever else the engine's optimizer keeps between steps: ZeRO-3's partition of
-    gradients and its bucket, staging areas of offloading (deepspeed 0.19.8, stage3.py,
-    `grad_partitions_flat_buffer`; stage_1_and_2.py, `param_buffer_of_bit16_for_cpu_offload_groups`,
-    `temp_grad_buffer_for_cpu_offload`).
-    """
-    pieces = flat_weight_shards(engine)
-    weights = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
-    gradients = [p.grad for p in pieces if p.grad is not None]
-    buffers = [buffer for part in swap_buffers(engine) for buffer in part]
-    return [*pieces, *weights, *gradients, *buffers, *tensors_within(vars(engine.optimizer))]
-
-
-NESTED = 3
-"""Depth of nested containers that are searched for tensors."""
-
-
-def tensors_within(value: Any, depth: int = NESTED) -> list[Tensor]:
-    """Tensors in nested lists, tuples and dictionaries, and in the buckets that ZeRO keeps."""
+def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:
+    """Tensors in containers nested this deep at most, and in the buckets that ZeRO keeps."""
     if isinstance(value, Tensor):
         return [value]
     if depth < 0:
@@ -218,7 +173,8 @@ class DeepSpeedUpdate:
 
     def __init__(self, plan: Plan, engine: Engine, device: torch.device) -> None:
         self.engine = engine
-        self.even = plan.config.distributed.option in LOCKSTEP
+        # These two communicate in every pass: all ranks need the same number of passes.
+        self.even = plan.config.distributed.option in ("zero2", "zero3")
         self.device = device
         self.world_size = plan.batch.world_size
         self.scale = LossScale() if plan.compute.loss_scaling else None
@@ -253,23 +209,32 @@ class DeepSpeedUpdate:
         """None: each rank writes its part."""
 
     def held(self) -> list[Tensor]:
-        """The engine's flat shards, gradients and sharded weights."""
-        return held_tensors(self.engine)
+        """The engine's flat shards, gradients and sharded weights.
+
+        Also whatever else its optimizer keeps between steps: ZeRO-3's partition of gradients and
+        its bucket, staging areas of offloading (deepspeed 0.19.8, stage3.py,
+        `grad_partitions_flat_buffer`; stage_1_and_2.py,
+        `param_buffer_of_bit16_for_cpu_offload_groups`, `temp_grad_buffer_for_cpu_offload`).
+        """
+        engine = self.engine
+        pieces = flat_weight_shards(engine)
+        weights = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
+        gradients = [p.grad for p in pieces if p.grad is not None]
+        buffers = [buffer for part in swap_buffers(engine) for buffer in part]
+        return [*pieces, *weights, *gradients, *buffers, *tensors_within(vars(engine.optimizer))]
 
     def weights(self, keep: bool) -> dict[str, Tensor] | None:
         """Weights for a checkpoint if `keep`; None if the model has them.
 
         A collective: every rank must call it.
         """
-        if self.engine.zero_optimization_stage() < 3:
-            return None
-        return gather_engine_weights(self.engine, keep, frozen=not is_adapted(self.engine.module))
+        return self.all_weights(keep, frozen=not is_adapted(self.engine.module))
 
-    def all_weights(self, keep: bool) -> dict[str, Tensor] | None:
+    def all_weights(self, keep: bool, frozen: bool = True) -> dict[str, Tensor] | None:
         """All weights, including frozen ones, which a checkpoint of adapters omits."""
         if self.engine.zero_optimization_stage() < 3:
             return None
-        return gather_engine_weights(self.engine, keep)
+        return gather_engine_weights(self.engine, keep, frozen)
 
     def part(self) -> dict[str, Any]:
         """This rank's part of the training state without the weights: tensors and numbers.
@@ -289,7 +254,9 @@ class DeepSpeedUpdate:
         """Optimizer state of one shard, copied to memory if it is in a file."""
         with in_memory(self.engine, number) as borrowed:
             state = dict(self.engine.basic_optimizer.state.get(piece, {}))
-            return {name: _copied(v) for name, v in state.items()} if borrowed else state
+            if not borrowed:
+                return state
+            return {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
 
     def load_part(self, part: dict[str, Any]) -> None:
         """Continue from what `part` gave; the weights have been loaded before the engine was made.
@@ -312,20 +279,15 @@ class DeepSpeedUpdate:
                     f"has {numbers[number]}"
                 )
             with in_memory(self.engine, number, write=True):
-                state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
+                # Moments go where their shard is; counters stay on the host.
+                state[piece] = {
+                    name: v.to(piece.device) if isinstance(v, Tensor) and v.dim() else v
+                    for name, v in saved.items()
+                }
         for piece, copied in zip(pieces, part["master"], strict=False):
             piece.data.copy_(copied)
         if self.scale and part["loss_scale"]:
             self.scale.load_state_dict(part["loss_scale"])
-
-
-def _placed(value: Any, piece: Tensor) -> Any:
-    """Place moments with their shard; counters stay on the host."""
-    return value.to(piece.device) if isinstance(value, Tensor) and value.dim() else value
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def share_model(
@@ -334,8 +296,8 @@ def share_model(
     """Shard or wrap the model, before the optimizer is built."""
     if plan.deepspeed is not None:
         return model  # sharded later by its engine
-    if ranks.world_size > 1 and plan.config.distributed.option in SHARDERS:
-        SHARDERS[plan.config.distributed.option](plan, model, device)
+    if ranks.world_size > 1 and isinstance(plan.config.distributed, FSDP):
+        shard_model(plan, model, device)
         return model
     if plan.config.engine.option == "trainer":
         return model  # Trainer wraps it with a separate Accelerator
@@ -343,34 +305,11 @@ def share_model(
     return prepared
 
 
-def share_loss(
-    plan: Plan, model: nn.Module, loss: LossFunction, formats: Formats
-) -> tuple[nn.Module, LossFunction]:
-    """Model and loss for the loop, computed on each device of this rank.
-
-    Where one rank feeds several devices, model and loss become one module.
-    """
-    if plan.config.distributed.option == "dp":
-        return build_data_parallel(plan, model, loss, formats)
-    return model, loss
-
-
 def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks) -> Update:
-    """Build the matching optimizer step.
-
-    Args:
-        plan: the run.
-        plain: the step of a process that has it all.
-        model: without wrappers.
-        ranks: those that really are there.
-    """
+    """Build the matching optimizer step from that of a process that has it all."""
     config = plan.config.distributed
     if plan.config.memory.optimizer_in_backward:
         return InBackwardUpdate(plain.optimizer, plain.parameters, plain.knows_norm)
     if ranks.world_size > 1 and isinstance(config, FSDP):
         return ShardedUpdate(plain, model, config.exchange)
     return plain
-
-
-SHARDERS: dict[str, Callable[[Plan, nn.Module, torch.device], None]] = {"fsdp": shard_model}
-"""`distributed` option -> sharding function; other options replicate the model."""

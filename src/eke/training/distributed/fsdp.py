@@ -6,7 +6,7 @@ is loaded is cut without a word between the processes: each of them reads the wh
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,11 +38,7 @@ def shard_model(plan: Plan, model: nn.Module, device: torch.device) -> None:
 
     Each Transformer layer is gathered on its own; what lies around the layers (embeddings, also
     where they are tied to the output, and heads) is one more unit, kept from forward to backward.
-
-    Args:
-        plan: `distributed` is an FSDP.
-        model: the same on each process, on its device.
-        device: of this process; the process group of all is there.
+    The model is the same on each process, on its device; the process group is there.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -54,12 +50,6 @@ def shard_model(plan: Plan, model: nn.Module, device: torch.device) -> None:
         fully_shard(layer, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
     # Its weights are needed first in the backward pass: freeing them in between saves nothing.
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
-
-
-def exchange_gradients(model: nn.Module, wanted: bool) -> None:
-    """Whether the next backward pass exchanges gradients; else they add up here, whole."""
-    mine: Any = model
-    mine.set_requires_gradient_sync(wanted)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -84,16 +74,6 @@ def part_bytes(tensors: Iterable[Tensor]) -> int:
 def is_cut(tensor: Tensor) -> bool:
     """Whether this process holds less than all of it."""
     return part(tensor).numel() < tensor.numel()
-
-
-def mesh_of(tensors: Iterable[Tensor]) -> list[int]:
-    """Size of each dimension of the mesh that tensors are cut over; empty where none is."""
-    from torch.distributed.tensor import DTensor
-
-    for tensor in tensors:
-        if isinstance(tensor, DTensor):
-            return list(tensor.device_mesh.shape)
-    return []
 
 
 def cut_like(tensor: Tensor, place: Tensor) -> Tensor:
@@ -156,23 +136,15 @@ def put_together(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def gather_parameters(optimizer: torch.optim.Optimizer, keep: bool) -> list[Tensor]:
-    """What the optimizer steps on, whole and in host memory; every process must call it.
-
-    Args:
-        optimizer: over sharded parameters.
-        keep: whether this process wants it; the others get none.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    gathered = [whole(p.detach()).cpu() if keep else whole(p.detach()) for p in parameters]
-    return gathered if keep else []
+    """What the optimizer steps on, whole, in host memory if `keep`; every process must call it."""
+    gathered = (whole(p.detach()) for group in optimizer.param_groups for p in group["params"])
+    return [tensor.cpu() for tensor in gathered if keep]
 
 
 def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
     """`optimizer.state_dict()` with whole tensors in host memory; every process must call it.
 
-    Args:
-        optimizer: over sharded parameters.
-        keep: whether this process wants it; the others get none.
+    Processes that do not `keep` it get an empty dictionary.
     """
     content = optimizer.state_dict()
 
@@ -182,7 +154,10 @@ def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, 
         gathered = whole(value)
         return gathered.cpu() if keep else None
 
-    state = {number: _each(gather, values) for number, values in content["state"].items()}
+    state = {
+        number: {name: gather(value) for name, value in values.items()}
+        for number, values in content["state"].items()
+    }
     # Other entries than states and groups, such as float32 copies of narrower weights
     # (training/model/number_formats.py).
     rest = {k: [gather(v) for v in content[k]] for k in content if k not in ("state", GROUPS)}
@@ -196,18 +171,12 @@ def cut_optimizer(content: dict[str, Any], optimizer: torch.optim.Optimizer) -> 
     """
     places = [p for group in optimizer.param_groups for p in group["params"]]
 
-    def cut(place: Tensor) -> Callable[[Any], Any]:
-        def one(value: Any) -> Any:
-            same = isinstance(value, Tensor) and value.shape == place.shape
-            return cut_like(value, place) if same else value
-
-        return one
+    def cut(value: Any, place: Tensor) -> Any:
+        same = isinstance(value, Tensor) and value.shape == place.shape
+        return cut_like(value, place) if same else value
 
     state = {
-        number: _each(cut(places[number]), values) for number, values in content["state"].items()
+        number: {name: cut(value, places[number]) for name, value in values.items()}
+        for number, values in content["state"].items()
     }
     return {**content, "state": state}
-
-
-def _each(change: Callable[[Any], Any], values: dict[str, Any]) -> dict[str, Any]:
-    return {name: change(value) for name, value in values.items()}

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 
@@ -38,6 +39,9 @@ ADAM, FILES = "DeepSpeed's Adam", "DeepSpeed's file operator"
 
 FOLDER = "TORCH_EXTENSIONS_DIR"
 """torch's variable with the folder of all builds."""
+
+Engine = Any
+"""`deepspeed.DeepSpeedEngine`, which has no type annotations."""
 
 LEFT_OUT = "-g"
 """DeepSpeed's flag for debugging symbols, which take a third of the compiler's time."""
@@ -70,64 +74,58 @@ class Turn:
             self._descriptor = None
 
 
-def flags_of(builder: Any) -> list[str]:
-    """DeepSpeed's flags for the compiler, but for one."""
-    return [flag for flag in type(builder).cxx_args(builder) if flag != LEFT_OUT]
-
-
 def load_files() -> None:
-    """Compile and load what reads and writes a disk; where it is compiled, only load it.
+    """Load what reads and writes a disk, compiled at first use.
 
     Raises:
         RuntimeError: libaio or a compiler is missing.
     """
     from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
 
-    with compiling(FILES):
-        for maker in (PinMemoryBuilder, AsyncIOBuilder):  # the second loads the first by itself
-            builder: Any = maker()
-            builder.cxx_args = functools.partial(flags_of, builder)
-            builder.load(verbose=False)
+    # The second loads the first by itself, with all of DeepSpeed's flags.
+    _load(FILES, PinMemoryBuilder(), AsyncIOBuilder())
 
 
 def load_adam() -> None:
-    """Compile and load AdamW on the host; where it is compiled, only load it.
+    """Load AdamW on the host, compiled at first use.
 
     Raises:
         RuntimeError: a compiler is missing.
     """
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
-    with compiling(ADAM):
-        builder: Any = CPUAdamBuilder()
-        builder.cxx_args = functools.partial(flags_of, builder)
-        builder.load(verbose=False)
+    _load(ADAM, CPUAdamBuilder())
+
+
+def _without_symbols(builder: Any) -> list[str]:
+    return [flag for flag in type(builder).cxx_args(builder) if flag != LEFT_OUT]
+
+
+def _load(what: str, *builders: Any) -> None:
+    with compiling(what):
+        for builder in builders:
+            builder.cxx_args = functools.partial(_without_symbols, builder)
+            builder.load(verbose=False)
 
 
 @contextmanager
 def compiling(what: str) -> Iterator[None]:
-    """Context of a build, with eke's folder and lock, and a log message.
-
-    Args:
-        what: name for messages.
-    """
+    """Context of a build of `what`, with eke's folder and lock, and a log message."""
     cpp_extension: Any = importlib.import_module("torch.utils.cpp_extension")
     folder = build_folder()
     own_folder(folder)
-    torchs, before = cpp_extension.FileBaton, os.environ.get(FOLDER)
     words = "compiling %s in C++: minutes, at the first use on a machine (%s)"
     said = threading.Timer(SAY_AFTER_S, log.info, (words, what, folder))
     said.daemon = True
     said.start()
     start = time.monotonic()
-    cpp_extension.FileBaton, os.environ[FOLDER] = Turn, str(folder)
     try:
-        yield
+        with (
+            patch.object(cpp_extension, "FileBaton", Turn),
+            patch.dict(os.environ, {FOLDER: str(folder)}),
+        ):
+            yield
     finally:
-        cpp_extension.FileBaton = torchs
-        del os.environ[FOLDER]
-        if before is not None:
-            os.environ[FOLDER] = before
         said.cancel()
     if (seconds := time.monotonic() - start) > SAY_AFTER_S:
         log.info("%s was ready after %.0f s; no step's time has that in it", what, seconds)
@@ -143,27 +141,6 @@ def build_folder() -> Path:
     return (Path(given) if given else cache_folder() / "torch_extensions") / key
 
 
-def main() -> int:
-    """`python -m eke.training.distributed.operators`: compile what runs would compile."""
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    load_adam()
-    if AsyncIOBuilder().is_compatible():
-        load_files()
-    else:
-        log.info("%s is skipped: libaio.h is missing", FILES)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-Engine = Any
-"""`deepspeed.DeepSpeedEngine`, which has no type annotations."""
-
-
 def prepare_swap(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """DeepSpeed's settings with this run's folder, and the operator that writes into it built."""
     own_folder(folder)
@@ -175,11 +152,6 @@ def prepare_swap(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
         for key, value in settings["zero_optimization"].items()
     }
     return {**settings, "zero_optimization": zero}
-
-
-def piece_lengths(engine: Engine) -> list[int]:
-    """Number of elements of each flat shard, which is empty while it is in a file."""
-    return [int(length) for length in engine.optimizer.fp16_partitioned_groups_flat_numel]
 
 
 def in_files(engine: Engine, piece: int) -> bool:
@@ -194,7 +166,7 @@ def in_memory(engine: Engine, piece: int, write: bool = False) -> Iterator[bool]
 
     Args:
         engine: of any stage.
-        piece: its number.
+        piece: number of the shard.
         write: put them back into the files afterwards.
     """
     if not in_files(engine, piece):
@@ -220,3 +192,20 @@ def swap_buffers(engine: Engine) -> tuple[list[Tensor], list[Tensor]]:
         return mine, []
     back = reader.partitioned_swap_buffer
     return mine, [reader.buffers, *([back] if back is not None else [])]
+
+
+def main() -> int:
+    """`python -m eke.training.distributed.operators`: compile what runs would compile."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    load_adam()
+    if AsyncIOBuilder().is_compatible():
+        load_files()
+    else:
+        log.info("%s is skipped: libaio.h is missing", FILES)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,7 +10,6 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.htm
 """
 
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 
 from eke.common.paths import LOCAL_RANK, MEETING, RANK, WORLD_SIZE
 from eke.config.schema import PeerToPeer
+from eke.models.sizes import STAGE
 from eke.plan.planner import Plan
-from eke.plan.planner.deepspeed_config import STAGES
 from eke.plan.record import Outcome
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.loss import LossFunction
@@ -138,27 +137,16 @@ def join_ranks(kind: str, timeout_s: float) -> Ranks:
 
 def is_lost_contact(error: BaseException) -> bool:
     """Whether an exception is only a consequence of another process's failure."""
-    if isinstance(error, dist.DistError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(sign in text for sign in LOST_SIGNS)
-
-
-LOST_SIGNS: Sequence[str] = ("Connection closed by peer", "gloo", "NCCL", "Timed out waiting")
-"""Messages of gloo (RuntimeErrors in torch 2.13) and nccl about a lost peer."""
+    # Messages of gloo (RuntimeErrors in torch 2.13) and nccl about a lost peer.
+    signs = ("Connection closed by peer", "gloo", "NCCL", "Timed out waiting")
+    lost = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    return lost or isinstance(error, dist.DistError)
 
 
 def build_handlers(plan: Plan) -> list[Any]:
-    """Accelerate's `kwargs_handlers` for the plan's `distributed` option."""
-    return BUILDERS[plan.config.distributed.option]()
-
-
-def _alone() -> list[Any]:
-    """Accelerate wraps nothing."""
-    return []
-
-
-def _ddp() -> list[Any]:
+    """Accelerate's `kwargs_handlers` of ddp; for the other options it wraps nothing."""
+    if plan.config.distributed.option != "ddp":
+        return []
     from accelerate import DistributedDataParallelKwargs
 
     # Buffers of Transformers are constants; sending them with each forward pass would make ranks
@@ -171,37 +159,21 @@ def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
     """Let ranks train experts that the micro-batch of some of them does not reach.
 
     DDP looks for them after each forward pass. FSDP and ZeRO exchange what all ranks have a
-    gradient of: there every expert has one, of zero if need be.
-
-    Args:
-        plan: the run.
-        model: before it is shared.
-        accelerator: that will wrap it.
+    gradient of: there every expert has one, of zero if need be. To be called before the accelerator
+    wraps the model.
     """
-    routed = routed_parents(model)
+    routed, option = routed_parents(model), plan.config.distributed.option
     if not routed:
         return
-    if plan.config.distributed.option == "ddp":
+    if option == "ddp":
         accelerator.ddp_handler.find_unused_parameters = True
-    elif plan.config.distributed.option in ("fsdp", *STAGES):
+    elif option in ("fsdp", *STAGE):
         for parent in routed:
-            depend_on_all(parent, late=plan.config.distributed.option == "zero3")
-    if plan.config.distributed.option == "zero3":  # gathers such a module as a whole
+            depend_on_all(parent, late=option == "zero3")
+    if option == "zero3":  # gathers such a module as a whole
         from deepspeed.utils import set_z3_leaf_modules
 
         set_z3_leaf_modules(model, list({type(parent) for parent in routed}))
-
-
-BUILDERS: dict[str, Callable[[], list[Any]]] = {
-    "none": _alone,
-    "ddp": _ddp,
-    "fsdp": _alone,
-    "dp": _alone,
-    **dict.fromkeys(
-        STAGES, _alone
-    ),  # DeepSpeed's engine is built elsewhere (training/distributed/deepspeed_engine.py)
-}
-"""Option of the group `distributed` -> its handlers."""
 
 
 class LossOnDevice(nn.Module):
@@ -226,14 +198,7 @@ class LossOnDevice(nn.Module):
 def build_data_parallel(
     plan: Plan, model: nn.Module, loss: LossFunction, formats: Formats
 ) -> tuple[nn.Module, LossFunction]:
-    """The module that feeds all devices, and how to get the loss of a micro-batch out of it.
-
-    Args:
-        plan: says how many devices.
-        model: on the first of them.
-        loss: of one device's rows.
-        formats: of the forward pass.
-    """
+    """The module that feeds all devices, and how to get the loss of a micro-batch out of it."""
     module = LossOnDevice(model, loss, formats)
     devices = list(range(plan.batch.devices)) if torch.cuda.is_available() else None
     parallel = nn.DataParallel(module, device_ids=devices)

@@ -16,7 +16,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import own_folder
 from eke.data.sources import cache_folder
 from eke.plan.planner import Plan
-from eke.training.model.imports import import_transformers
+from eke.training.model import import_transformers
 
 QUIET = {
     "KINETO_LOG_LEVEL": "99",

@@ -28,7 +28,8 @@ from eke.training.loop.step import add_evaluation, take_step
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
 from eke.training.observe.effective import closer_look, look_at_evaluation
-from eke.training.optimizer import evaluation_weights, set_learning_rate
+from eke.training.optimizer.build_optimizer import evaluation_weights
+from eke.training.optimizer.update import set_learning_rate
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from torch import nn
 from eke.common.paths import RunPaths
 from eke.plan.planner import Plan, remove_swap, swap_folder
 from eke.training.checkpoint import EXPORT, load_checkpoint, load_part, newest_complete
-from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, share_loss, share_update
-from eke.training.distributed.ranks import Ranks
+from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, share_update
+from eke.training.distributed.ranks import Ranks, build_data_parallel
 from eke.training.model.loss import LossFunction, build_loss
 from eke.training.model.number_formats import Formats, compile_model
 from eke.training.model.save_model import load_weights
@@ -83,7 +83,9 @@ def _start_plain(built: Built, checkpoint: Path | None, _: RunPaths) -> Started:
     step = 0
     if checkpoint is not None:
         step = load_checkpoint(checkpoint, model, built.optimizer, formats.scaler, built.ranks.rank)
-    called, loss = share_loss(plan, compile_model(plan, built.shared), build_loss(plan), formats)
+    called, loss = compile_model(plan, built.shared), build_loss(plan)
+    if plan.config.distributed.option == "dp":  # one module, computed on each device of this rank
+        called, loss = build_data_parallel(plan, called, loss, formats)
     plain = PlainUpdate(plan, called, built.optimizer, formats.scaler, built.parameters)
     return Started(called, loss, share_update(plan, plain, model, built.ranks), formats, step)
 

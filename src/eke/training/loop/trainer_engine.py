@@ -38,8 +38,7 @@ from eke.training.loop.training_state import TrainingState
 from eke.training.model.unused import routed_parents
 from eke.training.observe.effective import closer_look
 from eke.training.observe.libraries import note_trainer
-from eke.training.optimizer import set_learning_rate
-from eke.training.optimizer.update import PlainUpdate
+from eke.training.optimizer.update import PlainUpdate, set_learning_rate
 
 
 def render_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from eke.common.paths import RunPaths
 from eke.plan.planner import Micro, Plan
 from eke.plan.record import metrics
 from eke.results.trackers import Tracker
-from eke.training.batches.batches import CacheRelease, Transfer, build_cache_release
+from eke.training.batches.batches import CacheRelease, Transfer
 from eke.training.batches.dataset import TrainingData, build_data, load_plan_tokenizer
 from eke.training.distributed.deepspeed_engine import share_model
 from eke.training.distributed.ranks import ALONE, Ranks, build_handlers, expect_unreached
@@ -27,8 +27,7 @@ from eke.training.model.loss import LossFunction
 from eke.training.model.number_formats import Formats, build_formats
 from eke.training.model.save_model import build_trainable, name_classes
 from eke.training.observe.memory_stages import memory_in_use
-from eke.training.optimizer import build_optimizer
-from eke.training.optimizer.build_optimizer import Multiplier, build_schedule
+from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
 from eke.training.optimizer.update import Update
 
 log = logging.getLogger(__name__)
@@ -174,7 +173,7 @@ def build_job(
         formats=started.formats,
         loss=started.loss,
         offload=build_activation_offload(plan, bare),
-        cache_release=build_cache_release(plan, device),
+        cache_release=CacheRelease(plan.config.memory.empty_cache_every, device),
         multiplier=build_schedule(plan),
         data=build_data(plan, left=report.padding == "left"),
         transfer=Transfer(device),

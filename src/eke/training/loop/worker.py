@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eke.common.errors import ChangedError, EkeError
-from eke.common.files import open_file, own_folder
+from eke.common.files import open_file, own_folder, seal
 from eke.common.paths import RANK, RunPaths
 from eke.common.runtime import importing, lacking
 from eke.common.streams import open_streams
@@ -76,9 +76,9 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
         end_first()
     own = with_own_software(plan)
     number = start_attempt(paths, own.machine)
-    metrics.seal(paths.metrics)
+    seal(paths.metrics)
     try:
-        check_software(plan, own)
+        check_software(plan)
     except ChangedError as error:
         failure = Failure("software", str(error))
         return record_end(own, paths, number, Outcome.refused, failure)

@@ -1,8 +1,7 @@
 """Adapters (peft), float8 linear layers (torchao) and 4-bit weights (bitsandbytes).
 
 The libraries are imported inside the functions, since they are slow to import or optional.
-
-Dettmers et al. 2023, arXiv:2305.14314. bitsandbytes is imported inside the functions.
+4-bit weights: Dettmers et al. 2023, arXiv:2305.14314.
 """
 
 import copy
@@ -20,10 +19,11 @@ from torch import Tensor, nn
 
 from eke.common.errors import RunError
 from eke.common.text import format_number
-from eke.config.schema import Adapters, Lora, PretrainedModel, QLora
+from eke.config.schema import Adapters, Lora, QLora
 from eke.models.sizes import Targets, choose_targets
 from eke.plan.planner import Plan
 from eke.training.model.checkpointing import find_layers
+from eke.training.model.unused import own_random_numbers
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -52,13 +52,7 @@ def adapter_tensors(
 
 
 def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
-    """Write the trained tensors and peft's configuration; no model card, which would be empty.
-
-    Args:
-        model: of peft.
-        folder: is there.
-        weights: instead of the model's own, where it holds only parts of them.
-    """
+    """Write peft's configuration and the trained tensors; no model card: it would be empty."""
     mine: Any = model
     config = copy.copy(mine.peft_config["default"])
     config.inference_mode = True
@@ -101,10 +95,8 @@ def convert_linear_layers(plan: Plan, model: nn.Module, device: torch.device) ->
     from torchao.float8 import Float8LinearConfig
 
     recipe = Float8LinearConfig.from_recipe_name(plan.compute.float8)
-    emulate = device.type != "cuda"
-    ao.convert_model_to_fp8_ao(
-        model, config=dataclasses.replace(recipe, pad_inner_dim=True, emulate=emulate)
-    )
+    config = dataclasses.replace(recipe, pad_inner_dim=True, emulate=device.type != "cuda")
+    ao.convert_model_to_fp8_ao(model, config=config)
 
 
 def count_float8(model: nn.Module) -> Float8Layers:
@@ -128,12 +120,8 @@ def quantise(plan: Plan, model: nn.Module, device: torch.device) -> nn.Module:
     One layer at a time: a GPU never holds more than one float32 weight in addition to the 4-bit
     ones. Embeddings, norms, heads, and what transformers itself keeps in float32
     (`_keep_in_fp32_modules`) stay as they are. The experts of a layer, which transformers holds as
-    one parameter, are dequantised whenever the layer runs.
-
-    Args:
-        plan: its number format is what the 4-bit layers multiply in.
-        model: with float32 weights on the host; changed in place.
-        device: where the model is to be.
+    one parameter, are dequantised whenever the layer runs. The 4-bit layers multiply in the plan's
+    number format. The model, with float32 weights on the host, is changed in place.
     """
     config = cast(QLora, plan.config.peft)
     compute = getattr(torch, plan.compute.autocast or "float32")
@@ -196,12 +184,7 @@ def _quantise_parameters(experts: nn.Module, config: QLora, device: torch.device
 
 
 def dequantised(layer: nn.Module, delta: Tensor | None = None) -> nn.Module:
-    """The float32 layer that a 4-bit one stands for, on the host.
-
-    Args:
-        layer: a 4-bit linear layer of `quantise`.
-        delta: (out, in), added to the weight.
-    """
+    """The float32 layer that a 4-bit one stands for, on the host; `delta` (out, in) is added."""
     from bitsandbytes.functional import dequantize_4bit
     from transformers.pytorch_utils import Conv1D
 
@@ -279,34 +262,33 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
     targets = choose_targets(plan.config, names.values())
     _check(plan, model, targets, sorted(set(names.values())))
     config = make(plan, names, targets)
+    # GPT-2's Conv1D stores its weight the other way round.
     config.fan_in_fan_out = any(
         not isinstance(model.get_submodule(name), nn.Linear) for name in names
-    )  # GPT-2's Conv1D stores its weight the other way round
+    )
     config.modules_to_save = _heads(plan, model)
     config.task_type = TASK_TYPES[plan.config.task.option]
-    config.base_model_name_or_path = _base_name(plan)
+    # For loading; random weights have no name.
+    config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
     device = next(model.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(plan.config.seed)
-        with warnings.catch_warnings():
-            # peft 0.21 asks by a name that transformers 5.23 has renamed.
-            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-            adapted: Any = get_peft_model(cast(Any, model), config)
-    if config.modules_to_save:  # peft adds names, repeated or of no module
-        config.modules_to_save = _heads(plan, model)
+    with own_random_numbers(device, plan.config.seed), warnings.catch_warnings():
+        # peft 0.21 asks by a name that transformers 5.23 has renamed.
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+        adapted: Any = get_peft_model(cast(Any, model), config)
+    config.modules_to_save = _heads(plan, model)  # peft adds names, repeated or of no module
     return cast(nn.Module, adapted).train()
 
 
 def _linear_layers(model: nn.Module) -> dict[str, str]:
     """Name of each linear layer in a Transformer layer -> its name from that layer on."""
-    layers = {id(layer) for layer in find_layers(model)}
-    found: dict[str, str] = {}
-    for prefix, layer in model.named_modules():
-        if id(layer) in layers:
-            for name, module in layer.named_modules():
-                if is_linear(module):
-                    found[f"{prefix}.{name}"] = name
-    return found
+    layers = set(find_layers(model))
+    return {
+        f"{prefix}.{name}": name
+        for prefix, layer in model.named_modules()
+        if layer in layers
+        for name, module in layer.named_modules()
+        if is_linear(module)
+    }
 
 
 def _check(plan: Plan, model: nn.Module, targets: Targets, names: list[str]) -> None:
@@ -336,14 +318,7 @@ def _heads(plan: Plan, model: nn.Module) -> list[str] | None:
     return [name for name in CLASSIFIERS if name in leaves]
 
 
-def _base_name(plan: Plan) -> str | None:
-    """Base model of the adapter, for loading; random weights have no name."""
-    typed = plan.config.model
-    return typed.name_or_path if isinstance(typed, PretrainedModel) else None
-
-
 def _lora(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
-    """LoraConfig, of dora and qlora, too."""
     from peft import LoraConfig
 
     config = cast(Lora, plan.config.peft)
@@ -354,23 +329,17 @@ def _lora(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
         bias=config.bias.value,
         use_rslora=config.use_rslora,
         use_dora=config.option == "dora",
-        target_modules=_full_names(names, targets.modules),
+        target_modules=[name for name, short in names.items() if short in targets.modules],
     )
 
 
 def _ia3(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
-    """IA3Config."""
     from peft import IA3Config
 
     return IA3Config(
-        target_modules=_full_names(names, targets.modules),
-        feedforward_modules=_full_names(names, targets.feed_forward),
+        target_modules=[name for name, short in names.items() if short in targets.modules],
+        feedforward_modules=[n for n, short in names.items() if short in targets.feed_forward],
     )
-
-
-def _full_names(names: Mapping[str, str], wanted: frozenset[str]) -> list[str]:
-    """Peft shortens long lists to the endings that mean the same layers."""
-    return [name for name, short in names.items() if short in wanted]
 
 
 def merge_adapters(model: nn.Module) -> nn.Module:
@@ -389,30 +358,22 @@ def merge_adapters(model: nn.Module) -> nn.Module:
     for name, module in wrapped:
         parent, leaf = plain.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         if isinstance(module, ModulesToSaveWrapper):
-            setattr(parent, leaf, module.modules_to_save["default"])
+            merged: Any = module.modules_to_save["default"]
         else:
-            setattr(parent, leaf, _merged(module))
+            layer: Any = module
+            merged = layer.get_base_layer()
+            if hasattr(merged, "stores_transposed"):
+                merged = dequantised(merged, layer.get_delta_weight("default"))
+            else:
+                layer.merge()
+        setattr(parent, leaf, merged)
     dequantise_rest(plain)
     vars(plain).pop("peft_config", None)
     return plain
 
 
-def _merged(layer: Any) -> nn.Module:
-    """The layer under an adapter, with the adapter in its weight."""
-    base: nn.Module = layer.get_base_layer()
-    if hasattr(base, "stores_transposed"):
-        return dequantised(base, layer.get_delta_weight("default"))
-    layer.merge()
-    return base
-
-
 def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
-    """A warning where adapters leave tensors as they were drawn, since the checkpoint lacks them.
-
-    Args:
-        model: with its adapters.
-        new_weights: names in the model without adapters.
-    """
+    """A warning where tensors stay as they were drawn: neither loaded nor trained."""
     if not is_adapted(model):
         return []
     trained = {name for name, p in model.named_parameters() if p.requires_grad}

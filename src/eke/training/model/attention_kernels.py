@@ -54,9 +54,6 @@ KERNELS: dict[str, str] = {
 separate softmax (sdpa's plain path has `_safe_softmax`, losses have `_log_softmax`).
 Source: torch's aten/src/ATen/native/native_functions.yaml."""
 
-SCORES_DIM = 4
-"""Attention scores are (samples, heads, queries, keys); a router's are (tokens, experts)."""
-
 PACKAGES: dict[str, str] = {"flash_attn": "flash2", "flash_attn_3": "flash3"}
 """Namespace of a package's operations -> kernel. Source: the `torch.library` calls of
 https://github.com/Dao-AILab/flash-attention (flash_attn_interface.py, hopper/)."""
@@ -153,13 +150,18 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def _note(self, func: Any, args: tuple[Any, ...]) -> None:
         name = getattr(func, "overloadpacket", func).__name__
         kernel = KERNELS.get(name) or PACKAGES.get(getattr(func, "namespace", ""))
-        if kernel and not (name == "_softmax" and args[0].dim() != SCORES_DIM):
+        # Attention scores are (samples, heads, queries, keys); a router's are (tokens, experts).
+        if kernel and not (name == "_softmax" and args[0].dim() != 4):
             self._kernels.add(kernel)
         if name in LOSSES:
             self._losses.add(LOSSES[name])
-        if name in MATMULS and not _is_outer(name, args):
+        # What sums nothing up is none: rotary angles in transformers 5.17, by float32's bmm.
+        outer = name == "bmm" and args[1].shape[-2] == 1
+        if name in MATMULS and not outer:
             factors = args[:2] if name in FACTORS_FIRST else args
-            self._dtypes[_operand_dtype(factors)] += 1
+            # The last tensor is a factor, where addmm's first is the addend.
+            dtypes = [arg.dtype for arg in factors if isinstance(arg, Tensor)]
+            self._dtypes[str(dtypes[-1]).removeprefix("torch.") if dtypes else "unknown"] += 1
 
     def seen(self) -> ObservedKernels:
         """Operations so far; available inside the block and after it."""
@@ -202,17 +204,6 @@ def _watch_flex(kernels: set[str]) -> Iterator[None]:
         ALL_ATTENTION_FUNCTIONS[name] = true_call
 
 
-def _is_outer(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a product sums nothing up: rotary angles in transformers 5.17 are one, in float32."""
-    return name == "bmm" and bool(args[1].shape[-2] == 1)
-
-
-def _operand_dtype(args: tuple[Any, ...]) -> str:
-    """Format of the last positional tensor: a factor, where addmm's first tensor is the addend."""
-    dtypes = [arg.dtype for arg in args if isinstance(arg, torch.Tensor)]
-    return str(dtypes[-1]).removeprefix("torch.") if dtypes else "unknown"
-
-
 BACKENDS: dict[Backend, SDPBackend | None] = {
     Backend.auto: None,
     Backend.flash: SDPBackend.FLASH_ATTENTION,
@@ -230,9 +221,6 @@ EXPECTED: dict[Backend, frozenset[str]] = {
     Backend.math: frozenset({"math"}),
 }
 """`attention.backend` -> the kernels of `KernelProbe` that may then run."""
-
-_NO_KERNEL = ("No available kernel", "No viable backend")
-"""How torch 2.11 to 2.13 says that no allowed kernel takes these inputs."""
 
 
 @contextmanager
@@ -254,7 +242,8 @@ def pinned_backend(plan: Plan) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            if not any(sign in str(error) for sign in _NO_KERNEL):
+            # How torch 2.11 to 2.13 says that no allowed kernel takes these inputs.
+            if not any(s in str(error) for s in ("No available kernel", "No viable backend")):
                 raise
             why = "PyTorch's kernel does not take this model's inputs; its reasons are in the log"
             raise RunError(
@@ -269,19 +258,16 @@ _ASKED = "use_gqa_in_sdpa"
 
 
 def repeat_heads(plan: Plan) -> None:
-    """Decide for this process, until the next plan; call before the first forward pass.
+    """Repeat the heads where kernels cannot share; before the first forward pass, for this process.
 
     Seen with transformers 5.23, which looks the function up at each call; in a version without it
     nothing is replaced, and tests/unit/training/model/test_grouped_heads.py tells.
-
-    Args:
-        plan: its device, attention and formats decide.
     """
     from transformers.integrations import sdpa_attention
 
     if not hasattr(sdpa_attention, _ASKED):
         return
-    own = _transformers_own()
+    own = _own(sdpa_attention, _ASKED)
     shared = [dtype for dtype in FORMATS if shares_heads(plan, str(dtype).removeprefix("torch."))]
 
     def ask(mask: Tensor | None, key: Tensor, value: Tensor) -> bool:
@@ -294,37 +280,33 @@ def repeat_heads(plan: Plan) -> None:
 
 
 @functools.cache
-def _transformers_own() -> Any:
-    """The original function."""
-    from transformers.integrations import sdpa_attention
-
-    return getattr(sdpa_attention, _ASKED)
+def _own(module: Any, name: str) -> Any:
+    """A function of transformers as it was before this process replaced it."""
+    return getattr(module, name)
 
 
 def spare_mask_checks(model: torch.nn.Module, packed: bool = False) -> None:
     """Answer both questions beforehand, for this process; call before the first forward pass.
 
-    Seen with transformers 5.17 and 5.23. In a version without these names nothing is replaced, and
-    the count of reads in tests/unit/training/loop/test_no_sync.py tells.
-
-    Args:
-        model: whose modules may warn.
-        packed: rows hold several sequences, whose `position_ids` restart at 0.
+    Packed rows hold several sequences, whose `position_ids` restart at 0. Seen with transformers
+    5.17 and 5.23; in a version without these names nothing is replaced, and the count of reads in
+    tests/unit/training/loop/test_no_sync.py tells.
     """
     from transformers import masking_utils
     from transformers import modeling_flash_attention_utils as flash
 
     if hasattr(masking_utils, "find_packed_sequence_indices"):
         masking_utils.find_packed_sequence_indices = (
-            sequence_numbers if packed else _one_sequence_per_row
+            sequence_numbers if packed else lambda position_ids: None
         )
     if hasattr(flash, "_is_packed_sequence"):
-        look = _transformers_own_look()
-        vars(flash)["_is_packed_sequence"] = look if packed else _is_not_packed
+        look = _own(flash, "_is_packed_sequence")
+        vars(flash)["_is_packed_sequence"] = look if packed else lambda *_: False
     for module in model.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             # Past nn.Module's own __setattr__, which is for parameters and submodules.
-            vars(module)["warn_if_padding_and_no_attention_mask"] = _nothing_to_warn_about
+            # Padding is masked wherever it could be attended to.
+            vars(module)["warn_if_padding_and_no_attention_mask"] = lambda *_, **__: None
 
 
 def sequence_numbers(position_ids: torch.Tensor) -> torch.Tensor:
@@ -337,24 +319,3 @@ def sequence_numbers(position_ids: torch.Tensor) -> torch.Tensor:
         (rows, length), rising by one at each beginning.
     """
     return (position_ids == 0).cumsum(-1)
-
-
-@functools.cache
-def _transformers_own_look() -> Any:
-    """As it was before anything replaced it."""
-    from transformers import modeling_flash_attention_utils as flash
-
-    return flash._is_packed_sequence
-
-
-def _is_not_packed(*_: Any) -> bool:
-    """One sequence in each row."""
-    return False
-
-
-def _one_sequence_per_row(position_ids: torch.Tensor) -> None:
-    """No packed sequences."""
-
-
-def _nothing_to_warn_about(*_: Any, **__: Any) -> None:
-    """Padding is masked wherever it could be attended to."""

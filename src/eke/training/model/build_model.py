@@ -9,10 +9,7 @@ from typing import Any, cast
 import torch
 
 from eke.common.text import BOS, EOS, PAD
-from eke.config.schema import (
-    Config,
-    PretrainedModel,
-)
+from eke.config.schema import Config, PretrainedModel
 from eke.models.families import family_of, is_classification, num_labels
 from eke.plan.planner import Plan
 from eke.training.model.adapters import convert_linear_layers, is_four_bit, quantise
@@ -26,17 +23,19 @@ from eke.training.model.load_pretrained import (
     set_special_ids,
 )
 from eke.training.model.number_formats import weights_dtype
-from eke.training.model.unused import HEADS, cast_experts, drawn_in_float32, freeze_unused
+from eke.training.model.unused import (
+    HEADS,
+    cast_experts,
+    drawn_in_float32,
+    freeze_unused,
+    own_random_numbers,
+)
 
 log = logging.getLogger(__name__)
 
 
 def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:
-    """Build the model of the plan, and log the report.
-
-    Raises:
-        RunError: a checkpoint does not hold what the plan was made for.
-    """
+    """The model of `build_model_and_report`; the report is logged."""
     model, report = build_model_and_report(plan, device)
     for warning in report.warnings:
         log.warning(warning)
@@ -54,10 +53,6 @@ def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.M
     created or loaded on the device, once; the caller's random state is left as it was. Parameters
     that no output of this task depends on are frozen. The loss is computed from the logits, so
     `forward` takes no labels.
-
-    Args:
-        plan: the run; its configuration's model, task, attention and seed are read.
-        device: where the weights are created.
 
     Raises:
         RunError: a checkpoint does not hold what the plan was made for.
@@ -87,10 +82,8 @@ def _random_model(plan: Plan, device: torch.device) -> torch.nn.Module:
     if pad is not None and not is_padding_alone(plan.vocabulary, pad):
         model_config.pad_token_id = None  # drawn as any other token; classifiers need it below
     head = getattr(transformers, HEADS[config.task.option])
-    forked = [device] if device.type == "cuda" else []
     dtype = weights_dtype(plan)
-    with torch.random.fork_rng(devices=forked), device, drawn_in_float32(dtype):
-        torch.manual_seed(config.seed)
+    with own_random_numbers(device, config.seed), device, drawn_in_float32(dtype):
         model = head.from_config(
             model_config,
             dtype=dtype,

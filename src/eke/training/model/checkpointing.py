@@ -1,15 +1,16 @@
 """Activation checkpointing and offloading, and detection of recomputation.
 
-Chen et al. 2016, arXiv:1604.06174: keep each layer's input, run its forward pass again in backward.
-
-Selective: Korthikanti et al. 2022, arXiv:2205.05198, section 5: keep what is dear to compute.
+Full: keep each layer's input, run its forward pass again in backward (Chen et al. 2016,
+arXiv:1604.06174). Selective: keep what is dear to compute, too (Korthikanti et al. 2022,
+arXiv:2205.05198, section 5).
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-from torch.utils.hooks import RemovableHandle
 
 from eke.common.errors import RunError
 from eke.config.schema import Checkpointing
@@ -147,7 +147,7 @@ def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 class LayerCalls:
     """Forward calls of each layer."""
 
-    counts: list[int] = field(default_factory=list)
+    counts: list[int]
     """In the order of `find_layers`."""
 
     @property
@@ -171,28 +171,21 @@ def count_layer_calls(model: torch.nn.Module) -> Iterator[LayerCalls]:
     not see the second run, so its first leaf is hooked: in every family a norm or a query
     projection, called once per forward pass.
     """
-    calls = LayerCalls()
-    handles: list[RemovableHandle] = []
-    for index, layer in enumerate(find_layers(model)):
-        calls.counts.append(0)
-        handles.append(_first_leaf(layer).register_forward_pre_hook(_counter(calls, index)))
+    layers = find_layers(model)
+    calls = LayerCalls([0] * len(layers))
+
+    def count(index: int, *_: Any) -> None:
+        calls.counts[index] += 1
+
+    handles = []
+    for index, layer in enumerate(layers):
+        leaf = next(m for m in layer.modules() if not any(True for _ in m.children()))
+        handles.append(leaf.register_forward_pre_hook(partial(count, index)))
     try:
         yield calls
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _first_leaf(layer: torch.nn.Module) -> torch.nn.Module:
-    """The first module of a layer that has no children."""
-    return next(m for m in layer.modules() if not any(True for _ in m.children()))
-
-
-def _counter(calls: LayerCalls, index: int) -> Callable[..., None]:
-    def count(*_: Any) -> None:
-        calls.counts[index] += 1
-
-    return count
 
 
 def _enable(model: torch.nn.Module, arguments: dict[str, Any], name: str) -> None:
@@ -217,28 +210,18 @@ def _enable(model: torch.nn.Module, arguments: dict[str, Any], name: str) -> Non
         )
 
 
-def _off(plan: Plan) -> None:
-    """Keep every activation."""
-
-
 def _full(plan: Plan) -> dict[str, Any]:
-    """Keep the layer's input alone."""
-    return {"context_fn": marked} if _gathers_inside(plan) else {}
+    # ZeRO-3 gathers a layer's weights by operations of the layer's own forward pass.
+    return {"context_fn": marked} if plan.config.distributed.option == "zero3" else {}
 
 
 def _selective(plan: Plan) -> dict[str, Any]:
-    """Keep the layer's input and what was dear to compute."""
-    inside = _gathers_inside(plan)
-    return {"context_fn": selective_among_others if inside else selective}
-
-
-def _gathers_inside(plan: Plan) -> bool:
-    """Whether a layer's weights are gathered by operations of the layer's own forward pass."""
-    return plan.config.distributed.option == "zero3"
+    gathers = plan.config.distributed.option == "zero3"
+    return {"context_fn": selective_among_others if gathers else selective}
 
 
 CHECKPOINTING: dict[Checkpointing, Callable[[Plan], dict[str, Any] | None]] = {
-    Checkpointing.off: _off,
+    Checkpointing.off: lambda plan: None,
     Checkpointing.full: _full,
     Checkpointing.selective: _selective,
 }
@@ -310,52 +293,32 @@ class ActivationOffload(saved_tensors_hooks):
             return tensor
         weight = copied_leaf(tensor)
         if weight is not None and weight.untyped_storage()._cdata in self._weights:
-            return CopiedWeight.of(tensor, weight)
+            return made_again(tensor, weight)
         pinned = tensor.device.type == "cuda"
         host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
         host.copy_(tensor, non_blocking=True)
         self.bytes_moved += tensor.nbytes
-        return tensor.device, host
+        return partial(host.to, tensor.device, non_blocking=True)
 
     def _unpack(self, packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        if isinstance(packed, CopiedWeight):
-            return packed.again()
-        device, host = packed
-        moved: Tensor = host.to(device, non_blocking=True)
-        return moved
+        found: Tensor = packed if isinstance(packed, Tensor) else packed()
+        return found
 
 
-@dataclass(frozen=True)
-class CopiedWeight:
-    """A weight in another format, or a view of that: what it takes to make it once more."""
+def made_again(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+    """A function that makes a view of a copy of all of `weight` once more, in new memory.
 
-    weight: Tensor
-    version: int
-    """Of the weight when it was copied."""
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    """Of the view, in numbers, from the beginning of the copy."""
+    It raises a RuntimeError where the weight has changed since, as autograd does of what it keeps.
+    """
+    version, dtype = weight._version, tensor.dtype
+    size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
 
-    @staticmethod
-    def of(tensor: Tensor, weight: Tensor) -> "CopiedWeight":
-        """A tensor that is a view of a copy of all of `weight`."""
-        shape = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-        return CopiedWeight(weight, weight._version, tensor.dtype, *shape)
-
-    def again(self) -> Tensor:
-        """The tensor in newly allocated memory.
-
-        Raises:
-            RuntimeError: the weight has changed since; autograd says the same of what it keeps.
-        """
-        if self.weight._version != self.version:
+    def again() -> Tensor:
+        if weight._version != version:
             raise RuntimeError("a weight was changed between the forward and the backward pass")
-        copy = self.weight.detach().to(self.dtype)
-        return copy.as_strided(self.size, self.stride, self.offset)
+        return weight.detach().to(dtype).as_strided(size, stride, offset)
+
+    return again
 
 
 REARRANGED = frozenset(

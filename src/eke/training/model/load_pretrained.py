@@ -4,7 +4,7 @@ transformers is imported inside the functions: naming a builder must not cost it
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from eke.training.model.unused import (
     drawn_in_float32,
     freeze_unreached,
     kept_dropouts,
+    own_random_numbers,
     padding_side,
     probe_inputs,
     set_dropout,
@@ -37,9 +38,6 @@ _BUFFERS = re.compile(r"(rotary_emb\.inv_freq|position_ids|masked_bias|attn\.bia
 
 _HEADS = ("classification_head", "classifier", "cls", "lm_head", "qa_outputs", "score")
 # T5's classes have encoder and decoder at the level of the head, not in a submodel.
-
-MAX_NAMES = 3
-"""Tensors that an error message names before it counts the rest."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +62,14 @@ class LoadReport:
         """Sentences for log and record."""
         found = []
         if self.new_weights:
-            found.append(
-                f"random at the start, since the checkpoint lacks them: "
-                f"{format_number(len(self.new_weights), 'tensor')}, {_listed(self.new_weights)}"
-            )
+            why = "random at the start, since the checkpoint lacks them"
+            found.append(f"{why}: {_counted(self.new_weights)}")
         if self.resized_weights:
-            found.append(
-                f"random at the start, since the checkpoint's have another size: "
-                f"{format_number(len(self.resized_weights), 'tensor')}, "
-                f"{_listed(self.resized_weights)}"
-            )
+            why = "random at the start, since the checkpoint's have another size"
+            found.append(f"{why}: {_counted(self.resized_weights)}")
         if self.unused_weights:
-            found.append(
-                f"skipped, since they belong to another head: "
-                f"{format_number(len(self.unused_weights), 'tensor')} of the checkpoint, "
-                f"{_listed(self.unused_weights)}"
-            )
+            why = "skipped, since they belong to another head of the checkpoint"
+            found.append(f"{why}: {_counted(self.unused_weights)}")
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
         if self.kept_dropouts:
@@ -113,11 +103,9 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         "attn_implementation": ATTENTION[config.attention.option],
         "trust_remote_code": False,
     }
-    forked = [device] if device.type == "cuda" else []
     try:
         model_config = checkpoint_configuration(plan)
-        with torch.random.fork_rng(devices=forked), drawn_in_float32(dtype):
-            torch.manual_seed(config.seed)
+        with own_random_numbers(device, config.seed), drawn_in_float32(dtype):
             if device.type == "meta":
                 with device:
                     return head.from_config(model_config, **settings), LoadReport()
@@ -139,8 +127,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
         why = _first_sentence(error) if known else f"{type(error).__name__}: {error}"
         raise _refusal(pretrained, why, "another checkpoint, or another task") from error
-    report = _judge(pretrained, model, info)
-    _check_size(plan, model)
+    report = _judge(plan, model, info)
     if not family_of(plan.config).is_known:
         check_places(model, config.task.option)
         report = replace(report, unreached=freeze_unreached(model))
@@ -183,27 +170,23 @@ def checkpoint_configuration(plan: Plan) -> Any:
     if isinstance(config.task, SequenceClassification):
         if loaded.num_labels != config.task.num_labels:
             loaded.num_labels = config.task.num_labels
-        _set_special_tokens(loaded, plan.vocabulary)
+        # Decoders' classes look for padding, T5's for the end of text: as the rows have them.
+        loaded.pad_token_id, loaded.eos_token_id = plan.vocabulary.pad, plan.vocabulary.eos
     if model.dropout is not None:
         set_dropout(loaded, model.dropout)
     return loaded
 
 
-def _set_special_tokens(loaded: Any, vocabulary: Vocabulary) -> None:
-    """Classifiers of decoders look for padding, T5's for the end of text: as the rows have them."""
-    loaded.pad_token_id, loaded.eos_token_id = vocabulary.pad, vocabulary.eos
-
-
-def _judge(pretrained: PretrainedModel, model: Any, info: Any) -> LoadReport:
+def _judge(plan: Plan, model: Any, info: Any) -> LoadReport:
     """Which differences are a head's.
 
     Raises:
-        RunError: some are not.
+        RunError: some are not, or the model has another size than the closed form of its family,
+            for which rules, FLOPs and memory were computed.
     """
-    mismatched = {
-        name: (tuple(found), tuple(wanted))
-        for name, found, wanted in sorted(info["mismatched_keys"])
-    }
+    pretrained = cast(PretrainedModel, plan.config.model)
+    belonging = "a config.json that belongs to the weights"
+    mismatched = {name: sizes for name, *sizes in sorted(info["mismatched_keys"])}
     strange = [name for name in mismatched if not _is_head(model, name)]
     if strange:
         name = strange[0]
@@ -212,7 +195,7 @@ def _judge(pretrained: PretrainedModel, model: Any, info: Any) -> LoadReport:
             f"its config.json does not describe its tensors: {len(strange)} have other sizes, "
             f"{name} is {list(found)} and should be {list(wanted)}"
         )
-        raise _refusal(pretrained, why, "a config.json that belongs to the weights")
+        raise _refusal(pretrained, why, belonging)
     missing = sorted(n for n in info["missing_keys"] if not _is_head(model, n))
     if missing:
         why = (
@@ -227,7 +210,14 @@ def _judge(pretrained: PretrainedModel, model: Any, info: Any) -> LoadReport:
             f"{len(extra)} of its tensors have no place in {type(model).__name__} as its "
             f"config.json describes it: {_listed(extra)}"
         )
-        raise _refusal(pretrained, why, "a config.json that belongs to the weights")
+        raise _refusal(pretrained, why, belonging)
+    count = sum(p.numel() for p in model.parameters())
+    if family_of(plan.config).is_known and count != plan.size.num_parameters:
+        why = (
+            f"has {count} parameters where its config.json makes {plan.size.num_parameters}: a "
+            "setting of it (tie_word_embeddings?) does not describe its tensors"
+        )
+        raise _refusal(pretrained, why, belonging)
     new = sorted({*info["missing_keys"]} - set(mismatched))
     return LoadReport(tuple(new), tuple(mismatched), tuple(sorted(unexpected)))
 
@@ -244,30 +234,18 @@ def _is_head(model: Any, name: str) -> bool:
     return parts[0] not in children - set(_HEADS)
 
 
-def _check_size(plan: Plan, model: nn.Module) -> None:
-    """Rules, FLOPs and memory were computed for one size; another one would make them untrue.
-
-    Raises:
-        RunError: the model has another size than the closed form of its family.
-    """
-    pretrained = cast(PretrainedModel, plan.config.model)
-    count = sum(p.numel() for p in model.parameters())
-    if family_of(plan.config).is_known and count != plan.size.num_parameters:
-        why = (
-            f"has {count} parameters where its config.json makes {plan.size.num_parameters}: a "
-            "setting of it (tie_word_embeddings?) does not describe its tensors"
-        )
-        raise _refusal(pretrained, why, "a config.json that belongs to the weights")
-
-
 def _refusal(pretrained: PretrainedModel, why: str, instead: str) -> RunError:
     return RunError(f"model.name_or_path = {pretrained.name_or_path}: {why} -> {instead}")
 
 
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - MAX_NAMES} more" if len(every) > MAX_NAMES else ""
-    return ", ".join(every[:MAX_NAMES]) + more
+def _counted(names: Sequence[str]) -> str:
+    return f"{format_number(len(names), 'tensor')}, {_listed(names)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first three, and how many there are more."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _first_sentence(error: Exception) -> str:
@@ -281,10 +259,6 @@ def set_special_ids(model_config: Any, plan: Plan) -> None:
 
     The padding id is where decoders stop looking for a sequence's last token, so another
     tokenizer's id would do harm. eke's bytes need no change.
-
-    Args:
-        model_config: changed in place, before the model is built.
-        plan: its vocabulary is read.
     """
     vocabulary = plan.vocabulary
     if vocabulary.is_bytes:

@@ -1,30 +1,14 @@
-"""Loss of a micro-batch, for all tasks.
+"""Loss of a micro-batch for all tasks, the decoder's inputs in seq2seq, and fused kernels.
 
-transformers' own losses are not used: some ignore `num_items_in_batch`, so that gradient
-accumulation and data parallelism change them (docs/explanation/loss.md).
-
-Cross-entropy summed over the labels that count, in float32: of logits, or without them.
-
-Divided by the number of targets of the whole global batch a sum is that batch's mean, however the
-batch was cut.
-
-A vocabulary projection that, given labels, answers with the loss and leaves out what it can.
-
-The projection of a language model is replaced by a module with the same tensors. It takes the loss
-inside the model's forward pass, so that whatever wraps the model (data parallelism, sharding,
-compilation) sees one forward pass as ever. It may leave out the positions without a label, which
-add nothing to the loss (`sparse_prediction` in transformers' ModernBERT), and it may be one
-operation with the loss, which never has all logits.
-
-What the decoder of seq2seq reads: the target, shifted as the model's own class shifts it.
-
-Fused kernels in place of a model's own operations, and how to see that they are there.
+Cross-entropy is summed over the labels that count, in float32. Divided by the number of targets of
+the whole global batch it is that batch's mean, however the batch was cut. transformers' own losses
+are not used: some ignore `num_items_in_batch`, so that gradient accumulation and data parallelism
+change them (docs/explanation/loss.md).
 """
 
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -95,20 +79,13 @@ def fused_loss_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: 
     return losses.to(torch.float32).sum()
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What a forward pass is to predict."""
-
-    labels: Tensor
-    """(...), IGNORED where nothing is to be predicted."""
-    places: Tensor | None
-    """Of the labels that count, in the flattened labels: (targets,); None projects everything."""
-    smoothing: float
-    """Share of each target that is spread over the vocabulary."""
-
-
 class LossHead(nn.Module):
-    """A linear layer that answers with the summed loss once it was handed labels.
+    """A vocabulary projection that answers with the summed loss once it was handed labels.
+
+    It takes the loss inside the model's forward pass, so that whatever wraps the model (data
+    parallelism, sharding, compilation) sees one forward pass as ever. It may leave out the
+    positions without a label, which add nothing to the loss (`sparse_prediction` in transformers'
+    ModernBERT), and it may be one operation with the loss, which never has all logits.
 
     Args:
         linear: the projection; its tensors become this module's.
@@ -120,8 +97,10 @@ class LossHead(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self.fused = fused
-        self.expected: Expected | None = None
-        """Of the forward pass under way."""
+        self.expected: tuple[Tensor, Tensor | None, float] | None = None
+        """Of the forward pass under way: labels (...), IGNORED where nothing is to be predicted;
+        places of those that count in the flattened labels (targets,), None for a projection of
+        everything; and the share of each target that is spread over the vocabulary."""
         self.projected: tuple[int, int] | None = None
         """Positions that the last pass with labels projected, and all there were; not compiled."""
 
@@ -133,10 +112,9 @@ class LossHead(nn.Module):
         """
         if self.expected is None:
             return F.linear(hidden, self.weight, self.bias)
-        labels, places = self.expected.labels.reshape(-1), self.expected.places
-        smoothing = self.expected.smoothing
+        labels, places, smoothing = self.expected
         self.expected = None
-        vectors = hidden.reshape(-1, hidden.shape[-1])
+        labels, vectors = labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
         if places is not None:
             vectors, labels = vectors.index_select(0, places), labels.index_select(0, places)
         if not torch.compiler.is_compiling():
@@ -149,10 +127,6 @@ class LossHead(nn.Module):
 def put_loss_head(model: nn.Module, fused: bool) -> None:
     """Let `model(labels=..., places=...)` answer with the summed loss in place of the logits.
 
-    Args:
-        model: with a vocabulary projection.
-        fused: the projection and the loss are one operation.
-
     Raises:
         RunError: the model has no plain vocabulary projection.
     """
@@ -162,9 +136,8 @@ def put_loss_head(model: nn.Module, fused: bool) -> None:
         key = "fused_linear_cross_entropy" if fused else "sparse_prediction"
         found = "none" if linear is None else type(linear).__name__
         raise RunError(
-            f"kernels.{key} = true: {type(model).__name__} has no linear "
-            f"projection onto a vocabulary (found: {found})\n"
-            f"  -> kernels.{key}=false"
+            f"kernels.{key} = true: {type(model).__name__} has no linear projection onto a "
+            f"vocabulary (found: {found})\n  -> kernels.{key}=false"
         )
     head = LossHead(linear, fused)
     name = next(name for name, module in model.named_modules() if module is linear)
@@ -174,7 +147,7 @@ def put_loss_head(model: nn.Module, fused: bool) -> None:
     def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         labels, places = kwargs.pop("labels", None), kwargs.pop("places", None)
         smoothing = kwargs.pop("smoothing", 0.0)
-        head.expected = None if labels is None else Expected(labels, places, smoothing)
+        head.expected = None if labels is None else (labels, places, smoothing)
         return args, kwargs
 
     model.register_forward_pre_hook(hand_over, with_kwargs=True)
@@ -192,12 +165,7 @@ and as `smoothing` the share of each target that is spread over all classes."""
 
 def build_loss(plan: Plan) -> LossFunction:
     """How the plan gets from a micro-batch to its loss."""
-    return from_loss_head if has_loss_head(plan) else from_logits
-
-
-def has_loss_head(plan: Plan) -> bool:
-    """Whether the vocabulary projection takes the loss itself."""
-    return has_fused_loss(plan) or is_sparse(plan)
+    return from_loss_head if has_fused_loss(plan) or is_sparse(plan) else from_logits
 
 
 def has_fused_loss(plan: Plan) -> bool:
@@ -216,7 +184,7 @@ def apply_loss(plan: Plan, model: nn.Module) -> None:
     Raises:
         RunError: the model's head cannot be replaced.
     """
-    if has_loss_head(plan):
+    if has_fused_loss(plan) or is_sparse(plan):
         put_loss_head(model, has_fused_loss(plan))
 
 
@@ -249,7 +217,7 @@ def build_shift(plan: Plan) -> Shift | None:
     """
     if plan.config.task.option != "seq2seq_lm":
         return None
-    import transformers  # as in `eke.training.model.model`
+    import transformers
 
     config = model_configuration(plan)
     head = getattr(transformers, HEADS["seq2seq_lm"])
@@ -277,36 +245,18 @@ def build_shift(plan: Plan) -> Shift | None:
 
 
 def apply_kernels(plan: Plan, model: nn.Module) -> None:
-    """Replace what the plan's option of the group `kernels` replaces; before compilation.
+    """Liger's normalisation, rotary positions and gated feed-forward, if planned.
+
+    Before compilation. Losses stay eke's. Of an adapted model Liger would look for the layers where
+    the adapters' wrapper has none. Experts stay transformers': Liger's kernel for them knows
+    neither autocast nor `precision.tf32=off` (liger-kernel 0.8.5: `tl.dot` of float32 operands
+    takes TF32).
 
     Raises:
-        RunError: the option replaced nothing.
+        RunError: nothing was replaced.
     """
-    KERNELS[plan.config.kernels.option](model)
-
-
-def replaced_modules(model: nn.Module, package: str = "liger_kernel") -> int:
-    """Modules whose forward pass is the package's own."""
-    return sum(_origin(module).startswith(package) for module in model.modules())
-
-
-def _origin(module: nn.Module) -> str:
-    """Python module that defines a forward pass; one bound to the instance comes first."""
-    forward: Any = module.forward
-    return str(getattr(forward, "__func__", forward).__module__)
-
-
-def _none(model: nn.Module) -> None:
-    """Every operation as transformers has it."""
-
-
-def _liger(model: nn.Module) -> None:
-    """Liger's normalisation, rotary positions and gated feed-forward; losses stay eke's.
-
-    Of an adapted model Liger would look for the layers where the adapters' wrapper has none.
-    Experts stay transformers': Liger's kernel for them knows neither autocast nor
-    `precision.tf32=off` (liger-kernel 0.8.5: `tl.dot` of float32 operands takes TF32).
-    """
+    if plan.config.kernels.option != "liger":
+        return
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
     adapted: Any = model
@@ -324,10 +274,7 @@ def _liger(model: nn.Module) -> None:
         )
 
 
-KERNELS: dict[str, Callable[[nn.Module], None]] = {
-    "none": _none,
-    "liger": _liger,
-    "fused_linear_cross_entropy": _none,
-    "sparse_prediction": _none,
-}
-"""Option of `kernels` -> what it does to the model; the loss's fields: eke.training.model.loss."""
+def replaced_modules(model: nn.Module, package: str = "liger_kernel") -> int:
+    """Modules whose forward pass is the package's own."""
+    forwards = (getattr(m.forward, "__func__", m.forward) for m in model.modules())
+    return sum(forward.__module__.startswith(package) for forward in forwards)

@@ -1,19 +1,13 @@
-"""Number formats: autocast, loss scaling and TF32. The only file that sets torch's global flags.
+"""Number formats, float32 copies of narrower weights, and torch.compile.
 
-Float32 copies of bfloat16 weights, for the optimizer to step on.
-
-bfloat16 keeps 8 bits of a number: what an update changes below the ninth is lost each time it is
-rounded, and never adds up. Kept in float32 it does. Micikevicius et al. 2017, arXiv:1710.03740,
-section 3.1.
-
-torch.compile, and what the compiler did.
-
-All runs of a user on a machine share what is compiled (`eke.training.loop.environment`).
+The only file that sets torch's global flags. All runs of a user on a machine share what is compiled
+(`eke.training.loop.environment`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -52,6 +46,12 @@ def build_formats(plan: Plan, device: torch.device) -> Formats:
     )
 
 
+def _context(autocast: str | None, device: torch.device) -> Context:
+    if autocast is None:
+        return nullcontext
+    return partial(torch.autocast, device.type, dtype=getattr(torch, autocast))
+
+
 def weights_dtype(plan: Plan) -> torch.dtype:
     """Format of weights and gradients."""
     dtype: torch.dtype = getattr(torch, plan.compute.weights)
@@ -66,13 +66,6 @@ def set_tf32(on: bool) -> None:
     """
     torch.set_float32_matmul_precision("high" if on else "highest")
     torch.backends.cudnn.allow_tf32 = on
-
-
-def _context(autocast: str | None, device: torch.device) -> Context:
-    if autocast is None:
-        return nullcontext
-    dtype: torch.dtype = getattr(torch, autocast)
-    return lambda: torch.autocast(device.type, dtype=dtype)
 
 
 Groups = list[dict[str, Any]]
@@ -94,6 +87,10 @@ def build_with_master(
     groups: Groups, build: Callable[[Groups], torch.optim.Optimizer]
 ) -> torch.optim.Optimizer:
     """The optimizer of float32 copies of these weights, which writes back what it has done.
+
+    bfloat16 keeps 8 bits of a number: what an update changes below the ninth is lost each time it
+    is rounded, and never adds up. Kept in float32 it does (Micikevicius et al. 2017,
+    arXiv:1710.03740, section 3.1).
 
     Before each step the gradients move over to the copies, after it the weights become the rounded
     copies. The optimizer's state dict holds the copies, and loads them. Gradient clipping and the
@@ -184,19 +181,6 @@ def master_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return sum(p.numel() * p.element_size() for p in stepped if id(p) not in weights)
 
 
-BACKENDS: dict[str, str | None] = {
-    "none": None,
-    "inductor": "inductor",
-    "aot_eager": "aot_eager",
-    "eager": "eager",
-    "cudagraphs": "cudagraphs",
-}
-"""Option of the group `compile` -> torch.compile's backend; None does not compile."""
-
-MAX_COMPILATIONS = 4096
-"""Compilations that are remembered for the report; far above what a usable run has."""
-
-
 VARIANTS_OF_LAYERS = 32
 """Versions of one layer's code that regional compilation may keep: T5 has four kinds of layer
 (encoder's and decoder's, the first of each with position biases), each is trained and evaluated,
@@ -215,10 +199,10 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
         RunError: layers are to be compiled, and the model has none.
     """
     config = plan.config.compile
-    arguments: dict[str, Any] = {"backend": BACKENDS[config.option]}
-    if arguments["backend"] is None:
+    if not is_compiled(plan):
         return model
-    if arguments["backend"] == "inductor" and config.mode is not CompileMode.default:
+    arguments: dict[str, Any] = {"backend": config.option}
+    if config.option == "inductor" and config.mode is not CompileMode.default:
         arguments["mode"] = config.mode.value.replace("_", "-")
     _reset()
     if not config.regional:
@@ -236,8 +220,8 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
 
 
 def is_compiled(plan: Plan) -> bool:
-    """Whether torch.compile has anything to do."""
-    return BACKENDS[plan.config.compile.option] is not None
+    """Whether torch.compile has anything to do; the other options are names of its backends."""
+    return plan.config.compile.option != "none"
 
 
 def num_graphs(plan: Plan) -> int:
@@ -285,5 +269,5 @@ def _reset() -> None:
     torch._dynamo.reset()
     counters.clear()
     # Dynamo keeps the last 64 by default; a run with many graph breaks would lose its first ones.
-    set_compilation_metrics_limit(MAX_COMPILATIONS)
+    set_compilation_metrics_limit(4096)  # far above what a usable run has
     clear_compilation_metrics()

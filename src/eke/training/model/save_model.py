@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -39,15 +40,12 @@ from eke.training.model.loss import apply_kernels, apply_loss
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-SHARD_BYTES = 50 * 10**9
-"""Size above which weights are cut into several files: transformers 5's own max_shard_size."""
-
 
 def save_pretrained(
     model: nn.Module,
     folder: Path,
     tokenizer: Any = None,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int = 50 * 10**9,
     weights: dict[str, Tensor] | None = None,
 ) -> None:
     """Write config.json, generation_config.json, the weights, and the tokenizer's files if given.
@@ -59,7 +57,7 @@ def save_pretrained(
         model: transformers' own class or peft's, without wrappers of torch.compile or DDP.
         folder: is made; nothing outside of it is written.
         tokenizer: a tokenizer of transformers.
-        shard_bytes: largest file of weights.
+        shard_bytes: largest file of weights; the default is transformers 5's own.
         weights: instead of the model's own, where it holds only parts of them.
 
     Raises:
@@ -68,7 +66,7 @@ def save_pretrained(
     mine: Any = model
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _without_deepspeed(), _generation_as_published():
+        with _as_it_is():
             if is_adapted(model):
                 save_adapter(model, folder, weights)
             else:
@@ -85,43 +83,27 @@ def save_pretrained(
 
 
 @contextlib.contextmanager
-def _without_deepspeed() -> Iterator[None]:
-    """Keep Accelerate from importing DeepSpeed only to ask whether the model is wrapped by it.
+def _as_it_is() -> Iterator[None]:
+    """Save without a second look at what is saved.
 
-    accelerate 1.15's extract_model_from_parallel, in transformers 5.23's save_pretrained: 1.3 s
-    and a line on standard output wherever the package is installed. What has not been imported has
-    wrapped nothing.
+    Published generation configs contradict themselves: a temperature, and no sampling (Llama 2's).
+    transformers before 5.23 refuses to write them, later ones where anything in them was changed;
+    the run would end with its first checkpoint.
+
+    accelerate 1.15 imports DeepSpeed only to ask whether it wraps the model: 1.3 s and a line on
+    standard output. What has not been imported has wrapped nothing.
     """
     from accelerate.utils import other
-
-    asked = getattr(other, "is_deepspeed_available", None)
-    if asked is None or "deepspeed" in sys.modules:
-        yield
-        return
-    vars(other)["is_deepspeed_available"] = lambda: False
-    try:
-        yield
-    finally:
-        vars(other)["is_deepspeed_available"] = asked
-
-
-@contextlib.contextmanager
-def _generation_as_published() -> Iterator[None]:
-    """Save a generation config that contradicts itself as it was found, instead of raising.
-
-    Published ones do: a temperature, and no sampling (Llama 2's). transformers before 5.23 refuses
-    to write them, later ones where anything in them was changed; the run would end with its first
-    checkpoint.
-    """
     from transformers import GenerationConfig
 
-    strict = GenerationConfig.validate
-    changed: Any = GenerationConfig
-    changed.validate = lambda *_, **__: None
-    try:
+    def is_imported() -> bool:
+        return "deepspeed" in sys.modules
+
+    with (
+        patch.object(GenerationConfig, "validate", lambda *_, **__: None),
+        patch.object(other, "is_deepspeed_available", is_imported),
+    ):
         yield
-    finally:
-        changed.validate = strict
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
@@ -136,9 +118,8 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     if is_adapted(model):
         places, saved = adapter_tensors(model), read_tensors(folder / ADAPTER_WEIGHTS)
     else:
-        places, saved = model.state_dict(), _read(folder)
-    if not is_adapted(model) and _is_converted(model):
-        saved = _read_through_transformers(model, folder)
+        read = _read_through_transformers if _is_converted(model) else _read
+        places, saved = model.state_dict(), read(model, folder)
     left = {_memory(tensor): name for name, tensor in places.items()}
     for name, tensor in saved:
         place = places[name].detach() if name in places else None
@@ -179,9 +160,8 @@ def _is_converted(model: nn.Module) -> bool:
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    loaded = getattr(model, "_weight_conversions", None)
     mapping: Any = get_model_conversion_mapping
-    return bool(loaded or mapping(model, add_legacy=False))
+    return bool(getattr(model, "_weight_conversions", None) or mapping(model, add_legacy=False))
 
 
 def _read_through_transformers(model: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -208,7 +188,7 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
     return part(tensor).data_ptr(), tensor.numel()
 
 
-def _read(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def _read(_: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every saved tensor, one at a time."""
     files = [folder / WEIGHTS]
     if (folder / INDEX).is_file():
@@ -230,10 +210,6 @@ def _drop_training_settings(path: Path) -> None:
 def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
     """Model, adapters, kernels, loss and checkpointing of the plan, in the order that they need.
 
-    Args:
-        plan: the run.
-        device: where weights are made.
-
     Raises:
         RunError: a checkpoint, or a technique, does not go with the model.
     """
@@ -251,11 +227,6 @@ def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     """Put the data's names into the model's configuration, where plain transformers reads them.
 
     A class without a name is called `LABEL_number`, as in transformers.
-
-    Args:
-        plan: the run.
-        model: transformers' own class or peft's.
-        report: what of it came from a checkpoint.
 
     Returns:
         Sentences for log and record: a trained head that begins with other classes.

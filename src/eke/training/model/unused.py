@@ -104,29 +104,24 @@ def cast_experts(model: nn.Module) -> None:
     Without autocast nothing is cast. Seen with transformers 5.23, which looks the function up at
     each call; in a version without it nothing is replaced, and
     tests/unit/training/model/test_experts.py tells.
-
-    Args:
-        model: without experts nothing is imported for it.
     """
     if not has_experts(model):
         return
     from transformers.integrations import moe
 
-    found: Any = getattr(moe, "_grouped_mm", None)
-    if found is not None and not hasattr(found, "__wrapped__"):
-        vars(moe)["_grouped_mm"] = _under_autocast(found)
+    multiply: Any = getattr(moe, "_grouped_mm", None)
+    if multiply is None or hasattr(multiply, "__wrapped__"):
+        return
 
-
-def _under_autocast(multiply: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(multiply)
-    def product(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    def product(input: Tensor, weight: Tensor, offs: Tensor) -> Any:
         kind = weight.device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             input, weight = input.to(dtype), weight.to(dtype)
         return multiply(input, weight, offs)
 
-    return product
+    vars(moe)["_grouped_mm"] = product
 
 
 UNUSED: dict[str, tuple[str, ...]] = {
@@ -135,10 +130,6 @@ UNUSED: dict[str, tuple[str, ...]] = {
 }
 """Class of transformers 5 -> parameters that nothing reads, unless they are shared with one that
 is read. Complete for the families of `eke.models.sizes` (tested)."""
-
-
-NUM_PROBES = 3
-"""Forward passes over different tokens that a parameter has to be missing in."""
 
 
 def freeze_unused(model: nn.Module) -> tuple[str, ...]:
@@ -163,8 +154,8 @@ def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
     An expert is reached where one of its siblings is: other tokens are sent to it.
     """
     reached: set[int] = set()
-    with torch.random.fork_rng(devices=_devices(model)):
-        for seed in range(NUM_PROBES):
+    with own_random_numbers(next(model.parameters()).device):
+        for seed in range(3):  # a parameter has to be missing for all of these tokens
             reached |= _leaves(model(**probe_inputs(model, seed)).logits)
     for siblings in routed_siblings(model):
         for alike in zip(*(module.parameters() for module in siblings), strict=True):
@@ -198,9 +189,13 @@ def probe_inputs(model: nn.Module, seed: int) -> dict[str, Tensor]:
     return inputs
 
 
-def _devices(model: nn.Module) -> list[torch.device]:
-    device = next(model.parameters()).device
-    return [device] if device.type == "cuda" else []
+@contextmanager
+def own_random_numbers(device: torch.device, seed: int | None = None) -> Iterator[None]:
+    """Context that leaves the caller's random state as it was; it begins at a seed, if given."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
 
 
 def _leaves(output: Tensor) -> set[int]:
@@ -220,28 +215,19 @@ def _leaves(output: Tensor) -> set[int]:
     return found
 
 
-NUM_SHORT = 5
-"""Tokens of a row that is padded to the length of a probe."""
-
-
 @torch.no_grad()
 def padding_side(model: nn.Module, task: str, pad: int) -> str:
     """`right` or `left`: where padding changes no output; empty where it does on both sides.
-
-    Args:
-        model: in evaluation mode.
-        task: option of the group `task`.
-        pad: token that fills rows up.
 
     Raises:
         RunError: it takes no padded rows at all.
     """
     whole = probe_inputs(model, 0)["input_ids"][:2]
-    ids = whole[:, -NUM_SHORT:]  # with the end of text that some classifiers pool at
+    ids = whole[:, -5:]  # with the end of text that some classifiers pool at
     alone = _logits(model, task, ids, ids)
     if not _alike(alone, _logits(model, task, ids, ids)):
         return "right"  # hashing at random: nothing can be said
-    filler = torch.full_like(whole[:, NUM_SHORT:], pad)
+    filler = torch.full_like(whole[:, 5:], pad)
     sides = {"right": [ids, filler], "left": [filler, ids]}
     if task == "seq2seq_lm":
         del sides["left"]  # a decoder's inputs are shifted labels
@@ -288,7 +274,7 @@ def check_places(model: nn.Module, task: str) -> None:
 def _logits(model: Any, task: str, ids: Tensor, target: Tensor, **more: Tensor) -> Tensor:
     if task == "seq2seq_lm":
         more["decoder_input_ids"] = target
-    with torch.random.fork_rng(devices=[ids.device] if ids.device.type == "cuda" else []):
+    with own_random_numbers(ids.device):
         logits: Tensor = model(input_ids=ids, **more).logits
     return logits.float()
 
@@ -297,10 +283,6 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     """But for rounding: of float32 on a CPU, else of the coarsest that a GPU multiplies in."""
     tolerance = 1e-4 if one.device.type == "cpu" else 2e-2
     return bool((one - other).abs().max() <= tolerance * one.abs().max().clamp(min=1e-3))
-
-
-DRAWS = (torch.ops.aten.normal_, torch.ops.aten.uniform_)
-"""What transformers' and PyTorch's initialisations draw with, in place."""
 
 
 def drawn_in_float32(dtype: torch.dtype) -> AbstractContextManager[Any]:
@@ -312,7 +294,9 @@ def drawn_in_float32(dtype: torch.dtype) -> AbstractContextManager[Any]:
 
 class _InFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket not in DRAWS or args[0].dtype is torch.float32:
+        # What transformers' and PyTorch's initialisations draw with, in place.
+        draws = (torch.ops.aten.normal_, torch.ops.aten.uniform_)
+        if func.overloadpacket not in draws or args[0].dtype is torch.float32:
             return func(*args, **(kwargs or {}))
         narrow, *how = args
         wide = torch.empty_like(narrow, dtype=torch.float32)
@@ -342,7 +326,9 @@ def set_dropout(config: Any, value: float) -> None:
     """
     for part in _parts(config):
         for name, found in list(vars(part).items()):
-            if _is_number(found) and _DROPOUT.search(name) and not _OTHER.search(name):
+            # None stands for another field's value (`classifier_dropout`).
+            number = type(found) in (float, int, type(None))
+            if number and _DROPOUT.search(name) and not _OTHER.search(name):
                 try:
                     setattr(part, name, value)
                 except Exception as error:  # huggingface_hub's; MPT declares a whole number
@@ -357,11 +343,6 @@ def kept_dropouts(
     """Probabilities other than `value` that one training forward pass uses, without those of 0.
 
     Fields that leave out something else than activations are not counted.
-
-    Args:
-        model: its mode is left as it was.
-        value: the wanted probability.
-        inputs: of the forward pass.
     """
     mine: Any = model
     others = {
@@ -371,8 +352,7 @@ def kept_dropouts(
         if _DROPOUT.search(name) and _OTHER.search(name) and isinstance(found, float | int)
     }
     training = model.training
-    device = next(model.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with own_random_numbers(next(model.parameters()).device):
         try:
             with torch.no_grad(), recorded_dropouts() as used:
                 model.train()(**inputs)
@@ -412,8 +392,3 @@ def _parts(config: Any) -> Iterator[Any]:
         part = getattr(config, name, None)
         if part is not None:
             yield from _parts(part)
-
-
-def _is_number(value: Any) -> bool:
-    """None stands for another field's value (`classifier_dropout`)."""
-    return value is None or (isinstance(value, float | int) and not isinstance(value, bool))

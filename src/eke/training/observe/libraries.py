@@ -16,12 +16,11 @@ from eke.plan.planner import swap_files, swap_folder
 from eke.training.checkpoint import ShardedUpdate
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
-    Engine,
     flat_weight_shards,
     shard_lengths,
 )
-from eke.training.distributed.fsdp import is_cut, mesh_of, part_bytes
-from eke.training.distributed.operators import in_files, swap_buffers
+from eke.training.distributed.fsdp import is_cut, part_bytes
+from eke.training.distributed.operators import Engine, in_files, swap_buffers
 from eke.training.distributed.ranks import P2P_VARIABLE, LossOnDevice
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.attention_kernels import ATTENTION, EXPECTED, ObservedKernels
@@ -311,7 +310,7 @@ def note_sharding(job: TrainingState) -> None:
         if isinstance(value, Tensor) and value.dim() > 0
     ]
     parameters = list(job.bare_model.parameters())
-    cut = [p for p in parameters if is_cut(p)]
+    cut: list[Any] = [p for p in parameters if is_cut(p)]  # of FSDP2: DTensors
     gradients = job.update.gradient_bytes if isinstance(job.update, ShardedUpdate) else None
     mine = {
         "weights": part_bytes(parameters),
@@ -319,7 +318,7 @@ def note_sharding(job: TrainingState) -> None:
         "optimizer": part_bytes(states),
     }
     found: dict[str, Any] = {
-        "mesh": mesh_of(parameters),
+        "mesh": list(cut[0].device_mesh.shape) if cut else [],
         "sharded_parameters": sum(p.numel() for p in cut),
         "parameters": sum(p.numel() for p in parameters),
         "state_bytes_per_rank": job.ranks.gather(mine),

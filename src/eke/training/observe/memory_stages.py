@@ -13,7 +13,7 @@ from torch.autograd.profiler import profile
 from eke.training.distributed.fsdp import part
 from eke.training.loop.environment import own_resident_bytes
 from eke.training.model.adapters import quant_tensors
-from eke.training.optimizer import state_tensors
+from eke.training.optimizer.build_optimizer import state_tensors
 
 
 def memory_in_use(device: torch.device) -> int | None:

@@ -1,12 +1,6 @@
-"""Build the planned optimizer and schedule; read and restore what an optimizer holds.
-
-Training weights and evaluation weights, where these differ.
+"""The planned optimizer and learning-rate schedule, and what an optimizer holds.
 
 Schedule-Free takes gradients between its average and its fast weights; the average is what counts.
-
-The tensors an optimizer's state is made of, whatever library keeps them.
-
-Learning-rate schedules: a multiplier of the peak for each step, with no state to restore.
 """
 
 import math
@@ -14,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,26 +78,17 @@ def state_tensors(optimizer: Optimizer) -> list[Tensor]:
 def plain_tensors(value: Any) -> Iterator[Tensor]:
     """The tensors inside a value: of dicts, of objects' attributes, of quantised tensors."""
     if isinstance(value, Tensor):
-        yield from _parts(value)
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from plain_tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from plain_tensors(part)
+        mine = part(value)  # FSDP2's are cut
+        if not hasattr(mine, "__tensor_flatten__"):
+            yield mine
+            return
+        names, _ = mine.__tensor_flatten__()  # torchao's quantised ones say what they wrap
+        yield from plain_tensors([getattr(mine, name) for name in names])
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from plain_tensors(each)
     elif hasattr(value, "__dict__"):
         yield from plain_tensors(vars(value))
-
-
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """This process's tensors: FSDP2's are cut, torchao's quantised ones say what they wrap."""
-    tensor = part(tensor)
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield tensor
-        return
-    names, _ = tensor.__tensor_flatten__()
-    for name in names:
-        yield from _parts(getattr(tensor, name))
 
 
 def is_quantised(state: Mapping[str, Any]) -> bool:
@@ -126,48 +111,38 @@ Multiplier = Callable[[int], float]
 
 
 def build_schedule(plan: Plan) -> Multiplier:
-    """Warm-up from peak / warm-up steps, then the option's shape over the remaining steps."""
+    """Warm-up from peak / warm-up steps, then the option's shape; there is no state to restore."""
     warmup, total = plan.steps.warmup, plan.steps.total
-    shape = SHAPES[plan.config.schedule.option](plan)
+    shape = SHAPES[plan.config.schedule.option]
 
     def multiplier(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
-        return shape((step - warmup) / max(1, total - warmup))
+        return shape(plan, (step - warmup) / max(1, total - warmup))
 
     return multiplier
 
 
-def _constant(plan: Plan) -> Callable[[float], float]:
-    return lambda progress: 1.0
+def _linear(plan: Plan, progress: float) -> float:
+    final = cast(DecayingSchedule, plan.config.schedule).final_frac
+    return 1.0 + (final - 1.0) * progress
 
 
-def _final(plan: Plan) -> float:
-    assert isinstance(plan.config.schedule, DecayingSchedule)
-    return plan.config.schedule.final_frac
+def _cosine(plan: Plan, progress: float) -> float:
+    final = cast(DecayingSchedule, plan.config.schedule).final_frac
+    return final + (1.0 - final) * (1.0 + math.cos(math.pi * progress)) / 2
 
 
-def _linear(plan: Plan) -> Callable[[float], float]:
-    final = _final(plan)
-    return lambda progress: 1.0 + (final - 1.0) * progress
-
-
-def _cosine(plan: Plan) -> Callable[[float], float]:
-    final = _final(plan)
-    return lambda progress: final + (1.0 - final) * (1.0 + math.cos(math.pi * progress)) / 2
-
-
-def _wsd(plan: Plan) -> Callable[[float], float]:
-    schedule, final = plan.config.schedule, _final(plan)
-    assert isinstance(schedule, WSDSchedule)
+def _wsd(plan: Plan, progress: float) -> float:
+    schedule = cast(WSDSchedule, plan.config.schedule)
     total, warmup = plan.steps.total, plan.steps.warmup
     # A decay longer than what is left after warm-up starts right there, at the peak.
     decay = min(1.0, max(1e-9, schedule.decay_frac * total / max(1, total - warmup)))
-    return lambda progress: 1.0 + (final - 1.0) * max(0.0, (progress - 1.0 + decay) / decay)
+    return 1.0 + (schedule.final_frac - 1.0) * max(0.0, (progress - 1.0 + decay) / decay)
 
 
-SHAPES: dict[str, Callable[[Plan], Callable[[float], float]]] = {
-    "constant": _constant,
+SHAPES: dict[str, Callable[[Plan, float], float]] = {
+    "constant": lambda plan, progress: 1.0,
     "linear": _linear,
     "cosine": _cosine,
     "wsd": _wsd,

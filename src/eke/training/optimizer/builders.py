@@ -1,21 +1,13 @@
-"""Optimizers of PyTorch itself, and of transformers.
+"""Builders of the optimizers: plan and parameter groups -> torch optimizer.
 
-NVIDIA apex: built from its repository, for CUDA only.
-
-Schedule-Free AdamW (schedulefree 1.4 tested).
-
-Optimizers of torchao (0.18 tested); each compiles its step at first use.
-
-Several optimizers that look like one: to the loop, to a loss scaler, and in a checkpoint.
-
-Optimizers that keep their states in a subspace: GaLore (galore-torch 1.0), APOLLO (1.0.3).
-
-Optimizers with quantised states, or with float32 Lion: bitsandbytes (0.50 tested).
+Libraries are imported when one of their optimizers is built. Tested: schedulefree 1.4, torchao 0.18
+(each compiles its step at first use), galore-torch 1.0, apollo-torch 1.0.3, bitsandbytes 0.50.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
@@ -43,33 +35,44 @@ from eke.training.distributed.operators import load_adam
 from eke.training.optimizer.update import RATIO, Groups, split
 
 
-def adamw_apex_fused(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
-    """AdamW in one kernel per list of tensors."""
-    from apex.optimizers import FusedAdam
-
-    config = plan.config.optimizer
-    assert isinstance(config, AdamW)
-    optimizer: torch.optim.Optimizer = FusedAdam(
-        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, adam_w_mode=True
+def _make(name: str, groups: Groups, config: AdamW | Lion, **more: Any) -> Optimizer:
+    """An optimizer of the class `module:attribute`, with the arguments that all of them share."""
+    if isinstance(config, AdamW):
+        more["eps"] = config.eps
+    made: Optimizer = resolve_name(name)(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2), **more
     )
-    return optimizer
+    return made
 
 
-def schedule_free(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+def adamw(plan: Plan, groups: Groups) -> Optimizer:
+    """AdamW in the implementation that was planned."""
+    config = cast(AdamW, plan.config.optimizer)
+    implementation = plan.compute.optimizer_implementation
+    if implementation == "deepspeed_cpu":  # in vector instructions of the host
+        load_adam()
+        return _make("deepspeed.ops.adam:DeepSpeedCPUAdam", groups, config, adamw_mode=True)
+    foreach, fused = implementation == "foreach", implementation == "fused"
+    return _make("torch.optim:AdamW", groups, config, foreach=foreach, fused=fused)
+
+
+def adamw_apex_fused(plan: Plan, groups: Groups) -> Optimizer:
+    """NVIDIA apex's AdamW: one kernel per list of tensors, for CUDA only."""
+    config = cast(AdamW, plan.config.optimizer)
+    return _make("apex.optimizers:FusedAdam", groups, config, adam_w_mode=True)
+
+
+def schedule_free(plan: Plan, groups: Groups) -> Optimizer:
     """Schedule-Free AdamW, in training mode.
 
     Its own warm-up stays off: the plan's gives it the same learning rates, by which it weights its
     average.
     """
-    from schedulefree import AdamWScheduleFree
-
-    config = plan.config.optimizer
-    assert isinstance(config, ScheduleFree)
-    optimizer: torch.optim.Optimizer = AdamWScheduleFree(
+    config = cast(ScheduleFree, plan.config.optimizer)
+    optimizer = _make(
+        "schedulefree:AdamWScheduleFree",
         groups,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
+        config,
         warmup_steps=0,
         r=config.average_power,
         weight_lr_power=config.lr_power,
@@ -78,73 +81,111 @@ def schedule_free(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
     return optimizer
 
 
-def adamw_torchao_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
-    """AdamW with 8-bit moments."""
-    config = plan.config.optimizer
-    assert isinstance(config, AdamWTorchAO8bit)
-    return _build("AdamW8bit", config, groups, block_size=config.block_size)
+def adamw_torchao(plan: Plan, groups: Groups) -> Optimizer:
+    """AdamW with moments of 8 or 4 bits."""
+    config = cast(AdamWTorchAO8bit | AdamWTorchAO4bit, plan.config.optimizer)
+    bits = 8 if isinstance(config, AdamWTorchAO8bit) else 4
+    _spare_warning()
+    return _make(f"torchao.optim:AdamW{bits}bit", groups, config, block_size=config.block_size)
 
 
-def adamw_torchao_4bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
-    """AdamW with 4-bit moments."""
-    config = plan.config.optimizer
-    assert isinstance(config, AdamWTorchAO4bit)
-    return _build("AdamW4bit", config, groups, block_size=config.block_size)
-
-
-def adamw_bf16_sr(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+def adamw_bf16_sr(plan: Plan, groups: Groups) -> Optimizer:
     """AdamW that rounds bfloat16 weights up or down at random, right on average.
 
     The random numbers are a function of the seed and the step alone: ranks round alike, so that
     their copies of the weights stay equal, and a continued run rounds as an undisturbed one.
     """
-    config = plan.config.optimizer
-    assert isinstance(config, AdamW)
-    optimizer = _build("_AdamW", config, groups, bf16_stochastic_round=True)
+    config = cast(AdamW, plan.config.optimizer)
+    _spare_warning()
+    optimizer = _make("torchao.optim:_AdamW", groups, config, bf16_stochastic_round=True)
     round_alike(optimizer, plan.config.seed)
     return optimizer
 
 
-def _build(name: str, config: AdamW, groups: Groups, **more: Any) -> torch.optim.Optimizer:
+def _spare_warning() -> None:
     # torch 2.13 says once that torchao 0.18's tensors name no hash for its cache of compiled code.
     warnings.filterwarnings("ignore", message=".*_stable_hash_for_caching", category=UserWarning)
-    import torchao.optim
 
-    optimizer: torch.optim.Optimizer = getattr(torchao.optim, name)(
-        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, **more
+
+def adafactor(plan: Plan, groups: Groups) -> Optimizer:
+    """Transformers' Adafactor with a fixed learning rate."""
+    config = cast(Adafactor, plan.config.optimizer)
+    optimizer: Optimizer = resolve_name("transformers.optimization:Adafactor")(
+        groups,
+        lr=config.lr,
+        eps=(config.eps1, 1e-3),  # the second is read only with scale_parameter, which is off
+        clip_threshold=config.clip_threshold,
+        decay_rate=config.decay_rate,
+        scale_parameter=False,
+        relative_step=False,
+        warmup_init=False,
     )
     return optimizer
 
 
-def round_alike(optimizer: torch.optim.Optimizer, seed: int) -> None:
-    """Draw the random numbers of each step from a generator seeded by `seed` and the step.
+def sgd(plan: Plan, groups: Groups) -> Optimizer:
+    """Stochastic gradient descent with decoupled weight decay.
 
-    The default generators, of dropout, are left as they were before the step.
+    torch's own adds the decay to the gradient, where the momentum keeps it (Loshchilov and Hutter
+    2017, arXiv:1711.05101, algorithm 1).
     """
-    kept: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    """A stack: PyTorch calls the hooks once more where a step calls that of a class it extends."""
-
-    def before(*_: Any) -> None:
-        drawn_from = hash((seed, _steps_done(optimizer))) % 2**63  # of integers: the same anywhere
-        gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-        kept.append((torch.get_rng_state(), gpu))
-        torch.default_generator.manual_seed(drawn_from)
-        if gpu is not None:
-            torch.cuda.manual_seed(drawn_from)
-
-    def after(*_: Any) -> None:
-        cpu, gpu = kept.pop()
-        torch.set_rng_state(cpu)
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu)
-
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    config = cast(SGD, plan.config.optimizer)
+    apart = [{**g, "weight_decay": 0.0, DECAY: g["weight_decay"]} for g in groups]
+    made = torch.optim.SGD(apart, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+    made.register_step_pre_hook(_decay)
+    return made
 
 
-def _steps_done(optimizer: torch.optim.Optimizer) -> int:
-    """Steps so far; read from the state, which a checkpoint brings back."""
-    return max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
+DECAY = "decoupled_weight_decay"
+"""Key of a group: what of a weight goes in a step, times the learning rate."""
+
+
+@torch.no_grad()
+def _decay(optimizer: Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        weights = [p for p in group["params"] if p.grad is not None]
+        if group[DECAY] and weights:
+            torch._foreach_mul_(weights, 1 - group["lr"] * group[DECAY])
+
+
+def muon(plan: Plan, groups: Groups) -> Optimizer:
+    """Muon for the matrices inside Transformer layers, fused AdamW for everything else.
+
+    Raises:
+        RunError: no matrix inside a Transformer layer is trained.
+    """
+    config = cast(Muon, plan.config.optimizer)
+    hidden, rest = split(groups, Role.hidden)
+    if not hidden:
+        raise RunError(
+            "optimizer = muon: no matrix inside a Transformer layer is trained, and Muon is for "
+            "those alone\n  -> optimizer=adamw"
+        )
+    # torch's own default of ns_coefficients; None is `original`.
+    adjust = None if config.adjust_lr is AdjustLR.original else config.adjust_lr.value
+    parts: list[Optimizer] = [
+        torch.optim.Muon(
+            hidden,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            ns_steps=config.ns_steps,
+            adjust_lr_fn=adjust,
+        )
+    ]
+    ratio = 1.0 if config.adamw_lr is None else config.adamw_lr / config.lr
+    if rest:
+        scaled = [{**group, RATIO: ratio} for group in rest]
+        parts.append(
+            torch.optim.AdamW(
+                scaled,
+                lr=config.lr * ratio,
+                betas=(config.beta1, config.beta2),
+                eps=config.eps,
+                fused=True,
+            )
+        )
+    return Composite(parts)
 
 
 class Composite(Optimizer):
@@ -184,120 +225,32 @@ class Composite(Optimizer):
             start = end
 
 
-def adamw(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
-    """AdamW in the implementation that was planned."""
-    config, implementation = plan.config.optimizer, plan.compute.optimizer_implementation
-    assert isinstance(config, AdamW)
-    if implementation == "deepspeed_cpu":
-        return deepspeed_cpu_adam(config, groups)
-    return torch.optim.AdamW(
-        groups,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        foreach=implementation == "foreach",
-        fused=implementation == "fused",
-    )
+def round_alike(optimizer: Optimizer, seed: int) -> None:
+    """Draw the random numbers of each step from a generator seeded by `seed` and the step.
 
-
-def deepspeed_cpu_adam(config: AdamW, groups: Groups) -> torch.optim.Optimizer:
-    """AdamW in vector instructions of the host; compiled at its first use on a machine."""
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    load_adam()
-    optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(
-        groups,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        adamw_mode=True,
-    )
-    return optimizer
-
-
-def adafactor(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
-    """Transformers' Adafactor with a fixed learning rate."""
-    from transformers.optimization import Adafactor as TransformersAdafactor
-
-    config = plan.config.optimizer
-    assert isinstance(config, Adafactor)
-    optimizer: torch.optim.Optimizer = TransformersAdafactor(
-        groups,
-        lr=config.lr,
-        eps=(config.eps1, 1e-3),  # the second is read only with scale_parameter, which is off
-        clip_threshold=config.clip_threshold,
-        decay_rate=config.decay_rate,
-        scale_parameter=False,
-        relative_step=False,
-        warmup_init=False,
-    )
-    return optimizer
-
-
-def sgd(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with decoupled weight decay.
-
-    torch's own adds the decay to the gradient, where the momentum keeps it (Loshchilov and Hutter
-    2017, arXiv:1711.05101, algorithm 1).
+    The default generators, of dropout, are left as they were before the step.
     """
-    config = plan.config.optimizer
-    assert isinstance(config, SGD)
-    apart = [{**g, "weight_decay": 0.0, DECAY: g["weight_decay"]} for g in groups]
-    made = torch.optim.SGD(apart, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
-    made.register_step_pre_hook(_decay)
-    return made
+    kept: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    """A stack: PyTorch calls the hooks once more where a step calls that of a class it extends."""
 
+    def before(*_: Any) -> None:
+        # A checkpoint brings the number of steps back.
+        done = max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
+        drawn_from = hash((seed, done)) % 2**63  # of integers: the same anywhere
+        gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        kept.append((torch.get_rng_state(), gpu))
+        torch.default_generator.manual_seed(drawn_from)
+        if gpu is not None:
+            torch.cuda.manual_seed(drawn_from)
 
-DECAY = "decoupled_weight_decay"
-"""Key of a group: what of a weight goes in a step, times the learning rate."""
+    def after(*_: Any) -> None:
+        cpu, gpu = kept.pop()
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu)
 
-
-@torch.no_grad()
-def _decay(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    for group in optimizer.param_groups:
-        weights = [p for p in group["params"] if p.grad is not None]
-        if group[DECAY] and weights:
-            torch._foreach_mul_(weights, 1 - group["lr"] * group[DECAY])
-
-
-def muon(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
-    """Muon for the matrices inside Transformer layers, fused AdamW for everything else.
-
-    Raises:
-        RunError: no matrix inside a Transformer layer is trained.
-    """
-    config = plan.config.optimizer
-    assert isinstance(config, Muon)
-    hidden, rest = split(groups, Role.hidden)
-    if not hidden:
-        raise RunError(
-            "optimizer = muon: no matrix inside a Transformer layer is trained, and Muon is for "
-            "those alone\n  -> optimizer=adamw"
-        )
-    # torch's own default of ns_coefficients; None is `original`.
-    adjust = None if config.adjust_lr is AdjustLR.original else config.adjust_lr.value
-    parts: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(
-            hidden,
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            ns_steps=config.ns_steps,
-            adjust_lr_fn=adjust,
-        )
-    ]
-    ratio = 1.0 if config.adamw_lr is None else config.adamw_lr / config.lr
-    if rest:
-        parts.append(
-            torch.optim.AdamW(
-                [{**group, RATIO: ratio} for group in rest],
-                lr=config.lr * ratio,
-                betas=(config.beta1, config.beta2),
-                eps=config.eps,
-                fused=True,
-            )
-        )
-    return Composite(parts)
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
 
 
 PROJECTOR = "projector"
@@ -306,55 +259,39 @@ PROJECTOR = "projector"
 
 def galore(plan: Plan, groups: Groups) -> Optimizer:
     """AdamW in a subspace found by singular value decomposition, for matrices inside layers."""
-    from galore_torch import GaLoreAdamW
-    from galore_torch.galore_projector import GaLoreProjector
-
-    config = plan.config.optimizer
-    assert isinstance(config, GaLore)
-    projection = {
-        "rank": projection_rank(plan.config),
-        "update_proj_gap": config.update_proj_gap,
-        "scale": config.scale,
-        "proj_type": "std",
-    }
-    optimizer: Optimizer = GaLoreAdamW(
-        _projected(groups, projection),
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
+    optimizer = _make(
+        "galore_torch:GaLoreAdamW",
+        _projected(plan, groups),
+        cast(GaLore, plan.config.optimizer),
         no_deprecation_warning=True,
     )
-    save_projectors_as_data(optimizer, GaLoreProjector)
+    save_projectors_as_data(
+        optimizer, resolve_name("galore_torch.galore_projector:GaLoreProjector")
+    )
     return optimizer
 
 
 def apollo(plan: Plan, groups: Groups) -> Optimizer:
     """SGD with the scaling of a randomly projected AdamW, for matrices inside layers."""
-    from apollo_torch import APOLLOAdamW
-    from apollo_torch.random_projector import GradientProjector
+    config = cast(Apollo, plan.config.optimizer)
+    more = {"scale_type": config.scale_type.value, "proj": "random"}
+    optimizer = _make("apollo_torch:APOLLOAdamW", _projected(plan, groups, **more), config)
+    save_projectors_as_data(
+        optimizer, resolve_name("apollo_torch.random_projector:GradientProjector")
+    )
+    return optimizer
 
-    config = plan.config.optimizer
-    assert isinstance(config, Apollo)
+
+def _projected(plan: Plan, groups: Groups, **more: str) -> Groups:
+    """The libraries project every group that has a rank."""
+    config = cast(GaLore | Apollo, plan.config.optimizer)
     projection = {
         "rank": projection_rank(plan.config),
         "update_proj_gap": config.update_proj_gap,
         "scale": config.scale,
-        "scale_type": config.scale_type.value,
-        "proj": "random",
         "proj_type": "std",
+        **more,
     }
-    optimizer: Optimizer = APOLLOAdamW(
-        _projected(groups, projection),
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-    )
-    save_projectors_as_data(optimizer, GradientProjector)
-    return optimizer
-
-
-def _projected(groups: Groups, projection: dict[str, Any]) -> Groups:
-    """The libraries project every group that has a rank."""
     hidden, rest = split(groups, Role.hidden)
     return [*({**group, **projection} for group in hidden), *rest]
 
@@ -362,9 +299,7 @@ def _projected(groups: Groups, projection: dict[str, Any]) -> Groups:
 def save_projectors_as_data(optimizer: Optimizer, projector: type) -> None:
     """Keep the libraries' objects out of `state_dict`: a checkpoint is loaded with `weights_only`.
 
-    Args:
-        optimizer: of galore-torch or apollo-torch.
-        projector: class of the objects in its states; all it needs are its attributes.
+    All that an object of the class `projector` needs are its attributes.
     """
 
     def to_data(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
@@ -404,55 +339,34 @@ def projected_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [p for p, state in optimizer.state.items() if PROJECTOR in state]
 
 
-def adamw_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+def adamw_8bit(plan: Plan, groups: Groups) -> Optimizer:
     """8-bit AdamW; its moments lie in paged memory of a GPU with `paged_adamw_8bit`."""
-    from bitsandbytes.optim import AdamW8bit as BitsAndBytes
-
-    config = plan.config.optimizer
-    assert isinstance(config, AdamW8bit)
+    config = cast(AdamW8bit, plan.config.optimizer)
     paged = optimizer_entry(config).pages and plan.device.kind == "cuda"
-    optimizer: torch.optim.Optimizer = BitsAndBytes(
-        groups,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        min_8bit_size=config.min_8bit_size,
-        is_paged=paged,
+    spare_waiting(paged)
+    size = config.min_8bit_size
+    optimizer = _make(
+        "bitsandbytes.optim:AdamW8bit", groups, config, min_8bit_size=size, is_paged=paged
     )
     if paged:
         optimizer.register_step_pre_hook(page_again)
-    spare_waiting(paged)
     if config.embeddings_32bit:
         keep_embeddings_in_32_bits(optimizer, groups)
     return optimizer
 
 
-def lion(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+def lion(plan: Plan, groups: Groups) -> Optimizer:
     """Lion with a float32 momentum."""
-    from bitsandbytes.optim import Lion as BitsAndBytes
-
-    config = plan.config.optimizer
-    assert isinstance(config, Lion)
-    optimizer: torch.optim.Optimizer = BitsAndBytes(
-        groups, lr=config.lr, betas=(config.beta1, config.beta2)
-    )
     spare_waiting(paged=False)
-    return optimizer
+    return _make("bitsandbytes.optim:Lion", groups, cast(Lion, plan.config.optimizer))
 
 
-def lion_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+def lion_8bit(plan: Plan, groups: Groups) -> Optimizer:
     """Lion with an 8-bit momentum."""
-    from bitsandbytes.optim import Lion8bit as BitsAndBytes
-
-    config = plan.config.optimizer
-    assert isinstance(config, Lion8bit)
-    optimizer: torch.optim.Optimizer = BitsAndBytes(
-        groups,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        min_8bit_size=config.min_8bit_size,
-    )
+    config = cast(Lion8bit, plan.config.optimizer)
     spare_waiting(paged=False)
+    size = config.min_8bit_size
+    optimizer = _make("bitsandbytes.optim:Lion8bit", groups, config, min_8bit_size=size)
     if config.embeddings_32bit:
         keep_embeddings_in_32_bits(optimizer, groups)
     return optimizer
@@ -470,12 +384,8 @@ def spare_waiting(paged: bool) -> None:
     from bitsandbytes import utils
     from bitsandbytes.optim import optimizer
 
-    if hasattr(optimizer, "sync_gpu"):
-        vars(optimizer)["sync_gpu"] = utils.sync_gpu if paged else _wait_for_nothing
-
-
-def _wait_for_nothing(_: torch.Tensor) -> None:
-    """The stream keeps the order of kernels."""
+    if hasattr(optimizer, "sync_gpu"):  # the stream keeps the order of kernels
+        vars(optimizer)["sync_gpu"] = utils.sync_gpu if paged else lambda tensor: None
 
 
 def page_again(optimizer: Any, *_: Any) -> None:

@@ -1,16 +1,9 @@
-"""The second half of an optimizer step: gradients are exchanged, clipped and applied.
+"""The second half of an optimizer step, parameter groups, and the learning rate of a step.
 
 Sharding and offloading bring their own `Update`; the loop knows only this interface.
-
-The optimizer steps inside the backward pass: one gradient is alive at a time.
-
-Groups of parameters: by what a parameter is, so that optimizers can treat kinds differently.
-
-The learning rate of a step.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -82,10 +75,8 @@ class PlainUpdate:
         if last or self.world_size == 1:
             return nullcontext()
         # A forecast traces one of several processes, whose model nothing wraps.
-        no_sync: Callable[[], AbstractContextManager[None]] = getattr(
-            self.model, "no_sync", nullcontext
-        )
-        return no_sync()
+        apart: AbstractContextManager[None] = getattr(self.model, "no_sync", nullcontext)()
+        return apart
 
     def backward(self, loss: Tensor) -> None:
         """Ranks average their gradients where they should sum them, hence the factor."""
@@ -177,11 +168,8 @@ class InBackwardUpdate:
         self.optimizer = optimizer
         self.parameters = parameters
         self._norms: dict[nn.Parameter, Tensor] = {}
-        self._group_of = {
-            parameter: number
-            for number, group in enumerate(optimizer.param_groups)
-            for parameter in group["params"]
-        }
+        numbered = enumerate(optimizer.param_groups)
+        self._group_of = {p: number for number, group in numbered for p in group["params"]}
         for parameter in parameters:
             hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: no annotations
             hook(self._step)
@@ -219,20 +207,15 @@ class InBackwardUpdate:
         if self.knows_norm:
             # Of bfloat16 gradients, too, in float32: rounded norms are no norm of the whole.
             self._norms[parameter] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
-        with self._only(parameter):
-            self.optimizer.step()
-        parameter.grad = None
-
-    @contextmanager
-    def _only(self, parameter: nn.Parameter) -> Iterator[None]:
-        """The optimizer knows this weight alone; searching all for each would take n^2 looks."""
+        # The optimizer knows this weight alone: searching all for each would take n^2 looks.
         groups = self.optimizer.param_groups
         group = groups[self._group_of[parameter]]
         self.optimizer.param_groups = [{**group, "params": [parameter]}]
         try:
-            yield
+            self.optimizer.step()
         finally:
             self.optimizer.param_groups = groups
+        parameter.grad = None
 
 
 Groups = list[dict[str, Any]]
@@ -247,38 +230,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
         model: its trainable parameters are grouped; with its Transformer layers, not wrapped yet.
         weight_decay: of everything of two or more dimensions.
     """
-    roles = _roles(model)
-    groups: Groups = [
-        {
-            "params": [p for p, found in roles if found is role],
-            "weight_decay": 0.0 if role is Role.vector else weight_decay,
-            "role": role.value,
-        }
-        for role in Role
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def split(groups: Groups, *roles: Role) -> tuple[Groups, Groups]:
-    """Groups of these roles, and the others."""
-    names = {role.value for role in roles}
-    inside = [group for group in groups if group.get("role") in names]
-    return inside, [group for group in groups if group.get("role") not in names]
-
-
-def _roles(model: nn.Module) -> list[tuple[nn.Parameter, Role]]:
-    """Each trainable parameter once, in the model's order, with its role."""
-    tables = {
-        id(p)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for p in module.parameters(recurse=False)
-    }
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    tables = {id(p) for module in embeddings for p in module.parameters(recurse=False)}
     # IA3's scales have two dimensions and multiply like a vector: decay would move them from 1.
     scales = {id(p) for name, p in model.named_parameters() if ".ia3_l." in name}
     layered = {id(p) for layer in find_layers(model) for p in layer.parameters()}
 
-    def role(parameter: nn.Parameter) -> Role:
+    def role_of(parameter: nn.Parameter) -> Role:
         if parameter.dim() < 2 or id(parameter) in scales:
             return Role.vector
         if id(parameter) in tables:
@@ -286,7 +244,22 @@ def _roles(model: nn.Module) -> list[tuple[nn.Parameter, Role]]:
         is_matrix = parameter.dim() == 2
         return Role.hidden if is_matrix and id(parameter) in layered else Role.outer
 
-    return [(p, role(p)) for p in model.parameters() if p.requires_grad]
+    found: dict[Role, list[nn.Parameter]] = {role: [] for role in Role}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            found[role_of(parameter)].append(parameter)
+    decays = {role: 0.0 if role is Role.vector else weight_decay for role in Role}
+    return [
+        {"params": parameters, "weight_decay": decays[role], "role": role.value}
+        for role, parameters in found.items()
+        if parameters
+    ]
+
+
+def split(groups: Groups, role: Role) -> tuple[Groups, Groups]:
+    """Groups of this role, and the others."""
+    inside = [group for group in groups if group.get("role") == role.value]
+    return inside, [group for group in groups if group.get("role") != role.value]
 
 
 RATIO = "lr_ratio"

@@ -16,7 +16,7 @@ from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.training.model.adapters import is_four_bit
 from eke.training.model.save_model import build_trainable
-from eke.training.optimizer import build_optimizer
+from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.training.trace import operations
 from eke.training.trace.allocator import (
     Allocator,

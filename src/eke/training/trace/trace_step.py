@@ -15,9 +15,8 @@ from eke.training.model.attention_kernels import pinned_backend
 from eke.training.model.checkpointing import build_activation_offload
 from eke.training.model.loss import build_loss
 from eke.training.model.number_formats import build_formats
-from eke.training.optimizer import evaluation_weights, set_learning_rate
-from eke.training.optimizer.build_optimizer import plain_tensors
-from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
+from eke.training.optimizer.build_optimizer import evaluation_weights, plain_tensors
+from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update, set_learning_rate
 from eke.training.trace.trace import BATCH, GRADIENTS, MASTER, OPTIMIZER, WEIGHTS, StorageTrace
 
 NUM_STEPS = 2

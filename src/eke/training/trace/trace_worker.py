@@ -56,7 +56,7 @@ def import_libraries() -> None:
     Only once: what earlier traces have left behind would be frozen with them.
     """
     with importing():
-        from eke.training.model.imports import import_transformers
+        from eke.training.model import import_transformers
 
         importlib.import_module("eke.training.trace.trace_plan")
         import_transformers()

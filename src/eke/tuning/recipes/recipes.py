@@ -16,26 +16,18 @@ they save. Clipping and the state's location stay as set, and so does the micro-
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from eke.common.text import format_bytes
 from eke.config.schema import Compute, Packing
-from eke.estimate.memory import Forecast, Verdict
+from eke.estimate.memory import Verdict
 from eke.models.sizes import is_ragged, most_predicted
+from eke.rules.techniques import TECHNIQUES, Published
 from eke.tuning.chooser import ROOM, Axis, Change, Chooser, Combination, Situation
 from eke.tuning.recipes.resolver import Ask, Question, Recipe, RecipeOption
 from eke.tuning.recipes.techniques import (
-    ADAFACTOR,
-    ADAMW_8BIT,
     DECIDES,
-    FULL,
-    IN_BACKWARD,
-    RECOMPUTATION,
-    RECOMPUTED_IN_BACKWARD,
-    ROUNDED_AT_RANDOM,
-    SELECTIVE,
     STAYS,
-    TORCHAO_8BIT,
-    WHERE,
     compiler,
     computed_again,
     fused_loss,
@@ -55,14 +47,15 @@ of 44.5 GiB of a Llama of 1B parameters in all (docs/lab/recipes.md)."""
 
 WORKERS = 2
 
+BATCH = ("batch", "batch.per_device", "batch.accumulation")
+
 
 def batch(situation: Situation) -> Question | None:
     """The largest micro-batch; the samples of an optimizer step stay."""
-    decides = ("batch", "batch.per_device", "batch.accumulation")
     if situation.device.memory_bytes is None:
         return None
     why = "one pass over all samples of a step, or as many as fit, leaves the fewest launches"
-    return Question(decides, (RecipeOption(("batch=auto",), why),))
+    return Question(BATCH, (RecipeOption(("batch=auto",), why),))
 
 
 def attention(situation: Situation) -> Question | None:
@@ -137,10 +130,21 @@ FASTEST = Recipe(
 )  # fmt: skip
 
 
-LARGE_MODEL_STATES = Axis(("optimizer",), (ADAMW_8BIT, TORCHAO_8BIT))
+LARGE_MODEL_STATES = Axis.of(("optimizer",), "optimizer=adamw_8bit", "optimizer=adamw_torchao_8bit")
 WEIGHTS = Axis(
-    ("precision", "precision.compute", "precision.weights", "precision.float8", "optimizer"),
-    (ROUNDED_AT_RANDOM,),
+    (*DECIDES, "optimizer"),
+    # As fast as the 16-bit products that a recipe has chosen before.
+    (
+        replace(
+            TECHNIQUES["precision=bf16_pure optimizer=adamw_bf16_sr"], published=Published(1.0, "")
+        ),
+    ),
+)
+RECOMPUTED = ("memory=checkpointing_selective", "memory=checkpointing")
+WHERE = Axis.of(
+    ("distributed", "distributed.num_processes", "offload"),
+    "distributed=zero2 distributed.num_processes=1 offload=optimizer_cpu",
+    "distributed=zero3 distributed.num_processes=1 offload=params_cpu",
 )
 
 
@@ -148,10 +152,11 @@ def room_for_it(
     situation: Situation, is_decided: Callable[[str], bool], change: Change
 ) -> list[RecipeOption]:
     """The mildest combination that fits with the smallest micro-batch; else what needs least."""
-    techniques = [SELECTIVE, FULL]
+    names = [*RECOMPUTED]
     if situation.config.train.max_grad_norm is None:  # else a norm of all gradients is needed
-        techniques += [IN_BACKWARD, RECOMPUTED_IN_BACKWARD]
-    recomputation = Axis(("memory", "memory.checkpointing"), tuple(techniques))
+        names += ["memory=optimizer_in_backward"]
+        names += ["memory=checkpointing memory.optimizer_in_backward=true"]
+    recomputation = Axis.of(("memory", "memory.checkpointing"), *names)
     axes = (loss(situation), recomputation, LARGE_MODEL_STATES, WEIGHTS, WHERE)
     chooser = Chooser.of(situation, is_decided, change, axes)
     best = chooser.mildest_that_fits()
@@ -192,7 +197,13 @@ LARGE_MODEL = Recipe(
 )  # fmt: skip
 
 
-LOW_MEMORY_STATES = Axis(("optimizer",), (ADAFACTOR, ADAMW_8BIT, TORCHAO_8BIT))
+LOW_MEMORY_STATES = Axis.of(
+    ("optimizer",),
+    "optimizer=adafactor",
+    "optimizer=adamw_8bit",
+    "optimizer=adamw_torchao_8bit",
+)
+RECOMPUTATION = Axis.of(("memory", "memory.checkpointing"), *RECOMPUTED)
 
 WIDE = (("precision=tf32",), ("precision=fp32",))
 """Products without copies, the faster ones first; the last is the default."""
@@ -201,8 +212,6 @@ PIECES = ("batch=auto",)
 
 WORTH = 1.1
 """A peak so many times as high is worth slower products: a choice."""
-
-BATCH = ("batch", "batch.per_device", "batch.accumulation")
 
 
 def least(
@@ -219,7 +228,12 @@ def least(
         chooser, again = lowest(situation, is_decided, change)
         found, best = [candidate], again or best
         cut = in_pieces(best, is_decided, change)
-    return [*found, *explained(chooser, best), *([] if cut is None else [told_of_pieces(best)])]
+    found += explained(chooser, best)
+    if cut is not None:
+        size = format_bytes(best.forecast.peak.expected)
+        why = f"{size} would be needed at batch.per_device={best.situation.config.batch.per_device}"
+        found.append(RecipeOption(PIECES, f"{why}; as many at once as fit"))
+    return found
 
 
 def lowest(
@@ -246,7 +260,12 @@ def without_copies(
     else:
         return None
     narrow, wide = best.situation, change(best.situation, overrides)
-    if wide is None or wide.forecast is None or not saves_enough(best, cut, wide.forecast):
+    if wide is None or wide.forecast is None:
+        return None
+    found = best.forecast if cut is None else cut.forecast
+    makes_room = found is None or found.verdict is Verdict.does_not_fit
+    worth = best.forecast.peak.expected >= WORTH * wide.forecast.peak.expected
+    if not worth and not (makes_room and wide.forecast.verdict in ROOM):
         return None
     before, after = (format_bytes(m.peak.expected) for m in (best.forecast, wide.forecast))
     why = (
@@ -258,14 +277,6 @@ def without_copies(
         why += f"; {PURE[0]}, other numerics, has them in 16 bits alone: "
         why += format_bytes(pure.forecast.peak.expected)
     return RecipeOption(overrides, why), plain
-
-
-def saves_enough(best: Combination, cut: Situation | None, wide: Forecast) -> bool:
-    """Whether slower products, TF32's or float32's, are worth what they save."""
-    found = best.forecast if cut is None else cut.forecast
-    makes_room = found is None or found.verdict is Verdict.does_not_fit
-    worth = best.forecast.peak.expected >= WORTH * wide.peak.expected
-    return worth or (makes_room and wide.verdict in ROOM)
 
 
 def in_pieces(
@@ -282,13 +293,6 @@ def in_pieces(
     if cut is None or best.situation.found.objection(cut.found, ("batch",)) or cut.forecast is None:
         return None
     return cut if cut.forecast.peak.expected < whole.peak.expected else None
-
-
-def told_of_pieces(best: Combination) -> RecipeOption:
-    """Why a step's samples are cut."""
-    size, count = format_bytes(best.forecast.peak.expected), best.situation.config.batch.per_device
-    why = f"{size} would be needed at batch.per_device={count}"
-    return RecipeOption(PIECES, f"{why}; as many at once as fit")
 
 
 LOW_MEMORY = Recipe(

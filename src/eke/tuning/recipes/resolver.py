@@ -37,15 +37,6 @@ class Question:
     """Why there is no candidate and the current value stays. If empty, nothing is reported."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A recipe's decision."""
-
-    override: str
-    """As overrides; empty if the current value stays."""
-    decision: RecipeDecision
-
-
 Ask = Callable[[Situation], Question | None]
 """A question; None where it does not arise."""
 Search = Callable[[Situation, Callable[[str], bool], Change], list[RecipeOption]]
@@ -83,13 +74,13 @@ Raises ConfigError if they do not compose with the given overrides.
 
 
 @dataclass
-class Kitchen:
-    """Where the choices of one recipe for one configuration are made."""
+class RecipeResolver:
+    """The decisions of one recipe for one configuration."""
 
     recipe: Recipe
     claims: frozenset[str]
     compose: Sections
-    choices: list[Choice] = field(default_factory=list)
+    decisions: list[RecipeDecision] = field(default_factory=list)
     _sections: dict[tuple[str, ...], object] = field(default_factory=dict)
 
     def settle(self, situation: Situation, make_base: Callable[[Config], Plan]) -> Situation:
@@ -110,11 +101,10 @@ class Kitchen:
         situation = self._all(self.recipe.then, situation)
         if self.recipe.search is not None:
             for found in self.recipe.search(situation, self.is_decided, self.changed):
-                changed = self.changed(situation, found.overrides) or situation
+                situation = self.changed(situation, found.overrides) or situation
                 self._note(found, found.reason)
-                situation = changed
         if self.recipe.conclusion is not None:
-            self._say("memory forecast", self.recipe.conclusion(situation), is_new=False)
+            self._say("memory forecast", self.recipe.conclusion(situation))
         return situation
 
     def is_decided(self, path: str) -> bool:
@@ -126,7 +116,9 @@ class Kitchen:
         parts: dict[str, Any] = {}
         try:
             for section, texts in by_section(overrides).items():
-                made = self._section(section, texts)
+                if texts not in self._sections:
+                    self._sections[texts] = getattr(self.compose(texts), section)
+                made: Any = self._sections[texts]
                 if section in SHARED:
                     names = [text.partition("=")[0].partition(".")[2] for text in texts]
                     fields = {name: getattr(made, name) for name in names}
@@ -147,51 +139,41 @@ class Kitchen:
         """The first candidate that the rules let through; the reasons against those before it."""
         against = []
         for candidate in question.candidates:
+            name, reason = " ".join(candidate.overrides), candidate.reason
             changed = self.changed(situation, candidate.overrides)
             if changed is None:
-                against.append(f"{name_of(candidate)} contradicts your overrides")
+                against.append(f"{name} contradicts your overrides")
                 continue
-            if changed.config == situation.config:
-                self._note(candidate, "; ".join([candidate.reason, *against]))
-                return situation
-            sections = by_section(candidate.overrides)
-            problem = situation.found.objection(changed.found, sections)
-            if problem is not None:
-                against.append(f"not {name_of(candidate)}: {problem.why}")
-                continue
-            reason = candidate.reason
-            if question.shrinks:
-                told = smaller(situation, changed)
-                if told is None:
-                    against.append(f"not {name_of(candidate)}: it would need no less memory")
+            if changed.config != situation.config:
+                sections = by_section(candidate.overrides)
+                problem = situation.found.objection(changed.found, sections)
+                saved = smaller(situation, changed) if question.shrinks else ""
+                if problem is not None or saved is None:
+                    why = problem.why if problem else "it would need no less memory"
+                    against.append(f"not {name}: {why}")
                     continue
-                reason = f"{reason}; {told}"
+                reason += f"; {saved}" if saved else ""
             self._note(candidate, "; ".join([reason, *against]))
             return changed
         reasons = against if question.candidates else [question.otherwise]
         if question.otherwise and reasons:
             group = question.decides[0]
             stays = f"{group}={getattr(situation.config, group).option}"
-            self._say(stays, "; ".join(reasons), is_new=False)
+            self._say(stays, "; ".join(reasons))
         return situation
 
     def _note(self, candidate: RecipeOption, reason: str) -> None:
         first, *others = candidate.overrides
         keys = {text.partition("=")[0] for text in candidate.overrides}
-        self.choices = [each for each in self.choices if each.decision.key not in keys]
+        self.decisions = [each for each in self.decisions if each.key not in keys]
         self._say(first, reason)
         for text in others:
             self._say(text, f"with {first}")
 
-    def _say(self, override: str, reason: str, is_new: bool = True) -> None:
+    def _say(self, override: str, reason: str) -> None:
         key, _, value = override.partition("=")
-        decision = RecipeDecision(key, value, f"recipe={self.recipe.name}: {reason}")
-        self.choices.append(Choice(override if is_new else "", decision))
-
-    def _section(self, section: str, texts: tuple[str, ...]) -> object:
-        if texts not in self._sections:
-            self._sections[texts] = getattr(self.compose(texts), section)
-        return self._sections[texts]
+        reason = f"recipe={self.recipe.name}: {reason}"
+        self.decisions.append(RecipeDecision(key, value, reason))
 
     def _read_menu(self) -> None:
         """Compose what may come up, many sections at a time."""
@@ -207,11 +189,6 @@ class Kitchen:
                 continue  # one by one, then
             for section, texts in wanted.items():
                 self._sections[texts] = getattr(config, section)
-
-
-def name_of(candidate: RecipeOption) -> str:
-    """A candidate in a sentence."""
-    return " ".join(candidate.overrides)
 
 
 def smaller(before: Situation, after: Situation) -> str | None:

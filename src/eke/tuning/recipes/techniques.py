@@ -5,7 +5,7 @@ Which 16-bit format a device multiplies fast, and whether that is worth it.
 Whether a run is compiled: by regions, as a whole for CUDA graphs, or not for want of time.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eke.common.text import format_seconds
 from eke.config.schema import MaskedLM
@@ -14,28 +14,9 @@ from eke.estimate.time import compile_seconds
 from eke.hardware import Device
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
-from eke.rules.techniques import COMPILED, TECHNIQUES, Published, Technique, fused_loss_share
+from eke.rules.techniques import COMPILED, Published, Technique, fused_loss_share
 from eke.tuning.chooser import Axis, Situation
 from eke.tuning.recipes.resolver import Question, RecipeOption
-
-SELECTIVE = TECHNIQUES["memory=checkpointing_selective"]
-FULL = TECHNIQUES["memory=checkpointing"]
-ADAFACTOR = TECHNIQUES["optimizer=adafactor"]
-ADAMW_8BIT = TECHNIQUES["optimizer=adamw_8bit"]
-TORCHAO_8BIT = TECHNIQUES["optimizer=adamw_torchao_8bit"]
-ROUNDED_AT_RANDOM = replace(
-    TECHNIQUES["precision=bf16_pure optimizer=adamw_bf16_sr"], published=Published(1.0, "")
-)
-"""As fast as the 16-bit products that a recipe has chosen before."""
-IN_BACKWARD = TECHNIQUES["memory=optimizer_in_backward"]
-RECOMPUTED_IN_BACKWARD = TECHNIQUES["memory=checkpointing memory.optimizer_in_backward=true"]
-ON_HOST = (
-    TECHNIQUES["distributed=zero2 distributed.num_processes=1 offload=optimizer_cpu"],
-    TECHNIQUES["distributed=zero3 distributed.num_processes=1 offload=params_cpu"],
-)
-
-RECOMPUTATION = Axis(("memory", "memory.checkpointing"), (SELECTIVE, FULL))
-WHERE = Axis(("distributed", "distributed.num_processes", "offload"), ON_HOST)
 
 
 def computed_again(situation: Situation) -> float:
@@ -170,60 +151,46 @@ LAUNCH_S = 5e-6
 """The host's time for one: an estimate, the lower end of what PyTorch needs on today's hosts."""
 
 
-@dataclass(frozen=True)
-class Least:
-    """Seconds of the whole run in one process that nothing can go below, as it is."""
-
-    device: float
-    """All FLOPs at the datasheet's peak."""
-    host: float
-    """All launches, one by one."""
-
-    @property
-    def seconds(self) -> float:
-        """The longer of the two: one waits for the other."""
-        return max(self.device, self.host)
-
-    @property
-    def saved_by_graphs(self) -> float:
-        """The host's time beyond the device's; 0 where the host is not the limit."""
-        return max(0.0, self.host - self.device)
-
-    @property
-    def saved_by_layers(self) -> float:
-        """What faster kernels take off."""
-        return self.seconds * (1 - 1 / COMPILE_GAIN)
-
-
 def compiler(situation: Situation) -> Question | None:
     """Regional compilation where the run is long; CUDA graphs where the host is the limit."""
-    config = situation.config
     if situation.device.kind != "cuda":
         return None
-    least = least_of(situation)
-    if least is None:
-        return _no_compiler("how long the run takes is not known")
-    if is_ragged(config):
-        return _no_compiler("each new length would be compiled again")
-    if not family_of(config).is_known:
-        return _no_compiler("the layers of this architecture are not known")
-    if replace(config.compile, option="inductor").replays_graphs:
-        return _whole_model(situation, least)
-    if not _pays(situation, least, regional=True):
-        return _no_compiler(_not_earned(situation, least, regional=True))
-    regional = RecipeOption(REGIONAL, _earned(least))
-    bound = launch_bound(situation, least)
-    if bound is None or not _at_once(situation):
-        return Question(("compile",), (regional,), otherwise=STAYS)
-    graphs = RecipeOption(
-        ("compile=inductor", "compile.mode=reduce_overhead"),
-        f"{bound}: CUDA graphs launch them at once",
+    config, least = situation.config, least_seconds(situation)
+    # An explicit mode that replays CUDA graphs, which rules keep from single layers.
+    whole = replace(config.compile, option="inductor").replays_graphs
+    why_not = _why_uncompiled(situation, least, whole)
+    if least is None or why_not:
+        return Question(("compile",), (), otherwise=why_not)
+    earned = (
+        f"{COMPILE_GAIN - 1:.0%} faster in torchtitan's Llama of 8B parameters on H100s, and the "
+        f"run, {format_seconds(max(least))} at the least, earns its compilation back"
     )
-    return Question(("compile",), (graphs, regional), otherwise=STAYS)
+    if whole:
+        earned += f"; compile.mode={config.compile.mode.value} takes the whole model"
+        return Question(
+            ("compile",), (RecipeOption(("compile=inductor",), earned),), otherwise=STAYS
+        )
+    options = [RecipeOption(REGIONAL, earned)]
+    device_s, host_s = least
+    # Graphs save the host's time beyond the device's, and compile the whole model.
+    if host_s - device_s > spent(situation, regional=False) and _at_once(situation):
+        steps = situation.plan.steps.total
+        why = (
+            f"a step's kernels take the host {host_s / steps * 1e3:.1f} ms to launch (an estimate, "
+            f"{LAUNCH_S * 1e6:g} us each), the device {device_s / steps * 1e3:.1f} ms at its peak: "
+            "CUDA graphs launch them at once"
+        )
+        options.insert(0, RecipeOption(("compile=inductor", "compile.mode=reduce_overhead"), why))
+    return Question(("compile",), tuple(options), otherwise=STAYS)
 
 
-def least_of(situation: Situation) -> Least | None:
-    """What the run takes at the least; None: not known."""
+def least_seconds(situation: Situation) -> tuple[float, float] | None:
+    """What the whole run takes in one process at the least; the longer one decides.
+
+    Returns:
+        Seconds of the device, all FLOPs at the datasheet's peak, and of the host, all launches one
+        by one; None: not known.
+    """
     plan, config = situation.plan, situation.config
     peak = situation.device.peak(config.precision.compute.value)
     layers = config.model.num_hidden_layers
@@ -232,24 +199,8 @@ def least_of(situation: Situation) -> Least | None:
     steps = plan.steps.total
     samples = plan.batch.samples_per_step / (plan.batch.world_size * plan.batch.devices)
     pieces = plan.batch.accumulation if config.batch.per_device is not None else 1
-    return Least(
-        device=steps * plan.size.flops_per_sample * samples / peak,
-        host=steps * LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces,
-    )
-
-
-def launch_bound(situation: Situation, least: Least) -> str | None:
-    """That the host takes longer to launch a step's kernels than the device needs for them.
-
-    None too where graphs would save less than compiling the whole model takes.
-    """
-    if least.saved_by_graphs <= spent(situation, regional=False):
-        return None
-    steps = situation.plan.steps.total
-    return (
-        f"a step's kernels take the host {least.host / steps * 1e3:.1f} ms to launch (an estimate, "
-        f"{LAUNCH_S * 1e6:g} us each), the device {least.device / steps * 1e3:.1f} ms at its peak"
-    )
+    device_s = steps * plan.size.flops_per_sample * samples / peak
+    return device_s, steps * LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces
 
 
 def spent(situation: Situation, *, regional: bool) -> float:
@@ -259,39 +210,25 @@ def spent(situation: Situation, *, regional: bool) -> float:
     return compile_seconds(replace(situation.plan, config=config))
 
 
-def _pays(situation: Situation, least: Least, *, regional: bool) -> bool:
-    return least.saved_by_layers >= spent(situation, regional=regional)
-
-
-def _not_earned(situation: Situation, least: Least, *, regional: bool) -> str:
-    seconds = spent(situation, regional=regional)
-    return (
-        f"the run takes {format_seconds(least.seconds)} at the least, and compiling pays from "
-        f"{format_seconds(seconds / (1 - 1 / COMPILE_GAIN))} on ({seconds:.2g} s saved at a gain "
-        f"of {COMPILE_GAIN - 1:.0%}, torchtitan's for a Llama of 8B)"
-    )
-
-
-def _earned(least: Least) -> str:
-    return (
-        f"{COMPILE_GAIN - 1:.0%} faster in torchtitan's Llama of 8B parameters on H100s, and the "
-        f"run, {format_seconds(least.seconds)} at the least, earns its compilation back"
-    )
-
-
-def _no_compiler(why: str) -> Question:
-    return Question(("compile",), (), otherwise=why)
-
-
-def _whole_model(situation: Situation, least: Least) -> Question:
-    """With an explicit mode that replays CUDA graphs, which rules keep from single layers."""
-    mode = f"compile.mode={situation.config.compile.mode.value}"
-    if not _pays(situation, least, regional=False):
-        return _no_compiler(_not_earned(situation, least, regional=False))
-    if not _at_once(situation):
-        return _no_compiler(f"{mode} takes all samples of a step at once, which may not fit")
-    whole = RecipeOption(("compile=inductor",), f"{_earned(least)}; {mode} takes the whole model")
-    return Question(("compile",), (whole,), otherwise=STAYS)
+def _why_uncompiled(situation: Situation, least: tuple[float, float] | None, whole: bool) -> str:
+    """Why the run is not compiled; empty where it is."""
+    if least is None:
+        return "how long the run takes is not known"
+    if is_ragged(situation.config):
+        return "each new length would be compiled again"
+    if not family_of(situation.config).is_known:
+        return "the layers of this architecture are not known"
+    seconds, saved = spent(situation, regional=not whole), 1 - 1 / COMPILE_GAIN
+    if max(least) * saved < seconds:
+        return (
+            f"the run takes {format_seconds(max(least))} at the least, and compiling pays from "
+            f"{format_seconds(seconds / saved)} on ({seconds:.2g} s saved at a gain of "
+            f"{COMPILE_GAIN - 1:.0%}, torchtitan's for a Llama of 8B)"
+        )
+    if whole and not _at_once(situation):
+        mode = situation.config.compile.mode.value
+        return f"compile.mode={mode} takes all samples of a step at once, which may not fit"
+    return ""
 
 
 def _at_once(situation: Situation) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError
+from eke.common.text import format_value
 from eke.config.compose import Composed, compose
 from eke.config.schema import Config
 from eke.config.schema.codec import make_converter
@@ -32,7 +33,7 @@ from eke.rules.techniques import (
 )
 from eke.tuning.chooser import Findings, combine, findings
 from eke.tuning.search.search import without
-from eke.tuning.search.search_space import FitsMemory, Point
+from eke.tuning.search.search_space import Point
 
 
 @dataclass(frozen=True)
@@ -118,16 +119,10 @@ MAX_SIZES = 6
 """Micro-batches of one set of techniques to consider, the largest that fit: a step has as few
 micro-batches as possible, unless memory is the objective or smaller ones stay in a cache."""
 
-_ROOMS = {
-    Verdict.fits: FitsMemory.fits,
-    Verdict.tight: FitsMemory.tight,
-    Verdict.does_not_fit: FitsMemory.none,
-}
 
-
-def room_of(forecast: Forecast) -> FitsMemory:
+def room_of(forecast: Forecast) -> Verdict:
     """What a forecast's verdict means to a search; an unknown device's memory is no hindrance."""
-    return _ROOMS.get(forecast.verdict, FitsMemory.fits)
+    return Verdict.fits if forecast.verdict is Verdict.unknown else forecast.verdict
 
 
 @dataclass(frozen=True)
@@ -192,7 +187,7 @@ def enumerate_candidates(
     every = [value for axis in axes for value in axis.values]
     sections = {value: _sections(composed, value, config_dir) for value in every}
     target = baseline.batch.samples_per_step
-    before = _findings(baseline, baseline.config)
+    before = findings(baseline.config, baseline.device, baseline.config.distributed.num_nodes)
     found: list[Candidate] = []
     refused: dict[str, int] = {}
     first, too_large = None, 0
@@ -210,13 +205,15 @@ def enumerate_candidates(
             refused[rule] = refused.get(rule, 0) + 1
             continue
         sizes = _cut(baseline, batches, values, expected_s)
-        fitting = [each for each in sizes if each.point.room is not FitsMemory.none]
+        fitting = [each for each in sizes if each.point.room is not Verdict.does_not_fit]
         too_large += len(sizes) - len(fitting)
         is_typed = not any(value.overrides for value in values)
-        for each in _largest(fitting, baseline.batch.per_device if is_typed else None):
-            if is_typed and each.point.micro_batch == baseline.batch.per_device:
+        for larger, each in enumerate(fitting):
+            is_first = is_typed and each.point.micro_batch == baseline.batch.per_device
+            if is_first:
                 first = len(found)
-            found.append(each)
+            if is_first or larger < MAX_SIZES:
+                found.append(each)
     progress(len(sets), len(sets))
     return Candidates(found, first, len(sets), refused, too_large)
 
@@ -239,10 +236,6 @@ def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
     return replace(config, batch=batch)
 
 
-def _findings(baseline: Plan, config: Config) -> Findings:
-    return findings(config, baseline.device, config.distributed.num_nodes)
-
-
 def _allowed(
     baseline: Plan, config: Config, before: Findings, changed: Collection[str]
 ) -> tuple[list[Config], str]:
@@ -254,7 +247,8 @@ def _allowed(
     """
 
     def rule_against(config: Config) -> str:
-        problem = before.objection(_findings(baseline, config), changed, permit_unsafe=True)
+        found = findings(config, baseline.device, config.distributed.num_nodes)
+        problem = before.objection(found, changed, permit_unsafe=True)
         return "" if problem is None else problem.id or problem.key
 
     every = possible_batches(config)
@@ -279,9 +273,11 @@ def _cut(
         return []
     names = tuple(value.name for value in values)
     beside = tuple(_with_less_work(values))
+    usual = math.prod(value.usual for value in values)
     cut = []
     for each in reversed(batches):
         plan = with_batch(whole, each, (), ())
+        doublings = math.log2(plan.batch.per_device / baseline.batch.per_device)
         forecast = known_forecast(plan)
         point = Point(
             names,
@@ -290,7 +286,7 @@ def _cut(
             room_of(forecast),
             forecast.peak.expected,
             expected_s(plan),
-            _usual(values, plan.batch.per_device / baseline.batch.per_device),
+            usual * PER_DOUBLING**doublings,
             compile_seconds(plan) / baseline.steps.total,
             beside,
         )
@@ -304,18 +300,6 @@ def _with_less_work(values: tuple[Value, ...]) -> Iterator[tuple[str, ...]]:
     for axis, value in enumerate(values):
         for other in value.needless_beside:
             yield (*names[:axis], other, *names[axis + 1 :])
-
-
-def _usual(values: tuple[Value, ...], larger: float) -> float:
-    """Step time relative to the baseline, whose micro-batch is so many times larger."""
-    techniques = math.prod(value.usual for value in values)
-    return float(techniques * PER_DOUBLING ** math.log2(larger))
-
-
-def _largest(cut: Sequence[Candidate], typed: int | None) -> list[Candidate]:
-    """The largest micro-batches, and the baseline's."""
-    kept = list(cut[:MAX_SIZES])
-    return kept + [each for each in cut[MAX_SIZES:] if each.point.micro_batch == typed]
 
 
 Key = tuple[str, str]
@@ -341,10 +325,15 @@ def spelt_out(
     first, *others = axis.values
     by_name = replace(first, overrides=tuple(first.name.split()), usual=1.0)
     every = [by_name, *others]
-    meant = {value: _settings(compose(value.overrides, own).config, value) for value in every}
+    meant: dict[Value, Settings] = {}
+    for value in every:
+        groups = {*map(group_of, value.overrides)}
+        settings = _plain(compose(value.overrides, own).config)
+        meant[value] = {key: each for key, each in settings.items() if key[0] in groups}
     telling = _telling(list(meant.values()))
     now = _plain(baseline)
-    typed = next((v for v in every if _agree(meant[v], now, telling)), None)
+    keys = {value: telling & meant[value].keys() for value in every}
+    typed = next((v for v in every if all(now[k] == meant[v][k] for k in keys[v])), None)
     if typed is None:
         typed = replace(by_name, name=f"{first.name}, as it is set", needless_beside=())
     others = [_explicit(v, meant[v], telling, composed, own) for v in every if v is not typed]
@@ -358,12 +347,6 @@ def _plain(config: Config) -> Settings:
     return {(group, key): each for group, part in sections.items() for key, each in part.items()}
 
 
-def _settings(config: Config, value: Value) -> Settings:
-    """Those of the groups that a value decides."""
-    groups = {*map(group_of, value.overrides)}
-    return {key: each for key, each in _plain(config).items() if key[0] in groups}
-
-
 def _telling(meant: list[Settings]) -> set[Key]:
     """Keys that distinguish values of one axis; the rest, as a learning rate, stays."""
     first: dict[Key, Any] = {}
@@ -375,10 +358,6 @@ def _telling(meant: list[Settings]) -> set[Key]:
     }
 
 
-def _agree(meant: Settings, now: Settings, telling: set[Key]) -> bool:
-    return all(now[key] == meant[key] for key in telling & meant.keys())
-
-
 def _explicit(
     value: Value, meant: Settings, telling: set[Key], composed: Composed, own: Path | None
 ) -> Value:
@@ -386,15 +365,8 @@ def _explicit(
     typed = without(composed.overrides, value.overrides)
     found = _plain(compose([*typed, *value.overrides], own, in_sweep=True).config)
     more = tuple(
-        f"{group}.{key}={_text(meant[group, key])}"
+        f"{group}.{key}={format_value(meant[group, key])}"
         for group, key in sorted(telling & meant.keys())
         if key != "option" and found[group, key] != meant[group, key]
     )
     return replace(value, overrides=(*value.overrides, *more))
-
-
-def _text(value: Any) -> str:
-    """As an override."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

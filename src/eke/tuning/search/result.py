@@ -6,6 +6,7 @@ The winner as an option of the group `experiment`, whole and with its evidence.
 import math
 import os
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +26,7 @@ from eke.plan.record import Outcome
 from eke.rules.techniques import Numerics
 from eke.tuning.search.candidates import Candidate, Candidates
 from eke.tuning.search.search import OF_MEDIAN, Measured, Search
-from eke.tuning.search.search_space import Objective
-from eke.tuning.search.surrogate import NOISE, deviation_between, typical
+from eke.tuning.search.search_space import NOISE, Objective, deviation_between
 
 LESS = 0.005
 """Share of the peak below which memory is called the same."""
@@ -54,13 +54,15 @@ class CandidateResult:
     @property
     def step_s(self) -> float:
         """Seconds per optimizer step, its share of compiling included: median of trials."""
-        return math.exp(typical(self.logarithms))
+        return math.exp(statistics.median(self.logarithms))
 
     @property
     def error(self) -> float:
         """Standard error of its logarithm."""
         count = len(self.tried)
-        one = typical([max(each.trial.spread, self.between, NOISE) for each in self.tried])
+        one = statistics.median(
+            [max(each.trial.spread, self.between, NOISE) for each in self.tried]
+        )
         return one * (OF_MEDIAN if count > 2 else 1.0) / math.sqrt(count)  # of two it is the mean
 
     @property
@@ -234,24 +236,21 @@ def write_experiment(
     return path
 
 
-def refuse_what_is_no_name(name: str) -> None:
-    """Of an option.
+def free_path(folder: Path, name: str, planning: bool = False) -> Path:
+    """Where the option will be written.
+
+    Args:
+        folder: with options.
+        name: of the option.
+        planning: nothing will be written here, so the folder may be read-only.
 
     Raises:
-        ConfigError: it cannot be given as one.
+        ConfigError: the name is invalid, or belongs to a file that eke fit did not write, or the
+            folder cannot be written.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         why = "an option's name is letters, digits and underscores"
         raise ConfigError(Problem("--name", name, why, Fix(remark="--name fastest")))
-
-
-def own_path(folder: Path, name: str) -> Path:
-    """Where the option would be written, whether or not that can be done here.
-
-    Raises:
-        ConfigError: the name is invalid, or belongs to a file that eke fit did not write.
-    """
-    refuse_what_is_no_name(name)
     path = folder / "experiment" / f"{name}.yaml"
     if path.exists() and MADE_BY not in path.read_text(encoding="utf-8"):
         why = f"{path} is there, and eke fit did not write it"
@@ -260,18 +259,8 @@ def own_path(folder: Path, name: str) -> Path:
     if theirs.exists() and not path.exists():
         why = "eke has an experiment of this name, and it would be taken instead"
         raise ConfigError(Problem("--name", name, why, Fix(remark=f"--name {name}_fit")))
-    return path
-
-
-def free_path(folder: Path, name: str) -> Path:
-    """Where the option will be written.
-
-    Raises:
-        ConfigError: as own_path, or none can be written there.
-    """
-    path = own_path(folder, name)
     place = next(each for each in (path.parent, *path.parents) if each.exists())
-    if not os.access(place, os.W_OK):
+    if not planning and not os.access(place, os.W_OK):
         why = f"{place} cannot be written, and the best is to be kept there as an option"
         raise ConfigError(
             Problem("--config-dir", str(folder), why, Fix(remark="--config-dir my_conf"))

@@ -7,24 +7,28 @@ A trial: a short run of one candidate, and what its record says.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from eke.estimate.memory import Verdict
 from eke.plan.record import Outcome, Record
-from eke.tuning.search.search_space import FitsMemory, Objective, Point, Trial, with_less_work
-from eke.tuning.search.surrogate import (
+from eke.tuning.search.search_space import (
     MOST,
     NOISE,
     UNSTEADY,
     Array,
+    Objective,
+    Point,
     Surrogate,
+    Trial,
     chances,
     deviation,
     expected_improvement,
     shares,
-    typical,
+    with_less_work,
 )
 
 ENOUGH = 0.003
@@ -58,15 +62,17 @@ class Search:
         self._surrogate = Surrogate(self.points)
         self._with_less_work = with_less_work(self.points)
 
-    # --- what happened ----------------------------------------------------------------------
-
     def tell(self, number: int, trial: Trial) -> None:
         """Record a trial; a point may have several."""
         self.trials.append((number, trial))
-        if trial.ran_out:
-            self._close_what_needs_as_much(number)
+        limit = self.points[number].peak_bytes
+        for other, point in enumerate(self.points if trial.ran_out else []):
+            # What is expected to need as much is excluded, too.
+            as_much = limit is not None and (point.peak_bytes or 0) >= limit
+            if other == number or as_much:
+                self.points[other] = replace(point, room=Verdict.does_not_fit)
 
-    def narrow(self, number: int, room: FitsMemory, peak_bytes: int | None) -> None:
+    def narrow(self, number: int, room: Verdict, peak_bytes: int | None) -> None:
         """More is known of a point's memory."""
         self.points[number] = replace(self.points[number], room=room, peak_bytes=peak_bytes)
 
@@ -74,8 +80,6 @@ class Search:
     def left(self) -> int:
         """Trials that are still allowed."""
         return self.budget - len(self.trials)
-
-    # --- what to do -------------------------------------------------------------------------
 
     def next(self, count: int = 1) -> list[int]:
         """Numbers of the points to try now, at the same time; none where that is not worth it.
@@ -86,11 +90,13 @@ class Search:
         """
         chosen: list[int] = []
         room = self.left - (CONFIRMING if self.budget > CONFIRMING + 1 else 0)
+        if self.first is not None and not self.trials and room > 0:
+            chosen.append(self.first)
         while len(chosen) < min(count, room):
-            found = self._best_to_try(chosen)
+            found = self._most_promising(chosen)
             if found is None:
                 break
-            chosen.append(found)
+            chosen.append(found[0])
         return chosen
 
     def to_confirm(self) -> list[int]:
@@ -135,27 +141,20 @@ class Search:
         found = self._most_promising(())
         return found[1] if found and found[1] > ENOUGH else 0.0
 
-    # --- inside -----------------------------------------------------------------------------
-
-    def _best_to_try(self, chosen: Sequence[int]) -> int | None:
-        if self.first is not None and not self.trials and self.first not in chosen:
-            return self.first
-        found = self._most_promising(chosen)
-        return found[0] if found else None
-
     def _most_promising(self, chosen: Sequence[int]) -> tuple[int, float] | None:
         """The point with the highest expected improvement; None where that is not enough."""
         mean, deviation = self._times(chosen)
         scores = np.array([self._score(n, value) for n, value in enumerate(mean)])
-        improvement = expected_improvement(
-            scores, self.objective.weight * deviation, self._to_beat(scores, chosen)
-        )
+        tried = {*self.ranking(), *chosen}
+        # Where nothing is measured, what is expected to be best is tried.
+        best = min(scores[number] for number in tried) if tried else np.max(scores)
+        improvement = expected_improvement(scores, self.objective.weight * deviation, float(best))
         improvement *= self._chances()
         for number in {*chosen, *(number for number, _ in self.trials)}:
             improvement[number] = 0.0
-        best = int(np.argmax(improvement))
+        found = int(np.argmax(improvement))
         enough = ENOUGH * self.objective.weight if self.ranking() else 0.0
-        return (best, float(improvement[best])) if improvement[best] > enough else None
+        return (found, float(improvement[found])) if improvement[found] > enough else None
 
     def _times(self, chosen: Sequence[int]) -> tuple[Array, Array]:
         """Mean and deviation of the logarithm of what a step takes, its share of compiling too."""
@@ -173,8 +172,8 @@ class Search:
         for number in seen:
             steady = self._logarithms(number, steady=True)
             errors = [t.spread for n, t in self.trials if n == number and t.step_s is not None]
-            values.append(typical(steady))
-            spread.append(max(typical(errors), deviation(steady)))
+            values.append(statistics.median(steady))
+            spread.append(max(statistics.median(errors), deviation(steady)))
         if chosen:
             mean, _ = self._surrogate.posterior(seen, values, spread)
             believed = [number for number in chosen if number not in seen]
@@ -184,21 +183,13 @@ class Search:
 
     def _score(self, number: int, log_step_s: float) -> float:
         point = self.points[number]
-        return self.objective.score(float(log_step_s), self._peak(number), point.devices)
-
-    def _peak(self, number: int) -> int | None:
-        measured = [t.peak_bytes for n, t in self.trials if n == number and t.peak_bytes]
-        return measured[-1] if measured else self.points[number].peak_bytes
-
-    def _to_beat(self, scores: Array, chosen: Sequence[int]) -> float:
-        tried = {*self.ranking(), *chosen}
-        if not tried:  # nothing is measured: what is expected to be best is tried
-            return float(np.max(scores))
-        return float(min(scores[number] for number in tried))
+        peaks = [t.peak_bytes for n, t in self.trials if n == number and t.peak_bytes]
+        peak = peaks[-1] if peaks else point.peak_bytes
+        return self.objective.score(float(log_step_s), peak, point.devices)
 
     def _found(self, number: int) -> float:
         """The score by what was measured alone."""
-        return self._score(number, typical(self._logarithms(number)))
+        return self._score(number, statistics.median(self._logarithms(number)))
 
     def _logarithms(self, number: int, steady: bool = False) -> list[float]:
         """Of a step's seconds in each trial that has some; steady is without compiling."""
@@ -217,14 +208,6 @@ class Search:
 
     def _chances(self) -> Array:
         return chances(self.points, self._with_less_work, self.trials, self.objective)
-
-    def _close_what_needs_as_much(self, number: int) -> None:
-        """A point that ran out of memory excludes all that are expected to need as much."""
-        limit = self.points[number].peak_bytes
-        for other, point in enumerate(self.points):
-            as_much = limit is not None and (point.peak_bytes or 0) >= limit
-            if other == number or as_much:
-                self.points[other] = replace(point, room=FitsMemory.none)
 
 
 WARMUP_STEPS, MEASURED_STEPS = 5, 15

@@ -1,14 +1,14 @@
 """Text output of a search: before, during and after it."""
 
-from eke.common.text import format_bytes, format_number, format_seconds
+from eke.common.text import align, format_bytes, format_number, format_seconds
+from eke.estimate.memory import Verdict
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 from eke.rules.techniques import Numerics
 from eke.tuning.search.candidates import Candidate, Candidates
-from eke.tuning.search.result import LESS, CandidateResult, Fit, Gain
+from eke.tuning.search.result import LESS, Fit, Gain
 from eke.tuning.search.search import Measured, Search, is_higher
-from eke.tuning.search.search_space import FitsMemory, Objective
-from eke.tuning.search.surrogate import UNSTEADY
+from eke.tuning.search.search_space import UNSTEADY, Objective
 
 ALLOWS = {
     Numerics.same: "formats as typed",
@@ -56,7 +56,7 @@ def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numeri
         lines.append(f"  refused by rules: {format_number(refused, 'set')}: {most}")
     if candidates.too_large:
         lines.append(f"  cannot fit: {format_number(candidates.too_large, 'configuration')}")
-    tight = sum(candidate.point.room is FitsMemory.tight for candidate in candidates.found)
+    tight = sum(candidate.point.room is Verdict.tight for candidate in candidates.found)
     if tight:
         lines.append(f"  may not fit: {format_number(tight, 'configuration')}")
     known = sum(candidate.point.expected_s is not None for candidate in candidates.found)
@@ -131,25 +131,17 @@ def _price(fit: Fit, gain: Gain) -> str:
 
 def results_table(fit: Fit, baseline: Plan) -> list[str]:
     """A line for each configuration that was measured, the best first."""
-    head = ("step", "samples/s", "peak", "trials", "configuration")
-    rows = [head, *(_row(standing, baseline) for standing in fit.standings)]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(head) - 1)]
-    return [
-        "  ".join(
-            [*(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]
+    rows = [
+        (
+            format_seconds(standing.step_s),
+            f"{standing.samples_per_s:.4g}",
+            format_bytes(standing.peak_bytes) if standing.peak_bytes else "",
+            str(len(standing.tried)),
+            short_name(standing.candidate, baseline),
         )
-        for row in rows
+        for standing in fit.standings
     ]
-
-
-def _row(standing: CandidateResult, baseline: Plan) -> tuple[str, ...]:
-    return (
-        format_seconds(standing.step_s),
-        f"{standing.samples_per_s:.4g}",
-        format_bytes(standing.peak_bytes) if standing.peak_bytes else "",
-        str(len(standing.tried)),
-        short_name(standing.candidate, baseline),
-    )
+    return align([("step", "samples/s", "peak", "trials", "configuration"), *rows], right=range(4))
 
 
 def notes(fit: Fit, baseline: Plan) -> list[str]:

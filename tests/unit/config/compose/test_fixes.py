@@ -103,7 +103,6 @@ MEANT = {
     **{f"train_file=x{ending}": f"data={option} data.path=x{ending}"
        for ending, option in [(".jsonl", "jsonl"), (".json", "jsonl"), (".jsonl.gz", "jsonl"),
                               (".csv", "csv"), (".parquet", "parquet"), (".txt", "text")]},
-    "train_file=a.csv validation_file=b.csv": "data=csv data.path=a.csv data.eval_path=b.csv",
     "validation_file=x.jsonl": "data=jsonl data.eval_path=x.jsonl",
     "data.path=foo.txt": "data=text data.path=foo.txt",
     "data.path=foo.csv": "data=csv data.path=foo.csv",
@@ -162,12 +161,6 @@ def test_a_fix_does_what_was_meant(typed: str, meant: str) -> None:
 )
 def test_a_sweep_over_foreign_words(typed: str, fix: str) -> None:
     assert str(problems_of(typed)[-1].fix) == ("python train.py " if fix else "") + fix
-
-
-@pytest.mark.parametrize("typed", [["seed=", "3"], ["seed", "=3"], ["seed", "=", "3"]])
-def test_an_override_that_a_shell_has_split(typed: list[str]) -> None:
-    (problem,) = problems_of(*typed)
-    assert str(problem.fix) == "seed=3"
 
 
 def test_a_number_that_zero_was_meant_to_turn_off_is_null() -> None:

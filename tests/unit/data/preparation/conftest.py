@@ -2,8 +2,8 @@
 
 import pytest
 
-import eke.data.sources.prepare_client as asking
-from eke.data.preparation.prepare import prepare_store
+import eke.data.sources.request as asking
+from eke.data.preparation.rows import prepare_store
 
 IN_ANOTHER_PROCESS = asking._prepare
 

@@ -19,7 +19,7 @@ from unit.plan.cases import config_of, decision, plan_of
 
 from eke.common.errors import ConfigError
 from eke.data.preparation.lines import lines
-from eke.data.preparation.prepare import prepare_store
+from eke.data.preparation.rows import prepare_store
 from eke.data.sources import request_of
 
 GOOD = "".join(json.dumps(row) + "\n" for row in numbered(300)).encode()
@@ -529,7 +529,7 @@ from eke.data.preparation.lines import csv_rows, jsonl_rows
 reader = csv_rows if "csv" in sys.argv[1] else jsonl_rows
 request = PrepareRequest("jsonl", "", "", text="text", max_row_bytes=16 << 20)
 try:
-    print(len(list(reader("a", sys.argv[1], "", Columns(request)))), "rows")
+    print(len(list(reader("a", sys.argv[1], Columns(request)))), "rows")
 except Exception as error:
     print(error)
 print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10)

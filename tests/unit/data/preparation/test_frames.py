@@ -8,8 +8,8 @@ from tokenizer_kinds import KINDS, save_kind
 from transformers import AutoTokenizer
 
 from eke.data.preparation.lines import Fields
-from eke.data.preparation.rows import Sequences, encode_stream
-from eke.data.preparation.tokenizers import is_doubled, load_request_tokenizer
+from eke.data.preparation.rows import Sequences
+from eke.data.preparation.tokenizers import encode_stream, is_doubled, load_request_tokenizer
 from eke.data.sources import PrepareRequest
 
 TEXTS = ["the cat saw a bird", "what is 4 plus 52?", " hello  world\n", "a"]
@@ -141,7 +141,7 @@ def test_rows_whose_prompt_alone_has_other_tokens_are_counted(kinds) -> None:
     cut = whole.index(first.strip("\u0120")) + 1
     made_of = sequences(folder, "causal_lm", seq_len=64, response="say", separator="")
     made_of.of([Fields((whole[:cut], whole[cut:])), Fields(("hello\n", "world"))])
-    assert made_of.num_other_prompts == 1
+    assert made_of.counts.num_other_prompts == 1
 
 
 def test_a_tokenizer_that_knows_no_offsets_splits_where_the_prompt_alone_ends(kinds) -> None:

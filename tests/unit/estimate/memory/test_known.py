@@ -18,7 +18,7 @@ from eke.estimate.memory import (
     traced_forecast,
 )
 from eke.estimate.memory.predict_memory import with_room
-from eke.launch import Cell
+from eke.launch.processes.sweep import Cell
 from eke.models.sizes import state_bytes
 from eke.workflows.planning import weighed
 from eke.workflows.sweep import weigh_open_cells

@@ -6,8 +6,7 @@ from unit.plan.cases import plan_of
 from eke.common.paths import RunPaths
 from eke.estimate.memory import forecast, note_forecast
 from eke.plan.planner import outline_record
-from eke.plan.record import Outcome
-from eke.plan.record.metrics import read_record, write_record
+from eke.plan.record import Outcome, read_record, write_record
 
 
 @pytest.mark.parametrize("outcome", [Outcome.ok, Outcome.oom, Outcome.crashed])

@@ -11,8 +11,7 @@ from unit.launch.scripted import QuietBoard, QuietLedger, record_for
 from eke.common.errors import BusyError
 from eke.common.paths import RunPaths
 from eke.hardware import DeviceSlot
-from eke.launch.local.devices import Devices, Grant
-from eke.launch.local.dispatch import Pool
+from eke.launch.local import Devices, Grant, Pool
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
@@ -112,9 +111,9 @@ def machine(tmp_path) -> FakeMachine:
 @pytest.fixture
 def make_pool(machine, monkeypatch) -> Callable[..., Pool]:
     """A pool of these jobs and devices that does not sleep."""
-    monkeypatch.setattr("eke.launch.local.dispatch.POLL_S", 0)
-    monkeypatch.setattr("eke.launch.local.dispatch.RETRY_S", 0)
-    monkeypatch.setattr("eke.launch.local.dispatch.BUSY_S", 0)
+    monkeypatch.setattr("eke.launch.local.POLL_S", 0)
+    monkeypatch.setattr("eke.launch.local.RETRY_S", 0)
+    monkeypatch.setattr("eke.launch.local.BUSY_S", 0)
 
     def make(jobs: list[Job], devices: Devices) -> Pool:
         books = Books(jobs, QuietBoard(), QuietLedger(), machine.place_of)

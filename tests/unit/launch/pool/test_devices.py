@@ -10,7 +10,7 @@ import pytest
 
 from eke.common.errors import EkeError
 from eke.hardware import cpu_slots
-from eke.launch.local.devices import (
+from eke.launch.local import (
     Devices,
     find_devices,
     holder_of,
@@ -104,7 +104,7 @@ def test_a_killed_pool_leaves_its_device_to_its_worker(gpus, leases) -> None:
     """The worker has the lock's descriptor, too: the device is free when both are gone."""
     code = (
         "import subprocess, os\n"
-        "from eke.launch.local.devices import try_lease\n"
+        "from eke.launch.local import try_lease\n"
         "lock = try_lease('GPU-0.0')\n"
         "null = subprocess.DEVNULL\n"
         "child = subprocess.Popen(['sleep', '60'], stdout=null, stderr=null, pass_fds=[lock])\n"
@@ -141,7 +141,7 @@ def test_leases_are_in_one_place_whatever_a_shell_has_for_temporary_files(
 ) -> None:
     """Two sweeps on a CPU would make each other slow, and neither would know."""
     everybodys = tmp_path / "everybodys"
-    monkeypatch.setattr("eke.launch.local.devices.ALL_USERS", everybodys)
+    monkeypatch.setattr("eke.launch.local.ALL_USERS", everybodys)
     monkeypatch.delenv("EKE_LEASES")
     for own in ("a", "b"):
         (tmp_path / own).mkdir()

@@ -9,13 +9,13 @@ import pytest
 from unit.launch.scripted import record_for
 
 from eke.common.errors import ConfigError, EkeError, Problem, RunError
-from eke.launch.local.devices import MAX_OVERTAKEN
+from eke.launch.local import MAX_OVERTAKEN
 from eke.plan.record import Outcome
 
 
 def test_every_run_runs_once_in_order(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 1, 1, 1, 1)
-    make_pool(jobs, gpus(2)).run()
+    make_pool(jobs, gpus(2)).wait()
     assert [run for run, _ in machine.started] == ["a", "b", "c", "d", "e"]
     assert {job.outcome for job in jobs} == {Outcome.ok}
     assert {device for _, device in machine.started} == {"GPU 0", "GPU 1"}
@@ -33,7 +33,7 @@ def test_at_no_time_a_device_has_two_runs(make_jobs, make_pool, machine, gpus) -
         assert len(used) == len(set(used))
 
     pool.step = step
-    pool.run()
+    pool.wait()
     assert {job.outcome for job in jobs} == {Outcome.ok}
     assert len(machine.started) == len(jobs)
 
@@ -44,7 +44,7 @@ def test_one_runs_end_never_ends_the_others(outcome, make_jobs, make_pool, machi
     machine.ends["a"] = deque([(outcome, 0, 0)])
     machine.ends["b"] = deque([("ok", 20, 0)])
     pool = make_pool(jobs, gpus(3))
-    pool.run()
+    pool.wait()
     assert jobs[0].outcome is Outcome[outcome]
     assert [job.outcome for job in jobs[1:]] == [Outcome.ok, Outcome.ok]
 
@@ -62,7 +62,7 @@ def test_what_nobody_thought_of_in_one_runs_files_never_ends_the_others(
         settled(job, *arguments, **options)
 
     pool.books.settle = settle
-    pool.run()
+    pool.wait()
     assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok, Outcome.ok]
     assert jobs[0].reason == "what it left cannot be read: TypeError: a number is missing"
     assert not pool.books.running()
@@ -71,7 +71,7 @@ def test_what_nobody_thought_of_in_one_runs_files_never_ends_the_others(
 def test_a_small_run_fills_the_gap_before_a_large_one(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 2, 1)
     machine.ends["a"] = deque([("ok", 20, 5)])
-    make_pool(jobs, gpus(2)).run()
+    make_pool(jobs, gpus(2)).wait()
     assert [run for run, _ in machine.started] == ["a", "c", "b"]
 
 
@@ -79,7 +79,7 @@ def test_a_large_run_does_not_starve(make_jobs, make_pool, machine, gpus) -> Non
     """Two GPUs, small runs that never end together, and one run that needs both."""
     jobs = make_jobs(1, 2, *[1] * 23)
     machine.ends = {job.plan.run_id: deque([("ok", 20, 3 + job.number % 2)]) for job in jobs}
-    make_pool(jobs, gpus(2)).run()
+    make_pool(jobs, gpus(2)).wait()
     order = [run for run, _ in machine.started]
     assert order.index("b") <= MAX_OVERTAKEN + 2
     assert len(order) == 25
@@ -89,7 +89,7 @@ def test_a_crash_is_tried_again_once(make_jobs, make_pool, machine, gpus) -> Non
     jobs = make_jobs(1, 1)
     machine.ends["a"] = deque([("crashed", 0, 0), ("ok", 20, 0)])
     machine.ends["b"] = deque([("crashed", 0, 0)])
-    make_pool(jobs, gpus(1)).run()
+    make_pool(jobs, gpus(1)).wait()
     assert [job.outcome for job in jobs] == [Outcome.ok, Outcome.crashed]
     assert [run for run, _ in machine.started].count("b") == 2
 
@@ -99,7 +99,7 @@ def test_a_crash_that_gets_further_each_time_is_tried_again(
 ) -> None:
     jobs = make_jobs(1)
     machine.ends["a"] = deque([("crashed", n, 0) for n in (5, 9, 14, 18)] + [("ok", 20, 0)])
-    make_pool(jobs, gpus(1)).run()
+    make_pool(jobs, gpus(1)).wait()
     assert jobs[0].outcome is Outcome.ok
     assert len(machine.started) == 5
 
@@ -107,14 +107,14 @@ def test_a_crash_that_gets_further_each_time_is_tried_again(
 def test_what_somebody_else_stops_goes_on(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1)
     machine.ends["a"] = deque([("preempted", 3, 0), ("preempted", 3, 0), ("ok", 20, 0)])
-    make_pool(jobs, gpus(1)).run()
+    make_pool(jobs, gpus(1)).wait()
     assert jobs[0].outcome is Outcome.ok
 
 
 def test_finished_runs_are_answered_from_their_records(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 1, 1)
     machine.finished = {"a": record_for("a", "ok", 20), "c": record_for("c", "diverged", 4)}
-    make_pool(jobs, gpus(1)).run()
+    make_pool(jobs, gpus(1)).wait()
     assert [job.reused for job in jobs] == [True, False, True]
     assert [job.outcome for job in jobs] == [Outcome.ok, Outcome.ok, Outcome.diverged]
     assert machine.started == [("b", "GPU 0")]
@@ -131,7 +131,7 @@ def test_finished_runs_that_answer_no_more_are_told_once_with_the_reason(
     pool.books.place_of = lambda plan: dataclasses.replace(
         whatever(plan), outdated=differs.get(plan.run_id, ())
     )
-    pool.run()
+    pool.wait()
     assert pool.books.board.notes == [
         "done again, beside the record: 2 finished runs (torch: 1 -> 2; eke_source: x -> y); "
         "eke report has both",
@@ -152,7 +152,7 @@ def test_a_run_that_another_pool_finishes_is_not_run_again(
         machine.finished["a"] = record_for("a", "ok", 20)
 
     pool.launch = launch
-    pool.run()
+    pool.wait()
     assert (jobs[0].outcome, machine.started) == (Outcome.ok, [])
 
 
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_is_that_runs_own_trouble(
         return machine.start(plan, place, grant)
 
     pool.start = start
-    pool.run()
+    pool.wait()
     assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok]
     assert "No space left" in jobs[0].reason
 
@@ -181,7 +181,7 @@ def test_what_keeps_a_run_from_starting_is_told_on_one_line(make_jobs, make_pool
         raise ConfigError(Problem("paths.runs", "r", "is full", "paths.runs=X", passing=True))
 
     pool.start = start
-    pool.run()
+    pool.wait()
     assert (jobs[0].outcome, jobs[0].reason) == (
         Outcome.crashed,
         "paths.runs = r is full -> paths.runs=X",
@@ -202,7 +202,7 @@ def test_what_runs_is_not_ended_because_nothing_more_can_be_leased(
         return take(count, gather=gather, **options)
 
     pool.devices["cuda"].take = full_when_one_runs
-    pool.run()
+    pool.wait()
     assert [job.outcome for job in jobs] == [Outcome.ok, Outcome.ok]
 
     def full(count, **options):
@@ -211,12 +211,12 @@ def test_what_runs_is_not_ended_because_nothing_more_can_be_leased(
     pool = make_pool(make_jobs(1), gpus(2))
     pool.devices["cuda"].take = full
     with pytest.raises(EkeError, match="no device can be leased"):
-        pool.run()
+        pool.wait()
 
 
 def test_more_devices_than_there_are_is_refused(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(3, 1)
-    make_pool(jobs, gpus(2)).run()
+    make_pool(jobs, gpus(2)).wait()
     assert [job.outcome for job in jobs] == [Outcome.refused, Outcome.ok]
     assert "needs 3 devices" in jobs[0].reason
 
@@ -235,7 +235,7 @@ def test_asked_to_stop_it_starts_nothing_more_and_waits_for_the_checkpoints(
             os.kill(os.getpid(), signal.SIGTERM)
 
     pool.step = step
-    pool.run()
+    pool.wait()
     assert [run.signals for run in machine.runs] == [[signal.SIGTERM]] * 2
     assert [job.outcome for job in jobs] == [Outcome.preempted] * 2 + [None] * 2
     assert [job.waiting_for for job in jobs] == [""] * 4, "nothing waits for devices any more"
@@ -253,6 +253,6 @@ def test_an_error_of_the_pools_own_leaves_no_worker_behind(
 
     pool.books.board.update = update
     with pytest.raises(RuntimeError, match="terminal"):
-        pool.run()
+        pool.wait()
     assert pool.books.running() == []
     assert gpus(2).take(2) is not None, "their devices are free"

@@ -11,7 +11,7 @@ from unit.launch.scripted import record_for
 from eke.common.text import GIB
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import cpu_slots
-from eke.launch.local.devices import Devices, FreeMemory, Grant
+from eke.launch.local import Devices, FreeMemory, Grant
 from eke.launch.processes.sweep import Job
 from eke.plan.record import Outcome
 
@@ -53,7 +53,7 @@ def test_what_others_leave_no_room_for_is_told_and_stops_no_other(
     jobs[1].plan = dataclasses.replace(jobs[1].plan, config=small)
     pool = make_pool(jobs, Devices(cpu_slots(1)))
     pool.devices, pool.room = {"cpu": pool.devices["cuda"]}, room_with(need - 1)
-    pool.run()
+    pool.wait()
     assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok, Outcome.crashed]
     assert [run for run, _ in machine.started] == ["b"]
     assert "needs at least" in jobs[0].reason
@@ -78,7 +78,7 @@ def test_a_run_waits_while_others_of_its_sweep_hold_the_memory(
         most.append(len(pool.books.running()))
 
     pool.step = step
-    pool.run()
+    pool.wait()
     assert {job.outcome for job in jobs} == {Outcome.ok}
     assert max(most) == 1
 
@@ -114,7 +114,7 @@ def test_what_runs_on_gpus_hold_of_the_machines_memory_is_their_sweeps(
         )
 
     pool.room = room
-    pool.run()
+    pool.wait()
     assert [job.outcome for job in (there, here)] == [Outcome.ok, Outcome.ok], here.reason
     assert [run for run, _ in machine.started] == ["a", "b"]
 
@@ -135,7 +135,7 @@ def test_another_gpu_that_has_room_is_taken(make_large, make_pool, machine, gpus
     jobs = make_large(1, 1, kind="cuda")
     pool = make_pool(jobs, gpus(2, runs_per_device=2))
     pool.room = room_with({"GPU-0": 0, "GPU-1": WHOLE})
-    pool.run()
+    pool.wait()
     assert {where for _, where in machine.started} == {"GPU 1"}
     assert {job.outcome for job in jobs} == {Outcome.ok}
 
@@ -144,7 +144,7 @@ def test_where_no_gpu_has_room_that_is_told(make_large, make_pool, machine, gpus
     (job,) = make_large(1, kind="cuda")
     pool = make_pool([job], gpus(2))
     pool.room = room_with(1)
-    pool.run()
+    pool.wait()
     assert job.outcome is Outcome.crashed
     assert "has 64.00 GiB, 1 B of it free now" in job.reason
 
@@ -153,5 +153,5 @@ def test_where_nobody_tells_what_is_free_a_run_starts(make_large, make_pool, mac
     (job,) = make_large(1, kind="cuda")
     pool = make_pool([job], gpus(1))
     pool.room = partial(FreeMemory, free=lambda slot: None)
-    pool.run()
+    pool.wait()
     assert job.outcome is Outcome.ok

@@ -11,7 +11,7 @@ from unit.launch.scripted import QuietBoard, QuietLedger
 
 from eke.common.errors import EkeError
 from eke.common.paths import RunPaths, SweepPaths
-from eke.config.schema.slurm import Slurm
+from eke.config.schema.resources import Slurm
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books

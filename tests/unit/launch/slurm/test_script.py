@@ -8,7 +8,7 @@ import pytest
 from support import REPO
 
 import eke.launch.slurm.submission as script_module
-from eke.config.schema.slurm import GpuRequest
+from eke.config.schema.resources import GpuRequest
 from eke.launch.slurm.submission import make_request, script_text
 
 GOLDEN = REPO / "tests" / "unit" / "launch" / "slurm" / "golden"

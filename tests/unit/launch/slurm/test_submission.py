@@ -9,7 +9,6 @@ from eke.common.paths import RunPaths
 from eke.launch.slurm import submission, submit
 from eke.launch.slurm.submission import (
     Ticket,
-    job_of,
     jobs_of,
     name_in_runs,
     new_submission,
@@ -250,7 +249,7 @@ def test_what_a_refusal_puts_back(intend, runs) -> None:
 
 def test_a_ticket_of_an_intent_names_a_job_that_the_queue_has(intend, runs) -> None:
     _, made = intend()
-    assert job_of(runs[1]) == ""
+    assert jobs_of([runs[1]]) == [""]
     newest = newest_of(runs)[1]
     assert newest.element({"another": "13"}) == ""
     assert newest.element({made.name: "12", "another": "13"}) == "12_1"
@@ -262,7 +261,7 @@ def test_a_ticket_of_an_intent_names_a_job_that_the_queue_has(intend, runs) -> N
 def test_a_ticket_that_cannot_be_read_is_none(text, runs) -> None:
     runs[0].ticket("slurm").write_text(text)
     assert read_ticket(runs[0]) is None
-    assert job_of(runs[0]) == ""
+    assert jobs_of([runs[0]]) == [""]
 
 
 def test_a_submission_is_read_once_for_all_its_runs(folder, tmp_path, monkeypatch) -> None:

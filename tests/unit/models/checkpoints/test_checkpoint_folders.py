@@ -20,8 +20,8 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.config.schema.codec import make_converter
 from eke.models.checkpoints import resolve_model
-from eke.models.checkpoints.agreement import weight_files
 from eke.models.checkpoints.locate import Located
+from eke.models.checkpoints.resolve import weight_files
 from eke.models.families import FAMILIES as RECORDS
 from eke.models.sizes import model_size, state_bytes, structure
 from eke.training.model.unused import HEADS
@@ -266,7 +266,7 @@ BROKEN = {
     "text for weights": (write("model.safetensors", b"hello" * 99), "no safetensors", "ANOTHER"),
     "null header": (write("model.safetensors", b"\4" + b"\0" * 7 + b"null"), "no safet", "ANOTHER"),
     "odd header": (
-        write("model.safetensors", b"\7" + b"\0" * 7 + b'{"a":1}'), "is damaged", "ANOTHER"
+        write("model.safetensors", b"\7" + b"\0" * 7 + b'{"a":1}'), "no safetens", "ANOTHER"
     ),
     "cut": (cut, "was not copied whole", "ANOTHER"),
     "lfs pointer": (lfs, "Git LFS pointer", "git lfs pull"),
@@ -520,8 +520,6 @@ def test_the_hubs_retries_are_one_line(hub, monkeypatch, capsys, caplog):
     assert "cannot be reached" in refused("org/model").why
     assert capsys.readouterr().err == "asking the Hugging Face hub for org/model ...\n"
     assert not caplog.records
-    talker.warning("heard again")
-    assert len(caplog.records) == 1
 
 
 def test_planning_a_checkpoint_needs_no_torch(saved, tmp_path):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.plan.record.samples import step_row
 
+from eke.common.files import seal
 from eke.plan.record import metrics
 
 numbers = st.one_of(st.integers(-(2**53), 2**53), st.floats(allow_nan=False))
@@ -76,7 +77,7 @@ def test_cut_at_any_byte_loses_only_the_last_row(path) -> None:
     first = whole.index(b"\n") + 1
     for size in range(first, len(whole) - 1):
         path.write_bytes(whole[:size])
-        metrics.seal(path)
+        seal(path)
         metrics.append_rows(path, [step_row(3)])
         rows, unreadable = metrics.read_rows(path)
         assert [row[metrics.STEP] for row in rows] == [1, 3]
@@ -84,11 +85,11 @@ def test_cut_at_any_byte_loses_only_the_last_row(path) -> None:
 
 
 def test_seal_leaves_whole_and_missing_files_alone(path) -> None:
-    metrics.seal(path)
+    seal(path)
     assert not path.exists()
     metrics.append_rows(path, [step_row(1)])
     before = path.read_bytes()
-    metrics.seal(path)
+    seal(path)
     assert path.read_bytes() == before
 
 

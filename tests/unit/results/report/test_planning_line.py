@@ -22,13 +22,9 @@ def counted(stream: io.StringIO, *moments: float) -> str:
     return stream.getvalue()
 
 
-def test_a_log_has_the_last_count_too() -> None:
-    found = counted(io.StringIO(), 3.0, 4.0, 5.0)
-    assert found == "checked 1 of 3 sets of techniques\nchecked 3 of 3 sets of techniques\n"
-
-
-def test_the_last_count_is_said_once() -> None:
-    assert counted(io.StringIO(), 1.0, 3.0) == "checked 2 of 2 sets of techniques\n"
+def test_a_log_has_a_count_every_ten_seconds() -> None:
+    found = counted(io.StringIO(), 1.0, 3.0, 4.0, 13.0)
+    assert found == "checked 2 of 4 sets of techniques\nchecked 4 of 4 sets of techniques\n"
 
 
 def test_what_is_over_soon_needs_no_line() -> None:

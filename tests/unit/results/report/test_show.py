@@ -11,8 +11,16 @@ from unit.results.report.made import MIB, Run, make_run, make_sweep
 from eke.common.files import plain
 from eke.results.report.compare import compare_runs
 from eke.results.report.show.charts import CHARS_FOR_LABELS, charts
-from eke.results.report.show.export import as_csv, as_plain, escape, render_markdown, vega_script
-from eke.results.report.show.page import as_script_data, render_page, table_data
+from eke.results.report.show.export import (
+    as_csv,
+    as_plain,
+    as_script_data,
+    escape,
+    render_markdown,
+    render_page,
+    table_data,
+    vega_script,
+)
 from eke.results.report.show.sections import CHARS_FOR_NAMES, shortened
 from eke.results.report.show.terminal import MAX_ROWS, render_terminal
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eke.cli import main
-from eke.results.trackers.registry import build_tracker
+from eke.results.trackers import build_tracker
 from eke.rules.tracker import has_wandb_key
 
 from .conftest import make_folder, rows

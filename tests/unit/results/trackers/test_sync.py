@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_written(
 
     paths = make_folder(tmp_path)
     monkeypatch.setattr("eke.results.trackers.sync.account.write_json", refuse)
-    monkeypatch.setattr("eke.results.trackers.sync.account._open_lock", lambda path: None)
+    monkeypatch.setattr("eke.results.trackers.sync.account.open_file", refuse)
     before = sorted(path.name for path in paths.folder.iterdir())
     assert main(["sync", str(paths.folder)]) == 0
     assert "no receipt kept (Read-only file system)" in capsys.readouterr().out

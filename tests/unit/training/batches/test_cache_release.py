@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from unit.training.model.plans import hand_plan
 
-from eke.training.batches.batches import CacheRelease, build_cache_release
+from eke.training.batches.batches import CacheRelease
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -28,9 +27,3 @@ def test_a_cpu_has_no_such_cache(emptied):
     release = CacheRelease(1, CPU)
     release.after_forward(0)
     assert (release.calls, emptied) == (0, [])
-
-
-def test_the_field_says_how_often():
-    assert build_cache_release(hand_plan("memory=empty_cache"), CUDA).every == 1
-    assert build_cache_release(hand_plan("memory.empty_cache_every=5"), CUDA).every == 5
-    assert build_cache_release(hand_plan("memory=none"), CUDA).every is None

@@ -23,7 +23,7 @@ from eke.training.distributed.ranks import ALONE
 from eke.training.model.build_model import build_model
 from eke.training.model.save_model import load_weights, save_pretrained
 from eke.training.observe.libraries import note_sharding
-from eke.training.optimizer import build_optimizer
+from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.training.optimizer.update import PlainUpdate
 
 SMALL = tuple(o for o in TINY if o != "model.dropout=0.0")

@@ -114,8 +114,8 @@ def test_bytes_and_calls_are_counted_where_there_is_a_gpu(trained, monkeypatch) 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(
         job_module,
-        "build_cache_release",
-        lambda plan, device: CacheRelease(2, torch.device("cuda")),
+        "CacheRelease",
+        lambda every, device: CacheRelease(2, torch.device("cuda")),
     )
     job = trained("memory.activation_offload=true", "memory.empty_cache_every=2")
     assert job.effective["activation_bytes_offloaded"] > 0

@@ -7,7 +7,7 @@ from unit.training.model.test_optimizer import COMPILED, HERE
 
 from eke.training.checkpoint import EXPORT, load_checkpoint, save_checkpoint
 from eke.training.model.build_model import build_model
-from eke.training.optimizer import build_optimizer, evaluation_weights
+from eke.training.optimizer.build_optimizer import build_optimizer, evaluation_weights
 from eke.training.optimizer.builders import page_again, round_alike
 
 SMALL = (

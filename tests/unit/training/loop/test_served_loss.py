@@ -14,8 +14,8 @@ from support import last_wins
 from tokenizer_kinds import save_kind
 from trained import record_of, train_job
 
-import eke.data.sources.prepare_client as asking
-from eke.data.preparation.prepare import prepare_store
+import eke.data.sources.request as asking
+from eke.data.preparation.rows import prepare_store
 from eke.training.batches.tasks import open_split
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.unused import HEADS

@@ -124,7 +124,7 @@ def test_any_view_of_a_copy_is_made_again(view):
     seen = view(weight)
     leaf = activation_offload.copied_leaf(seen)
     assert leaf is weight
-    again = activation_offload.CopiedWeight.of(seen, leaf).again()
+    again = activation_offload.made_again(seen, leaf)()
     assert torch.equal(again, seen)
     assert again.stride() == seen.stride()
 

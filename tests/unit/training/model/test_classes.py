@@ -9,9 +9,9 @@ from checkpoints import save_checkpoint
 from prepared import write_jsonl
 from support import last_wins
 
-import eke.data.sources.prepare_client as asking
+import eke.data.sources.request as asking
 from eke.config.compose import compose
-from eke.data.preparation.prepare import prepare_store
+from eke.data.preparation.rows import prepare_store
 from eke.data.sources import open_store, request_of
 from eke.training.model.save_model import build_trainable, name_classes, save_pretrained
 from eke.workflows.planning import plan_for

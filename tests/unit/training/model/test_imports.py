@@ -10,7 +10,7 @@ from support import TINY, environment
 
 from eke.common.paths import RunPaths
 from eke.launch.processes.running_run import write_down
-from eke.training.model.imports import hidden
+from eke.training.model import hidden
 
 UNUSED = (
     "apex", "apollo_torch", "bitsandbytes", "datasets", "deepspeed", "galore_torch", "hydra",
@@ -50,7 +50,7 @@ def test_a_plain_run_imports_nothing_for_other_options(make_plan, tmp_path) -> N
 
 LATER = """
 import sys
-from eke.training.model.imports import import_transformers
+from eke.training.model import import_transformers
 import_transformers()
 assert not {"scipy", "torchao"} & set(sys.modules)
 from transformers.utils import is_scipy_available, is_torchao_available

@@ -15,7 +15,8 @@ from eke.hardware import DEVICES
 from eke.models.families import Role
 from eke.models.sizes import OPTIMIZER_REGISTRY, structure
 from eke.training.model.build_model import build_model
-from eke.training.optimizer import build_optimizer, parameter_groups, set_learning_rate
+from eke.training.optimizer.build_optimizer import build_optimizer
+from eke.training.optimizer.update import parameter_groups, set_learning_rate
 
 COMPILED = {"adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"}
 """Options whose first step compiles for many seconds."""

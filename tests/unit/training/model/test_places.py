@@ -9,9 +9,9 @@ import transformers
 from prepared import write_jsonl
 from tokenizer_kinds import save_kind
 
-import eke.data.sources.prepare_client as asking
+import eke.data.sources.request as asking
 from eke.common.errors import RunError
-from eke.data.preparation.prepare import prepare_store
+from eke.data.preparation.rows import prepare_store
 from eke.plan.planner import Plan
 from eke.training.batches.batches import Collator
 from eke.training.model.build_model import build_model_and_report

@@ -12,9 +12,9 @@ from tokenizer_kinds import save_kind
 from tokenizers import processors
 from unit.training.model.plans import hand_plan
 
-import eke.data.sources.prepare_client as asking
+import eke.data.sources.request as asking
 from eke.config.compose import compose
-from eke.data.preparation.prepare import prepare_store
+from eke.data.preparation.rows import prepare_store
 from eke.data.sources import Frame, Vocabulary
 from eke.plan.planner import Plan
 from eke.training.model.build_model import build_model

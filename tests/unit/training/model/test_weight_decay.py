@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.training.optimizer import build_optimizer
+from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.training.optimizer.builders import projected_parameters
 from eke.training.optimizer.update import InBackwardUpdate
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eke.tuning.search import FitsMemory, Objective, Point, Search, Trial
+from eke.estimate.memory import Verdict
+from eke.tuning.search.search import Search
+from eke.tuning.search.search_space import Objective, Point, Trial
 
 AXES = (
     ("attention=sdpa", "attention=flash2"),
@@ -96,9 +98,9 @@ def make(seed: int, estimated: bool, error: float = 1.0) -> Surface:
             seconds = target / size * max(host, device) * math.exp(odd)
             peak = size * kept.get(values[3], 1.0) * (0.6 if values[4] != AXES[4][0] else 1)
             expected = peak * math.exp(rng.normal(0, 0.02))
-            fits = FitsMemory.fits if expected < 0.93 * room else FitsMemory.tight
+            fits = Verdict.fits if expected < 0.93 * room else Verdict.tight
             wrong = scale + sum(misjudged[value] for value in values) + rng.normal(0, 0.03)
-            point = Point(values, size, 1, fits if expected < 1.05 * room else FitsMemory.none,
+            point = Point(values, size, 1, fits if expected < 1.05 * room else Verdict.does_not_fit,
                           int(expected * 2**30), seconds * math.exp(wrong),
                           needless_beside=needless_beside(values))  # fmt: skip
             usual = math.prod(USUAL.get(value, 1.0) for value in values) * size**-0.07
@@ -106,7 +108,7 @@ def make(seed: int, estimated: bool, error: float = 1.0) -> Surface:
             step_s.append(seconds)
             runs_out.append(peak > room)
     plain = tuple(axis[0] for axis in AXES)
-    typed = [n for n, p in enumerate(points) if p.values == plain and p.room is FitsMemory.fits]
+    typed = [n for n, p in enumerate(points) if p.values == plain and p.room is Verdict.fits]
     return Surface(points, step_s, runs_out, typed[len(typed) // 2] if typed else None)
 
 

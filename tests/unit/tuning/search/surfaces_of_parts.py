@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from unit.tuning.search.surfaces import AXES, USUAL, Surface, needless_beside
 
-from eke.tuning.search import FitsMemory, Point
+from eke.estimate.memory import Verdict
+from eke.tuning.search.search_space import Point
 
 ON_DEVICE = ("products", "elementwise", "attention", "logits")
 
@@ -117,8 +118,8 @@ def make_of_parts(seed: int, estimated: bool, error: float = 1.0) -> Surface:
             seconds = machine.step_s(values, size, target) * math.exp(odd + rng.normal(0, 0.01))
             expected_s = model.step_s(values, size, target) * math.exp(scale + rng.normal(0, 0.02))
             expected = size * share * math.exp(rng.normal(0, 0.02))
-            fits = FitsMemory.fits if expected < 0.93 * room else FitsMemory.tight
-            point = Point(values, size, 1, fits if expected < 1.05 * room else FitsMemory.none,
+            fits = Verdict.fits if expected < 0.93 * room else Verdict.tight
+            point = Point(values, size, 1, fits if expected < 1.05 * room else Verdict.does_not_fit,
                           int(expected * 2**30), expected_s,
                           needless_beside=needless_beside(values))  # fmt: skip
             usual = math.prod(USUAL.get(value, 1.0) for value in values) * size**-0.07
@@ -126,5 +127,5 @@ def make_of_parts(seed: int, estimated: bool, error: float = 1.0) -> Surface:
             step_s.append(seconds)
             runs_out.append(size * share > room)
     plain = tuple(axis[0] for axis in AXES)
-    typed = [n for n, p in enumerate(points) if p.values == plain and p.room is FitsMemory.fits]
+    typed = [n for n, p in enumerate(points) if p.values == plain and p.room is Verdict.fits]
     return Surface(points, step_s, runs_out, typed[len(typed) // 2] if typed else None)

@@ -5,10 +5,10 @@ from support import last_wins
 
 from eke.common.text import GIB
 from eke.config.compose import compose
+from eke.estimate.memory import Verdict
 from eke.hardware import Device
 from eke.rules.techniques import TECHNIQUES, Numerics, group_of
-from eke.tuning.search import FitsMemory, axes_for, enumerate_candidates
-from eke.tuning.search.candidates import MAX_SIZES
+from eke.tuning.search.candidates import MAX_SIZES, axes_for, enumerate_candidates
 from eke.workflows.planning import plan_for
 
 WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64",
@@ -110,7 +110,7 @@ def test_what_cannot_fit_is_left_out_and_the_rest_keeps_its_room(own_machine):
     _, some = candidates("batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
     assert some.too_large > 0
     assert some.found, "smaller micro-batches are left"
-    assert all(each.point.room is not FitsMemory.none for each in some.found)
+    assert all(each.point.room is not Verdict.does_not_fit for each in some.found)
 
 
 def test_the_time_model_is_asked_for_each(own_machine):

@@ -4,7 +4,7 @@ import pytest
 
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
-from eke.tuning.search import free_path, write_experiment
+from eke.tuning.search.result import free_path, write_experiment
 from eke.workflows.planning import plan_for
 
 SMALL = ("data.num_samples=64", "tracker=none")

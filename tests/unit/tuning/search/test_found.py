@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from eke.rules.techniques import Numerics
-from eke.tuning.search import Measured, Objective, Trial, all_diverge, fit_of
+from eke.tuning.search.result import all_diverge, fit_of
+from eke.tuning.search.search import Measured
+from eke.tuning.search.search_space import Objective, Trial, deviation, deviation_between
 from eke.tuning.search.show import describe_fit, notes
-from eke.tuning.search.surrogate import deviation, deviation_between
 
 SPREAD = 0.002
 

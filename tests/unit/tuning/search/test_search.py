@@ -9,8 +9,16 @@ import pytest
 from unit.tuning.search.surfaces import OFF, make, search
 from unit.tuning.search.surfaces_of_parts import make_of_parts
 
-from eke.tuning.search import FitsMemory, Objective, Point, Search, Trial
-from eke.tuning.search.surrogate import Surrogate, expected_improvement, prior_s
+from eke.estimate.memory import Verdict
+from eke.tuning.search.search import Search
+from eke.tuning.search.search_space import (
+    Objective,
+    Point,
+    Surrogate,
+    Trial,
+    expected_improvement,
+    prior_s,
+)
 
 SEEDS = range(40)
 
@@ -112,10 +120,10 @@ def test_what_the_budget_leaves_to_gain_is_known():
 
 
 def test_out_of_memory_closes_what_needs_as_much_and_every_risk():
-    large = Point(("a",), 8, room=FitsMemory.tight, peak_bytes=100, expected_s=0.5)
-    larger = Point(("b",), 8, room=FitsMemory.fits, peak_bytes=120, expected_s=0.5)
-    risky = Point(("c",), 4, room=FitsMemory.tight, peak_bytes=50, expected_s=0.5)
-    small = Point(("d",), 2, room=FitsMemory.fits, peak_bytes=40, expected_s=0.9)
+    large = Point(("a",), 8, room=Verdict.tight, peak_bytes=100, expected_s=0.5)
+    larger = Point(("b",), 8, room=Verdict.fits, peak_bytes=120, expected_s=0.5)
+    risky = Point(("c",), 4, room=Verdict.tight, peak_bytes=50, expected_s=0.5)
+    small = Point(("d",), 2, room=Verdict.fits, peak_bytes=40, expected_s=0.9)
     looking = Search([large, larger, risky, small], Objective.speed, 8, first=None)
     looking.tell(0, Trial(None, ran_out=True))
     assert looking.next(4) == [3]
@@ -166,12 +174,12 @@ def test_nothing_measured_means_nothing_to_confirm():
     assert (looking.next(), looking.ranking(), looking.to_confirm()) == ([], [], [])
 
 
-def beside_its_rival(room: FitsMemory = FitsMemory.fits) -> list[Point]:
+def beside_its_rival(room: Verdict = Verdict.fits) -> list[Point]:
     """`kept` and `recomputed` do the same; the estimates are for the slower by mistake."""
     first = Point(("typed",), 4, peak_bytes=50, expected_s=1.0)
     kept = Point(("kept",), 4, room=room, peak_bytes=100, expected_s=0.9)
     saves = (("kept",), ("no such",))
-    recomputed = replace(kept, values=("recomputed",), room=FitsMemory.fits, peak_bytes=60,
+    recomputed = replace(kept, values=("recomputed",), room=Verdict.fits, peak_bytes=60,
                          expected_s=0.5, needless_beside=saves)  # fmt: skip
     return [first, kept, recomputed, replace(recomputed, micro_batch=8, peak_bytes=110)]
 
@@ -197,7 +205,7 @@ def test_it_is_tried_where_what_needs_less_work_fails(outcome):
 
 
 def test_it_is_tried_where_there_may_be_no_room_and_where_memory_is_the_aim():
-    tight = Search(beside_its_rival(FitsMemory.tight), Objective.speed, 8, first=0)
+    tight = Search(beside_its_rival(Verdict.tight), Objective.speed, 8, first=0)
     frugal = Search(beside_its_rival(), Objective.memory, 8, first=0)
     for looking in (tight, frugal):
         looking.tell(0, Trial(1.0, peak_bytes=50))

@@ -1,7 +1,7 @@
 """Claims of a report's opening, as values, and their sentences (`verdict_lines`)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from eke.common.paths import program
@@ -51,13 +51,8 @@ class Claim:
     part: OneMachine | None = None
     rows: tuple[ComparisonRow, ...] = ()
     measure: Measure = SAMPLES
-    value: float | None = None
-    """Ratio of the first row to the baseline; for `unquiet`, fastest over slowest repeat."""
-    low: float | None = None
-    high: float | None = None
-    """Bounds of the interval."""
-    is_decided: bool = False
-    """Whether the row differs significantly from the baseline."""
+    spread: float | None = None
+    """Of `unquiet`: fastest over slowest repeat."""
     is_limited: bool = False
     """Whether rows with a better value were skipped for their higher loss."""
     is_first: bool = True
@@ -90,7 +85,7 @@ def _on(part: OneMachine, rows: Sequence[ComparisonRow]) -> list[Claim]:
     found = []
     if (wide := repeat_spread(part.baseline)) > SPREAD:
         base = tuple(row for row in good if row.is_baseline)
-        found.append(Claim(Kind.unquiet, part, base, value=wide))
+        found.append(Claim(Kind.unquiet, part, base, spread=wide))
     apart: list[ComparisonRow] = []
     alike: list[ComparisonRow] = []
     for row in good:
@@ -116,29 +111,22 @@ def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> 
         return []
     if not shown:
         kind = Kind.few if set(decisions.values()) == {Significance.single} else Kind.not_better
-        return [_claim(kind, part, ordered[0], measure)]
+        return [Claim(kind, part, (ordered[0],), measure)]
     top = next((row for row in sound if decisions[id(row)] is better), None)
     if top is None:
-        return [_claim(Kind.at_worse_loss, part, shown[0], measure)]
+        return [Claim(Kind.at_worse_loss, part, (shown[0],), measure)]
     values = {id(row): sign * row.ratios[measure.key].value for row in ordered}
     above = [row for row in ordered if values[id(row)] < values[id(top)]]
     limited = any(row not in sound for row in above)
     ahead = tuple(row for row in above if row in sound)
     pairs = len(sound) * (len(sound) - 1) / 2  # the best of many may be best by chance
-    peers = [
+    peers = tuple(
         row for row in sound
         if row is not top and not _is_apart(part, top, row, measure, (1 - LEVEL) / pairs)
-    ]  # fmt: skip
-    best = _claim(Kind.best, part, top, measure)
-    claim_sentence = [replace(best, is_limited=limited, is_first=not ahead)]
-    claim_sentence += [Claim(Kind.ahead, part, ahead, measure)] if ahead else []
-    return claim_sentence + ([Claim(Kind.peers, part, tuple(peers), measure)] if peers else [])
-
-
-def _claim(kind: Kind, part: OneMachine, row: ComparisonRow, measure: Measure) -> Claim:
-    ratio = row.ratios[measure.key]
-    decided = ratio.decision in (Significance.higher, Significance.lower)
-    return Claim(kind, part, (row,), measure, ratio.value, ratio.low, ratio.high, decided)
+    )  # fmt: skip
+    best = Claim(Kind.best, part, (top,), measure, is_limited=limited, is_first=not ahead)
+    more = ((Kind.ahead, ahead), (Kind.peers, peers))
+    return [best, *(Claim(kind, part, rows, measure) for kind, rows in more if rows)]
 
 
 def _is_apart(
@@ -156,9 +144,13 @@ OF_SOUND = " among those without a significantly higher loss"
 
 def verdict_lines(comparison: Comparison) -> list[str]:
     """Sentences of all claims, one line each; additions follow in the same line."""
+    # Single runs and `eke fit` reject `sweep.repeats`.
+    more_repeats = f"{program()} -m with sweep.repeats={MIN_REPEATS} runs each {MIN_REPEATS} times"
+    if any(command[0] != "fit" for command in comparison.commands):
+        more_repeats = f"sweep.repeats={MIN_REPEATS} and the same command measures the missing ones"
     lines: list[str] = []
     for claim in find_claims(comparison):
-        text = claim_sentence(claim, _more_repeats(comparison))
+        text = claim_sentence(claim, more_repeats)
         if claim.kind in (Kind.ahead, Kind.peers):
             lines[-1] += f" {text}"
         elif claim.part is not None and len(comparison.machines) > 1:
@@ -168,21 +160,8 @@ def verdict_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _more_repeats(comparison: Comparison) -> str:
-    """Advice on getting more repeats (single runs and `eke fit` reject `sweep.repeats`)."""
-    repeats = f"sweep.repeats={MIN_REPEATS}"
-    if any(command[0] != "fit" for command in comparison.commands):
-        return f"{repeats} and the same command measures the missing ones"
-    return f"{program()} -m with {repeats} runs each {MIN_REPEATS} times"
-
-
 def claim_sentence(claim: Claim, more_repeats: str) -> str:
-    """Sentence for a claim.
-
-    Args:
-        claim: the claim.
-        more_repeats: advice on getting more repeats.
-    """
+    """Sentence for a claim; `more_repeats` is advice on getting more of them."""
     names = [row.variant.label for row in claim.rows]
     base = claim.part.baseline.label if claim.part and claim.part.baseline else ""
     if claim.kind is Kind.nothing:
@@ -197,7 +176,7 @@ def claim_sentence(claim: Claim, more_repeats: str) -> str:
         return "No comparable speed was measured."
     if claim.kind is Kind.unquiet:
         return (
-            f"Measurements are noisy: speeds of {base}'s repeats differ by {claim.value:.2f}x; "
+            f"Measurements are noisy: speeds of {base}'s repeats differ by {claim.spread:.2f}x; "
             "use more repeats on an idle machine."
         )
     if claim.kind is Kind.other:

@@ -43,7 +43,7 @@ from eke.results.report.compare.statistics import (
     Estimate,
     Ratio,
     Significance,
-    correct,
+    correct_all,
     estimate,
 )
 from eke.results.report.compare.variants import Machine, Variant, group
@@ -57,18 +57,16 @@ def choose_baselines(
 ) -> tuple[dict[str, Variant], list[str]]:
     """Choose the baseline of each machine; returns it with notes.
 
-    Args:
-        variants: all of them.
-        machines: kinds of machines.
-        asked: `key=value,...`, or the name of a row; empty for the default.
-        keys: factors that differ.
+    `asked` is `key=value,...`, or the name of a row; empty for the default.
 
     Raises:
         ConfigError: `asked` matches no configuration, or several on one machine.
     """
     meant = [v for v in variants if _is_meant(v, asked or ROW)]
     if asked and not meant:
-        example = _example(variants)
+        first = next((v for v in variants if v.records), variants[0])
+        spelled = _spelled(first, list(first.factors), variants)
+        example = spelled if spelled != shlex.quote("") else "KEY=VALUE"
         why = f"no run has it; differing: {', '.join(keys) or 'nothing'}"
         raise ConfigError(Problem("--baseline", asked, why, Fix(remark=f"--baseline {example}")))
     chosen: dict[str, Variant] = {}
@@ -80,21 +78,15 @@ def choose_baselines(
             why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"
             fix = Fix(remark=f"--baseline {_spelled(here[0], keys, variants)}")
             raise ConfigError(Problem("--baseline", asked, why, fix))
+        where = f" on machine {machine.letter}" if len(machines) > 1 else ""
+        if here and not good:
+            notes.append(f"the baseline failed{where}: nothing is compared with it")
+        elif asked and not here:
+            notes.append(f"the baseline did not run{where}: nothing is compared there")
+        if not good and not asked:
+            good = [v for v in variants if v.machine == machine.letter and v.records]
         if good:
             chosen[machine.letter] = good[0]
-            continue
-        where = f" on machine {machine.letter}" if len(machines) > 1 else ""
-        if here or asked:
-            notes.append(
-                f"the baseline failed{where}: nothing is compared with it"
-                if here
-                else f"the baseline did not run{where}: nothing is compared there"
-            )
-            if asked:
-                continue
-        first = next((v for v in variants if v.machine == machine.letter and v.records), None)
-        if first is not None:
-            chosen[machine.letter] = first
     return chosen, notes
 
 
@@ -110,20 +102,8 @@ def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant])
     """Shell-quoted selector that matches only this variant."""
     if variant.row and sum(variant.row in each.rows for each in variants) == 1:
         return shlex.quote(variant.row)
-    told: list[str] = []
-    left = list(variants)
-    for key in keys:
-        value = variant.factors.get(key)
-        narrower = [each for each in left if each.settings.get(key) == value]
-        if value and len(narrower) < len(left):
-            told, left = [*told, f"{key}={value}"], narrower
+    told = [f"{key}={value}" for key in keys if (value := variant.factors.get(key))]
     return shlex.quote(",".join(told))
-
-
-def _example(variants: Sequence[Variant]) -> str:
-    first = next((v for v in variants if v.records), variants[0])
-    spelled = _spelled(first, list(first.factors), variants)
-    return spelled if spelled != shlex.quote("") else "KEY=VALUE"
 
 
 COMPARED = (SAMPLES.key, "throughput.tokens_per_s", STEP.key, PEAK.key, RESERVED.key)
@@ -219,7 +199,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     shown = _factors_of(by, keys)
     parts = [_on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps) for m in machines]
     rows = {id(row.variant): row for _, found in parts for row in found}
-    bare = [rows.get(id(v)) or ComparisonRow(v, {}, {}, Quality.unknown()) for v in variants]
+    bare = [rows.get(id(v)) or ComparisonRow(v, {}, {}, Quality()) for v in variants]
     return Comparison(
         folders=tuple(map(str, folders)),
         sweeps=gathered.sweeps,
@@ -254,7 +234,8 @@ def _on(
     front = pareto(good)
     noise = {key: Compared({id(v): v.sample(key) for v in here}) for key in COMPARED}
     rows = [_row(v, baseline, v in front, noise) for v in here]
-    rows = _corrected(rows)
+    corrected = correct_all([row.ratios for row in rows])
+    rows = [replace(row, ratios=each) for row, each in zip(rows, corrected, strict=True)]
     rows, moment = _with_curves(rows, [v for v in (baseline, *front, *good) if v])
     if baseline is None:
         return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
@@ -282,22 +263,10 @@ def _row(
     compared = {} if baseline is None or variant is baseline else noise
     found = {key: each.ratio((id(baseline), id(variant))) for key, each in compared.items()}
     ratios = {key: each for key, each in found.items() if each}
-    judged = Quality.unknown() if baseline is None else quality(baseline, variant)
+    judged = Quality() if baseline is None else quality(baseline, variant)
     return ComparisonRow(
         variant, estimates, ratios, judged, variant is baseline, on_front, _phases(variant)
     )
-
-
-def _corrected(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Correct decisions for the number of comparisons on a machine."""
-    decided = {
-        key: correct({n: row.ratios[key] for n, row in enumerate(rows) if key in row.ratios})
-        for key in COMPARED
-    }
-    return [
-        replace(row, ratios={key: decided[key][n] for key in row.ratios})
-        for n, row in enumerate(rows)
-    ]
 
 
 def _with_curves(
@@ -307,7 +276,7 @@ def _with_curves(
     curves = {id(v): curve for v in chosen if (curve := curve_of(v))}
     if not curves:
         return list(rows), None
-    moment = min(curve.end for curve in curves.values())
+    moment = min(curve.seconds[-1] for curve in curves.values())
     return [
         replace(row, curve=curve, loss_at_equal_time=curve.at(moment))
         if (curve := curves.get(id(row.variant)))

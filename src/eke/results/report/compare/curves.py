@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from statistics import fmean, median
-from typing import Any
 
 from eke.common.files import plain
 from eke.common.paths import RunPaths
@@ -43,11 +42,6 @@ class Curve:
         """Loss at a time; None before the first step."""
         number = bisect_right(self.seconds, seconds)
         return self.losses[number - 1] if number else None
-
-    @property
-    def end(self) -> float:
-        """Total time in seconds."""
-        return self.seconds[-1]
 
 
 def curve_of(variant: Variant) -> Curve | None:
@@ -85,11 +79,6 @@ def read_curve(paths: RunPaths) -> Curve | None:
         total += duration
         seconds.append(total)
         losses.append(fmean(loss for _, loss in steps[max(0, number + 1 - window) : number + 1]))
-    return _thin(seconds, losses)
-
-
-def _thin(seconds: Sequence[float], losses: Sequence[float]) -> Curve:
-    """Reduce to about MAX_POINTS, keeping the last."""
     every = math.ceil(len(seconds) / MAX_POINTS)
     kept = sorted({*range(0, len(seconds), every), len(seconds) - 1})
     return Curve(tuple(seconds[n] for n in kept), tuple(losses[n] for n in kept))
@@ -128,17 +117,12 @@ class Parity(Enum):
 class Quality:
     """Comparison of a configuration's loss with the baseline's."""
 
-    parity: Parity
+    parity: Parity = Parity.unknown
     measure: str = ""
     """Key of the loss that was compared."""
     difference: float | None = None
     """Relative to the baseline's; positive is higher."""
     why: str = ""
-
-    @classmethod
-    def unknown(cls) -> "Quality":
-        """No loss, or no baseline."""
-        return cls(Parity.unknown)
 
 
 def quality(base: Variant, other: Variant) -> Quality:
@@ -153,7 +137,11 @@ def quality(base: Variant, other: Variant) -> Quality:
         before, after = base.sample(key), other.sample(key)
         if not before or not after:
             continue
-        if why := _differs(base.records, other.records):
+        if not _learn_alike(base.records, other.records):
+            return Quality(Parity.other, key, why=ANOTHER_TRAINING)
+        own, its = (fmean([samples_seen(r) or 0 for r in v.records]) for v in (other, base))
+        if own != its:
+            why = f"{own:.0f} samples seen, the baseline {its:.0f}"
             return Quality(Parity.other, key, why=why)
         return _judged(key, before, after)
     return Quality(Parity.unknown, why="no loss was measured")
@@ -177,32 +165,21 @@ def _judged(key: str, before: Sample, after: Sample) -> Quality:
     return Quality(parity, key, difference)
 
 
-def _differs(base: Sequence[Record], other: Sequence[Record]) -> str:
-    """Reason that two losses are not comparable; empty if they are."""
-    if not _learn_alike(base, other):
-        return ANOTHER_TRAINING
-    seen = [fmean([samples_seen(r) or 0 for r in records]) for records in (base, other)]
-    if seen[0] != seen[1]:
-        return f"{seen[1]:.0f} samples seen, the baseline {seen[0]:.0f}"
-    return ""
-
-
 def is_another_training(base: Variant, other: Variant) -> bool:
     """Whether model, task or data differ, so that speeds are not comparable."""
     return bool(base.records and other.records) and not _learn_alike(base.records, other.records)
 
 
 def _learn_alike(base: Sequence[Record], other: Sequence[Record]) -> bool:
-    before, after = ({canonical(plain(_learns(r))) for r in each} for each in (base, other))
-    return before == after
+    """Whether two configurations have the same model, task and data."""
 
+    def learned(record: Record) -> str:
+        config = record.config
+        model, task, data = (config.get(group) for group in ("model", "task", "data"))
+        length = data.get("seq_len") if isinstance(data, dict) else None
+        return canonical(plain([model, task, length, record.plan.get("data_fingerprint")]))
 
-def _learns(record: Record) -> list[Any]:
-    """Model, task and data of a run."""
-    config = record.config
-    model, task, data = (config.get(group) for group in ("model", "task", "data"))
-    length = data.get("seq_len") if isinstance(data, dict) else None
-    return [model, task, length, record.plan.get("data_fingerprint")]
+    return set(map(learned, base)) == set(map(learned, other))
 
 
 SPREAD = 1.3
@@ -221,13 +198,7 @@ def repeat_spread(variant: Variant) -> float:
 def quiet_notes(
     base: Variant | None, variants: Sequence[Variant], noise: Mapping[str, Compared]
 ) -> list[str]:
-    """Notes on noisy configurations of a machine and on pairs measured at distant times.
-
-    Args:
-        base: the machine's baseline.
-        variants: of all machines.
-        noise: measure -> comparisons on this machine.
-    """
+    """Notes on noisy configurations of the baseline's machine, and on pairs far apart in time."""
     if base is None:
         return []
     here = [each for each in variants if each.machine == base.machine]

@@ -9,7 +9,7 @@ from eke.results.report.compare.statistics import (
     MIN_REPEATS,
     Compared,
     Ratio,
-    correct,
+    correct_all,
     estimate,
     of_logs,
     ratio,
@@ -51,11 +51,7 @@ def main_effects(
 ) -> list[Effect]:
     """Effects of every factor's values among one machine's successful variants.
 
-    Args:
-        base: the baseline.
-        variants: all of them.
-        keys: factors.
-        noise: measure -> comparisons of the variants, by their `id`.
+    `noise`: measure -> comparisons of the variants, by their `id`.
     """
     effects = []
     for key in keys:
@@ -71,7 +67,8 @@ def main_effects(
             pairs = list(unique.values())
             if value != reference and pairs:
                 effects.append(Effect(key, value, reference, len(pairs), _over(pairs, noise)))
-    return _corrected(effects, list(noise))
+    ratios = correct_all([effect.ratios for effect in effects])
+    return [replace(effect, ratios=each) for effect, each in zip(effects, ratios, strict=True)]
 
 
 def _rests(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
@@ -79,18 +76,6 @@ def _rests(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
     others = [(k, v) for k, v in each.factors.items() if k != key]
     typed = [(k, v) for k, v in others if k not in each.implied or not k.startswith(f"{key}.")]
     return list(dict.fromkeys((tuple(others), tuple(typed))))
-
-
-def _corrected(effects: Sequence[Effect], measures: Sequence[str]) -> list[Effect]:
-    """Correct decisions for the number of effects."""
-    decided = {
-        key: correct({n: e.ratios[key] for n, e in enumerate(effects) if key in e.ratios})
-        for key in measures
-    }
-    return [
-        replace(effect, ratios={key: decided[key][n] for key in effect.ratios})
-        for n, effect in enumerate(effects)
-    ]
 
 
 def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
@@ -104,12 +89,8 @@ def ladder(
 ) -> list[Rung]:
     """The longest chain from the baseline in which each variant adds settings to the previous one.
 
-    Args:
-        base: the baseline.
-        variants: the other successful ones.
-        ratios: `id` of a variant -> its corrected ratios to the baseline.
-
-    Empty with fewer than two rungs, which `alone` shows already.
+    `ratios`: `id` of a variant -> its corrected ratios to the baseline. Empty with fewer than two
+    rungs, which `alone` shows already.
     """
     if len(variants) > MAX_VARIANTS:
         return []
@@ -196,46 +177,33 @@ class PublishedMatch:
 
 
 def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[PublishedMatch]:
-    """Published tables of some sweeps, with one machine's variants.
-
-    Args:
-        sweeps: names of sweep definitions.
-        variants: of one machine.
-
-    Returns:
-        Tables whose baseline and at least one other row were measured.
-    """
+    """Published tables whose baseline and at least one other row one machine measured."""
     by_row = {row: v for v in variants if v.records for row in v.rows}
     found = []
     for table in (table for sweep in sweeps for table in published_for(sweep)):
         base = by_row.get(table.baseline)
         others = [row for row in table.rows if row != table.baseline and row in by_row]
         if base is not None and others:
-            rows = [_row(table, row, base, by_row[row]) for row in others]
+            rows = [
+                PublishedRow(
+                    row,
+                    ratio(base.sample(SAMPLES.key), by_row[row].sample(SAMPLES.key)),
+                    ratio(base.sample(PEAK.key), by_row[row].sample(PEAK.key)),
+                    *_published_ratios(table.rows[row], table.rows[table.baseline]),
+                )
+                for row in others
+            ]
             found.append(PublishedMatch(table, tuple(rows)))
     return found
 
 
-def _row(table: PublishedTable, row: str, base: Variant, other: Variant) -> PublishedRow:
-    there, before = table.rows[row], table.rows[table.baseline]
+def _published_ratios(there: Figures, before: Figures) -> tuple[float | None, float | None]:
+    """Speed, from the first figure published for both, and memory relative to the baseline."""
     memory = None
     if there.peak_memory_mb and before.peak_memory_mb:
         memory = there.peak_memory_mb / before.peak_memory_mb
-    return PublishedRow(
-        row,
-        ratio(base.sample(SAMPLES.key), other.sample(SAMPLES.key)),
-        ratio(base.sample(PEAK.key), other.sample(PEAK.key)),
-        _speed(there, before),
-        memory,
-    )
-
-
-def _speed(there: Figures, before: Figures) -> float | None:
-    """Speed relative to the baseline, from the first figure published for both."""
-    for after, base in (
-        (there.samples_per_s, before.samples_per_s),
-        (before.runtime_s, there.runtime_s),
-    ):
-        if after and base:
-            return after / base
-    return None if there.diff_frac is None else 1 + there.diff_frac
+    if there.samples_per_s and before.samples_per_s:
+        return there.samples_per_s / before.samples_per_s, memory
+    if before.runtime_s and there.runtime_s:
+        return before.runtime_s / there.runtime_s, memory
+    return (None if there.diff_frac is None else 1 + there.diff_frac), memory

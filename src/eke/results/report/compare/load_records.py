@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,9 @@ def _children(folder: Path) -> list[Path]:
 
 def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> Iterator[Entry]:
     plain = [cell for cell in cells if isinstance(cell, dict)]
-    runs = [_run_of(sweep, cell) for cell in plain]
+    names = [Path(cell.get("folder") or cell.get("run_id") or "").name for cell in plain]
+    # Next to the sweep's folder: both may have been moved.
+    runs = [(sweep.parent / name).resolve() if name else None for name in names]
     rows: dict[Path, list[str]] = {}
     for run, cell in zip(runs, plain, strict=True):
         if run is not None and cell.get("row"):
@@ -146,12 +149,6 @@ def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> Iterator[Entry
         if run is not None:
             seen.add(run)
         yield _cell(sweep, cell, run, tuple(rows.get(run, [])[1:]) if run else ())
-
-
-def _run_of(sweep: Path, cell: dict[str, Any]) -> Path | None:
-    """Folder of a cell's run, next to the sweep's folder (both may have been moved)."""
-    name = Path(cell.get("folder") or cell.get("run_id") or "").name
-    return (sweep.parent / name).resolve() if name else None
 
 
 def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, ...] = ()) -> Entry:
@@ -255,16 +252,11 @@ def differing_keys(found: Sequence[Factors]) -> list[str]:
     """Keys in which configurations differ, groups first.
 
     A key determined by its group's option is omitted: `optimizer=adafactor` is enough.
-
-    Args:
-        found: settings of configurations with a record.
     """
-    values = _values(found)
-    keys = [key for key, seen in values.items() if len(seen) > 1]
+    known = dict.fromkeys(key for each in found for key in each)
+    keys = [key for key in known if len({each.get(key, ABSENT) for each in found}) > 1]
     groups = [key for key in keys if "." not in key]
-    return groups + [
-        key for key in keys if "." in key and not _follows(key, key.split(".")[0], found)
-    ]
+    return groups + [key for key in keys if "." in key and not _follows(key, found)]
 
 
 def implied(
@@ -275,7 +267,7 @@ def implied(
     An option's default is the single value of a key in all configurations that do not override it.
 
     Args:
-        keys: from `differing_keys`.
+        keys: from `differing_keys`, as in the functions below.
         found: settings of configurations with a record.
         typed: overrides of each of these.
     """
@@ -300,13 +292,9 @@ def complete(
     typed: Sequence[tuple[str, ...]],
     lone: Sequence[Factors],
 ) -> list[str]:
-    """`keys` and those in which cells without a record differ: for labels, never for effects.
+    """`keys` and those in which cells without a record (`lone`) differ.
 
-    Args:
-        keys: from `differing_keys`.
-        found: settings of configurations with a record.
-        typed: overrides of each of these.
-        lone: settings of the cells without a record.
+    For labels, never for effects.
     """
     more = dict.fromkeys(key for each in lone for key in each if key not in keys)
     return [
@@ -329,67 +317,41 @@ def usual(key: str, found: Sequence[Factors], typed: Sequence[tuple[str, ...]]) 
     return values.pop() if len(values) == 1 else ABSENT
 
 
-def _values(found: Sequence[Factors]) -> dict[str, set[str]]:
-    keys = dict.fromkeys(key for each in found for key in each)
-    return {key: {each.get(key, ABSENT) for each in found} for key in keys}
-
-
-def _follows(key: str, group: str, found: Sequence[Factors]) -> bool:
+def _follows(key: str, found: Sequence[Factors]) -> bool:
     """Whether the option of its group determines a key."""
-    by_option: dict[str, set[str]] = {}
-    for each in found:
-        if group in each:
-            by_option.setdefault(each[group], set()).add(each.get(key, ABSENT))
-    return len(by_option) > 1 and all(len(values) == 1 for values in by_option.values())
+    group = key.split(".")[0]
+    chosen = [each for each in found if group in each]
+    return len({each[group] for each in chosen}) > 1 and _determines(group, key, chosen)
 
 
-class Telling:
+def telling(
+    keys: Sequence[str], found: Sequence[Factors], typed: Sequence[tuple[str, ...]]
+) -> list[Factors]:
     """Distinguishing settings of each configuration, without redundant ones.
 
     Overridden keys are always kept. Others are omitted if all configurations with the same option
     agree on them, and those never overridden (a checkpoint's hash) if another key of the group
     determines them.
-
-    Args:
-        keys: from `differing_keys`.
-        found: settings of all configurations.
-        typed: overrides of each of these.
     """
+    overridden = [typed_settings(each) for each in typed]
+    anybodys = {key for mine in overridden for key in mine}
 
-    def __init__(
-        self, keys: Sequence[str], found: Sequence[Factors], typed: Sequence[tuple[str, ...]]
-    ) -> None:
-        self._keys, self._found = keys, found
-        self._anybodys = {key for each in typed for key in typed_settings(each)}
-        self._answers: dict[tuple[str, str], bool] = {}
-
-    def of(self, one: Factors, overrides: Sequence[str]) -> Factors:
-        """Distinguishing settings of one configuration.
-
-        Args:
-            one: its settings.
-            overrides: its overrides.
-        """
-        mine = typed_settings(overrides)
-        told = (key for key in self._keys if key in one)
-        return {key: one[key] for key in told if key in mine or self._is_told(key, one)}
-
-    def _is_told(self, key: str, one: Factors) -> bool:
-        group = key.split(".")[0]
-        if "." not in key or group not in one:
-            return True
-        case = key, one[group]  # there are many configurations and few options
-        if case not in self._answers:
-            self._answers[case] = self._is_news(key, group, one[group])
-        return self._answers[case]
-
-    def _is_news(self, key: str, group: str, option: str) -> bool:
-        alike = [each for each in self._found if each.get(group) == option]
-        if len(alike) < len(self._found) and len({each.get(key, ABSENT) for each in alike}) == 1:
+    @cache  # there are many configurations and few options
+    def is_news(key: str, group: str, option: str) -> bool:
+        alike = [each for each in found if each.get(group) == option]
+        if len(alike) < len(found) and len({each.get(key, ABSENT) for each in alike}) == 1:
             return False
-        anybodys = self._anybodys
-        others = [k for k in self._keys if k.startswith(f"{group}.") and k in anybodys]
+        others = [k for k in keys if k.startswith(f"{group}.") and k in anybodys]
         return key in anybodys or not any(_determines(k, key, alike) for k in others)
+
+    def is_told(key: str, one: Factors) -> bool:
+        group = key.split(".")[0]
+        return "." not in key or group not in one or is_news(key, group, one[group])
+
+    return [
+        {key: one[key] for key in keys if key in one and (key in mine or is_told(key, one))}
+        for one, mine in zip(found, overridden, strict=True)
+    ]
 
 
 def _determines(one: str, other: str, found: Sequence[Factors]) -> bool:

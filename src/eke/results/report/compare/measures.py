@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeGuard
 
 from eke.plan.record import Record
 
@@ -50,7 +49,7 @@ def measured_values(record: Record) -> dict[str, float]:
     Speeds of a run on a shared device are absent, since other processes affect them.
     """
     memory, predicted = record.memory.measured, record.memory.predicted
-    step = record.timing.predicted_step_s
+    step, seconds = record.timing.predicted_step_s, record.timing.train_s
     values: Mapping[Measure, float | None] = {
         SAMPLES: record.throughput.samples_per_s,
         TOKENS: record.throughput.tokens_per_s,
@@ -65,24 +64,15 @@ def measured_values(record: Record) -> dict[str, float]:
         TRAIN_LOSS: record.loss.train_final,
         STARTUP: record.timing.startup_s,
         COMPILE: record.timing.compile_s,
-        DEVICE_HOURS: device_hours(record),
+        DEVICE_HOURS: None if seconds is None else seconds * num_devices(record) / 3600,
     }
     return {
         measure.key: float(value)
         for measure, value in values.items()
-        if is_number(value) and not (measure.is_speed and record.shared_device)
+        if isinstance(value, int | float)
+        and 0 < value < math.inf
+        and not (measure.is_speed and record.shared_device)
     }
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value can be compared as a ratio."""
-    return isinstance(value, int | float) and math.isfinite(value) and value > 0
-
-
-def device_hours(record: Record) -> float | None:
-    """Training hours times number of devices."""
-    seconds = record.timing.train_s
-    return None if seconds is None else seconds * num_devices(record) / 3600
 
 
 def num_devices(record: Record) -> int:

@@ -139,6 +139,15 @@ def correct(ratios: Mapping[Hashable, Ratio]) -> dict[Hashable, Ratio]:
     return decided
 
 
+def correct_all(ratios: Sequence[Mapping[str, Ratio]]) -> list[dict[str, Ratio]]:
+    """Correct measure -> ratio of several comparisons, each measure by itself."""
+    decided = {
+        key: correct({n: each[key] for n, each in enumerate(ratios) if key in each})
+        for key in dict.fromkeys(key for each in ratios for key in each)
+    }
+    return [{key: decided[key][n] for key in each} for n, each in enumerate(ratios)]
+
+
 def variance(values: Sequence[float]) -> float:
     """Unbiased variance in floats, ten times as fast as the standard library's."""
     mean = fmean(values)

@@ -13,12 +13,12 @@ from eke.plan.record import Outcome, Record
 from eke.results.report.compare.load_records import (
     Entry,
     Factors,
-    Telling,
     complete,
     configuration,
     differing_keys,
     implied,
     settings,
+    telling,
     typed_settings,
     usual,
 )
@@ -119,7 +119,10 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
     homes: dict[tuple[str, ...], tuple[str, str]] = {}
     for entry in entries:
         if entry.record is not None:
-            key = (letters[_machine_key(entry.record.machine)], _hash(entry.record))
+            data = entry.record.plan.get("data_fingerprint", "")
+            content = canonical(plain([configuration(entry.record), data]))
+            content = hashlib.sha256(content.encode()).hexdigest()
+            key = (letters[_machine_key(entry.record.machine)], content)
             groups.setdefault(key, []).append(entry)
             homes.setdefault(_typed(entry), key)
     order = {id(entry): number for number, entry in enumerate(entries)}
@@ -166,23 +169,28 @@ def _describe(
     }
     known, overrides = list(found.values()), list(typed.values())
     different = differing_keys(known)
-    telling = complete(different, known, overrides, list(lone.values()))
-    telling = _as_typed(telling, [es[0].overrides for es in groups.values()])
-    keys = [key for key in telling if key in different] if known else telling
-    defaults = {key: usual(key, known, overrides) for key in telling}
+    # In the order of the overrides; those never overridden last.
+    order = list(
+        dict.fromkeys(k for es in groups.values() for k in typed_settings(es[0].overrides))
+    )
+    named_keys = sorted(
+        complete(different, known, overrides, list(lone.values())),
+        key=lambda key: order.index(key) if key in order else len(order),
+    )
+    keys = [key for key in named_keys if key in different] if known else named_keys
+    defaults = {key: usual(key, known, overrides) for key in named_keys}
     brought = dict(zip(found, implied(keys, known, overrides), strict=True))
-    several = len({machine for machine, _ in groups if machine}) > 1
-    names, variants = Telling(keys, known, overrides), []
+    told = dict(zip(found, telling(keys, known, overrides), strict=True))
+    variants = []
     for key, members in groups.items():
         all_settings = found.get(key, lone.get(key, {}))
         factors = {k: all_settings.get(k, "") for k in keys}
         if key in lone:
-            factors = {k: all_settings.get(k, defaults[k]) for k in telling}
-        named = names.of(all_settings, typed[key]) if key in found else factors
-        label, own = _label(members, named), brought.get(key, frozenset())
+            factors = {k: all_settings.get(k, defaults[k]) for k in named_keys}
+        label, own = _label(members, told.get(key, factors)), brought.get(key, frozenset())
         variants.append(Variant(tuple(members), key[0], all_settings, factors, label, own))
-    variants = _rows_apart(variants, telling)
-    if several:
+    variants = _rows_apart(variants, named_keys)
+    if len({machine for machine, _ in groups if machine}) > 1:
         variants = [
             replace(v, label=f"{v.label} [{v.machine}]") if v.machine else v for v in variants
         ]
@@ -209,12 +217,6 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
     ]
 
 
-def _as_typed(keys: Sequence[str], overrides: Sequence[tuple[str, ...]]) -> list[str]:
-    """Keys in the order of the overrides; those never overridden last."""
-    typed = list(dict.fromkeys(key for each in overrides for key in typed_settings(each)))
-    return sorted(keys, key=lambda key: typed.index(key) if key in typed else len(typed))
-
-
 def _label(members: Sequence[Entry], telling_factors: Factors) -> str:
     rows = dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n)
     if rows:
@@ -233,8 +235,3 @@ def _typed(entry: Entry) -> tuple[str, ...]:
 
 def _machine_key(facts: dict[str, str]) -> str:
     return canonical({key: value for key, value in facts.items() if key not in LOOSE})
-
-
-def _hash(record: Record) -> str:
-    text = canonical(plain([configuration(record), record.plan.get("data_fingerprint", "")]))
-    return hashlib.sha256(text.encode()).hexdigest()

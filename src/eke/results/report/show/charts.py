@@ -4,7 +4,7 @@ Plain dictionaries: what a page draws, and what `vl_convert` checks in the tests
 tooltip; sizes follow the page.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from eke.common.text import GIB, MIB, format_bytes, format_seconds
@@ -47,21 +47,27 @@ def charts(comparison: Comparison) -> list[tuple[str, str, Spec]]:
     for part in comparison.machines:
         rows = [r for r in comparison.rows if r.variant.machine == part.machine.letter]
         where = f" [{part.machine.letter}]" if len(comparison.machines) > 1 else ""
-        note = "Up and to the left is better. The line joins what nothing else beats in both."
+        baseline = part.baseline.label if part.baseline else "none"
         found += [
-            (f"Speed and memory{where}", note, scatter(rows)),
-            (f"Against the baseline{where}", _about(part), relative(rows)),
-            (f"What each technique does{where}", "All pairs that differ in nothing else.",
-             effects(part)),
-            (f"One upon another{where}", "Each bar adds one technique.", rungs(part)),
-            (f"Loss over time{where}", "Training loss over the time of the steps alone, one run "
-             "each.", loss_curves(rows)),
-            (f"Where a step's time goes{where}", "Per sample, by the medians of a step's parts.",
-             phases(rows)),
-            (f"Predicted and measured memory{where}", "On the line, the forecast was right.",
-             predictions(rows)),
-            (f"Predicted and measured step time{where}", "On the line, the estimate was right.",
-             step_predictions(rows)),
+            (f"{title}{where}", note, spec)
+            for title, note, spec in (
+                ("Speed and memory", "Up and to the left is better. The line joins what nothing "
+                 "else beats in both.", scatter(rows)),
+                ("Against the baseline", f"The baseline is {baseline}. Lines are 95 % intervals "
+                 "over repeats.", _dots((r.variant.label, r.ratios) for r in _fastest(rows))),
+                ("What each technique does", "All pairs that differ in nothing else.",
+                 effects(part)),
+                ("One upon another", "Each bar adds one technique.",
+                 _dots((f"+ {rung.added}", rung.ratios) for rung in part.ladder)),
+                ("Loss over time", "Training loss over the time of the steps alone, one run each.",
+                 loss_curves(rows)),
+                ("Where a step's time goes", "Per sample, by the medians of a step's parts.",
+                 phases(rows)),
+                ("Predicted and measured memory", "On the line, the forecast was right.",
+                 _predicted(rows, PREDICTED, PEAK, *_unit(rows), format_bytes)),
+                ("Predicted and measured step time", "On the line, the estimate was right.",
+                 _predicted(rows, PREDICTED_STEP, STEP, 1, "s", format_seconds)),
+            )
         ]  # fmt: skip
     return [(title, note, spec) for title, note, spec in found if spec]
 
@@ -106,38 +112,11 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
     )  # fmt: skip
 
 
-def relative(rows: Sequence[ComparisonRow]) -> Spec | None:
-    """Speed and memory relative to the baseline, with intervals."""
-    found = [
-        _dot(row.variant.label, what, row.ratios[key])
-        for row in _fastest(rows)
-        for what, key in (("x speed", SAMPLES.key), ("x memory", PEAK.key))
-        if key in row.ratios
-    ]
-    return _dots(found) if found else None
-
-
 def effects(part: OneMachine) -> Spec | None:
-    """Main effects of every factor's values."""
-    found = [
-        _dot(f"{effect.factor}={effect.value}", what, effect.ratios[key])
-        for effect in part.effects[:MAX_BARS]
-        for what, key in (("x speed", SAMPLES.key), ("x memory", PEAK.key))
-        if key in effect.ratios
-    ]
-    several = len({effect.factor for effect in part.effects}) > 1
-    return _dots(found) if found and several else None
-
-
-def rungs(part: OneMachine) -> Spec | None:
-    """The ladder of cumulative techniques."""
-    found = [
-        _dot(f"+ {rung.added}", what, rung.ratios[key])
-        for rung in part.ladder
-        for what, key in (("x speed", SAMPLES.key), ("x memory", PEAK.key))
-        if key in rung.ratios
-    ]
-    return _dots(found) if found else None
+    """Main effects of every factor's values; None for a single factor."""
+    if len({effect.factor for effect in part.effects}) < 2:
+        return None
+    return _dots((f"{e.factor}={e.value}", e.ratios) for e in part.effects[:MAX_BARS])
 
 
 def loss_curves(rows: Sequence[ComparisonRow]) -> Spec | None:
@@ -185,25 +164,15 @@ def phases(rows: Sequence[ComparisonRow]) -> Spec | None:
     return _spec(found, _height(found), mark={"type": "bar"}, encoding=encoding)
 
 
-def predictions(rows: Sequence[ComparisonRow]) -> Spec | None:
-    """Predicted against measured peak memory."""
-    size, unit = _unit(rows)
-    return _predicted(rows, PREDICTED, PEAK, size, unit, format_bytes)
-
-
-def step_predictions(rows: Sequence[ComparisonRow]) -> Spec | None:
-    """Predicted against measured step time."""
-    return _predicted(rows, PREDICTED_STEP, STEP, 1.0, "s", format_seconds)
-
-
 def _predicted(
     rows: Sequence[ComparisonRow],
     expected: Measure,
     measure: Measure,
-    size: float,
+    size: int,
     unit: str,
     text: Callable[[float], str],
 ) -> Spec | None:
+    """Predicted against measured values, in units of `size`."""
     points = [
         {"name": row.variant.label, "measured": found.value / size, "predicted": told.value / size,
          "text": f"{text(told.value)} predicted, {text(found.value)} measured"}
@@ -228,7 +197,19 @@ def _predicted(
     )  # fmt: skip
 
 
-def _dots(values: Sequence[Mapping[str, Any]]) -> Spec:
+def _dots(named: Iterable[tuple[str, Mapping[str, Ratio]]]) -> Spec | None:
+    """Speed and memory relative to the baseline, with intervals; None without ratios."""
+    values = [
+        {
+            "name": name, "what": what, "ratio": found.value, "low": found.low, "high": found.high,
+            "text": f"{times(found)}, {found.decision.value}",
+        }
+        for name, ratios in named
+        for what, key in (("x speed", SAMPLES.key), ("x memory", PEAK.key))
+        if (found := ratios.get(key))
+    ]  # fmt: skip
+    if not values:
+        return None
     x = {"field": "ratio", "type": "quantitative", "title": "times the baseline",
          "scale": {"type": "log"}}  # fmt: skip
     color = {"field": "what", "type": "nominal", "title": None, "legend": {"orient": "top"},
@@ -257,24 +238,9 @@ def _whiskers(values: Sequence[Mapping[str, Any]], encoding: Spec) -> list[Spec]
     return [{"transform": [filled], "mark": {"type": "rule"}, "encoding": encoding}]
 
 
-def _dot(name: str, what: str, ratio: Ratio) -> dict[str, Any]:
-    return {
-        "name": name, "what": what, "ratio": ratio.value, "low": ratio.low, "high": ratio.high,
-        "text": f"{times(ratio)}, {ratio.decision.value}",
-    }  # fmt: skip
-
-
 def _names() -> dict[str, Any]:
     return {"field": "label", "type": "nominal", "title": None, "sort": None,
             "axis": {"labelLimit": 300}}  # fmt: skip
-
-
-def _labelled(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Add shortened labels for marks; tooltips have the full name."""
-    names = list(dict.fromkeys(value["name"] for value in values))
-    short = shortened(names, CHARS_FOR_LABELS)
-    labels = dict(zip(names, short if len(set(short)) == len(names) else names, strict=True))
-    return [{**value, "label": labels[value["name"]]} for value in values]
 
 
 def _tips(*fields: str) -> list[dict[str, str]]:
@@ -282,12 +248,16 @@ def _tips(*fields: str) -> list[dict[str, str]]:
 
 
 def _spec(values: Sequence[Mapping[str, Any]], height: Any, **rest: Any) -> Spec:
+    """A chart of values, with shortened labels; tooltips have the full name."""
+    names = list(dict.fromkeys(value["name"] for value in values))
+    short = shortened(names, CHARS_FOR_LABELS)
+    labels = dict(zip(names, short if len(set(short)) == len(names) else names, strict=True))
     return {
         "$schema": SCHEMA,
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": _labelled(values)},
+        "data": {"values": [{**value, "label": labels[value["name"]]} for value in values]},
         **rest,
     }
 
@@ -295,11 +265,6 @@ def _spec(values: Sequence[Mapping[str, Any]], height: Any, **rest: Any) -> Spec
 def _height(values: Sequence[Mapping[str, Any]]) -> int:
     """Height in pixels for one line per name."""
     return 30 * len({value["name"] for value in values})
-
-
-def _about(part: OneMachine) -> str:
-    name = part.baseline.label if part.baseline else "none"
-    return f"The baseline is {name}. Lines are 95 % intervals over repeats."
 
 
 def _unit(rows: Sequence[ComparisonRow]) -> tuple[int, str]:

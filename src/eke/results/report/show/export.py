@@ -1,20 +1,17 @@
-"""Export of a comparison: report.json has everything shown, report.csv one line per run.
+"""Export of a comparison.
 
-Vega, Vega-Lite and vega-embed as one script for a page that loads nothing.
-
-vl-convert carries them; putting them together takes seconds, so that the result is kept.
-
-A comparison as Markdown, to paste into an issue or a pull request.
+report.json has everything shown, report.csv one line per run, report.html is one file that works
+offline, with charts and a sortable table, and report.md is to be pasted into an issue.
 """
 
 import csv
-import hashlib
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from enum import Enum
-from importlib import metadata
-from pathlib import Path
+from importlib import metadata, resources
 from typing import Any
 
 from eke.common.files import own_folder, read_text, write_atomic
@@ -22,10 +19,9 @@ from eke.data.sources import cache_folder
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.comparison import MARKS
-from eke.results.report.compare.effects import Effect, PublishedRow
-from eke.results.report.compare.load_records import Entry
 from eke.results.report.compare.measures import MEASURES, PEAK, SAMPLES, measured_values
 from eke.results.report.compare.statistics import Ratio
+from eke.results.report.show.charts import charts
 from eke.results.report.show.sections import Section, columns, count_outcomes, provenance, sections
 
 REPORT_VERSION = 1
@@ -88,38 +84,25 @@ def _machine(part: OneMachine) -> dict[str, Any]:
         "hosts": list(part.machine.hosts),
         "baseline": part.baseline.label if part.baseline else None,
         "equal_time_s": part.equal_time_s,
-        "effects": [_effect(effect) for effect in part.effects],
+        "effects": [_fields(effect) for effect in part.effects],
         "alone": [{"configuration": v.label, "changes": change} for v, change in part.alone],
         "ladder": [
-            {
-                "configuration": rung.variant.label,
-                "adds": rung.added,
-                "ratios": _ratios(rung.ratios),
-            }
-            for rung in part.ladder
+            {"configuration": r.variant.label, "adds": r.added, "ratios": _ratios(r.ratios)}
+            for r in part.ladder
         ],
         "beside": [
             {"source": b.table.source, "hardware": b.table.hardware, "date": b.table.date,
-             "baseline": b.table.baseline, "rows": [_published(row) for row in b.rows]}
+             "baseline": b.table.baseline,
+             "rows": [
+                 {"row": row.row,
+                  "ratios": _ratios({SAMPLES.key: row.speed, PEAK.key: row.memory}),
+                  "published_ratios": {SAMPLES.key: row.published_speed,
+                                       PEAK.key: row.published_memory}}
+                 for row in b.rows
+             ]}
             for b in part.published
         ],
     }  # fmt: skip
-
-
-def _published(row: PublishedRow) -> dict[str, Any]:
-    own = {SAMPLES.key: row.speed, PEAK.key: row.memory}
-    published = {SAMPLES.key: row.published_speed, PEAK.key: row.published_memory}
-    return {"row": row.row, "ratios": _ratios(own), "published_ratios": published}
-
-
-def _effect(effect: Effect) -> dict[str, Any]:
-    return {
-        "factor": effect.factor,
-        "value": effect.value,
-        "reference": effect.reference,
-        "pairs": effect.pairs,
-        "ratios": _ratios(effect.ratios),
-    }
 
 
 def _row(row: ComparisonRow) -> dict[str, Any]:
@@ -134,71 +117,113 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
         "on_front": row.on_front,
         "estimates": {key: asdict(value) for key, value in row.estimates.items()},
         "ratios": _ratios(row.ratios),
-        "loss": _named(asdict(row.quality)),
+        "loss": _fields(row.quality),
         "loss_at_equal_time": row.loss_at_equal_time,
         "prediction_error": row.prediction_error,
         "step_prediction_error": row.step_prediction_error,
         "phases": dict(row.phases),
-        "runs": [_run(entry) for entry in variant.entries],
+        "runs": [
+            {
+                "seed": entry.repeat[0],
+                "repeat": entry.repeat[1],
+                "outcome": entry.outcome,
+                "reason": entry.reason,
+                "rule": entry.rule,
+                "overrides": list(entry.overrides),
+                "folder": str(entry.folder) if entry.folder else None,
+                "measures": measured_values(entry.record) if entry.record else {},
+            }
+            for entry in variant.entries
+        ],
     }
 
 
-def _run(entry: Entry) -> dict[str, Any]:
-    seed, repeat = entry.repeat
+def _ratios(ratios: Mapping[str, Ratio | None]) -> dict[str, Any]:
+    return {key: _fields(value) for key, value in ratios.items() if value}
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Fields of a dataclass, members of enumerations by their value."""
+    return asdict(
+        value,
+        dict_factory=lambda pairs: {k: v.value if isinstance(v, Enum) else v for k, v in pairs},
+    )
+
+
+def render_page(comparison: Comparison, repeats: bool = False) -> str:
+    """Render the page; data are embedded as JSON and shown as text."""
+    from jinja2 import Environment  # not needed for other formats
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pictures = charts(comparison)
+    return environment.from_string(_page_part("page.html")).render(
+        title=", ".join(comparison.sweeps) or "comparison",
+        verdict=verdict_lines(comparison),
+        counts=count_outcomes(comparison),
+        marks=MARKS,
+        style=_page_part("page.css"),
+        script=_page_part("page.js"),
+        vega=vega_script() if pictures else "",
+        pictures=[(title, note) for title, note, _ in pictures],
+        data=as_script_data(
+            {"specs": [spec for _, _, spec in pictures], "table": table_data(comparison)}
+        ),
+        sections=[*sections(comparison, repeats), provenance(comparison)],
+        notes=comparison.notes,
+    )
+
+
+def table_data(comparison: Comparison) -> dict[str, Any]:
+    """The main table: texts and sort keys of each row."""
+    shown = columns(comparison)
     return {
-        "seed": seed,
-        "repeat": repeat,
-        "outcome": entry.outcome,
-        "reason": entry.reason,
-        "rule": entry.rule,
-        "overrides": list(entry.overrides),
-        "folder": str(entry.folder) if entry.folder else None,
-        "measures": measured_values(entry.record) if entry.record else {},
-    }
+        "columns": [
+            {"title": c.title, "number": c.is_number, "help": c.help} for c in shown
+        ],
+        "rows": [
+            {
+                "texts": [column.text(row) for column in shown],
+                "values": [_sortable(column.value(row)) for column in shown],
+                "full": row.variant.label,
+                "class": "baseline" if row.is_baseline else "front" if row.on_front else
+                "" if row.variant.records else "bad",
+            }
+            for row in comparison.rows
+        ],
+    }  # fmt: skip
 
 
-def _ratios(ratios: Any) -> dict[str, Any]:
-    return {key: _named(asdict(value)) for key, value in ratios.items() if isinstance(value, Ratio)}
+def as_script_data(value: Any) -> str:
+    """JSON for a script element, with `<` escaped."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _named(plain: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.value if isinstance(value, Enum) else value for key, value in plain.items()}
+def _sortable(value: float | None) -> float | None:
+    """Round to six digits, to shorten the page."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _page_part(name: str) -> str:
+    return resources.files("eke.results.report.show").joinpath(name).read_text(encoding="utf-8")
 
 
 def vega_script() -> str:
-    """The script; it sets `window.vegaEmbed`."""
+    """The script; it sets `window.vegaEmbed`. Bundling takes seconds, so the result is cached."""
     version = metadata.version("vl-convert-python")
-    path = cache_folder() / "report" / f"vega-{version}.js"
-    script = _kept(path)
-    if script is None:
+    path = cache_folder() / "report" / f"vega-embed-{version}.js"
+    try:
+        script = read_text(path)
+    except (OSError, ValueError):
         import vl_convert  # 80 MB on disk, needed for the page only
 
         bundle: Any = vl_convert.javascript_bundle  # its type stubs require a snippet (1.9)
         script = str(bundle())
-        _keep(path, script)
+        with suppress(OSError):  # not cached
+            own_folder(path.parent)
+            write_atomic(path, script)
     # These would end the script element.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-def _kept(path: Path) -> str | None:
-    """Cached script, if complete: its first line is its hash."""
-    try:
-        digest, _, script = read_text(path).partition("\n")
-    except (OSError, ValueError):
-        return None
-    return script if digest == _digest(script) else None
-
-
-def _keep(path: Path, script: str) -> None:
-    try:
-        own_folder(path.parent)
-        write_atomic(path, f"{_digest(script)}\n{script}")
-    except OSError:
-        return  # not cached
-
-
-def _digest(script: str) -> str:
-    return hashlib.sha256(script.encode()).hexdigest()
 
 
 MAX_ROWS = 200
@@ -207,40 +232,63 @@ MAX_ROWS = 200
 
 def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
     """Render the report as Markdown, with names and errors escaped."""
-    shown = columns(comparison, wide=False)
-    cells = [[column.text(row) for column in shown] for row in comparison.rows[:MAX_ROWS]]
     first, *others = verdict_lines(comparison)
     lines = [f"**{escape(first)}**", ""]
     for line in others:
         lines += [escape(line), ""]
-    lines += markdown_table([c.title for c in shown], cells, [c.is_number for c in shown])
-    if len(comparison.rows) > MAX_ROWS:
-        lines += ["", f"... and {len(comparison.rows) - MAX_ROWS} more rows: in report.csv"]
-    lines += ["", MARKS, "", count_outcomes(comparison), ""]
+    lines += [*main_table(comparison, MAX_ROWS), "", count_outcomes(comparison), ""]
     for section in [*sections(comparison, repeats), provenance(comparison)]:
-        lines += _section(section)
+        lines += [f"### {section.title}", "", *section_lines(section), ""]
     lines += [f"- {escape(note)}" for note in comparison.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
+def main_table(comparison: Comparison, max_rows: int, max_chars: int | None = None) -> list[str]:
+    """Lines of one table row per configuration, and the legend of its marks."""
+    shown = columns(comparison, wide=False)
+    cells = [[column.text(row) for column in shown] for row in comparison.rows]
+    lines = _table([c.title for c in shown], cells, "report.csv", max_rows, max_chars)
+    lines[1] = f"| {' | '.join('---:' if c.is_number else '---' for c in shown)} |"
+    return [*lines, "", MARKS]
+
+
+def section_lines(
+    section: Section, max_rows: int | None = None, max_chars: int | None = None
+) -> list[str]:
+    """Lines of a section without its title."""
+    note = ["", escape(section.note)] if section.note else []
+    return [*_table(section.head, section.rows, "report.md", max_rows, max_chars), *note]
+
+
+def _table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    file: str,
+    max_rows: int | None,
+    max_chars: int | None,
+) -> list[str]:
+    """Lines of a Markdown table with escaped cells; `file` has the rows above `max_rows`."""
+    cells = [[escape(cut(cell, max_chars)) for cell in row] for row in rows[:max_rows]]
+    lines = [list(map(escape, head)), ["---"] * len(head), *cells]
+    more = len(rows) - len(cells)
+    rest = ["", f"... and {more} more rows: in {file}"] if more else []
+    return [*(f"| {' | '.join(line)} |" for line in lines), *rest]
+
+
 def escape(text: str) -> str:
     """Escape text for Markdown and HTML."""
-    flat = " ".join(text.split())
+    flat = " ".join(printable_line(text).split())
     for sign in "\\`*_[]|":
         flat = flat.replace(sign, f"\\{sign}")
     return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _section(section: Section) -> list[str]:
-    note = [escape(section.note), ""] if section.note else []
-    cells = markdown_table(section.head, section.rows, [False] * len(section.head))
-    return [f"### {section.title}", "", *cells, "", *note]
+def printable_line(text: str) -> str:
+    """Replace surrogates and control characters, which servers reject."""
+    whole = text.encode(errors="replace").decode()
+    return "".join(sign if sign.isprintable() else " " for sign in whole)
 
 
-def markdown_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]
-) -> list[str]:
-    """Lines of a Markdown table with escaped cells; numbers are right-aligned."""
-    rule = ["---:" if number else "---" for number in numbers]
-    lines = [list(map(escape, head)), rule, *([escape(cell) for cell in row] for row in rows)]
-    return [f"| {' | '.join(line)} |" for line in lines]
+def cut(text: str, limit: int | None) -> str:
+    """Text of at most `limit` characters."""
+    return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"

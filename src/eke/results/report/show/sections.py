@@ -4,9 +4,11 @@ The columns of the main table, once for terminal, page and Markdown: numbers can
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
+from typing import TypeVar
 
 from eke.common.paths import program
 from eke.common.text import format_bytes, format_count, format_number, format_seconds
@@ -31,6 +33,8 @@ from eke.results.report.compare.measures import (
 )
 from eke.results.report.compare.statistics import Ratio
 
+Why = TypeVar("Why", str, tuple[str, str])
+
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables; tooltips and files have the full label."""
 
@@ -42,6 +46,10 @@ MAX_LISTED = 6
 """Configurations listed per reason; the others are counted."""
 
 
+def _unsorted(_: ComparisonRow) -> None:
+    """Sort key of columns sorted by text."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One column: text and sort key of every row."""
@@ -49,8 +57,8 @@ class Column:
     key: str
     title: str
     text: Callable[[ComparisonRow], str]
-    value: Callable[[ComparisonRow], float | None]
-    is_number: bool = True
+    value: Callable[[ComparisonRow], float | None] = _unsorted
+    is_number: bool = False
     is_wide: bool = False
     """Whether narrow formats (terminal, Markdown) omit it."""
     help: str = ""
@@ -59,13 +67,7 @@ class Column:
 
 
 def columns(comparison: Comparison, wide: bool = True, most: int = CHARS_FOR_NAMES) -> list[Column]:
-    """Columns with a value in at least one row.
-
-    Args:
-        comparison: what is shown.
-        wide: there is room for all.
-        most: characters of a label.
-    """
+    """Columns with a value in at least one row; a label has at most `most` characters."""
     rows = comparison.rows
     found = [*_names(comparison, most), *_numbers(comparison), *_factors(comparison)]
     kept = [c for c in found if wide or not c.is_wide]
@@ -73,7 +75,6 @@ def columns(comparison: Comparison, wide: bool = True, most: int = CHARS_FOR_NAM
 
 
 def _names(comparison: Comparison, most: int) -> list[Column]:
-    several = len(comparison.machines) > 1
     whole = list(dict.fromkeys(row.variant.label for row in comparison.rows))
     title, values = _keys_apart(whole, most)
     short = dict(zip(whole, shortened(values, most), strict=True))
@@ -82,9 +83,9 @@ def _names(comparison: Comparison, most: int) -> list[Column]:
         cut = short[row.variant.label]
         return f"{cut} (baseline)" if row.is_baseline else cut
 
-    names = [Column("label", title, label, _unsorted, False)]
-    if several:
-        names.append(Column("machine", "machine", lambda r: r.variant.machine, _unsorted, False))
+    names = [Column("label", title, label)]
+    if len(comparison.machines) > 1:
+        names.append(Column("machine", "machine", lambda r: r.variant.machine))
     return names
 
 
@@ -110,16 +111,20 @@ def _factors(comparison: Comparison) -> list[Column]:
     if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
         return []
     return [
-        Column(f"factor {key}", key, _factor(key), _unsorted, False, is_wide=True)
+        Column(f"factor {key}", key, partial(_factor, key), is_wide=True)
         for key in comparison.factors
     ]
 
 
+def _factor(key: str, row: ComparisonRow) -> str:
+    return row.variant.factors.get(key, "")
+
+
 def _numbers(comparison: Comparison) -> list[Column]:
+    has_eval = any(EVAL_LOSS.key in row.estimates for row in comparison.rows)
     return [
-        Column("n", "n", lambda r: str(len(r.variant.records)), lambda r: len(r.variant.records),
-               help="repeats that ended well"),
-        Column("outcome", "outcome", outcome_text, _unsorted, False),
+        _number("n", "n", lambda r: len(r.variant.records), str, help="repeats that ended well"),
+        Column("outcome", "outcome", outcome_text),
         _measure(SAMPLES, lambda v: f"{v:.4g}", help="over steady steps"),
         _ratio(SAMPLES, "x speed", "samples/s over the baseline's, with its 95 % interval"),
         _measure(PEAK, format_bytes, help="highest sum of tensors"),
@@ -129,22 +134,19 @@ def _numbers(comparison: Comparison) -> list[Column]:
         _measure(TOKENS, format_count, wide=True, help="tokens that are not padding"),
         _measure(MFU, lambda v: f"{v:.1%}", help="model FLOP/s over the device's datasheet peak"),
         _measure(EVAL_LOSS, lambda v: f"{v:.4f}"),
-        *([] if _has(comparison, EVAL_LOSS) else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
-        Column("parity", "loss", _parity, lambda r: r.quality.difference, False,
+        *([] if has_eval else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
+        Column("parity", "loss", _parity, lambda r: r.quality.difference,
                help="relative to the baseline, at equal samples",
                brief=lambda r: _parity(r).partition(" (")[0]),
-        Column("equal_time", "loss at equal time", _at_equal_time,
-               lambda r: r.loss_at_equal_time, is_wide=True,
-               help="training loss when the shortest run ended"),
-        Column("prediction", "predicted memory", lambda r: _signed(r.prediction_error),
-               lambda r: r.prediction_error, is_wide=True,
-               help="predicted over measured peak of tensors, less one"),
-        Column("step_prediction", "predicted step", lambda r: _signed(r.step_prediction_error),
-               lambda r: r.step_prediction_error, is_wide=True,
-               help="predicted over measured median of an optimizer step, less one"),
+        _number("equal_time", "loss at equal time", lambda r: r.loss_at_equal_time,
+                lambda v: f"{v:.4f}", True, "training loss when the shortest run ended"),
+        _number("prediction", "predicted memory", lambda r: r.prediction_error, _signed, True,
+                "predicted over measured peak of tensors, less one"),
+        _number("step_prediction", "predicted step", lambda r: r.step_prediction_error, _signed,
+                True, "predicted over measured median of an optimizer step, less one"),
         _measure(DEVICE_HOURS, lambda v: f"{v:.3g}", wide=True, help="training steps only"),
         Column("front", "front", lambda r: "*" if r.on_front else "", lambda r: float(r.on_front),
-               False, help="nothing else is both smaller and faster"),
+               help="nothing else is both smaller and faster"),
     ]  # fmt: skip
 
 
@@ -156,14 +158,12 @@ def outcome_text(row: ComparisonRow) -> str:
     return ", ".join(f"{count} {name}" for name, count in outcomes.items())
 
 
-def reasons(rows: Sequence[ComparisonRow]) -> list[tuple[str, str, str]]:
-    """Outcome, configurations and reason of failures; one line per reason."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
-    for row in rows:
-        for entry in row.variant.entries:
-            if entry.outcome != Outcome.ok.name:
-                found.setdefault((entry.outcome, entry.reason), {})[row.variant.label] = None
-    return [(outcome, listed(list(labels)), why) for (outcome, why), labels in found.items()]
+def _by_reason(found: Iterable[tuple[Why, str]]) -> dict[Why, str]:
+    """Each reason with the labels of its configurations."""
+    labels: dict[Why, dict[str, None]] = {}
+    for reason, label in found:
+        labels.setdefault(reason, {})[label] = None
+    return {reason: listed(list(each)) for reason, each in labels.items()}
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -172,17 +172,8 @@ def listed(labels: Sequence[str]) -> str:
     return "; ".join(labels[:MAX_LISTED]) + more
 
 
-def _unsorted(_: ComparisonRow) -> None:
-    """Sort key of columns sorted by text."""
-
-
 def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
-    """Shorten labels; those with a common beginning start at the first differing word.
-
-    Args:
-        labels: all different.
-        most: characters of each.
-    """
+    """Shorten different labels; those that begin alike start at the first differing word."""
     groups: dict[str, list[str]] = {}
     for label in labels:
         groups.setdefault(label[: most - 1], []).append(label)
@@ -209,22 +200,29 @@ def _cut(alike: Sequence[str], most: int) -> list[str]:
     return ["… " + rest.removeprefix("… ") for rest in rests]
 
 
-def _factor(key: str) -> Callable[[ComparisonRow], str]:
-    return lambda row: row.variant.factors.get(key, "")
+def _number(
+    key: str,
+    title: str,
+    value: Callable[[ComparisonRow], float | None],
+    text: Callable[[float], str],
+    wide: bool = False,
+    help: str = "",
+) -> Column:
+    def show(row: ComparisonRow) -> str:
+        found = value(row)
+        return "" if found is None else text(found)
+
+    return Column(key, title, show, value, True, wide, help)
 
 
 def _measure(
     measure: Measure, text: Callable[[float], str], wide: bool = False, help: str = ""
 ) -> Column:
-    def show(row: ComparisonRow) -> str:
-        found = row.estimates.get(measure.key)
-        return text(found.value) if found else ""
-
     def value(row: ComparisonRow) -> float | None:
         found = row.estimates.get(measure.key)
         return found.value if found else None
 
-    return Column(measure.key, measure.title, show, value, True, wide, help or measure.unit)
+    return _number(measure.key, measure.title, value, text, wide, help or measure.unit)
 
 
 def _ratio(measure: Measure, title: str, help: str) -> Column:
@@ -234,14 +232,12 @@ def _ratio(measure: Measure, title: str, help: str) -> Column:
             return "1x" if row.is_baseline and measure.key in row.estimates else ""
         return ratio_text(found, brief)
 
-    def shorter(row: ComparisonRow) -> str:
-        return show(row, brief=True)
-
     def value(row: ComparisonRow) -> float | None:
         found = row.ratios.get(measure.key)
         return found.value if found else 1.0 if row.is_baseline else None
 
-    return Column(f"ratio {measure.key}", title, show, value, True, False, help, shorter)
+    brief = partial(show, brief=True)
+    return Column(f"ratio {measure.key}", title, show, value, True, False, help, brief)
 
 
 def ratio_text(ratio: Ratio | None, brief: bool = False) -> str:
@@ -262,16 +258,8 @@ def _parity(row: ComparisonRow) -> str:
     return f"{shown} ({100 * quality.difference:+.2g} %)"
 
 
-def _at_equal_time(row: ComparisonRow) -> str:
-    return "" if row.loss_at_equal_time is None else f"{row.loss_at_equal_time:.4f}"
-
-
-def _signed(error: float | None) -> str:
-    return "" if error is None else f"{100 * error:+.1f} %"
-
-
-def _has(comparison: Comparison, measure: Measure) -> bool:
-    return any(measure.key in row.estimates for row in comparison.rows)
+def _signed(error: float) -> str:
+    return f"{100 * error:+.1f} %"
 
 
 @dataclass(frozen=True)
@@ -295,15 +283,26 @@ def sections(comparison: Comparison, repeats: bool = False, brief: bool = False)
     """All sections with content; `brief`: ratios without intervals."""
     found = [_outcomes(comparison), _unmeasured(comparison)]
     for part in comparison.machines:
-        found += [make(comparison, part, brief) for make in (_effects, _alone, _ladder)]
-        found += [_published(each, comparison, part) for each in part.published]
+        where = f" [{part.machine.letter}]" if len(comparison.machines) > 1 else ""
+        own = [
+            _effects(part, brief),
+            _alone(comparison, part, brief),
+            _ladder(part, brief),
+            *map(_published, part.published),
+        ]
+        found += [replace(section, title=f"{section.title}{where}") for section in own]
     found += [_runs(comparison)] if repeats else []
     return [section for section in found if section.rows]
 
 
 def provenance(comparison: Comparison) -> Section:
     """Provenance: commands, machines and versions."""
-    rows = [("command", f"{_program(c)} {' '.join(c)}") for c in comparison.commands]
+    # The trials of `eke fit` are a sweep, too.
+    programs = ["eke" if command[0] == "fit" else program() for command in comparison.commands]
+    rows = [
+        ("command", " ".join([name, *command]))
+        for name, command in zip(programs, comparison.commands, strict=True)
+    ]
     for part in comparison.machines:
         facts = dict(part.machine.facts)
         where = f"machine {part.machine.letter}"
@@ -316,11 +315,6 @@ def provenance(comparison: Comparison) -> Section:
     rows += [("all have", shared)] if shared else []
     rows.append(("records", ", ".join(comparison.folders)))
     return Section("Where this comes from", "", ("what", "which"), tuple(rows))
-
-
-def _program(command: tuple[str, ...]) -> str:
-    """Program of a command; the trials of `eke fit` are a sweep, too."""
-    return "eke" if command[0] == "fit" else program()
 
 
 def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
@@ -343,8 +337,13 @@ def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
 
 
 def _outcomes(comparison: Comparison) -> Section:
-    found = reasons(comparison.rows)
-    rows = [(outcome, who, why or WITHOUT_REASON.get(outcome, "")) for outcome, who, why in found]
+    found = _by_reason(
+        ((entry.outcome, entry.reason), row.variant.label)
+        for row in comparison.rows
+        for entry in row.variant.entries
+        if entry.outcome != Outcome.ok.name
+    )
+    rows = [(how, who, why or WITHOUT_REASON.get(how, "")) for (how, why), who in found.items()]
     shown = rows[:MAX_REASONS]
     if len(rows) > MAX_REASONS:
         shown.append(("...", f"{len(rows) - MAX_REASONS} more reasons", "report.json has all"))
@@ -354,11 +353,12 @@ def _outcomes(comparison: Comparison) -> Section:
 
 def _unmeasured(comparison: Comparison) -> Section:
     """Reasons that successful configurations have no speed."""
-    found: dict[str, dict[str, None]] = {}
-    for row in comparison.rows:
-        if row.variant.records and SAMPLES.key not in row.estimates:
-            found.setdefault(_no_speed(row.variant.records[0]), {})[row.variant.label] = None
-    rows = tuple((listed(list(labels)), why) for why, labels in found.items())
+    found = _by_reason(
+        (_no_speed(row.variant.records[0]), row.variant.label)
+        for row in comparison.rows
+        if row.variant.records and SAMPLES.key not in row.estimates
+    )
+    rows = tuple((who, why) for why, who in found.items())
     return Section("No speed", "", ("configurations", "why"), rows)
 
 
@@ -372,74 +372,64 @@ def _no_speed(record: Record) -> str:
     )
 
 
-def _effects(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
-    rows = [
+def _speed_and_memory(ratios: Mapping[str, Ratio], brief: bool) -> tuple[str, str]:
+    return ratio_text(ratios.get(SAMPLES.key), brief), ratio_text(ratios.get(PEAK.key), brief)
+
+
+def _effects(part: OneMachine, brief: bool) -> Section:
+    rows = tuple(
         (
             f"{each.factor}={each.value}",
             f"{each.factor}={each.reference}" if each.reference else "without",
             str(each.pairs),
-            ratio_text(each.ratios.get(SAMPLES.key), brief),
-            ratio_text(each.ratios.get(PEAK.key), brief),
+            *_speed_and_memory(each.ratios, brief),
         )
         for each in part.effects
-    ]
+    )
     note = (
         "Geometric mean over all pairs that differ in nothing else. The interval of three pairs "
         "and more holds how much the effect varies between them."
     )
     head = ("technique", "instead of", "pairs", "x speed", "x memory")
-    return Section(_title("What each technique does", comparison, part), note, head, tuple(rows))
+    return Section("What each technique does", note, head, rows)
 
 
 def _alone(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
     by_variant = {id(row.variant): row for row in comparison.rows}
     rows: list[tuple[str, ...]] = []
     for variant, change in part.alone:
-        ratios = by_variant[id(variant)].ratios
-        cells = (
-            ratio_text(ratios.get(SAMPLES.key), brief),
-            ratio_text(ratios.get(PEAK.key), brief),
-        )
+        cells = _speed_and_memory(by_variant[id(variant)].ratios, brief)
         rows.append((variant.row or change, change, *cells))
     head: tuple[str, ...] = ("alone", "changes", "x speed", "x memory")
     if all(name == change for name, change, *_ in rows):
         head, rows = (head[0], *head[2:]), [(name, *rest) for name, _, *rest in rows]
-    title = _title("Each technique alone", comparison, part)
     # With a single factor, the main table shows the same.
-    return Section(title, "", head, tuple(rows) if len(comparison.factors) > 1 else ())
+    shown = tuple(rows) if len(comparison.factors) > 1 else ()
+    return Section("Each technique alone", "", head, shown)
 
 
-def _ladder(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
-    rows = [
-        (rung.variant.label, f"+ {rung.added}", ratio_text(rung.ratios.get(SAMPLES.key), brief),
-         ratio_text(rung.ratios.get(PEAK.key), brief))
+def _ladder(part: OneMachine, brief: bool) -> Section:
+    rows = tuple(
+        (rung.variant.label, f"+ {rung.added}", *_speed_and_memory(rung.ratios, brief))
         for rung in part.ladder
-    ]  # fmt: skip
-    head = ("cumulative", "adds", "x speed", "x memory")
-    return Section(_title("One upon another", comparison, part), "", head, tuple(rows))
-
-
-def _published(each: PublishedMatch, comparison: Comparison, part: OneMachine) -> Section:
-    rows = [
-        (row.row, times(row.speed) if row.speed else "", _times(row.published_speed),
-         times(row.memory) if row.memory else "", _times(row.published_memory))
-        for row in each.rows
-    ]  # fmt: skip
-    table = each.table
-    title = _title(f"Compared with published results: {table.title}", comparison, part)
-    note = f"Published: {table.hardware}, {table.date}. {table.notes} {table.source}"
-    head = (
-        f"row, times {table.baseline}",
-        "x speed here",
-        "published",
-        "x memory here",
-        "published",
     )
-    return Section(title, note, head, tuple(rows))
+    return Section("One upon another", "", ("cumulative", "adds", "x speed", "x memory"), rows)
 
 
-def _times(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}x"
+def _published(each: PublishedMatch) -> Section:
+    def published(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}x"
+
+    rows = tuple(
+        (row.row, times(row.speed) if row.speed else "", published(row.published_speed),
+         times(row.memory) if row.memory else "", published(row.published_memory))
+        for row in each.rows
+    )  # fmt: skip
+    table = each.table
+    note = f"Published: {table.hardware}, {table.date}. {table.notes} {table.source}"
+    head = (f"row, times {table.baseline}", "x speed here", "published", "x memory here",
+            "published")  # fmt: skip
+    return Section(f"Compared with published results: {table.title}", note, head, rows)
 
 
 def _runs(comparison: Comparison) -> Section:
@@ -447,11 +437,10 @@ def _runs(comparison: Comparison) -> Section:
     for row in comparison.rows:
         for entry in row.variant.entries:
             values = measured_values(entry.record) if entry.record else {}
-            seed, repeat = entry.repeat
             speed, peak = values.get(SAMPLES.key), values.get(PEAK.key)
             rows.append(
                 (
-                    row.variant.label, str(seed), str(repeat), entry.outcome,
+                    row.variant.label, *map(str, entry.repeat), entry.outcome,
                     f"{speed:.4g}" if speed else "", format_bytes(peak) if peak else "",
                     entry.folder.name if entry.folder else "",
                 )
@@ -460,16 +449,11 @@ def _runs(comparison: Comparison) -> Section:
     return Section("Every run", format_number(len(rows), "run"), head, tuple(rows))
 
 
-def _title(text: str, comparison: Comparison, part: OneMachine) -> str:
-    return f"{text} [{part.machine.letter}]" if len(comparison.machines) > 1 else text
-
-
 def count_outcomes(comparison: Comparison) -> str:
     """Number of runs and configurations by outcome."""
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for row in comparison.rows:
-        for outcome, count in row.variant.outcomes.items():
-            totals[outcome] = totals.get(outcome, 0) + count
-    parts: Sequence[str] = [f"{count} {name}" for name, count in totals.items()]
-    runs = format_number(sum(totals.values()), "run")
-    return f"{runs} of {format_number(len(comparison.rows), 'configuration')}: {', '.join(parts)}"
+        totals.update(row.variant.outcomes)
+    parts = ", ".join(f"{count} {name}" for name, count in totals.items())
+    runs = format_number(totals.total(), "run")
+    return f"{runs} of {format_number(len(comparison.rows), 'configuration')}: {parts}"

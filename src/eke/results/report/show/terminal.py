@@ -2,7 +2,6 @@
 
 import io
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -51,22 +50,10 @@ MAX_ROWS = 60
 """Maximum rows of the main table; the page has all."""
 
 
-def print_report(comparison: Comparison, repeats: bool = False) -> None:
-    """Write the report to stdout; without a terminal, no colours."""
-    sys.stdout.write(render_terminal(comparison, repeats, sys.stdout.isatty()))
-
-
 def render_terminal(
     comparison: Comparison, repeats: bool = False, terminal: bool = False, width: int = 0
 ) -> str:
-    """Render the report as text.
-
-    Args:
-        comparison: what is shown.
-        repeats: every run by itself, too.
-        terminal: with colours.
-        width: columns; 0 is the terminal's, or PIPED_WIDTH.
-    """
+    """Render the report as text, with colours for a terminal; `width` 0 is its width."""
     wide = width or (shutil.get_terminal_size().columns if terminal else PIPED_WIDTH)
     stream = io.StringIO()
     console = Console(
@@ -130,7 +117,8 @@ def _fitting(
     if sum(map(needs, others)) > room:
         others = [replace(c, text=c.brief) if c.brief else c for c in others]
     kept: dict[str, int] = {}
-    for column in sorted(others, key=_rank):
+    ranked = sorted(others, key=lambda c: RANKS.index(c.key) if c.key in RANKS else len(RANKS))
+    for column in ranked:
         if needs(column) <= room - sum(kept.values()):
             kept[column.key] = needs(column)
     left = width - sum(kept.values())
@@ -139,10 +127,6 @@ def _fitting(
             label = columns(comparison, wide=False, most=min(most, CHARS_FOR_NAMES))[0]
     left_out = [c.title for c in others if c.key not in kept]
     return [label, *(c for c in others if c.key in kept)], left_out
-
-
-def _rank(column: Column) -> int:
-    return RANKS.index(column.key) if column.key in RANKS else len(RANKS)
 
 
 def _chosen(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:

@@ -4,6 +4,342 @@ W&B's offline files are not used: they can be torn or empty, and `wandb sync` ex
 nothing arrived; see docs/explanation/tracking.md.
 """
 
-from eke.results.trackers.sync.send import FoundRun, Options, Report, SyncOutcome, find_runs, sync
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
 
-__all__ = ["FoundRun", "Options", "Report", "SyncOutcome", "find_runs", "sync"]
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
+from eke.common.files import is_locked, read_json
+from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.plan.record import no_runs
+from eke.results.trackers.async_tracker import EVERY_ROW, Guard, Limits
+from eke.results.trackers.sync import account
+from eke.results.trackers.sync.account import (
+    Account,
+    Content,
+    NoAnswer,
+    Receipt,
+    Refusal,
+    ServerState,
+    add_receipt,
+    content_digest,
+    read_content,
+    read_receipts,
+    sole_sender,
+)
+from eke.results.trackers.wandb import WandbRun
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """One folder found."""
+
+    paths: RunPaths
+    is_named: bool = False
+    """Given as an argument, not found in a folder of runs."""
+    foreign: str = ""
+    """Reason that it is not a run; empty for a run."""
+
+
+def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
+    """Find run folders, without duplicates, in the order of the arguments.
+
+    Args:
+        arguments: run folders, folders of runs, sweep folders, or a file in one of them.
+
+    Raises:
+        ConfigError: every argument that leads to no run.
+    """
+    found: dict[Path, FoundRun] = {}
+    problems = []
+    for argument in arguments:
+        path = user_path(argument)
+        hits: list[FoundRun] = []
+        try:
+            hits = list(_find(path))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            why = str(getattr(error, "strerror", None) or error)
+            problems.append(Problem("DIR", argument, why, Fix(remark="eke sync runs")))
+            continue
+        if all(hit.foreign for hit in hits):
+            problems.append(no_runs([path], "sync"))
+        for hit in hits:
+            key = hit.paths.folder.resolve()
+            if key not in found or hit.is_named:
+                found[key] = hit
+    if problems:
+        raise ConfigError(problems)
+    return list(found.values())
+
+
+def _find(path: Path) -> Iterator[FoundRun]:
+    """Run at a path, runs of a sweep, or those directly below a folder.
+
+    Other folders below it are reported, except sweeps.
+    """
+    if path.is_file():
+        path = path.parent
+    paths = RunPaths(path.absolute())
+    if SweepPaths(path).sweep.exists():
+        yield from _cells(path)
+        return
+    if _is_run(paths):
+        yield FoundRun(paths, is_named=True)
+        return
+    for child in sorted(path.iterdir()):
+        if not child.is_dir() or child.name.startswith("."):
+            continue
+        paths = RunPaths(child.absolute())
+        if _is_run(paths):
+            yield FoundRun(paths)
+        elif not SweepPaths(child).sweep.exists():
+            yield FoundRun(paths, foreign="no record.json and no plan.json: not a run")
+
+
+def _is_run(paths: RunPaths) -> bool:
+    return paths.record.exists() or paths.plan.exists()
+
+
+def _cells(folder: Path) -> Iterator[FoundRun]:
+    """Runs of a sweep, next to its folder (both may have been moved).
+
+    Raises:
+        ValueError: sweep.json is not a sweep.
+    """
+    file = SweepPaths(folder).sweep
+    content: Any = read_json(file)
+    cells = content.get("cells") if isinstance(content, dict) else None
+    if not isinstance(cells, list):
+        raise ValueError(f"{file.name} is not a sweep's")
+    for cell in cells:
+        name = cell.get("folder") if isinstance(cell, dict) else None
+        if not isinstance(name, str) or not name:
+            continue  # refused, or not reached yet
+        beside = RunPaths(folder.absolute().parent / Path(name).name)
+        paths = beside if _is_run(beside) else RunPaths(Path(name).absolute())
+        yield FoundRun(paths, foreign="" if _is_run(paths) else "the sweep's run is gone")
+
+
+BATCH_ROWS = 1000
+"""Rows per call."""
+ROWS_PER_S = 100.0
+"""12 000 rows took 3.6 s on a loopback server; a real one may be 30 times slower."""
+
+
+class SyncOutcome(Enum):
+    """Result for one folder."""
+
+    sent = "sent"
+    there = "there already"
+    would = "would be sent"
+    running = "running"
+    skipped = "skipped"
+    foreign = "not a run"
+    busy = "busy"
+    failed = "failed"
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether to run the command again."""
+        return self in (SyncOutcome.failed, SyncOutcome.busy)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One line of the table."""
+
+    folder: Path
+    verdict: SyncOutcome
+    num_rows: int | None = None
+    url: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `eke sync`."""
+
+    project: str | None = None
+    """Overrides each run's project."""
+    entity: str | None = None
+    dry_run: bool = False
+    again: bool = False
+    """Send runs again that are already there."""
+    timeout_s: float = 60.0
+    """Seconds for one upload, in addition to those for its rows."""
+
+    @property
+    def answer_s(self) -> float:
+        """Time limit of a request in seconds."""
+        return min(account.ANSWER_S, self.timeout_s)
+
+
+def sync(found: Sequence[FoundRun], options: Options) -> Iterator[Report]:
+    """Send each run that is not there yet; failures do not stop the others.
+
+    Raises:
+        ConfigError: there is no API key, or the server refuses it; nothing was sent then.
+        NoAnswer: the server does not answer, from the start or any more.
+        Refusal: the same, with what it, or the way to it, says.
+    """
+    ids: dict[str, Path] = {}
+    if options.dry_run:
+        yield from (_report(each, None, options, ids, Path()) for each in found)
+        return
+    with tempfile.TemporaryDirectory(prefix="eke-sync-", ignore_cleanup_errors=True) as scratch:
+        account.configure_wandb(Path(scratch))
+        try:
+            user = account.log_in(options.answer_s)
+            for each in found:
+                report = _report(each, user, options, ids, Path(scratch))
+                yield report
+                if report.verdict is SyncOutcome.failed and report.num_rows is not None:
+                    # If the server is down, stop: the next run would wait, too.
+                    account.log_in(options.answer_s)
+        finally:
+            account.give_up_core()
+
+
+def _report(
+    found: FoundRun, user: Account | None, options: Options, ids: dict[str, Path], scratch: Path
+) -> Report:
+    folder = found.paths.folder
+    if found.foreign:
+        return Report(folder, SyncOutcome.foreign, note=found.foreign)
+    if is_locked(found.paths.lock):
+        return Report(folder, SyncOutcome.running, note="left alone; send it when it has ended")
+    try:
+        content = read_content(found.paths, options.project, options.entity)
+        tracker = content.run.settings.option
+        if tracker != "wandb" and not found.is_named:
+            note = f"tracker={tracker}; name the folder itself to send it"
+            return Report(folder, SyncOutcome.skipped, len(content.steps), note=note)
+        if (other := ids.setdefault(content.run.run_id, folder)) != folder:
+            return Report(folder, SyncOutcome.failed, note=f"the same run as {other}")
+        if user is None:
+            return Report(folder, SyncOutcome.would, len(content.steps), note=_target(content, ""))
+        with sole_sender(found.paths) as is_sole:
+            if not is_sole:
+                return Report(folder, SyncOutcome.busy, note="another eke sync is sending it")
+            return _send(found.paths, content, user, options, scratch)
+    except EkeError as error:
+        return Report(folder, SyncOutcome.failed, note=str(error))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        # For example a manually edited folder; the others continue.
+        return Report(folder, SyncOutcome.failed, note=f"{type(error).__name__}: {error}")
+
+
+def _target(content: Content, entity: str) -> str:
+    """`entity/project/id`, as W&B's API wants it."""
+    settings = content.run.settings
+    parts = (settings.entity or entity, settings.project, content.run.run_id)
+    return "/".join(part for part in parts if part)
+
+
+def _send(
+    paths: RunPaths, content: Content, user: Account, options: Options, scratch: Path
+) -> Report:
+    """Send one run unless it is there, then verify it on the server."""
+    path, count = _target(content, user.entity), len(content.steps)
+    place = (user.server, content.run.settings.entity or user.entity, content.run.settings.project)
+    receipts = [r for r in read_receipts(paths) if r.place == place]
+    if not options.again:
+        if any(r.digest == content.digest for r in receipts):
+            return Report(paths.folder, SyncOutcome.there, count, receipts[0].url, content.note)
+        try:
+            seen = account.look(path, options.answer_s)
+        except Refusal:  # an account may have write permission only
+            seen = None
+        if seen is not None and not difference(content, seen):
+            receipt = Receipt(*place, content.digest, count, seen.url, True)
+            note = _keep_receipt(paths, receipt, content.note)
+            return Report(paths.folder, SyncOutcome.there, count, seen.url, note)
+    if problem := upload(content, options, scratch):
+        return Report(paths.folder, SyncOutcome.failed, count, note=problem)
+    return _verify(paths, content, place, path, options)
+
+
+def _verify(
+    paths: RunPaths, content: Content, place: tuple[str, str, str], path: str, options: Options
+) -> Report:
+    """Verify the run on the server; otherwise rely on the client's acknowledgements."""
+    count, url, note, is_verified = len(content.steps), "", "", False
+    try:
+        seen = account.look(path, options.answer_s)
+        found = difference(content, seen) if seen else "the server does not know the run"
+        if found:
+            return Report(paths.folder, SyncOutcome.failed, count, seen.url if seen else "", found)
+        assert seen is not None, "no difference was found"
+        url, is_verified = seen.url, True
+    except (NoAnswer, Refusal) as error:
+        note = f"acknowledged, but could not be read back: {error}"
+    if content_digest(paths) != content.digest:
+        note = "the run went on while it was sent; the same command sends the rest"
+        return Report(paths.folder, SyncOutcome.failed, count, url, note)
+    receipt = Receipt(*place, content.digest, count, url, is_verified)
+    note = _keep_receipt(paths, receipt, content.note, note)
+    return Report(paths.folder, SyncOutcome.sent, count, url, note)
+
+
+def upload(content: Content, options: Options, scratch: Path) -> str:
+    """Send all rows of a run; returns an error or an empty string.
+
+    Idempotent: each row replaces the same row on the server.
+    """
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    run = replace(content.run, directory=folder)
+    seconds = options.timeout_s + len(content.rows) / ROWS_PER_S
+    mirror = WandbRun(run, upload_s=seconds)
+    guard = Guard(
+        mirror,
+        Limits(1.25 * seconds, patience_s=0, num_rows=len(content.rows) + 1, is_quiet=True),
+    )
+    try:
+        for start in range(0, len(content.rows), BATCH_ROWS):
+            guard.log(content.rows[start : start + BATCH_ROWS])
+        guard.summary(content.summary)
+        guard.finish(content.exit_code)
+    except BaseException:  # Ctrl-C: an upload must not delay the exit
+        with suppress(Exception):
+            mirror.kill()
+        raise
+    return guard.problem.removesuffix(f" {EVERY_ROW}")
+
+
+def difference(content: Content, seen: ServerState) -> str:
+    """Difference between run and server; empty if the server has all of it."""
+    steps = content.steps
+    if seen.num_rows != len(steps):
+        return f"{seen.num_rows} of {len(steps)} rows arrived"
+    last = steps[-1] if steps else -1
+    if seen.last_step not in (last, -1):  # not reported by some servers
+        return f"the last row is of step {seen.last_step}, not of {last}"
+    if seen.state == "running":
+        return "the server still shows the run as running"
+    for key, value in content.summary.items():
+        if not _same(seen.summary.get(key), value):
+            return f"the summary has {key} = {seen.summary.get(key)}, not {value}"
+    return ""
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-9) or (math.isnan(one) and math.isnan(other))
+    return one == other
+
+
+def _keep_receipt(paths: RunPaths, receipt: Receipt, *notes: str) -> str:
+    """Write the receipt; returns the notes, and why it could not be written."""
+    problem = ""
+    try:
+        add_receipt(paths, receipt)
+    except OSError as error:
+        problem = f"no receipt kept ({error.strerror})"
+    return "; ".join(note for note in (*notes, problem) if note)

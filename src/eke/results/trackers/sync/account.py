@@ -17,9 +17,16 @@ from eke.common.paths import RunPaths
 from eke.common.streams import speak
 from eke.config import schema
 from eke.plan.planner import outline_record, read_plan
-from eke.plan.record import RECORD_LIMIT, Outcome, Record, metrics, read_attempts, read_record
+from eke.plan.record import RECORD_LIMIT, Outcome, metrics, read_attempts, read_record
 from eke.results.trackers.async_tracker import deduplicate, one_line
-from eke.results.trackers.tracker import TrackedRun, Value, shown_of, summary_values, tracker_id
+from eke.results.trackers.tracker import (
+    TrackedRun,
+    Value,
+    shown_of,
+    summary_values,
+    tracker_id,
+    tracker_settings,
+)
 from eke.results.trackers.wandb import ignore_folder_settings, kill_core
 from eke.rules.tracker import has_wandb_key
 
@@ -91,8 +98,15 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
         NoAnswer: it does not answer.
         Refusal: it is unreachable or fails.
     """
+
+    def ask() -> Account:
+        import wandb
+
+        api = wandb.Api(timeout=int(ANSWER_S))
+        return Account(server=api.settings["base_url"], entity=api.default_entity or "")
+
     try:
-        return bounded(_log_in, answer_s)
+        return bounded(ask, answer_s)
     except Refusal as error:
         if any(word in str(error) for word in ("401", "403", "API key")):
             raise ConfigError(f"{error}\n  -> wandb login") from error
@@ -106,7 +120,22 @@ def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
         NoAnswer: it does not answer.
         Refusal: it rejects the request.
     """
-    return bounded(lambda: _look(path), answer_s)
+
+    def ask() -> ServerState | None:
+        import wandb
+
+        try:
+            run = wandb.Api(timeout=int(ANSWER_S)).run(path)
+        except Exception as error:  # RunNotFoundError, which wandb 0.31 may wrap in another
+            if "Could not find run" in str(error):
+                return None
+            raise
+        summary = dict(run.summary_metrics or {})
+        num_rows = int(run.historyLineCount or 0)
+        last = run.lastHistoryStep if num_rows else -1
+        return ServerState(num_rows, int(last), summary, run.state, run.url)
+
+    return bounded(ask, answer_s)
 
 
 def bounded(ask: Callable[[], T], answer_s: float) -> T:
@@ -145,29 +174,6 @@ def give_up_core() -> None:
 
     with suppress(BaseException):  # it leaves by sys.exit if wandb-core died
         wandb.teardown()
-
-
-def _log_in() -> Account:
-    import wandb
-
-    api = wandb.Api(timeout=int(ANSWER_S))
-    return Account(server=api.settings["base_url"], entity=api.default_entity or "")
-
-
-def _look(path: str) -> ServerState | None:
-    import wandb
-
-    api = wandb.Api(timeout=int(ANSWER_S))
-    try:
-        run = api.run(path)
-    except Exception as error:  # RunNotFoundError, which wandb 0.31 may wrap in another
-        if "Could not find run" in str(error):
-            return None
-        raise
-    summary = dict(run.summary_metrics or {})
-    num_rows = int(run.historyLineCount or 0)
-    last = run.lastHistoryStep if num_rows else -1
-    return ServerState(num_rows, int(last), summary, run.state, run.url)
 
 
 @dataclass(frozen=True)
@@ -222,9 +228,11 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
     """
     digest = content_digest(paths)
     rows, unreadable = metrics.read_rows(paths.metrics)
-    record = read_record(paths) or _outline(paths, rows)
-    settings = record.config.get("tracker")
-    settings = settings if isinstance(settings, dict) else {}
+    record = read_record(paths)
+    if record is None:  # worker and supervisor were killed before writing one
+        attempt: Any = max(len(read_attempts(paths)) - 1, 0)
+        record = outline_record(read_plan(paths), rows, attempt, Outcome.crashed, None)
+    settings = tracker_settings(record)
     device = str(record.plan.get("device", {}).get("name", ""))
     run = TrackedRun(
         run_id=tracker_id(paths.folder.name, record.run_id),
@@ -248,13 +256,6 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
     note = f"{unreadable} unreadable lines skipped" if unreadable else ""
     kept = deduplicate(rows)
     return Content(run, kept, summary_values(record), record.exit_code, digest, note)
-
-
-def _outline(paths: RunPaths, rows: list[metrics.Row]) -> Record:
-    """Record of a run whose worker and supervisor were killed before writing one."""
-    plan = read_plan(paths)
-    attempt: Any = max(len(read_attempts(paths)) - 1, 0)
-    return outline_record(plan, rows, attempt, Outcome.crashed, None)
 
 
 RECEIPT_VERSION = 1
@@ -306,25 +307,14 @@ def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
 def sole_sender(paths: RunPaths) -> Iterator[bool]:
     """Lock a run against other `eke sync` processes; yields whether it succeeded.
 
-    Without a lock file (read-only folder) it succeeds: sending a run twice is harmless.
+    Without a lock (read-only folder) it succeeds: sending a run twice is harmless.
     """
-    descriptor = _open_lock(paths.sync_lock)
+    descriptor, is_sole = None, True
+    with suppress(OSError):
+        descriptor = open_file(paths.sync_lock, os.O_RDWR | os.O_CREAT)
+        is_sole = try_lock(descriptor)  # raises on a file system without locks
     try:
-        yield descriptor is None or _claim(descriptor)
+        yield is_sole
     finally:
         if descriptor is not None:
             os.close(descriptor)
-
-
-def _open_lock(path: Path) -> int | None:
-    try:
-        return open_file(path, os.O_RDWR | os.O_CREAT)
-    except OSError:
-        return None
-
-
-def _claim(descriptor: int) -> bool:
-    try:
-        return try_lock(descriptor)
-    except OSError:  # a file system without locks
-        return True

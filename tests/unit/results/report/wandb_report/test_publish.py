@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support import REPO
-from unit.results.report.wandb.runs import SWEEP, Made, make_sweep
+from unit.results.report.wandb_report.runs import SWEEP, Made, make_sweep
 from unit.results.trackers.stub import Server
 
 from eke.cli import main

@@ -1,29 +1,30 @@
-"""Allocate devices to runs: whole sets at once, or one by one to a run that waits for many.
+"""Launcher `local`: runs of a sweep on this machine, which one process starts and supervises.
 
-Scheduling order: first come first served, small runs fill gaps, large runs never starve.
+A run gets all its devices at once; for one that waits for many they are kept as they get free.
+First come first served: small runs fill gaps, large runs never starve.
 
-Leases of devices: two sweeps on one machine never get the same one.
+A lease is a lock (flock) on
+a file named after the device, shared by all users of the machine. The kernel frees it when its last
+holder is gone: the pool, and the worker it was handed to, which keeps it if it outlives its pool.
 
-A lease is a lock (flock) on a file named after the device, shared by all users of the machine. The
-kernel frees it when its last holder is gone: the pool, and the worker it was handed to. Neither a
-killed pool nor a killed worker leaves a device taken; a worker that outlives its pool keeps it.
-
-Memory check right before a run starts, against what other processes hold of its device.
-
-A sweep is planned for idle devices, since most runs start later. Free memory is read right before
-each start: the kernel may kill a process that exceeds it.
+Free memory is read right before each start, since the kernel may kill a process that exceeds it;
+the sweep was planned for idle devices.
 """
 
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from eke.common.errors import ConfigError, EkeError
+from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.files import hold_folder, open_shared_lock, read_text, try_lock
+from eke.common.paths import SHARED_DEVICE, SweepPaths
+from eke.common.process_env import machines_at_hand
 from eke.common.text import format_bytes
+from eke.config.schema import Config
 from eke.estimate.memory import (
     cannot_fit,
     known_forecast,
@@ -32,25 +33,34 @@ from eke.estimate.memory import (
     refuse_what_cannot_fit,
 )
 from eke.estimate.time import slowdown
-from eke.hardware import DeviceSlot, cpu_slots, free_bytes, gpu_slots, processes_on, resident_bytes
+from eke.hardware import (
+    DeviceSlot,
+    choose_device,
+    cpu_slots,
+    free_bytes,
+    gpu_slots,
+    processes_on,
+    resident_bytes,
+)
+from eke.launch.interface import Launcher, StartedSweep, Target
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.running_run import LiveRun, Probed, probe
 from eke.launch.processes.sweep import Job
+from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.worker_process import forward_signals
 from eke.plan.planner import Plan
+from eke.plan.record import Outcome
 
 MAX_OVERTAKEN = 8
 """Runs that may be started before one that waits for more devices than are free; then what gets
 free is kept for it. A number of runs and not a time: runs of a sweep last about equally long."""
 
-Take = Callable[[Job, bool], bool]
-"""Start a job if its devices can be had, and say so; the flag says to keep what is free until there
-are enough."""
 
-
-def start_what_fits(due: Iterable[Job], take: Take) -> list[Job]:
+def start_what_fits(due: Iterable[Job], take: Callable[[Job, bool], bool]) -> list[Job]:
     """Start every job that can be started, in order; returns them.
 
-    Args:
-        due: jobs that could be started, the first of the sweep first.
-        take: starts a job.
+    `take` starts a job if its devices can be had, and says so; its flag says to keep what is free
+    until there are enough.
     """
     started: list[Job] = []
     passed_over: list[Job] = []
@@ -140,16 +150,8 @@ GATHERING = "gathering"
 """Name of the lock of the one pool on a machine that may hold devices it does not use yet. Two that
 each held half of what they need would wait for each other for ever."""
 
-Busy = Callable[[str], str]
-"""Device -> why it cannot be used now; empty when it can."""
-
 Suits = Callable[[DeviceSlot], str]
 """Slot that could be had -> why it is of no use to a run now; empty when it is."""
-
-
-def any_slot(_: DeviceSlot) -> str:
-    """Nothing against it."""
-    return ""
 
 
 @dataclass
@@ -172,7 +174,9 @@ class Grant:
     def environment(self, num_processes: int = 1) -> dict[str, str]:
         """What the run's processes need to see these devices and no others."""
         if not self.slots[0].is_gpu:
-            return _threads(len(self.cores()) // num_processes)
+            threads = len(self.cores()) // num_processes  # 0 where all cores may be used
+            is_set = "OMP_NUM_THREADS" in os.environ
+            return {"OMP_NUM_THREADS": str(threads)} if threads and not is_set else {}
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(slot.device for slot in self.slots),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -192,11 +196,6 @@ class Grant:
             os.close(self.descriptors.pop())
 
 
-def _threads(cores: int) -> dict[str, str]:
-    """Threads for each process, unless the user set it; none if all may be used."""
-    return {"OMP_NUM_THREADS": str(cores)} if cores and "OMP_NUM_THREADS" not in os.environ else {}
-
-
 def occupied(device: str) -> str:
     """Why a GPU cannot be used now: a process without a lease computes on it.
 
@@ -213,7 +212,8 @@ class Devices:
     """All devices of one kind that this pool may use."""
 
     slots: Sequence[DeviceSlot]
-    busy: Busy = occupied
+    busy: Callable[[str], str] = occupied
+    """Device -> why it cannot be used now; empty when it can."""
     shared: bool = False
     """Whether runs share devices."""
     slots_per_run: int | None = None
@@ -234,11 +234,7 @@ class Devices:
             return self.slots_per_run
         return min(job.num_devices, self.count) if job.kind == "cpu" else job.num_devices
 
-    def threads(self) -> dict[str, str]:
-        """Variables of every process that has one CPU slot; none where it may use all cores."""
-        return _threads(len(self.slots[0].cores))
-
-    def take(self, count: int, *, gather: bool = False, suits: Suits = any_slot) -> Grant | None:
+    def take(self, count: int, *, gather: bool = False, suits: Suits | None = None) -> Grant | None:
         """Lease so many different devices, or none.
 
         Args:
@@ -251,7 +247,8 @@ class Devices:
             self.let_go()
         self.why = ""
         taken = self._gathered if gather else {}
-        may_keep = gather and self._may_gather()
+        if gather and self._gathering is None:
+            self._gathering = try_lease(GATHERING)
         for slot in self.slots:
             if len(taken) == count:
                 break
@@ -260,7 +257,7 @@ class Devices:
             if (descriptor := self._lease(slot, suits)) is not None:
                 taken[slot] = descriptor
         if len(taken) < count:
-            if not may_keep:
+            if self._gathering is None:
                 _close(taken)
             return None
         grant = Grant(list(taken), list(taken.values()), self.shared)
@@ -275,19 +272,14 @@ class Devices:
             os.close(self._gathering)
             self._gathering = None
 
-    def _may_gather(self) -> bool:
-        if self._gathering is None:
-            self._gathering = try_lease(GATHERING)
-        return self._gathering is not None
-
-    def _lease(self, slot: DeviceSlot, suits: Suits) -> int | None:
+    def _lease(self, slot: DeviceSlot, suits: Suits | None) -> int | None:
         descriptor = try_lease(slot.lease)
         if descriptor is None:
             self.why = f"{slot.name} is leased by {holder_of(slot.lease)}"
             return None
         if not self.shared and (why := self.busy(slot.device)):
             self.why = f"{slot.name} is {why}"
-        elif why := suits(slot):
+        elif suits is not None and (why := suits(slot)):
             self.why = f"{slot.name}: {why}"
         else:
             return descriptor
@@ -342,11 +334,7 @@ class FreeMemory:
         return f"{format_bytes(left)} of memory free now, at least {needed} needed"
 
     def problem(self, num_spare: int) -> ConfigError | None:
-        """Message for a run that does not fit because others hold memory on too many devices.
-
-        Args:
-            num_spare: devices that it could do without.
-        """
+        """Message for a run that does not fit because others hold memory on too many devices."""
         if len(self.by_others) <= num_spare:
             return None
         plan = next(iter(self.by_others.values()))
@@ -375,3 +363,204 @@ class FreeMemory:
             needed = least_bytes(job.plan, found)
             return needed, needed
         return self.resident(job.pid), least_host_bytes(job.plan, found)
+
+
+def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
+    """Start a run on its devices.
+
+    Raises:
+        BusyError: another process works on this run.
+        RunError: the folder cannot be written.
+    """
+    size, cores = plan.batch.world_size, grant.cores()
+    environment = grant.environment(size)
+    if grant.shared:
+        environment[SHARED_DEVICE] = "1"
+    before = os.sched_getaffinity(0) if cores else set[int]()
+    try:
+        if cores:  # the kernel hands them on, so no code runs between fork and exec
+            os.sched_setaffinity(0, cores)
+        return LiveRun(plan, place, size, environment, grant.descriptors)
+    finally:
+        if cores:
+            os.sched_setaffinity(0, before)
+
+
+POLL_S = 0.02
+"""Between two looks at the workers: what a run that has ended may wait for the next one."""
+
+RETRY_S = 0.5
+"""Between two tries to get devices that others hold."""
+
+BUSY_S = 2.0
+"""Retry interval for a run that another process works on."""
+
+
+@dataclass
+class Pool(StartedSweep):
+    """Runs of a sweep, and the devices they share; it ends with this process."""
+
+    books: Books
+    devices: Mapping[str, Devices]
+    """By kind."""
+    start: Callable[[Plan, Place, Grant], LiveRun] = start_run
+    heard: list[int] = field(default_factory=list)
+    """Signals that ask to stop."""
+    room: Callable[[Plan, Sequence[Job]], FreeMemory] = FreeMemory
+    """Checks a run's memory against what is held when it starts."""
+    _tried: float = 0.0
+
+    def wait(self) -> bool:
+        """Run every job to its end, or until a stop signal; no worker is left afterwards."""
+        try:
+            with forward_signals(self.ask, self.kill) as self.heard:
+                self.books.ledger.flush(at_once=True)
+                self.books.answer_from_records()
+                while self.is_going_on():
+                    self.step()
+                    time.sleep(POLL_S)
+        finally:
+            for job in self.books.running():
+                self.collect(job)
+            for devices in self.devices.values():
+                devices.let_go()
+            self.books.ledger.flush(at_once=True)
+        return bool(self.heard)
+
+    def is_going_on(self) -> bool:
+        """Whether there is anything to wait for."""
+        if self.heard:
+            return bool(self.books.running())
+        return any(job.outcome is None for job in self.books.jobs)
+
+    def step(self) -> None:
+        """Look at every worker, and start what can be started."""
+        ended = [job for job in self.books.running() if job.live and job.live.is_over()]
+        for job in ended:
+            self.collect(job)
+        now = time.monotonic()
+        if not self.heard and (ended or now - self._tried >= RETRY_S):
+            self._tried = now
+            start_what_fits(
+                [job for job in self.books.jobs if job.is_waiting() and now >= job.not_before],
+                self.try_to_start,
+            )
+        if self.heard:  # a job that cannot start does not wait: this process may hold its devices
+            for job in self.books.jobs:
+                job.waiting_for = ""
+        self.books.ledger.flush()
+        self.books.board.update(self.books.jobs)
+
+    def ask(self, number: int) -> None:
+        """Hand a signal on to every worker."""
+        for job in self.books.running():
+            if job.live:
+                job.live.ask(number)
+
+    def kill(self) -> None:
+        """End every worker."""
+        for job in self.books.running():
+            if job.live:
+                job.live.kill()
+
+    def try_to_start(self, job: Job, gather: bool) -> bool:
+        """Start a job, or settle it otherwise; False when its devices cannot be had now."""
+        devices = self.devices[job.kind]
+        count = devices.needed(job)
+        if count > devices.count:
+            reason = f"needs {count} devices, and there are {devices.count}"
+            self.books.end(job, Outcome.refused, reason)
+            return True
+        room = self.room(job.plan, self.books.running())
+        try:
+            grant = devices.take(count, gather=gather, suits=room.lacks)
+        except EkeError as error:
+            if not self.books.running():
+                raise
+            job.waiting_for = str(error)  # until running jobs have ended, whatever happens
+            return False
+        if grant is None and (full := room.problem(devices.count - count)):
+            self.books.fail(job, full)
+            return True
+        if grant is None:
+            job.waiting_for = devices.why
+            return False
+        try:
+            self.launch(job, grant)
+        finally:
+            if job.live is None:
+                grant.release()
+        return True
+
+    def launch(self, job: Job, grant: Grant) -> None:
+        """Start a job on its devices, unless another process has done or does it."""
+        try:
+            place = self.books.place_of(job.plan)
+            if self.books.answer(job, place):
+                return
+            live = self.start(job.plan, place, grant)
+            job.live, job.pid = live, live.pid
+        except BusyError as error:
+            job.not_before = time.monotonic() + BUSY_S
+            job.waiting_for = str(error)
+        except EkeError as error:
+            self.books.fail(job, error)
+        else:
+            job.grant, job.where = grant, grant.name
+            self.books.started(job)
+
+    def collect(self, job: Job) -> None:
+        """Take the record of a worker that has ended, and free its devices."""
+        live, grant = job.live, job.grant
+        assert live is not None
+        assert grant is not None
+        try:
+            self.books.settle(job, live.finish(), stopping=bool(self.heard))
+        except EkeError as error:
+            job.end(Outcome.crashed, error.short())
+        except Exception as error:  # whatever it left: the others continue
+            why = f"what it left cannot be read: {type(error).__name__}: {error}"
+            job.end(Outcome.crashed, why)
+        finally:
+            job.grant = None
+            grant.release()
+        self.books.left(job)
+
+
+def probe_in_pool(plan: Plan) -> Probed:
+    """Run the trial of a plan as its run would be started, if its devices are free now.
+
+    Raises:
+        KeyboardInterrupt: a signal asked to stop; no process is left.
+        RunError: the folder for temporary files cannot be written.
+    """
+    devices = devices_for(plan)
+    grant = devices.take(plan.batch.world_size * plan.batch.devices)
+    if grant is None:
+        return Probed(None, devices.why or "there are too few devices")
+    try:
+        return probe(plan, lambda trial, place: start_run(trial, place, grant))
+    finally:
+        grant.release()
+
+
+def devices_for(plan: Plan) -> Devices:
+    """This machine's devices that a run may use, shared as its configuration says."""
+    launcher = plan.config.launcher
+    return find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)
+
+
+class LocalLauncher(Launcher):
+    """Runs on the devices of this machine."""
+
+    name = "local"
+    unused_keys = ("prefix",)
+
+    def target(self, config: Config) -> Target:
+        """The device of this machine, or the one that `hardware` declares."""
+        return Target(*choose_device(config.hardware.option), machines_at_hand())
+
+    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
+        """Make the pool; its runs start in `wait`."""
+        plans = {job.kind: job.plan for job in books.jobs}
+        return Pool(books, {kind: devices_for(plan) for kind, plan in plans.items()})

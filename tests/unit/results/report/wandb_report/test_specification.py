@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.results.report.wandb.runs import SWEEP, Made, make_run, make_sweep, three_repeats
+from unit.results.report.wandb_report.runs import SWEEP, Made, make_run, make_sweep, three_repeats
 
 from eke.cli import main
 from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
 from eke.plan.record import metrics, read_record
+from eke.results.report import wandb_report as module
 from eke.results.report.compare import Comparison, compare_runs
-from eke.results.report.wandb import specification as module
-from eke.results.report.wandb.specification import (
+from eke.results.report.wandb_report import (
     MAX_FACTORS,
     WandbProject,
     dump,
     find_filter,
     find_project,
-    grouping,
     specification,
 )
 from eke.results.trackers import summary_values
@@ -127,7 +126,7 @@ def test_runs_that_differ_in_too_much_are_shown_one_by_one(tmp_path: Path) -> No
     }  # fmt: skip
     found = compare_runs([make_sweep(tmp_path, [Made("fp32"), Made("fp32", keys=changes)])])
     assert len(found.factors) > MAX_FACTORS
-    assert grouping(found) == run_set(found)["grouping"] == []
+    assert run_set(found)["grouping"] == []
     assert len(run_set(found)["runFeed"]["columnPinned"]) > MAX_FACTORS
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unit.results.report.wandb.runs import make_sweep, three_repeats
+from unit.results.report.wandb_report.runs import make_sweep, three_repeats
 from unit.results.trackers.stub import Server, serving
 
 

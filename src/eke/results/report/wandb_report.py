@@ -1,0 +1,429 @@
+"""Weights & Biases report of a comparison: built offline, published on request.
+
+wandb is imported only when a report is built. Tested with wandb 0.31 and wandb-workspaces 0.4.13.
+Design decisions: docs/explanation/tracking.md.
+"""
+
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.files import read_json, write_json
+from eke.common.paths import RunPaths
+from eke.config import schema
+from eke.config.schema import TrackerMode
+from eke.plan.record import Record, metrics
+from eke.results.report.compare import Comparison
+from eke.results.report.compare.claims import verdict_lines
+from eke.results.report.compare.load_records import Entry
+from eke.results.report.show.export import (
+    cut,
+    escape,
+    main_table,
+    printable_line,
+    section_lines,
+)
+from eke.results.report.show.sections import count_outcomes, provenance, sections
+from eke.results.trackers.async_tracker import TIME
+from eke.results.trackers.sync import account
+from eke.results.trackers.sync.account import read_receipts
+from eke.results.trackers.tracker import tracker_id, tracker_settings
+
+
+def workspaces() -> ModuleType:
+    """The module `wandb_workspaces.reports.v2`: reports, blocks and panels.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    # Disables W&B's telemetry, which waits 10 s for an unreachable host.
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+    try:
+        with warnings.catch_warnings():
+            # wandb-workspaces 0.4: its classes use pydantic's former names.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            import wandb_workspaces.reports.v2 as reports
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("wandb_workspaces", "wandb"):
+            raise
+        raise ConfigError(
+            "--wandb needs the package wandb-workspaces, which is not installed -> "
+            'pip install "eke[report]"'
+        ) from None
+    return reports
+
+
+PLAIN = re.compile(r"[A-Za-z0-9_.\- ]+")
+"""Names that wandb-workspaces 0.4 filters by as they are: it writes a filter as an expression and
+reads it back, where `=` becomes `==`, `<` becomes `<=` and a quotation mark ends the name."""
+
+
+@dataclass(frozen=True)
+class WandbProject:
+    """A project at W&B."""
+
+    entity: str
+    """Team or user; empty for the account's default."""
+    project: str
+
+    def __str__(self) -> str:
+        return f"{self.entity}/{self.project}" if self.entity else self.project
+
+
+Filter = tuple[str, list[str]]
+"""What W&B filters runs by, `Group` or `ID`, and the names."""
+
+
+def find_project(comparison: Comparison, project: str = "", entity: str = "") -> WandbProject:
+    """Find the project of the runs.
+
+    Args:
+        comparison: what is reported.
+        project: instead of the runs' own `tracker.project`.
+        entity: instead of their `tracker.entity`.
+
+    Raises:
+        ConfigError: the runs are filed under several.
+    """
+    settings = [tracker_settings(record) for _, record in recorded(comparison)]
+    return WandbProject(
+        entity or _only("entity", [str(each.get("entity") or "") for each in settings]),
+        project
+        or _only("project", [str(each.get("project") or "") for each in settings])
+        or schema.Tracker.project,
+    )
+
+
+def find_filter(comparison: Comparison) -> Filter | None:
+    """Filter for the runs at W&B; None without runs.
+
+    By group where all are of sweeps that W&B has as groups: runs that the sweep gains later then
+    show up by themselves. By id otherwise: single runs, and cells that were answered by the record
+    of an earlier sweep, whose group is that sweep.
+    """
+    found = recorded(comparison)
+    if not found:
+        return None
+    sweeps = list(dict.fromkeys(entry.sweep for entry, _ in found))
+    is_grouped = all(entry.sweep == tracker_settings(each).get("group") for entry, each in found)
+    if is_grouped and all(map(PLAIN.fullmatch, sweeps)):
+        return "Group", sweeps
+    ids = dict.fromkeys(
+        tracker_id(entry.folder.name if entry.folder else record.run_id, record.run_id)
+        for entry, record in found
+    )
+    return "ID", [each for each in ids if PLAIN.fullmatch(each)]
+
+
+def recorded(comparison: Comparison) -> list[tuple[Entry, Record]]:
+    """Compared runs with a record, in the report's order."""
+    entries = [entry for row in comparison.rows for entry in row.variant.entries]
+    return [(entry, entry.record) for entry in entries if entry.record is not None]
+
+
+def _only(what: str, values: list[str]) -> str:
+    found = list(dict.fromkeys(values))
+    if len(found) > 1:
+        names = ", ".join(name or "the account's default" for name in found)
+        named = next(name for name in found if name)
+        why = f"the runs are filed under {len(found)} of them: {names}"
+        raise ConfigError(
+            Problem(f"tracker.{what}", "", why, Fix(remark=f"eke report ... --{what} {named}"))
+        )
+    return found[0] if found else ""
+
+
+SAMPLES_PER_S, PEAK_BYTES = "samples_per_s", "peak_allocated_bytes"
+"""Of a run's summary (eke.results.trackers.tracker)."""
+
+MAX_FACTORS = 6
+"""Factors above which runs are not grouped (W&B nests groups); a choice, not a limit of W&B."""
+
+
+def factor_paths(comparison: Comparison) -> list[str]:
+    """Paths in W&B's config of the factors that differ: `precision.value`, `cfg.value.train.steps`.
+
+    W&B wraps each top-level key into `value`. Factors that only cells without a run have are
+    omitted.
+    """
+    records = [record for _, record in recorded(comparison)]
+    paths = []
+    for key in comparison.factors:
+        if any(key in record.choices for record in records):
+            # As eke.results.trackers.wandb.make_config names it.
+            paths.append(f"{key.replace('.', '_')}.value")
+        elif any(_has(record.config, key) for record in records):
+            paths.append(f"cfg.value.{key}")
+    return list(dict.fromkeys(paths))
+
+
+def _has(tree: Any, path: str) -> bool:
+    for name in path.split("."):
+        if not isinstance(tree, Mapping) or name not in tree:
+            return False
+        tree = tree[name]
+    return True
+
+
+WIDTH, HEIGHT = 24, 8
+"""Columns of W&B's grid, and rows of one panel of it."""
+MAX_RUNS = 100
+"""Lines and bars that a panel shows; W&B's own default is 10."""
+
+
+def _run_set(
+    library: ModuleType, found: Filter, place: WandbProject | None, factors: list[str]
+) -> Any:
+    """The compared runs, fastest first, grouped and coloured by differing factors.
+
+    A `place` is looked up at the server; None is the report's own, which needs no server.
+    """
+    where = {"entity": place.entity, "project": place.project} if place else {}
+    measured = [f"summary:{SAMPLES_PER_S}", f"summary:{PEAK_BYTES}"]
+    key, names = found  # plain: see PLAIN
+    chosen = f"== {names[0]!r}" if len(names) == 1 else f"in {names!r}"
+    groups = factors if len(factors) <= MAX_FACTORS else []
+    return library.Runset(
+        **where,
+        name="compared runs",
+        filters=f"Metric({key!r}) {chosen}",
+        groupby=[f"config.{path}" for path in groups],
+        order=[library.OrderBy(library.SummaryMetric(SAMPLES_PER_S), ascending=False)],
+        pinned_columns=[*(f"config:{path}" for path in factors), *measured],
+    )
+
+
+def _panels(library: ModuleType) -> list[Any]:
+    half = WIDTH // 2
+    # Over the runs of a group: their mean, from the lowest to the highest.
+    over = {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax", "max_runs_to_show": MAX_RUNS}
+
+    def at(row: int, column: int = 0, width: int = half) -> Any:
+        return library.Layout(x=column * half, y=row * HEIGHT, w=width, h=HEIGHT)
+
+    def bars(title: str, key: str, column: int) -> Any:
+        return library.BarPlot(
+            title=title, metrics=[key], max_bars_to_show=MAX_RUNS, layout=at(1, column), **over
+        )
+
+    def lines(title: str, key: str, unit: str, column: int) -> Any:
+        return library.LinePlot(
+            title=title, x=key, y=[metrics.LOSS], title_x=unit, title_y="train loss",
+            layout=at(2, column), **over,
+        )  # fmt: skip
+
+    return [
+        library.ScatterPlot(
+            title="samples/s over peak memory, bytes",
+            x=library.SummaryMetric(PEAK_BYTES),
+            y=library.SummaryMetric(SAMPLES_PER_S),
+            layout=at(0, width=WIDTH),
+        ),
+        bars("samples/s", SAMPLES_PER_S, 0),
+        bars("peak memory, bytes", PEAK_BYTES, 1),
+        lines("train loss over steps", metrics.STEP, "step", 0),
+        lines("train loss over training time", TIME, "s of training steps", 1),
+        library.RunComparer(diff_only="split", layout=at(3, width=WIDTH)),
+    ]
+
+
+MAX_ROWS, MAX_SECTION_ROWS = 100, 50
+"""Maximum rows of each table: W&B renders the whole report in the browser. report.csv has all."""
+MAX_CHARS = 300
+"""Maximum characters of a table cell, for long exception messages."""
+MAX_TITLE_CHARS = 128
+"""Maximum length of a title in wandb-workspaces 0.4."""
+
+
+def escape_markdown(text: str) -> str:
+    """Escape a sentence: no mark-up, formula or heading."""
+    flat = _guarded(escape(cut(text, 10 * MAX_CHARS)))
+    return f"\\{flat}" if flat[:1] in ("#", "+", "-", "=") else flat
+
+
+def _guarded(text: str) -> str:
+    """Escape dollar signs (formulas in W&B) and strike-through."""
+    return text.replace("$", "\\$").replace("~", "\\~")
+
+
+def specification(
+    comparison: Comparison, place: WandbProject, repeats: bool = False, is_online: bool = False
+) -> Any:
+    """Build the report as an object of wandb-workspaces, with the contents of the other formats.
+
+    Args:
+        comparison: what is reported.
+        place: the project that it, and the runs, are filed under.
+        repeats: list every run, too.
+        is_online: name the project to the run set, too, which asks the server for its number;
+            without, W&B takes the report's own.
+
+    Raises:
+        ConfigError: wandb-workspaces is not installed.
+    """
+    library = workspaces()
+    first, *others = map(escape_markdown, verdict_lines(comparison))
+    opening = [f"**{first}**", *others, escape_markdown(count_outcomes(comparison))]
+    blocks = [library.MarkdownBlock("\n\n".join(opening))]
+
+    def add(title: str, text: str) -> None:
+        blocks.extend([library.H2(title), library.MarkdownBlock(text)])
+
+    if comparison.rows:
+        table = main_table(comparison, MAX_ROWS, MAX_CHARS)
+        add("Configurations", _guarded("\n".join(table)))
+    if found := find_filter(comparison):
+        key, names = found
+        which = f"group {', '.join(names)}" if key == "Group" else f"{len(names)} runs by their ids"
+        live = (
+            f"These panels are live: {escape_markdown(which)} in project "
+            f"{escape_markdown(place.project)}, with the server's current data. "
+            "Tables and text are from the time of writing."
+        )
+        add("Charts", live)
+        run_set = _run_set(library, found, place if is_online else None, factor_paths(comparison))
+        blocks.append(library.PanelGrid(runsets=[run_set], panels=_panels(library)))
+    for section in (*sections(comparison, repeats), provenance(comparison)):
+        table = section_lines(section, MAX_SECTION_ROWS, MAX_CHARS)
+        add(section.title, _guarded("\n".join(table)))
+    if comparison.notes:
+        add("Notes", "\n".join(f"- {escape_markdown(note)}" for note in comparison.notes))
+    titles = comparison.sweeps or tuple(Path(folder).name for folder in comparison.folders)
+    return library.Report(
+        # None would cause a request to the server.
+        entity=place.entity,
+        project=place.project,
+        title=cut(printable_line(f"eke: {', '.join(titles) or 'runs'}"), MAX_TITLE_CHARS),
+        description="made by eke report",
+        blocks=blocks,
+        width="fluid",
+    )
+
+
+def dump(report: Any) -> str:
+    """JSON that `save` sends; `spec` is the parsed string of its mutation `upsertView`."""
+    model = report._to_model()  # wandb-workspaces 0.4.13 has no public method
+    content = {
+        "displayName": model.display_name,
+        "description": model.description,
+        "entityName": model.project.entity_name,
+        "projectName": model.project.name,
+        "type": "runs",
+        "spec": json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True)),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+SAVE_S = 60.0
+"""Time limit without the login: four requests, for which W&B allows 19 s each."""
+
+FILE_VERSION = 1
+
+
+class PublishedReport(NamedTuple):
+    """A published report, stored with the other files so that it can be updated."""
+
+    server: str
+    entity: str
+    project: str
+    id: str
+    url: str
+
+
+def publish(
+    comparison: Comparison, place: WandbProject, file: Path, repeats: bool = False
+) -> tuple[str, bool, int]:
+    """Save the report, and store its id in `file`.
+
+    Args:
+        comparison: what is reported.
+        place: its project; an empty entity is the account's default.
+        file: where earlier reports of this comparison are remembered.
+        repeats: list every run, too.
+
+    Returns:
+        Its URL, whether it is new, and the number of runs that the server may lack.
+
+    Raises:
+        ConfigError: wandb-workspaces or an API key is missing, the server refuses the key, or it
+            knows no such project.
+        NoAnswer: the server does not answer.
+        Refusal: it cannot be reached, or does not take the report.
+        OSError: `file` cannot be written.
+    """
+    workspaces()  # fails before the login if it is missing
+    try:
+        others = [PublishedReport(**each) for each in read_json(file)["published"]]
+    except (OSError, ValueError, TypeError, KeyError):  # missing or invalid
+        others = []
+    with tempfile.TemporaryDirectory(prefix="eke-report-", ignore_cleanup_errors=True) as scratch:
+        account.configure_wandb(Path(scratch))
+        try:
+            user = account.log_in(account.ANSWER_S)
+            place = replace(place, entity=place.entity or user.entity)
+            if not place.entity:
+                raise ConfigError("W&B's server names no default entity -> --entity NAME")
+            where = (user.server, place.entity, place.project)
+            known_id = next((p.id for p in others if p[:3] == where), "")
+            answer = account.bounded(lambda: _save(comparison, place, repeats, known_id), SAVE_S)
+        finally:
+            account.give_up_core()
+    if answer is None:
+        raise ConfigError(
+            f"project {place}: the server knows none of this name, or not for this account\n"
+            "  -> eke sync RUNS   (sends the runs, and makes it), or --project NAME, --entity NAME"
+        )
+    report_id, url = answer
+    kept = [p for p in others if p[:3] != where]
+    content = [each._asdict() for each in (*kept, PublishedReport(*where, report_id, url))]
+    write_json(file, {"schema_version": FILE_VERSION, "published": content})
+    return url, report_id != known_id, count_missing(comparison, where)
+
+
+def count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
+    """Count runs that the server may lack: no receipt of `eke sync`, and not run online."""
+    count = 0
+    for entry, record in recorded(comparison):
+        settings = tracker_settings(record)
+        is_online = settings.get("mode") == TrackerMode.online.value
+        if is_online and settings.get("option") == "wandb" and settings.get("project") == where[2]:
+            continue
+        receipts = read_receipts(RunPaths(entry.folder)) if entry.folder else []
+        count += not any(receipt.place == where for receipt in receipts)
+    return count
+
+
+def _save(
+    comparison: Comparison, place: WandbProject, repeats: bool, known_id: str
+) -> tuple[str, str] | None:
+    """Id and address of the saved report; None when there is no such project.
+
+    `Report.save` would create the project, also for a misspelled name.
+    """
+    import wandb
+    from wandb_workspaces._graphql import execute_graphql
+    from wandb_workspaces.reports.v2 import gql
+
+    api = wandb.Api(timeout=int(account.ANSWER_S))
+    names = {"entityName": place.entity, "projectName": place.project}
+    if not execute_graphql(api, gql.projectInternalId, names).get("project"):
+        return None
+    report = specification(comparison, place, repeats, is_online=True)
+    if known_id:
+        try:
+            view = execute_graphql(api, gql.view_report, {"reportId": known_id}).get("view")
+        except Exception as error:  # several classes for an unknown id
+            if "not found" not in str(error).lower():
+                raise
+            view = None
+        report.id = known_id if view else ""
+    report.save()
+    return str(report.id), str(report.url)
