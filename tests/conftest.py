@@ -185,26 +185,15 @@ def tiny() -> tuple[str, ...]:
 @pytest.fixture
 def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
     """Overrides -> what the run logs at each step."""
-    from eke.common.paths import RunPaths
+    from trained import train_job
+
     from eke.plan.record import metrics
-    from eke.results.trackers import TrackedRun, build_tracker
-    from eke.training.loop.attempt import run_engine
-    from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.stop import StopFlag
-    from eke.training.loop.training_state import build_job
 
     def run(*overrides: str) -> Curve:
         plan = make_plan(*last_wins(*overrides))
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}-{plan.run_id}"
-        folder.mkdir()
-        paths = RunPaths(folder)
-        tracker = build_tracker(
-            TrackedRun("0" * 16, "", None, (), "", {}, {}, folder, 0, plan.config.tracker)
-        )
-        meter = Meter(HostClock(), 0, 0)
-        job = build_job(plan, paths, 0, StopFlag(), tracker, meter, {})
-        run_engine(job)
-        rows, unreadable = metrics.read_rows(paths.metrics)
+        job = train_job(plan, folder)
+        rows, unreadable = metrics.read_rows(job.paths.metrics)
         assert unreadable == 0
         steps = metrics.latest(rows, metrics.LOSS)
         assert len(steps) == plan.steps.total

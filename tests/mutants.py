@@ -330,8 +330,8 @@ FAULTS = (
     fault(
         "mean_per_micro_batch",
         "training/loop/step.py",
-        "parts.loss(parts.model, batch) / num_targets",
-        "parts.loss(parts.model, batch) / max(1, batch.num_targets)",
+        "job.loss(job.model, batch) / num_targets",
+        "job.loss(job.model, batch) / max(1, batch.num_targets)",
         "the loss and the gradient grow with gradient accumulation",
         "equivalence/test_accumulation.py::test_every_cut_of_the_batch_is_the_same_step",
     ),

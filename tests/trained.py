@@ -15,11 +15,16 @@ from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, build_job
 
 
-def train_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:
-    """The job of a plan after its last step; continues from a checkpoint in the folder."""
+def start_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:
+    """The job of a plan before its first step, or after a checkpoint in the folder."""
     folder.mkdir(exist_ok=True)
     meter = Meter(HostClock(), attempt, 0)
-    job = build_job(plan, RunPaths(folder), attempt, StopFlag(), Untracked(), meter, {})
+    return build_job(plan, RunPaths(folder), attempt, StopFlag(), Untracked(), meter, {})
+
+
+def train_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:
+    """The job of a plan after its last step; continues from a checkpoint in the folder."""
+    job = start_job(plan, folder, attempt)
     run_engine(job)
     return job
 

@@ -120,26 +120,19 @@ def plan_with(own_options: Path):
 
 
 def test_a_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
-    from eke.common.paths import RunPaths
+    from trained import start_job
+
     from eke.plan.record import metrics
-    from eke.results.trackers import TrackedRun, build_tracker
     from eke.training.loop.loop import train
-    from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.stop import StopFlag
-    from eke.training.loop.training_state import build_job
 
     plan = plan_with("optimizer=rmsprop", "optimizer.lr=1e-2")
-    folder = tmp_path / "run"
-    folder.mkdir()
-    tracked = TrackedRun("0" * 16, "", None, (), "", {}, {}, folder, 0, plan.config.tracker)
-    paths, meter = RunPaths(folder), Meter(HostClock(), 0, 0)
-    job = build_job(plan, paths, 0, StopFlag(), build_tracker(tracked), meter, {})
+    job = start_job(plan, tmp_path / "run")
     before = [p.detach().clone() for p in job.parameters]
     train(job)
     assert isinstance(job.optimizer, torch.optim.RMSprop)
     assert plan.size.num_parameters * 4 == state_bytes(plan.config).optimizer
     assert job.optimizer.param_groups[0]["alpha"] == 0.9
-    rows = metrics.latest(metrics.read_rows(paths.metrics)[0], metrics.LOSS)
+    rows = metrics.latest(metrics.read_rows(job.paths.metrics)[0], metrics.LOSS)
     assert len(rows) == 2
     assert all(math.isfinite(row[metrics.LOSS]) for row in rows)
     assert not any(torch.equal(a, b) for a, b in zip(before, job.parameters, strict=True))

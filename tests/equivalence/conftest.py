@@ -7,25 +7,14 @@ import pytest
 import torch.distributed as dist
 from support import last_wins
 
-from eke.common.paths import RunPaths
-
 
 @pytest.fixture
 def job_of(make_plan, tmp_path):
     """Overrides -> the job, trained to its end in a folder of the given name."""
-    from eke.results.trackers.tracker import Untracked
-    from eke.training.loop.loop import train
-    from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.stop import StopFlag
-    from eke.training.loop.training_state import build_job
+    from trained import train_job
 
     def run(name: str, *overrides: str):
-        plan = make_plan(*last_wins(*overrides))
-        paths = RunPaths(tmp_path / name)
-        paths.folder.mkdir(exist_ok=True)
-        job = build_job(plan, paths, 0, StopFlag(), Untracked(), Meter(HostClock(), 0, 0), {})
-        train(job)
-        return job
+        return train_job(make_plan(*last_wins(*overrides)), tmp_path / name)
 
     return run
 

@@ -27,7 +27,7 @@ from eke.training.model.checkpointing import CHECKPOINTING
 from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.training.trace.allocator import NAME, fake_gpu
 from eke.training.trace.fakes import autocast_kernel
-from eke.training.trace.trace_step import Training
+from eke.training.trace.trace_plan import Training
 
 aten = torch.ops.aten
 

@@ -1,17 +1,13 @@
 """Bit-exact checkpoints: weights, optimizer, loss scale and every random state.
 
 A checkpoint folder is written under a temporary name, fsynced, listed with sizes and checksums,
-and renamed. The order of samples and the learning rate are
-functions of the step's number and need no saving. Weights are safetensors; the rest is loaded with
-`weights_only`, so that no checkpoint can run code.
+and renamed. The order of samples and the learning rate are functions of the step's number and need
+no saving. Weights are safetensors; the rest is loaded with `weights_only`, so that no checkpoint
+can run code.
 
-The optimizer step of a training state that is cut into parts: FSDP2.
-
-Checkpoints that every rank writes its part of: one folder, one manifest, complete or not there.
-
-Rank 0 writes the weights in the hub's layout, as for any run, each rank its part of the optimizer
-state and its random states, and rank 0 gives the folder its name once all have written. Whatever
-fails on one rank is raised on all; a rank that is killed leaves the checkpoint before as it was.
+Where each rank holds a part (DeepSpeed), rank 0 writes the weights, each rank its part of the
+optimizer state and its random states, and rank 0 gives the folder its name once all have written.
+Whatever fails on one rank is raised on all; a killed one leaves the checkpoint before as it was.
 """
 
 import logging
@@ -21,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +54,9 @@ from eke.training.model.save_model import (
 )
 from eke.training.optimizer.build_optimizer import evaluation_weights, restore_training_weights
 from eke.training.optimizer.update import PlainUpdate
+
+if TYPE_CHECKING:
+    from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 
 log = logging.getLogger(__name__)
 
@@ -116,11 +115,14 @@ def save_checkpoint(
             "scaler": scaler.state_dict() if scaler else {},
             "random": list(random_states) or [capture_random_state()],
         }
-        # Opened here: a file that torch opens loses the system's error.
-        with open(unfinished / OPTIMIZER, "wb") as file:
-            torch.save(tensors, file)
+        _save_tensors(tensors, unfinished / OPTIMIZER)
         write_json(unfinished / STATE, {"step": step})
         return finish_checkpoint(unfinished, step, keep)
+
+
+def _save_tensors(content: dict[str, Any], path: Path) -> None:
+    with open(path, "wb") as file:  # a file that torch opens loses the system's error
+        torch.save(content, file)
 
 
 def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
@@ -342,25 +344,11 @@ class ShardedUpdate:
         return gather_weights(self.model, keep)
 
 
-@runtime_checkable
-class HoldsPart(Protocol):
-    """An update whose rank holds a part of the training state."""
-
-    def weights(self, keep: bool) -> dict[str, Tensor] | None:
-        """All weights where `keep`, None where the model has them; every rank must call it."""
-
-    def part(self) -> dict[str, Any]:
-        """This rank's part but for the weights: tensors, numbers, lists and dictionaries."""
-
-    def load_part(self, part: dict[str, Any]) -> None:
-        """Continue from what `part` gave."""
-
-
 def save_parts(
     folder: Path,
     step: int,
     model: nn.Module,
-    update: HoldsPart,
+    update: "DeepSpeedUpdate",
     keep: int,
     ranks: Ranks,
     tokenizer: Any = None,
@@ -389,21 +377,19 @@ def save_parts(
 
     def write_part() -> None:
         content = {**update.part(), "random": capture_random_state()}
-        # Opened here: a file that torch opens loses the system's error.
-        with open(unfinished / part_name(ranks.rank, ranks.world_size), "wb") as file:
-            torch.save(content, file)
+        _save_tensors(content, unfinished / part_name(ranks.rank, ranks.world_size))
 
     def finish() -> None:
         finish_checkpoint(unfinished, step, keep)
 
     final = folder / checkpoint_name(step)
     with removed_on_error(unfinished) if ranks.is_main else nullcontext():
-        _together(ranks, final, write_weights if ranks.is_main else _nothing)
+        _together(ranks, final, write_weights if ranks.is_main else None)
         _together(ranks, final, write_part)
-        _together(ranks, final, finish if ranks.is_main else _nothing)
+        _together(ranks, final, finish if ranks.is_main else None)
 
 
-def load_part(path: Path, update: HoldsPart, ranks: Ranks) -> int:
+def load_part(path: Path, update: "DeepSpeedUpdate", ranks: Ranks) -> int:
     """Restore this rank's part, its random states last; returns the steps it was taken after.
 
     Raises:
@@ -423,18 +409,15 @@ def load_part(path: Path, update: HoldsPart, ranks: Ranks) -> int:
     return int(state["step"])
 
 
-def _together(ranks: Ranks, final: Path, action: Callable[[], object]) -> None:
-    """Run an action on every rank; a system's error of one is raised on all."""
+def _together(ranks: Ranks, final: Path, action: Callable[[], None] | None) -> None:
+    """Run each rank's action, if it has one; a system's error of one is raised on all."""
     failed: OSError | None = None
     try:
         with translated_errors(final):
-            action()
+            if action is not None:
+                action()
     except OSError as error:
         failed = error
     errors = ranks.gather(failed and (failed.errno, failed.strerror, failed.filename))
     if first := next(filter(None, errors), None):
         raise OSError(*first) from failed
-
-
-def _nothing() -> None:
-    """Action of the other ranks."""

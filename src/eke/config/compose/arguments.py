@@ -282,11 +282,11 @@ def _move(old: object, new: object) -> Fix:
 def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Catalogue) -> Problem:
     """Explain an error inside a file: name, line, reason and replacement."""
     cause: BaseException | None = error
-    while cause and not isinstance(cause, yaml.MarkedYAMLError):
+    while cause:
+        if isinstance(cause, yaml.MarkedYAMLError) and (mark := cause.problem_mark):
+            fix = Fix(remark="correct this line")
+            return Problem(f"{mark.name}:{mark.line + 1}", "", f"not YAML: {cause.problem}", fix)
         cause = cause.__cause__ or cause.__context__
-    if cause and (mark := cause.problem_mark):
-        fix = Fix(remark="correct this line")
-        return Problem(f"{mark.name}:{mark.line + 1}", "", f"not YAML: {cause.problem}", fix)
     text = str(error)
     if absent := re.search(r"Could not find '([\w/]+)/([\w.-]+)'", text):
         return _absent_option(absent[1], absent[2], folders, catalogue)

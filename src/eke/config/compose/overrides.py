@@ -196,10 +196,11 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     if entry:
         return [] if raw else [Problem(key, "(nothing)", "no value; remove it")]
     if key in catalogue.options:
-        check = _check_option
+        problem = _check_option(key, parsed.value(), raw, catalogue)
+    elif key in catalogue.sections:
+        problem = _section(key, parsed.value(), raw, catalogue)
     else:
-        check = _section if key in catalogue.sections else _check_value
-    problem = check(key, parsed.value(), raw, catalogue)
+        problem = _check_value(key, parsed.value(), raw, catalogue)
     return [problem] if problem else []
 
 

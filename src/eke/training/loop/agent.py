@@ -48,8 +48,11 @@ def main(arguments: list[str]) -> int:
     end_with_parent(signal.SIGTERM, os.environ.get(SUPERVISOR, ""))
     os.environ[AGENT] = str(os.getpid())
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(STOP_TIMEOUT_S)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_processes)))
-    quiet_elastic()
+    # Ranks that each take all of this machine's cores stand in their own way.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num_processes)))
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):  # the record says what its notes mean
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     meeting = "" if endpoint else tempfile.mkdtemp(prefix="eke-ranks-")  # mode 0700
     config = launch_config(num_processes, int(node), int(num_nodes), endpoint, meeting)
     try:
@@ -76,18 +79,18 @@ def launch_config(
     On several machines by fixed numbers: rank 0 has to be where the run's folder is held, and
     torch's elastic rendezvous numbers machines as it likes.
     """
+    backend, found_at = "static", endpoint
+    settings: dict[str, Any] = {"rank": node}
     if meeting:
-        os.environ |= {MEETING: f"{meeting}/ranks", **stay_on_this_machine()}
-        where: dict[str, Any] = {
-            "rdzv_backend": "c10d",
-            "rdzv_endpoint": f"{meeting}/agent",
-            "rdzv_configs": {"store_type": "file"},
-        }
-    else:
-        where = {
-            "rdzv_backend": "static",
-            "rdzv_endpoint": endpoint,
-            "rdzv_configs": {"rank": node},
+        backend, found_at, settings = "c10d", f"{meeting}/agent", {"store_type": "file"}
+        # Keep torch's agent, gloo and NCCL off the network.
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+        os.environ |= {
+            MEETING: f"{meeting}/ranks",
+            # Else the agent makes a store for its ranks, which listens on all addresses.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "GLOO_SOCKET_IFNAME": loopback,
+            "NCCL_SOCKET_IFNAME": loopback,
         }
     return LaunchConfig(
         min_nodes=num_nodes,
@@ -96,19 +99,10 @@ def launch_config(
         run_id=endpoint or str(os.getpid()),
         max_restarts=0,  # a restart continues from the checkpoint instead
         signals_to_handle=FORWARDED,
-        **where,
+        rdzv_backend=backend,
+        rdzv_endpoint=found_at,
+        rdzv_configs=settings,
     )
-
-
-def stay_on_this_machine() -> dict[str, str]:
-    """Variables that keep torch's agent, gloo and NCCL off the network."""
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    return {
-        # Without it the agent makes a store for its ranks, which listens on all addresses.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
-    }
 
 
 def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
@@ -122,18 +116,6 @@ def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
         ends: rank -> time in whole seconds at which torch's agent saw it gone, and exit code.
     """
     return min(ends, key=lambda rank: (ends[rank][0], ends[rank][1] >= 0, rank == 0, rank))
-
-
-def quiet_elastic() -> None:
-    """Its notes about closing processes mean nothing to users; what they mean is in the record."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def threads_per_rank(num_processes: int) -> int:
-    """This machine's cores, shared out: ranks that each take all of them stand in their own way."""
-    return max(1, usable_cores() // num_processes)
 
 
 if __name__ == "__main__":

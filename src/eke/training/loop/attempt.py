@@ -97,7 +97,10 @@ def work(attempt: Attempt) -> int:
     write_last_rows(attempt)
     record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
     record.timing.startup_s = attempt.startup_s
-    record.shared_device = was_shared(foreign)
+    if foreign is not None:  # known
+        record.shared_device = bool(foreign)
+    if os.environ.get(SHARED_DEVICE):
+        record.shared_device = True
     write_record(attempt.paths, record)  # before the tracker, which may be slow
     with contextlib.suppress(OSError):  # the summary is optional
         write_cards(attempt.paths, record)
@@ -108,13 +111,6 @@ def work(attempt: Attempt) -> int:
         record.warnings.append(f"tracker: {tracker.problem}")
         write_record(attempt.paths, record)
     return outcome.exit_code
-
-
-def was_shared(foreign: list[str] | None) -> bool | None:
-    """Whether other processes used the device; None if unknown."""
-    if os.environ.get(SHARED_DEVICE):
-        return True
-    return None if foreign is None else bool(foreign)
 
 
 def run_follower(attempt: Attempt) -> int:
@@ -130,36 +126,32 @@ def run_follower(attempt: Attempt) -> int:
 
 def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failure | None]:
     """Build and train; returns the outcome in any case."""
-    quiet_libraries(attempt.plan)
-    meter = Meter(HostClock(), attempt.number, timed_from=0)
+    plan, paths, number, ranks = attempt.plan, attempt.paths, attempt.number, attempt.ranks
+    quiet_libraries(plan)
+    meter = Meter(HostClock(), number, timed_from=0)
     try:
         note_first_stages(attempt)
-        with verify_inputs(attempt.plan):
+        with verify_inputs(plan):
             job = attempt.job = build_job(
-                attempt.plan,
-                attempt.paths,
-                attempt.number,
-                attempt.stop,
-                tracker,
-                meter,
-                attempt.stages,
-                attempt.ranks,
+                plan, paths, number, attempt.stop, tracker, meter, attempt.stages, ranks
             )
         attempt.startup_s = seconds_since_start()
         run_engine(job)
         job.note_stage("training")
-        if attempt.ranks.world_size > 1:
+        if ranks.world_size > 1:
             peak = device_peak(job.device) or job.profiled_peak
-            gathered = attempt.ranks.gather((peak, job.profiled))
+            gathered = ranks.gather((peak, job.profiled))
             job.peaks = [peak for peak, _ in gathered]
             job.profiled = max(gathered, key=lambda each: each[0] or 0)[1]
         return Outcome.ok, None
     except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
         outcome, failure = classify(error, meter.phase)
-        say_failure(outcome, failure)
+        log.error("%s: %s", outcome.value, failure.message)
+        if failure.traceback and outcome is Outcome.crashed:  # others have it in the record
+            log.error(failure.traceback)
         return outcome, failure
     finally:
-        remove_swap(swap_folder(attempt.plan, attempt.paths), attempt.ranks.rank)
+        remove_swap(swap_folder(plan, paths), ranks.rank)
 
 
 @contextmanager
@@ -204,10 +196,3 @@ def write_last_rows(attempt: Attempt) -> None:
         attempt.job.tracker.log(rows)
     except (RuntimeError, OSError) as error:
         log.warning("the last steps could not be written: %s", error)
-
-
-def say_failure(outcome: Outcome, failure: Failure) -> None:
-    """Log a failure, with the traceback if it is unexpected (others have it in the record)."""
-    log.error("%s: %s", outcome.value, failure.message)
-    if failure.traceback and outcome is Outcome.crashed:
-        log.error(failure.traceback)

@@ -27,25 +27,19 @@ QUIET = {
 """torch's native code, its profiler above all, writes notes that mean nothing to users; bars
 fill a log."""
 
-TALKERS = {
-    "torchao": logging.ERROR,  # 0.18: kernels built for other devices, triton, on every import
-    "torch.utils._pytree": logging.ERROR,  # 2.13: how torchao 0.18 registers its enums
-    "bitsandbytes": logging.ERROR,  # 0.50: that faster CPU kernels are in another package
-    "DeepSpeed": logging.ERROR,  # 0.19: that it runs on the CPU
-}
-"""Logger -> lowest level that is shown."""
-
-
-def quiet_environment() -> None:
-    """Before torch is imported: what its native code reads once."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+TALKERS = (
+    "torchao",  # 0.18: kernels built for other devices, triton, on every import
+    "torch.utils._pytree",  # 2.13: how torchao 0.18 registers its enums
+    "bitsandbytes",  # 0.50: that faster CPU kernels are in another package
+    "DeepSpeed",  # 0.19: that it runs on the CPU
+)
+"""Loggers of which only errors are shown."""
 
 
 def quiet_imports() -> None:
-    """Before torch is imported, and with it whatever else is installed."""
-    for name, level in TALKERS.items():
-        logging.getLogger(name).setLevel(level)
+    """Set levels of loggers, before torch is imported, and with it whatever else is installed."""
+    for name in TALKERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def quiet_libraries(plan: Plan) -> None:

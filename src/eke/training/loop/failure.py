@@ -40,12 +40,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
-    """Outcome and explanation for an exception that reached the worker.
-
-    Args:
-        error: what was raised.
-        phase: what the run was doing.
-    """
+    """Outcome and explanation for an exception that reached the worker in a phase."""
     if isinstance(error, Stopped):
         return error.outcome, Failure(phase, str(error))
     if isinstance(error, Diverged):
@@ -65,15 +60,11 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
         return Outcome.crashed, Failure(phase, of_system(error))
     message = lacking(error) or f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
     if type(error).__module__.startswith("torch._inductor"):
-        message += f"; {_where_compiled_code_is()}"
+        # A file that a crash or a full disk left empty ends every later run.
+        folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        fix = "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER   (or compile=none)"
+        message += f"; if what the compiler keeps in {folder} is damaged: {fix}"
     return Outcome.crashed, Failure(phase, message, trace)
-
-
-def _where_compiled_code_is() -> str:
-    """A file of the compiler's that a crash or a full disk left empty ends every later run."""
-    folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
-    fix = "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER   (or compile=none)"
-    return f"if what the compiler keeps in {folder} is damaged: {fix}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import NoReturn
 
@@ -18,9 +18,10 @@ import torch
 from eke.common.files import replace_link
 from eke.common.paths import RunPaths
 from eke.common.text import format_seconds
-from eke.plan.record import Outcome, metrics
+from eke.plan.record import metrics
 from eke.training.batches.batches import MicroBatch
-from eke.training.checkpoint import EXPORT, HoldsPart, checkpoint_name, save_checkpoint, save_parts
+from eke.training.checkpoint import EXPORT, checkpoint_name, save_checkpoint, save_parts
+from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.failure import Diverged
 from eke.training.loop.meter import capture_random_state, restore_random_state
@@ -76,13 +77,15 @@ class BetweenSteps:
         job, settings = self.job, self.job.plan.config.train
         done = step + 1
         is_last = done == job.plan.steps.total
-        stop = None if is_last else asked_to_stop(job, totals)  # what is done is not interrupted
+        # Alone, stop after this step; ranks stop after the step before which they knew of it.
+        asked = job.stop.outcome if job.ranks.world_size == 1 else totals.stop
+        stop = None if is_last else asked  # what is done is not interrupted
         eval_due = is_last or (settings.eval_every and done % settings.eval_every == 0)
         save_due = settings.checkpoint_every and done % settings.checkpoint_every == 0
         if is_last or stop or eval_due or save_due or done % settings.log_every == 0:
             rows = write_metrics(job)
             if time.monotonic() - self.said > SAY_EVERY_S and rows and not is_last:
-                log_step(job, rows[-1])
+                _log_step(job, rows[-1])
                 self.said = time.monotonic()
         if eval_due:
             evaluate(job, done)
@@ -127,24 +130,16 @@ def enter(job: TrainingState, phase: str) -> None:
     job.meter.enter(phase)
 
 
-def asked_to_stop(job: TrainingState, totals: StepTotals) -> Outcome | None:
-    """Alone, stop after this step; ranks stop after the step before which they knew of it."""
-    return job.stop.outcome if job.ranks.world_size == 1 else totals.stop
-
-
 def train_step(job: TrainingState, batches: Iterator[list[MicroBatch]], step: int) -> StepTotals:
     """One optimizer step over all micro-batches of the global batch; returns what it held."""
-    meter = job.meter
     cut, totals = next_step(job, batches)
     # The mean over every target of the global batch: the same however the batch is cut.
     num_targets = max(1, totals.num_targets)
     # Before the backward pass: an update may step within it.
     learning_rate = job.plan.config.optimizer.lr * job.multiplier(step)
     set_learning_rate(job.optimizer, learning_rate)
-    total, grad_norm = take_step(
-        job.stepped, cut, num_targets, step, learning_rate, partial(enter, job)
-    )
-    meter.end_step(step, total, grad_norm, learning_rate, totals.num_samples, totals.num_tokens)
+    total, grad_norm = take_step(job, cut, num_targets, step, learning_rate, partial(enter, job))
+    job.meter.end_step(step, total, grad_norm, learning_rate, totals)
     return totals
 
 
@@ -158,17 +153,13 @@ def next_step(
     made = next(batches) or job.data.placeholders(1)
     job.largest = max((batch.size for batch in made), key=lambda size: size.tokens)
     cut = [job.transfer(batch) for batch in made]
-    return cut, job.ranks.totals(count_step(cut, job.stop.outcome))
-
-
-def count_step(cut: Sequence[MicroBatch], stop: Outcome | None) -> StepTotals:
-    """What this rank's part of a step holds; known on the host."""
-    return StepTotals(
+    mine = StepTotals(
         sum(batch.num_targets for batch in cut),
         sum(batch.num_samples for batch in cut),
         sum(batch.num_tokens for batch in cut),
-        stop,
+        job.stop.outcome,
     )
+    return cut, job.ranks.totals(mine)
 
 
 @torch.no_grad()
@@ -187,7 +178,7 @@ def evaluate(job: TrainingState, step: int) -> None:
         for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
             moved = job.transfer(batch)
             with look_at_evaluation(job):
-                add_evaluation(job.model, job.loss, job.formats, moved, total)
+                add_evaluation(job, moved, total)
             num_targets += batch.num_targets
     counted = job.ranks.totals(StepTotals(num_targets, 0, 0))
     loss = job.ranks.sum(total).item() / max(1, counted.num_targets)
@@ -237,39 +228,27 @@ def save(job: TrainingState, step: int) -> None:
     """Write a checkpoint: rank 0 with the random states of all, or each rank its own part."""
     start = time.perf_counter()
     job.meter.phase = "checkpoint"
-    if isinstance(job.update, HoldsPart):
-        save_parts(
-            job.paths.checkpoints,
-            step,
-            job.bare_model,
-            job.update,
-            job.plan.config.train.keep_checkpoints,
-            job.ranks,
-            job.tokenizer,
-        )
-    else:
-        save_whole(job, step)
+    folder, keep = job.paths.checkpoints, job.plan.config.train.keep_checkpoints
+    if isinstance(job.update, DeepSpeedUpdate):
+        save_parts(folder, step, job.bare_model, job.update, keep, job.ranks, job.tokenizer)
+    else:  # rank 0 has all there is to save, but for the other ranks' random states
+        random_states = job.ranks.gather(capture_random_state())
+        whole = job.update.gather(keep=job.ranks.is_main)
+        if job.ranks.is_main:
+            save_checkpoint(
+                folder,
+                step,
+                job.bare_model,
+                job.optimizer,
+                job.formats.scaler,
+                keep,
+                random_states,
+                job.tokenizer,
+                whole,
+            )
     if job.ranks.is_main:
         link_model(job.paths, step)
     job.checkpoint_s += time.perf_counter() - start
-
-
-def save_whole(job: TrainingState, step: int) -> None:
-    """Rank 0 has all there is to save, but for the other ranks' random states."""
-    random_states = job.ranks.gather(capture_random_state())
-    whole = job.update.gather(keep=job.ranks.is_main)
-    if job.ranks.is_main:
-        save_checkpoint(
-            job.paths.checkpoints,
-            step,
-            job.bare_model,
-            job.optimizer,
-            job.formats.scaler,
-            job.plan.config.train.keep_checkpoints,
-            random_states,
-            job.tokenizer,
-            whole,
-        )
 
 
 def link_model(paths: RunPaths, step: int) -> None:
@@ -280,8 +259,7 @@ def link_model(paths: RunPaths, step: int) -> None:
             replace_link(paths.model, target)
 
 
-def log_step(job: TrainingState, row: metrics.Row) -> None:
-    """Log one line about the last step."""
+def _log_step(job: TrainingState, row: metrics.Row) -> None:
     step, total, seconds = row[metrics.STEP], job.plan.steps.total, row[metrics.STEP_TIME]
     log.info(
         f"step {step}/{total}  loss {row[metrics.LOSS]:.4f}  {format_seconds(seconds)}/step  "

@@ -4,26 +4,14 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eke.plan.record import metrics
-from eke.training.distributed.ranks import ALONE, Ranks
-
-
-class Clock(Protocol):
-    """Clock that marks points in time; durations are read later."""
-
-    def stamp(self) -> Any:
-        """This moment on the device's time line."""
-        ...
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Seconds between two moments that have passed."""
-        ...
+from eke.training.distributed.ranks import ALONE, Ranks, StepTotals
 
 
 class HostClock:
@@ -53,6 +41,10 @@ class CudaClock:
         return float(start.elapsed_time(end)) / 1e3
 
 
+Clock = HostClock | CudaClock
+"""Marks moments on the device's time line; durations are read later."""
+
+
 def make_clock(device: torch.device) -> Clock:
     """The clock that tells the device's time."""
     return CudaClock() if device.type == "cuda" else HostClock()
@@ -69,21 +61,14 @@ class StepNote:
     grad_norm: Tensor | None
     """None if not needed."""
     learning_rate: float
-    num_samples: int
-    num_tokens: int
+    totals: StepTotals
     unsteady: bool = False
     """The compiler ran in this step, or its memory was measured."""
 
 
 def _stack(scalars: list[Tensor]) -> Tensor:
     """Float32, shape (scalars,), from tensors of one element each."""
-    return torch.stack([_plain(scalar) for scalar in scalars])
-
-
-def _plain(scalar: Tensor) -> Tensor:
-    if scalar.dtype is torch.float32 and not scalar.shape and not scalar.requires_grad:
-        return scalar  # as most are: three operations less for every number
-    return scalar.detach().float().reshape(())
+    return torch.stack([scalar.detach().float().reshape(()) for scalar in scalars])
 
 
 @dataclass
@@ -114,12 +99,11 @@ class Meter:
         loss: Tensor,
         grad_norm: Tensor | None,
         learning_rate: float,
-        num_samples: int,
-        num_tokens: int,
+        totals: StepTotals,
     ) -> None:
         """The step is over (on the host; the device may lag behind)."""
         self._stamps.append(("end", self.clock.stamp()))
-        note = StepNote(step, self._stamps, loss, grad_norm, learning_rate, num_samples, num_tokens)
+        note = StepNote(step, self._stamps, loss, grad_norm, learning_rate, totals)
         self.notes.append(note)
         self._stamps = []
 
@@ -152,8 +136,8 @@ class Meter:
             "train/learning_rate": note.learning_rate,
             metrics.STEP_TIME: sum(seconds.values()),
             **{metrics.PHASE_KEYS[phase]: value for phase, value in seconds.items()},
-            metrics.SAMPLES: note.num_samples,
-            metrics.TOKENS: note.num_tokens,
+            metrics.SAMPLES: note.totals.num_samples,
+            metrics.TOKENS: note.totals.num_tokens,
         }
         if note.step < self.timed_from or note.unsteady:
             row[metrics.WARMUP] = 1
@@ -170,9 +154,10 @@ def capture_random_state() -> RandomState:
     Those of GPUs only once CUDA is in use: asking would start it, in a run on the CPU too.
     """
     name, keys, *rest = np.random.get_state(legacy=True)
+    cuda_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch 2.13
     return {
         "torch": torch.get_rng_state(),
-        "cuda": _cuda_states(),
+        "cuda": torch.cuda.get_rng_state_all() if cuda_in_use else [],
         "python": random.getstate(),
         "numpy": [name, np.asarray(keys).tolist(), *rest],
     }
@@ -186,11 +171,6 @@ def restore_random_state(state: RandomState) -> None:
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.array(keys, np.uint32), *rest))
-
-
-def _cuda_states() -> list[torch.Tensor]:
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch 2.13
-    return torch.cuda.get_rng_state_all() if in_use else []
 
 
 GROWTH_INTERVAL = 2000

@@ -36,6 +36,7 @@ from eke.training.model.adapters import merge_adapters
 from eke.training.model.number_formats import compile_report
 from eke.training.model.save_model import save_pretrained
 from eke.training.observe.effective import AT_THE_END
+from eke.training.observe.memory_stages import device_peak
 
 
 def make_record(
@@ -56,7 +57,8 @@ def make_record(
     if job:
         for note in AT_THE_END:
             note(job)
-        note_what_was_compiled(job)
+        if job.plan.config.compile.option != "none":
+            _note_compiled_code(job)
         record.warnings += job.warnings
         record.timing.eval_s = job.eval_s
         record.timing.checkpoint_s = job.checkpoint_s
@@ -64,25 +66,22 @@ def make_record(
         note_measured_batch(record, plan, job.profiled)
         record.effective = effective(job)
         record.warnings += other_software(plan, read_attempts(paths))
-        record.warnings += count_skipped(job, rows, record.effective)
+        if job.formats.scaler:
+            _note_skipped(record, rows)
         record.timing.compile_s = record.effective.get("compile", {}).get("compile_s")
     return record
 
 
 def measured_memory(job: TrainingState) -> MeasuredMemory:
     """Peak memory and the guides' stages."""
-    if job.device.type == "cuda":
-        return MeasuredMemory(
-            basis="CUDA caching allocator, whole run; stages: memory in use on the GPU (NVML)",
-            peak_allocated_bytes=largest(job, torch.cuda.max_memory_allocated(job.device)),
-            peak_reserved_bytes=torch.cuda.max_memory_reserved(job.device),
-            process_peak_bytes=process_peak(),
-            peak_per_rank_bytes=job.peaks,
-            stages=dict(job.stages),
-        )
+    on_gpu = job.device.type == "cuda"
+    basis = "CPU tensor allocator, one profiled step; stages: resident memory of the process"
+    if on_gpu:
+        basis = "CUDA caching allocator, whole run; stages: memory in use on the GPU (NVML)"
     return MeasuredMemory(
-        basis="CPU tensor allocator, one profiled step; stages: resident memory of the process",
-        peak_allocated_bytes=largest(job, job.profiled_peak),
+        basis=basis,
+        peak_allocated_bytes=largest(job, device_peak(job.device) or job.profiled_peak),
+        peak_reserved_bytes=torch.cuda.max_memory_reserved(job.device) if on_gpu else None,
         process_peak_bytes=process_peak(),
         peak_per_rank_bytes=job.peaks,
         stages=dict(job.stages),
@@ -96,8 +95,7 @@ def largest(job: TrainingState, mine: int | None) -> int | None:
 
 def effective(job: TrainingState) -> dict[str, Any]:
     """What was read from the running objects."""
-    found = dict(job.effective)
-    found["device"] = str(next(job.bare_model.parameters()).device)
+    found = {**job.effective, "device": str(next(job.bare_model.parameters()).device)}
     if job.data.padding.frac is not None:
         found["padding_frac"] = job.data.padding.frac
     if job.formats.scaler:
@@ -106,10 +104,8 @@ def effective(job: TrainingState) -> dict[str, Any]:
     return found
 
 
-def note_what_was_compiled(job: TrainingState) -> None:
-    """The compiler's own counters, which are PyTorch's affair: no run is lost for want of them."""
-    if job.plan.config.compile.option == "none":
-        return
+def _note_compiled_code(job: TrainingState) -> None:
+    """The compiler's own counters are PyTorch's affair: no run is lost for want of them."""
     try:
         job.effective["compile"] = compile_report()
     except (ImportError, AttributeError, LookupError, TypeError) as error:
@@ -126,24 +122,16 @@ def other_software(plan: Plan, attempts: Sequence[dict[str, Any]]) -> list[str]:
     return found
 
 
-def count_skipped(
-    job: TrainingState, rows: Sequence[metrics.Row], found: dict[str, Any]
-) -> list[str]:
-    """Put into `found` how many steps of the whole run the loss scaler skipped.
-
-    Their gradients overflowed: the norm is not finite. Returns a warning where they are the rule.
-    """
-    if job.formats.scaler is None:
-        return []
+def _note_skipped(record: Record, rows: Sequence[metrics.Row]) -> None:
+    """Note how many steps of the whole run the loss scaler skipped: their gradients overflowed."""
     norms = [row[metrics.GRAD_NORM] for row in metrics.latest(rows, metrics.LOSS)]
     skipped = sum(not math.isfinite(norm) for norm in norms)
-    found["skipped_steps"] = skipped
-    if skipped <= len(norms) / 2:
-        return []
-    return [
-        f"{skipped} of {len(norms)} steps were skipped: their gradients overflowed float16 at "
-        "every loss scale tried (precision=bf16)"
-    ]
+    record.effective["skipped_steps"] = skipped
+    if skipped > len(norms) / 2:
+        record.warnings.append(
+            f"{skipped} of {len(norms)} steps were skipped: their gradients overflowed float16 at "
+            "every loss scale tried (precision=bf16)"
+        )
 
 
 def open_tracker(plan: Plan, paths: RunPaths, attempt: int) -> Tracker:

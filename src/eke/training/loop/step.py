@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +13,24 @@ from eke.training.model.number_formats import Formats
 from eke.training.optimizer.update import Update
 
 
-@dataclass(frozen=True)
-class Stepped:
-    """What takes part in a step."""
+class Stepped(Protocol):
+    """What takes part in a step: the state of a run, or of a trace."""
 
     model: nn.Module
     """As it is called."""
-    loss: LossFunction
     update: Update
     formats: Formats
     offload: AbstractContextManager[Any]
     """Context of each forward pass: where what it saves for backward is kept."""
     cache_release: CacheRelease
 
+    @property
+    def loss(self) -> LossFunction:
+        """Loss of a micro-batch, summed over its targets."""
+
 
 def take_step(
-    parts: Stepped,
+    job: Stepped,
     cut: Sequence[MicroBatch],
     num_targets: int,
     step: int,
@@ -39,7 +40,7 @@ def take_step(
     """One optimizer step; nothing in it waits for the device.
 
     Args:
-        parts: model, optimizer and all between them; the optimizer has its learning rate.
+        job: model, optimizer and all between them; the optimizer has its learning rate.
         cut: this rank's micro-batches, on the device.
         num_targets: of the global batch: the loss is the mean over all of them, so that it is the
             same however the batch is cut.
@@ -53,24 +54,22 @@ def take_step(
     """
     total: Tensor | None = None
     for number, batch in enumerate(cut, start=1):
-        with parts.update.exchange(last=number == len(cut)):
+        with job.update.exchange(last=number == len(cut)):
             enter("forward")
-            with parts.formats.autocast(), parts.offload:
-                loss = parts.loss(parts.model, batch) / num_targets
-            parts.cache_release.after_forward(step)
+            with job.formats.autocast(), job.offload:
+                loss = job.loss(job.model, batch) / num_targets
+            job.cache_release.after_forward(step)
             enter("backward")
-            parts.update.backward(loss)
+            job.update.backward(loss)
         total = loss.detach() if total is None else total + loss.detach()
         del loss
     assert total is not None, "a rank without samples has a placeholder"
     enter("optimizer")
-    return total, parts.update.apply(learning_rate)
+    return total, job.update.apply(learning_rate)
 
 
 @torch.no_grad()
-def add_evaluation(
-    model: nn.Module, loss: LossFunction, formats: Formats, batch: MicroBatch, total: Tensor
-) -> None:
+def add_evaluation(job: Stepped, batch: MicroBatch, total: Tensor) -> None:
     """Add the loss of one micro-batch of evaluation, summed over its targets, to `total`."""
-    with formats.eval_autocast():
-        total += loss(model, batch)
+    with job.formats.eval_autocast():
+        total += job.loss(job.model, batch)

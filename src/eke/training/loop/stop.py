@@ -62,9 +62,7 @@ def stop_with_supervisor() -> None:
 def end_with_parent(number: signal.Signals, parent: str) -> None:
     """Have the kernel send a signal to this process when its parent dies, or has died already.
 
-    Args:
-        number: the signal.
-        parent: process id of the parent; None does nothing.
+    Without a process id as `parent`, nothing is done.
     """
     if not parent.isdigit():
         return

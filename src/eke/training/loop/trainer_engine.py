@@ -29,7 +29,6 @@ from transformers import (
 from eke.common.errors import RunError
 from eke.common.paths import RunPaths
 from eke.plan.planner import Plan
-from eke.training.batches.batches import MicroBatch
 from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.loop import BetweenSteps, enter, evaluate, next_step
 from eke.training.loop.meter import capture_random_state, restore_random_state
@@ -93,22 +92,9 @@ def build_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> Traini
 
 
 Inputs = dict[str, Any]
-"""Keys of a micro-batch in Trainer: the model's tensors, and other values."""
+"""A micro-batch in Trainer: the model's arguments by name, and the `MicroBatch` itself."""
 
-BESIDE = ("labels", "places", "num_samples", "num_targets", "num_tokens")
-"""Values of a micro-batch other than the model's arguments."""
-
-
-def as_inputs(batch: MicroBatch) -> Inputs:
-    """A micro-batch as Trainer passes it around."""
-    others = {name: getattr(batch, name) for name in BESIDE}
-    return {**batch.inputs, **others}
-
-
-def as_batch(inputs: Inputs) -> MicroBatch:
-    """The micro-batch behind Trainer's inputs."""
-    tensors = {name: value for name, value in inputs.items() if name not in BESIDE}
-    return MicroBatch(tensors, **{name: inputs[name] for name in BESIDE})
+MICRO_BATCH = "micro_batch"
 
 
 class Steps:
@@ -148,11 +134,10 @@ class Steps:
         self.loss = torch.zeros((), device=job.device)
         set_learning_rate(job.optimizer, job.plan.config.optimizer.lr * job.multiplier(self.step))
         missing = job.plan.batch.accumulation - len(cut)
-        return [as_inputs(batch) for batch in cut + [cut[-1].without_targets()] * missing]
-
-    def add_loss(self, share: Tensor) -> None:
-        """One micro-batch's share of the step's mean loss is known."""
-        self.loss += share.detach()
+        return [
+            {**batch.inputs, MICRO_BATCH: batch}
+            for batch in cut + [cut[-1].without_targets()] * missing
+        ]
 
     def clip(self) -> Tensor | None:
         """Clip as planned; the norm before, on the device."""
@@ -165,19 +150,13 @@ class Steps:
         Raises:
             Diverged: a loss is not finite.
         """
-        totals = self.totals
         self.job.meter.end_step(
-            self.step,
-            self.loss,
-            self.grad_norm,
-            self.learning_rate,
-            totals.num_samples,
-            totals.num_tokens,
+            self.step, self.loss, self.grad_norm, self.learning_rate, self.totals
         )
         self.look.close()
         self.step += 1
         try:
-            self.between.finish(self.step - 1, totals)
+            self.between.finish(self.step - 1, self.totals)
         except Stopped as stopped:
             self.stopped = stopped
 
@@ -235,7 +214,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         self.accelerator.scaler = job.formats.scaler
         self.model_accepts_loss_kwargs = True
 
-    def get_train_dataloader(self) -> Iterator[list[MicroBatch]]:
+    def get_train_dataloader(self) -> Iterator[Any]:
         """The order of the plan; without a length, so that all steps are one epoch to Trainer."""
         return self.steps.batches
 
@@ -259,17 +238,16 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         num_items_in_batch: int | None = None,
     ) -> Tensor:
         """This micro-batch's share of the global batch's mean loss, ready for the backward pass."""
-        meter, batch = self.steps.job.meter, as_batch(inputs)
         job = self.steps.job
         enter(job, "forward")
         with job.offload:
             smoothing = self.args.label_smoothing_factor
-            share = job.loss(model, batch, smoothing) / self.steps.num_targets
+            share = job.loss(model, inputs[MICRO_BATCH], smoothing) / self.steps.num_targets
         job.cache_release.after_forward(self.steps.step)
-        meter.enter("backward")
-        self.steps.add_loss(share)
+        job.meter.enter("backward")
+        self.steps.loss += share.detach()
         # Ranks average their gradients where they should sum them.
-        return share * self.steps.job.ranks.world_size
+        return share * job.ranks.world_size
 
     def training_step(
         self, model: nn.Module, inputs: Inputs, num_items_in_batch: int | None = None
@@ -293,9 +271,6 @@ def build_lr_scheduler(job: TrainingState) -> LambdaLR:
     for group in job.optimizer.param_groups:
         group["initial_lr"] = job.plan.config.optimizer.lr
     return LambdaLR(job.optimizer, job.multiplier, last_epoch=job.start_step - 1)
-
-
-__all__ = ["train_with_trainer"]
 
 
 def train_with_trainer(job: TrainingState) -> None:

@@ -1,34 +1,47 @@
 """Training state: all objects of an attempt, built from the plan."""
 
 import logging
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import accelerate.utils
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from eke.common.paths import RunPaths
-from eke.plan.planner import Micro, Plan
+from eke.plan.planner import Micro, Plan, remove_swap, swap_folder
 from eke.plan.record import metrics
 from eke.results.trackers import Tracker
 from eke.training.batches.batches import CacheRelease, Transfer
 from eke.training.batches.dataset import TrainingData, build_data, load_plan_tokenizer
-from eke.training.distributed.deepspeed_engine import share_model
-from eke.training.distributed.ranks import ALONE, Ranks, build_handlers, expect_unreached
+from eke.training.checkpoint import EXPORT, load_checkpoint, load_part, newest_complete
+from eke.training.distributed.deepspeed_engine import (
+    DeepSpeedUpdate,
+    build_engine,
+    share_model,
+    share_update,
+)
+from eke.training.distributed.ranks import (
+    ALONE,
+    Ranks,
+    build_data_parallel,
+    build_handlers,
+    expect_unreached,
+)
 from eke.training.loop.meter import Meter, RandomState, make_clock
-from eke.training.loop.start import Built, build_device, start
-from eke.training.loop.step import Stepped
 from eke.training.loop.stop import StopFlag
 from eke.training.model.adapters import experts_left_out, frozen_at_random
 from eke.training.model.checkpointing import build_activation_offload
-from eke.training.model.loss import LossFunction
-from eke.training.model.number_formats import Formats, build_formats
-from eke.training.model.save_model import build_trainable, name_classes
+from eke.training.model.load_pretrained import LoadReport
+from eke.training.model.loss import LossFunction, build_loss
+from eke.training.model.number_formats import Formats, build_formats, compile_model
+from eke.training.model.save_model import build_trainable, load_weights, name_classes
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
-from eke.training.optimizer.update import Update
+from eke.training.optimizer.update import PlainUpdate, Update
 
 log = logging.getLogger(__name__)
 
@@ -83,18 +96,6 @@ class TrainingState:
     peaks: list[int | None] | None = None
     """Peak of each rank's tensor allocator, where there are several."""
 
-    @property
-    def stepped(self) -> Stepped:
-        """What takes part in a step."""
-        return Stepped(
-            self.model,
-            self.loss,
-            self.update,
-            self.formats,
-            self.offload,
-            self.cache_release,
-        )
-
     def warn(self, message: str) -> None:
         """Say something once, in the log of this rank and, on rank 0, in the record."""
         if message not in self.warnings:
@@ -106,17 +107,6 @@ class TrainingState:
         used = memory_in_use(self.device)
         if used is not None:
             self.stages[stage] = used
-
-
-def gap_in_the_curve(job: TrainingState) -> list[str]:
-    """What to say where steps before the checkpoint are not in metrics.jsonl: rank 0 writes it."""
-    missing = metrics.num_missing(job.paths.metrics, job.start_step) if job.ranks.is_main else 0
-    if not missing:
-        return []
-    return [
-        f"{job.paths.metrics.name} lacks {missing} of the {job.start_step} steps that the "
-        "checkpoint has done: curve and timings are those of the others"
-    ]
 
 
 def torch_device(plan: Plan) -> torch.device:
@@ -150,16 +140,21 @@ def build_job(
     formats = build_formats(plan, device)
     # Precision and all else is eke's: an `accelerate launch` in front may not change it. It also
     # joins the group of processes, before anything is built.
-    handlers = build_handlers(plan)
     accelerator = Accelerator(
-        cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=handlers
+        cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )
-    bare, report = build_trainable(plan, build_device(plan, device))
+    bare, report = build_trainable(plan, _build_device(plan, device))
     expect_unreached(plan, bare, accelerator)
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
-    built = Built(plan, bare, shared, optimizer, formats, device, ranks)
-    started = start(built, paths)
+    # All ranks continue from the same checkpoint.
+    checkpoint = ranks.tell(newest_complete(paths.checkpoints) if ranks.is_main else None)
+    if plan.deepspeed is None:
+        started = _start(plan, bare, shared, optimizer, formats, ranks, checkpoint)
+    else:
+        started = _start_deepspeed(plan, bare, optimizer, formats, device, ranks, checkpoint, paths)
+    if checkpoint is not None:
+        log.info("continuing after step %d (%s)", started.step, checkpoint.name)
     meter.timed_from = started.step + plan.config.train.timing_warmup_steps
     job = TrainingState(
         plan=plan,
@@ -183,13 +178,97 @@ def build_job(
         tracker=tracker,
         tokenizer=load_plan_tokenizer(plan),
         ranks=ranks,
-        parameters=built.parameters,
+        parameters=_trainable(bare),
         stages=stages,
     )
-    random = (*report.new_weights, *report.resized_weights)
-    adapted = [*frozen_at_random(bare, random), *experts_left_out(bare)]
-    headed = [*adapted, *name_classes(plan, bare, report)]
-    for warning in (*report.warnings, *headed, *gap_in_the_curve(job)):
-        job.warn(warning)
+    _warn_of_start(job, report)
     job.note_stage("weights")
     return job
+
+
+def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
+    random = (*report.new_weights, *report.resized_weights)
+    adapted = [*frozen_at_random(job.bare_model, random), *experts_left_out(job.bare_model)]
+    headed = name_classes(job.plan, job.bare_model, report)
+    for warning in (*report.warnings, *adapted, *headed):
+        job.warn(warning)
+    rows = job.paths.metrics
+    missing = metrics.num_missing(rows, job.start_step) if job.ranks.is_main else 0
+    if missing:
+        job.warn(
+            f"{rows.name} lacks {missing} of the {job.start_step} steps that the "
+            "checkpoint has done: curve and timings are those of the others"
+        )
+
+
+def _build_device(plan: Plan, device: torch.device) -> torch.device:
+    """Where weights are made: ZeRO-3 makes them on the host, lest a device hold all of them."""
+    stage = plan.deepspeed["zero_optimization"]["stage"] if plan.deepspeed else 0
+    return torch.device("cpu") if stage == 3 else device
+
+
+@dataclass(frozen=True)
+class Started:
+    """A model ready for its next step."""
+
+    model: nn.Module
+    """As it is called."""
+    loss: LossFunction
+    update: Update
+    formats: Formats
+    step: int
+    """Optimizer steps done already."""
+
+
+def _start(
+    plan: Plan,
+    model: nn.Module,
+    shared: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    formats: Formats,
+    ranks: Ranks,
+    checkpoint: Path | None,
+) -> Started:
+    """Load the checkpoint, if any, and compile the model."""
+    _seed_dropout(plan, ranks)
+    step = 0
+    if checkpoint is not None:
+        step = load_checkpoint(checkpoint, model, optimizer, formats.scaler, ranks.rank)
+    called, loss = compile_model(plan, shared), build_loss(plan)
+    if plan.config.distributed.option == "dp":  # one module, computed on each device of this rank
+        called, loss = build_data_parallel(plan, called, loss, formats)
+    plain = PlainUpdate(plan, called, optimizer, formats.scaler, _trainable(model))
+    return Started(called, loss, share_update(plan, plain, model, ranks), formats, step)
+
+
+def _start_deepspeed(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    formats: Formats,
+    device: torch.device,
+    ranks: Ranks,
+    checkpoint: Path | None,
+    paths: RunPaths,
+) -> Started:
+    """Load weights before they are shared out, the rest into what the engine has made of it."""
+    if checkpoint is not None:
+        load_weights(model, checkpoint / EXPORT)
+    swap = swap_folder(plan, paths)
+    remove_swap(swap, ranks.rank)  # of an attempt that was killed
+    engine = build_engine(plan, model, optimizer, formats, device, swap)
+    update = DeepSpeedUpdate(plan, engine, device)
+    _seed_dropout(plan, ranks)
+    step = load_part(checkpoint, update, ranks) if checkpoint is not None else 0
+    # The engine has its own autocast and loss scale.
+    return Started(engine, build_loss(plan), update, Formats(nullcontext, nullcontext, None), step)
+
+
+def _seed_dropout(plan: Plan, ranks: Ranks) -> None:
+    """Other masks on other ranks; a checkpoint brings its own states."""
+    accelerate.utils.set_seed((plan.config.seed + ranks.rank) % 2**32)
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    """Weights that gradients reach."""
+    return [p for p in model.parameters() if p.requires_grad]

@@ -28,10 +28,10 @@ from eke.plan.record import (
     write_record,
 )
 from eke.training.loop.environment import (
+    QUIET,
     choose_compiled_code_folders,
     end_first,
     own_resident_bytes,
-    quiet_environment,
     quiet_imports,
 )
 from eke.training.loop.stop import StopFlag, stop_with_supervisor
@@ -52,7 +52,9 @@ def main(arguments: list[str]) -> int:
     stop = StopFlag()
     stop.listen()
     stop_with_supervisor()
-    drop_settings_of_launchers()
+    # `accelerate launch` hands its own configuration on; what counts is eke's.
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
     empty = own_resident_bytes()
     try:
         rank = int(os.environ.get(RANK, "0"))
@@ -81,7 +83,7 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
         check_software(plan)
     except ChangedError as error:
         failure = Failure("software", str(error))
-        return record_end(own, paths, number, Outcome.refused, failure)
+        return _record_end(own, paths, number, Outcome.refused, failure)
     # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
     try:
         with importing():
@@ -89,14 +91,14 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     except (ImportError, AttributeError) as error:
         if not (why := lacking(error)):
             raise
-        return record_end(plan, paths, number, Outcome.crashed, Failure("import", why))
+        return _record_end(plan, paths, number, Outcome.crashed, Failure("import", why))
 
     ranks = join(plan)
     ranks.tell(number)
     return work(Attempt(plan, paths, number, stop, empty, ranks))
 
 
-def record_end(
+def _record_end(
     plan: Plan, paths: RunPaths, attempt: int, outcome: Outcome, failure: Failure
 ) -> int:
     """The record of a run that could not begin, without torch; returns its exit code."""
@@ -109,11 +111,19 @@ def record_end(
 
 
 def follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
-    """Train as one of the other ranks, once rank 0 is there and the plan lies in the folder."""
+    """Train as one of the other ranks, once rank 0 is there and the plan lies in the folder.
+
+    Raises:
+        RunError: the plan did not come in time.
+    """
     with importing():
         from eke.training.loop.attempt import Attempt, run_follower
 
-    plan = wait_for_plan(paths)
+    # Under a user's torchrun, rank 0's supervisor may still have to write it.
+    deadline = time.monotonic() + PLAN_TIMEOUT_S
+    while not paths.plan.exists() and time.monotonic() < deadline:
+        time.sleep(PLAN_POLL_S)
+    plan = read_plan(paths)
     if plan.probe:
         end_first()
     ranks = join(plan)
@@ -127,18 +137,6 @@ def join(plan: Plan) -> "Ranks":
 
     choose_transport(plan.config.distributed.p2p)
     return join_ranks(plan.device.kind, plan.config.distributed.timeout_s)
-
-
-def wait_for_plan(paths: RunPaths) -> Plan:
-    """Read the plan; under a user's torchrun, wait for rank 0's supervisor to write it.
-
-    Raises:
-        RunError: it did not come in time.
-    """
-    deadline = time.monotonic() + PLAN_TIMEOUT_S
-    while not paths.plan.exists() and time.monotonic() < deadline:
-        time.sleep(PLAN_POLL_S)
-    return read_plan(paths)
 
 
 def redirect_output(paths: RunPaths, rank: int) -> None:
@@ -155,14 +153,9 @@ def set_up_output() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
-    quiet_environment()
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     quiet_imports()
-
-
-def drop_settings_of_launchers() -> None:
-    """`accelerate launch` hands its own configuration on; what counts is eke's."""
-    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-        del os.environ[name]
 
 
 if __name__ == "__main__":

@@ -5,24 +5,22 @@ effect. None copies from the configuration what can be read from the objects.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from eke.config.schema import Checkpointing
-from eke.config.schema import Optimizer as OptimizerConfig
 from eke.models.sizes import optimizer_entry
 from eke.models.sizes.optimizers import AUTO
 from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
-from eke.training.distributed.fsdp import part
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.adapters import count_float8, is_adapted, quant_states, quant_tensors
-from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
+from eke.training.model.attention_kernels import KernelProbe
 from eke.training.model.checkpointing import (
     ActivationOffload,
     LayerCalls,
@@ -35,14 +33,13 @@ from eke.training.observe.libraries import (
     note_copies,
     note_deepspeed,
     note_devices,
-    note_engine,
     note_kernels,
     note_loading,
     note_packing,
     note_sharding,
     note_transport,
 )
-from eke.training.observe.memory_stages import AllocationProfile, live_bytes
+from eke.training.observe.memory_stages import AllocationProfile, live_bytes, storage_bytes
 from eke.training.optimizer.build_optimizer import is_quantised, num_paged_bytes, state_tensors
 from eke.training.optimizer.builders import projected_parameters
 
@@ -59,7 +56,10 @@ def note_adapters(job: TrainingState) -> None:
             f"peft={wanted} did not take effect: the model has "
             f"{_method(found)}, with {found.get('adapted_modules', 0)} adapted modules"
         )
-    held = _held(job)
+    weights = stepped_weights(job.optimizer)
+    if isinstance(job.update, DeepSpeedUpdate):  # its optimizer has flat shards of them
+        weights = deepspeed_engine.engine_weights(job.update.engine)
+    held = {id(p) for p in weights}
     still = [name for name, p in _trained(job.bare_model) if id(p) not in held]
     if still:
         job.warn(f"peft={wanted}: the optimizer knows nothing of {len(still)} adapters: {still[0]}")
@@ -88,7 +88,9 @@ def adapter_sizes(model: nn.Module) -> dict[str, Any]:
         "four_bit_tensors": len(states),
         "four_bit_type": ", ".join(sorted({state.quant_type for state in states})),
         "double_quantised": sum(bool(state.nested) for state in states),
-        "frozen_weight_bytes": _bytes([*frozen, *quant_tensors(model)]),
+        "frozen_weight_bytes": storage_bytes(
+            getattr(tensor, "ds_tensor", tensor) for tensor in (*frozen, *quant_tensors(model))
+        ),
     }
 
 
@@ -108,137 +110,86 @@ def _numbers(weight: nn.Parameter) -> int:
     return int(getattr(weight, "ds_numel", weight.numel()))
 
 
-def _bytes(tensors: list[Tensor]) -> int:
-    """Of what this process holds."""
-    held = [part(getattr(tensor, "ds_tensor", tensor)) for tensor in tensors]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
-    return sum(storages.values())
-
-
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-
-
-def _held(job: TrainingState) -> set[int]:
-    if isinstance(job.update, DeepSpeedUpdate):  # its optimizer has flat shards of them
-        return {id(p) for p in deepspeed_engine.engine_weights(job.update.engine)}
-    return {id(p) for p in stepped_weights(job.optimizer)}
 
 
 def note_formats(job: TrainingState) -> None:
     """Weights, float32 copies and float8 layers, after the first full steps."""
     compute = job.plan.compute
     # The model's own weights: adapters may have a wider format.
-    dtypes = {str(p.dtype).removeprefix("torch.") for p in job.bare_model.parameters()}
+    dtypes = _dtypes(job.bare_model.parameters())
     if compute.weights not in dtypes:
-        found = ", ".join(sorted(dtypes))
-        job.warn(f"precision.weights={compute.weights} had no effect: they are {found}")
-    copies = _bytes_of_copies(job)
+        job.warn(f"precision.weights={compute.weights} had no effect: they are {', '.join(dtypes)}")
+    copies = master_bytes(job.bare_model, job.optimizer)
+    if isinstance(job.update, DeepSpeedUpdate):  # ZeRO-3 shows its optimizer none of them
+        copies = torch.float32.itemsize * sum(shard_lengths(job.update.engine))
     if copies or compute.master:
         job.effective["master_bytes"] = copies
     if compute.master and not copies:
         job.warn("precision.master=on had no effect: the optimizer steps on the weights themselves")
-    if compute.float8 != "off":
-        note_float8(job)
-
-
-def _bytes_of_copies(job: TrainingState) -> int:
-    """Bytes of the float32 weights that the optimizer steps on, where they are not the model's."""
-    if isinstance(job.update, DeepSpeedUpdate):  # ZeRO-3 shows its optimizer none of them
-        return torch.float32.itemsize * sum(shard_lengths(job.update.engine))
-    return master_bytes(job.bare_model, job.optimizer)
-
-
-def note_float8(job: TrainingState) -> None:
-    """How many linear layers multiply in float8."""
+    if compute.float8 == "off":
+        return
     layers = count_float8(job.bare_model)
     job.effective["float8_layers"] = layers.converted
     job.effective["linear_layers"] = layers.total
     job.effective["float8_emulated"] = layers.emulated > 0
     if not layers.converted:
         job.warn(
-            f"precision.float8={job.plan.compute.float8} had no effect: none of {layers.total} "
+            f"precision.float8={compute.float8} had no effect: none of {layers.total} "
             "linear layers could be converted"
         )
 
 
-def note_evaluation_formats(job: TrainingState, seen: ObservedKernels) -> None:
-    """Note the formats and kernels of the first evaluation batch."""
-    job.effective["eval_matmul_dtypes"] = list(seen.matmul_dtypes)
-    compute = job.plan.compute
-    wanted = compute.eval_autocast or compute.weights
-    if wanted not in seen.matmul_dtypes:
-        job.warn(
-            f"precision.evaluation={wanted} had no effect: "
-            f"matrix multiplications ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
-        )
+def _dtypes(weights: Iterable[nn.Parameter]) -> list[str]:
+    return sorted({str(p.dtype).removeprefix("torch.") for p in weights})
 
 
 def note_states(job: TrainingState) -> None:
     """Formats of weights and what the optimizer's state is, after the first full steps."""
+    job.effective["weight_dtypes"] = _dtypes(job.parameters)
     found = describe_states(job.optimizer, job.parameters)
-    job.effective["weight_dtypes"] = sorted(
-        {str(p.dtype).removeprefix("torch.") for p in job.parameters}
-    )
     job.effective |= found
-    config = job.plan.config.optimizer
-    _note_class(job, found)
-    for wanted, key, what in _effects(config):
-        if wanted and not found[key]:
-            job.warn(f"optimizer={config.option} had no effect: {what}")
-
-
-def _effects(config: OptimizerConfig) -> Iterator[tuple[bool, str, str]]:
-    """An effect: whether it belongs to the option, its number, and the meaning of zero."""
-    known = optimizer_entry(config)
-    yield known.quantises is not None, "optimizer_quantised_frac", "no state is quantised"
-    yield known.projects, "optimizer_projected_frac", "no state is projected"
-    yield known.pages, "optimizer_paged_bytes", "no state is paged"
-    at_random = "optimizer_stochastic_rounding"
-    yield known.rounds_at_random, at_random, "no weight is rounded at random"
-
-
-def _note_class(job: TrainingState, found: dict[str, Any]) -> None:
-    """Warn if the optimizer or its implementation differs from the configured one."""
     option, known = job.plan.config.optimizer.option, optimizer_entry(job.plan.config.optimizer)
     built = f"{found['optimizer']} {found['optimizer_library']}"
+    loop = found["optimizer_implementation"]
     if known.built and built not in known.built:
         job.warn(f"optimizer={option} had no effect: it is {found['optimizer']}")
-        return
-    loop = found["optimizer_implementation"]
-    if known.implementation not in ("", AUTO, loop):
+    elif known.implementation not in ("", AUTO, loop):
         job.warn(f"optimizer={option} had no effect: the implementation is {loop or 'its own'}")
+    for wanted, key, what in (
+        (known.quantises is not None, "optimizer_quantised_frac", "no state is quantised"),
+        (known.projects, "optimizer_projected_frac", "no state is projected"),
+        (known.pages, "optimizer_paged_bytes", "no state is paged"),
+        (known.rounds_at_random, "optimizer_stochastic_rounding", "no weight is rounded at random"),
+    ):
+        if wanted and not found[key]:
+            job.warn(f"optimizer={option} had no effect: {what}")
 
 
 def describe_states(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
     """Class, state bytes and fractions of `parameters`, read from the optimizer."""
-    # DeepSpeed's ZeRO-3 leaves empty weights behind, and their sizes in an attribute.
-    count = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
+    count = sum(map(_numbers, parameters))
     num_bytes = sum(t.numel() * t.element_size() for t in state_tensors(optimizer))
     quantised = [p for p, state in optimizer.state.items() if is_quantised(state)]
-    parts = getattr(optimizer, "parts", (optimizer,))
+    parts: Sequence[Optimizer] = getattr(optimizer, "parts", (optimizer,))
+    # Torchao's optimizers round bfloat16 weights at random, and no others.
+    rounds = bool(getattr(optimizer, "bf16_stochastic_round", False))
     return {
-        "optimizer": "+".join(type(part).__name__ for part in parts),
+        "optimizer": "+".join(type(each).__name__ for each in parts),
         "optimizer_library": type(parts[0]).__module__.partition(".")[0],
         "optimizer_implementation": _implementation(optimizer),
         "optimizer_state_bytes": num_bytes,
         "optimizer_bytes_per_parameter": num_bytes / count,
-        "optimizer_parameters": [_num_parameters(part) for part in parts],
+        "optimizer_parameters": [
+            sum(p.numel() for group in each.param_groups for p in group["params"]) for each in parts
+        ],
         "optimizer_quantised_frac": sum(p.numel() for p in quantised) / count,
         "optimizer_projected_frac": sum(p.numel() for p in projected_parameters(optimizer)) / count,
         "optimizer_paged_bytes": num_paged_bytes(optimizer),
-        "optimizer_stochastic_rounding": _rounds_at_random(optimizer, parameters),
+        "optimizer_stochastic_rounding": rounds
+        and any(p.dtype is torch.bfloat16 for p in parameters),
     }
-
-
-def _num_parameters(optimizer: Optimizer) -> int:
-    return sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-
-
-def _rounds_at_random(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> bool:
-    """Torchao's optimizers round bfloat16 weights so, and no others."""
-    wanted = bool(getattr(optimizer, "bf16_stochastic_round", False))
-    return wanted and any(p.dtype is torch.bfloat16 for p in parameters)
 
 
 def _implementation(optimizer: torch.optim.Optimizer) -> str:
@@ -305,8 +256,7 @@ def note_offload(job: TrainingState) -> None:
 
 def note_cache_release(job: TrainingState) -> None:
     """Times the allocator was emptied in the whole attempt."""
-    every = job.plan.config.memory.empty_cache_every
-    if every is None:
+    if job.plan.config.memory.empty_cache_every is None:
         return
     calls = job.effective["empty_cache_calls"] = job.cache_release.calls
     if not calls and job.device.type != "cpu":
@@ -325,21 +275,11 @@ AFTER_WARM_UP: tuple[Callable[[TrainingState], None], ...] = (
     note_copies,
     note_compiler,
     note_transport,
-    note_engine,
 )
 """Called once, after the second step, when gradients and optimizer state exist."""
 
 AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (note_cache_release, note_packing)
 """Called once after training, also after a failure."""
-
-__all__ = [
-    "AFTER_WARM_UP",
-    "AT_THE_END",
-    "count_optimizer_calls",
-    "note_evaluation_formats",
-    "note_kernels",
-    "note_recomputation",
-]
 
 
 def closer_look(job: TrainingState, nth: int) -> AbstractContextManager[None]:
@@ -415,7 +355,14 @@ def look_at_evaluation(job: TrainingState) -> Iterator[None]:
         return
     with KernelProbe() as probe:
         yield
-    note_evaluation_formats(job, probe.seen())
+    dtypes, compute = probe.seen().matmul_dtypes, job.plan.compute
+    job.effective["eval_matmul_dtypes"] = list(dtypes)
+    wanted = compute.eval_autocast or compute.weights
+    if wanted not in dtypes:
+        job.warn(
+            f"precision.evaluation={wanted} had no effect: "
+            f"matrix multiplications ran in {', '.join(dtypes) or 'nothing'}"
+        )
 
 
 @contextmanager

@@ -68,13 +68,9 @@ def look_at(engine: Engine) -> dict[str, Any]:
     weights = list(engine.module.parameters())
     cut = [p for p in weights if hasattr(p, "ds_tensor") and p.ds_numel != p.numel()]
     stores = [p.ds_tensor if hasattr(p, "ds_tensor") else p for p in weights]
-    loaded = [store for store in stores if not _is_file(store)]
-    states = [
-        value
-        for state in engine.basic_optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor) and value.dim() > 0
-    ]
+    # DeepSpeed reads the others from files when their layers run.
+    loaded = [store for store in stores if getattr(store, "final_location", None) != "nvme"]
+    states = _state_tensors(engine.basic_optimizer)
     filed = [in_files(engine, number) for number in range(len(pieces))]
     state_buffers, weight_buffers = swap_buffers(engine)
     return {
@@ -93,9 +89,9 @@ def look_at(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _is_file(weight: Tensor) -> bool:
-    """Whether DeepSpeed reads this weight from a file when its layer runs."""
-    return getattr(weight, "final_location", None) == "nvme"
+def _state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in values if isinstance(value, Tensor) and value.dim() > 0]
 
 
 def _places(tensors: list[Tensor], files: bool) -> str:
@@ -128,7 +124,14 @@ def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
             f"ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
         )
     _note_attention(job, seen)
-    _note_fused(job, seen)
+    job.effective["loss_kernels"] = list(seen.loss_kernels)
+    _note_sparse(job)
+    if has_fused_loss(plan) and FUSED_LOSS not in seen.loss_kernels:
+        job.warn("kernels.fused_linear_cross_entropy=true had no effect: the loss took all logits")
+    if plan.config.kernels.option == "liger":
+        count = job.effective["liger_modules"] = replaced_modules(job.bare_model)
+        if not count:
+            job.warn("kernels=liger had no effect: no module's forward pass is Liger's")
 
 
 def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
@@ -144,11 +147,9 @@ def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
     if implementation != ATTENTION[attention.option]:
         job.warn(f"attention={attention.option} had no effect: the model runs {implementation}")
         return
-    compiled = job.plan.config.compile.option != "none"
-    if compiled and not ran:
+    if not ran and job.plan.config.compile.option != "none":
         return  # eager and math are ordinary operations, which the compiler fuses with others
-    expected = expected_kernels(attention)
-    if not ran or ran - expected:
+    if not ran or ran - expected_kernels(attention):
         pinned = attention.backend is not Backend.auto
         requested = f".backend={attention.backend.value}" if pinned else f"={attention.option}"
         kernels = ", ".join(sorted(ran)) or "no known kernel"
@@ -160,19 +161,6 @@ def expected_kernels(attention: Attention) -> frozenset[str]:
     if attention.option == "sdpa":
         return EXPECTED[attention.backend]
     return frozenset({attention.option})
-
-
-def _note_fused(job: TrainingState, seen: ObservedKernels) -> None:
-    """How the loss was computed, and how many modules are Liger's."""
-    job.effective["loss_kernels"] = list(seen.loss_kernels)
-    _note_sparse(job)
-    if has_fused_loss(job.plan) and FUSED_LOSS not in seen.loss_kernels:
-        job.warn("kernels.fused_linear_cross_entropy=true had no effect: the loss took all logits")
-    if job.plan.config.kernels.option == "liger":
-        count = replaced_modules(job.bare_model)
-        job.effective["liger_modules"] = count
-        if not count:
-            job.warn("kernels=liger had no effect: no module's forward pass is Liger's")
 
 
 def _note_sparse(job: TrainingState) -> None:
@@ -187,9 +175,6 @@ def _note_sparse(job: TrainingState) -> None:
         job.warn(f"kernels.sparse_prediction=true saves next to nothing: {few}")
 
 
-KEY = "trainer"
-
-
 def note_trainer(job: TrainingState, trainer: Any) -> None:
     """Read from the running Trainer: its class in transformers, and what differs from its defaults.
 
@@ -198,7 +183,7 @@ def note_trainer(job: TrainingState, trainer: Any) -> None:
     base = next(cls for cls in type(trainer).__mro__ if cls.__module__.startswith("transformers."))
     defaults = {f.name: f.default for f in dataclasses.fields(trainer.args)}
     in_force = {name: getattr(trainer.args, name) for name in defaults}
-    job.effective[KEY] = {
+    job.effective["trainer"] = {
         "class": f"{base.__module__}.{base.__qualname__}",
         "arguments": {
             name: _plain(value)
@@ -209,12 +194,6 @@ def note_trainer(job: TrainingState, trainer: Any) -> None:
     for name, requested in job.plan.config.trainer.extra.items():
         if requested == defaults.get(name):
             job.warn(f"trainer.extra.{name}={requested} had no effect: it is Trainer's default")
-
-
-def note_engine(job: TrainingState) -> None:
-    """Warn if the first steps ran in another loop than the configured one."""
-    if job.plan.config.engine.option == "trainer" and KEY not in job.effective:
-        job.warn("engine=trainer had no effect: Hugging Face Trainer did not take these steps")
 
 
 def _plain(value: Any) -> Any:
@@ -231,9 +210,11 @@ def _plain(value: Any) -> Any:
 def note_loading(job: TrainingState) -> None:
     """Loader processes that live, batches they work ahead, and the memory batches came in."""
     loading, config = job.data.loading, job.plan.config.dataloader
-    workers, kept = _living(loading.training), _living_of_evaluation(job)
+    workers = _living(loading.training)
+    kept = _living(getattr(loading.evaluation, "_iterator", None))
+    ahead = getattr(loading.training, "_prefetch_factor", None) or 0  # of each process
     job.effective["loader_workers"] = workers
-    job.effective["loader_batches_ahead"] = workers * _prefetch(loading.training)
+    job.effective["loader_batches_ahead"] = workers * int(ahead)
     job.effective["loader_workers_kept"] = kept
     job.effective["loader_pinned"] = bool(loading.pinned)
     if workers < config.workers:
@@ -258,16 +239,6 @@ def note_packing(job: TrainingState) -> None:
 def _living(iterator: Any) -> int:
     """Processes behind a DataLoader's iterator (torch 2.13 names them `_workers`)."""
     return sum(process.is_alive() for process in getattr(iterator, "_workers", ()))
-
-
-def _prefetch(iterator: Any) -> int:
-    """Batches that each process prepares ahead."""
-    return int(getattr(iterator, "_prefetch_factor", None) or 0)
-
-
-def _living_of_evaluation(job: TrainingState) -> int:
-    loader = job.data.loading.evaluation
-    return _living(getattr(loader, "_iterator", None))
 
 
 def note_devices(job: TrainingState) -> None:
@@ -303,27 +274,20 @@ def note_sharding(job: TrainingState) -> None:
     plan = job.plan
     if not isinstance(plan.config.distributed, FSDP) or plan.batch.world_size == 1:
         return
-    states = [
-        value
-        for state in job.optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor) and value.dim() > 0
-    ]
     parameters = list(job.bare_model.parameters())
     cut: list[Any] = [p for p in parameters if is_cut(p)]  # of FSDP2: DTensors
     gradients = job.update.gradient_bytes if isinstance(job.update, ShardedUpdate) else None
     mine = {
         "weights": part_bytes(parameters),
         "gradients": gradients,
-        "optimizer": part_bytes(states),
+        "optimizer": part_bytes(_state_tensors(job.optimizer)),
     }
-    found: dict[str, Any] = {
+    job.effective["sharding"] = {
         "mesh": list(cut[0].device_mesh.shape) if cut else [],
         "sharded_parameters": sum(p.numel() for p in cut),
         "parameters": sum(p.numel() for p in parameters),
         "state_bytes_per_rank": job.ranks.gather(mine),
     }
-    job.effective["sharding"] = found
     if not cut:
         job.warn("distributed=fsdp had no effect: every process holds all of every tensor")
 

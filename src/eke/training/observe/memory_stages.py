@@ -1,7 +1,7 @@
 """Memory measurement: device counters on a GPU, a profiled step on a CPU."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,13 @@ def live_bytes(
     tensors = [*weights, *model.buffers(), *quant_tensors(model), *others]
     tensors += [p.grad for p in weights if p.grad is not None]
     tensors += state_tensors(optimizer)
-    tensors = [part(tensor) for tensor in tensors]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+    return storage_bytes(tensors)
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes that this process holds of tensors, shared storages counted once."""
+    storages = [part(tensor).untyped_storage() for tensor in tensors]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
 class AllocationProfile:

@@ -7,8 +7,9 @@ torch was built without CUDA; fake `cpu` tensors take the CPU's operators, which
 
 import bisect
 import functools
-import threading
-from typing import Any, Protocol
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,71 +35,43 @@ LARGE_REQUEST_BYTES = 10 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
 
 
-class Allocator(Protocol):
-    """Hands out and takes back memory; counts bytes."""
-
-    @property
-    def allocated(self) -> int:
-        """Sum of what is handed out, as the allocator itself rounds it."""
-
-    @property
-    def reserved(self) -> int:
-        """Sum of what the allocator has from the device."""
-
-    def malloc(self, key: int, num_bytes: int) -> None:
-        """Hand out memory under a key."""
-
-    def free(self, key: int) -> None:
-        """Take it back."""
-
-    def empty_cache(self) -> None:
-        """Give unused memory back to the device."""
-
-
 class PlainSum:
     """The CPU's: each tensor has its own memory, and nothing is kept."""
 
     def __init__(self) -> None:
-        self._allocated = 0
+        self.allocated = 0
         self._sizes: dict[int, int] = {}
 
     @property
     def reserved(self) -> int:
         """The same as allocated."""
-        return self._allocated
-
-    @property
-    def allocated(self) -> int:
-        """Sum of tensors."""
-        return self._allocated
+        return self.allocated
 
     def malloc(self, key: int, num_bytes: int) -> None:
-        """Counted as it is."""
+        """Count a tensor."""
         self._sizes[key] = num_bytes
-        self._allocated += num_bytes
+        self.allocated += num_bytes
 
     def free(self, key: int) -> None:
-        """Gone at once."""
-        self._allocated -= self._sizes.pop(key)
+        """Count it no more."""
+        self.allocated -= self._sizes.pop(key)
 
     def empty_cache(self) -> None:
         """Nothing is kept that could be given back."""
 
 
+@dataclass(slots=True, eq=False)
 class _Block:
     """A stretch of a segment, between two neighbours."""
 
-    __slots__ = ("address", "after", "before", "free", "segment", "size", "small")
-
-    def __init__(self, address: int, size: int, small: bool, segment: int) -> None:
-        self.address = address
-        self.size = size
-        self.small = small
-        self.segment = segment
-        """Bytes of the segment it lies in."""
-        self.free = True
-        self.before: _Block | None = None
-        self.after: _Block | None = None
+    address: int
+    size: int
+    small: bool
+    segment: int
+    """Bytes of the segment it lies in."""
+    free: bool = True
+    before: "_Block | None" = None
+    after: "_Block | None" = None
 
 
 class CachingAllocator:
@@ -112,24 +85,16 @@ class CachingAllocator:
     """
 
     def __init__(self) -> None:
-        self._allocated = 0
-        self._reserved = 0
+        self.allocated = 0
+        """Sum of blocks in use."""
+        self.reserved = 0
+        """Sum of segments."""
         self._top = 0
         self._pools: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         """Free blocks of small and of large segments: (size, address), sorted."""
         self._blocks: dict[int, _Block] = {}
         """By address."""
         self._used: dict[int, _Block] = {}
-
-    @property
-    def allocated(self) -> int:
-        """Sum of blocks in use."""
-        return self._allocated
-
-    @property
-    def reserved(self) -> int:
-        """Sum of segments."""
-        return self._reserved
 
     def malloc(self, key: int, num_bytes: int) -> None:
         """Take a cached block, or a new segment."""
@@ -146,12 +111,12 @@ class CachingAllocator:
             self._split(block, size)
         block.free = False
         self._used[key] = block
-        self._allocated += block.size
+        self.allocated += block.size
 
     def free(self, key: int) -> None:
         """Back into the cache, merged with free neighbours."""
         block = self._used.pop(key)
-        self._allocated -= block.size
+        self.allocated -= block.size
         block.free = True
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.free:
@@ -167,19 +132,16 @@ class CachingAllocator:
                 if block.size == block.segment:
                     pool.remove((size, address))
                     del self._blocks[address]
-                    self._reserved -= size
+                    self.reserved -= size
 
     def _new_segment(self, size: int, small: bool) -> _Block:
-        if small:
-            segment = SMALL_SEGMENT_BYTES
-        elif size < LARGE_REQUEST_BYTES:
-            segment = LARGE_SEGMENT_BYTES
-        else:
+        segment = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+        if size >= LARGE_REQUEST_BYTES:
             segment = -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
         block = _Block(self._top, segment, small, segment)
         self._top += segment
         self._blocks[block.address] = block
-        self._reserved += segment
+        self.reserved += segment
         return block
 
     def _split(self, block: _Block, size: int) -> None:
@@ -206,69 +168,32 @@ NAME = "fakegpu"
 """What torch calls the device."""
 
 
-class DeviceModule:
-    """What torch asks of the module of a device.
-
-    It is never "available": torch would then copy constants to it, and there is no kernel for that.
-    """
-
-    @staticmethod
-    def is_available() -> bool:
-        """No."""
-        return False
-
-    @staticmethod
-    def is_initialized() -> bool:
-        """No."""
-        return False
-
-    @staticmethod
-    def _is_in_bad_fork() -> bool:
-        return False
-
-    @staticmethod
-    def device_count() -> int:
-        """One."""
-        return 1
-
-    @staticmethod
-    def current_device() -> int:
-        """The first."""
-        return 0
-
-    @staticmethod
-    def manual_seed_all(seed: int) -> None:
-        """Nothing is random here."""
-
-    @staticmethod
-    def get_amp_supported_dtype() -> list[torch.dtype]:
-        """CUDA's."""
-        return [torch.float16, torch.bfloat16]
-
-    @staticmethod
-    def get_rng_state(device: Any = None) -> torch.Tensor:
-        """As long as CUDA's: seed and offset, 16 bytes on the host."""
-        return torch.empty(16, dtype=torch.uint8, device="cpu")
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
-        """Nothing is random here."""
-
-
-_LOCK = threading.Lock()
+DEVICE_MODULE = SimpleNamespace(
+    # Never "available": torch would then copy constants to it, and there is no kernel for that.
+    is_available=lambda: False,
+    is_initialized=lambda: False,
+    _is_in_bad_fork=lambda: False,
+    device_count=lambda: 1,
+    current_device=lambda: 0,
+    manual_seed_all=lambda seed: None,
+    get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],  # CUDA's
+    # As long as CUDA's: seed and offset.
+    get_rng_state=lambda device=None: torch.empty(16, dtype=torch.uint8, device="cpu"),
+    set_rng_state=lambda state, device=None: None,
+)
+"""What torch asks of the module of a device."""
 
 
 def fake_gpu() -> torch.device:
     """The device, registered at the first call."""
-    with _LOCK:
-        _register()
+    _register()
     return torch.device(NAME, 0)
 
 
 @functools.cache
 def _register() -> object:
     register: Any = backend_registration._setup_privateuseone_for_python_backend
-    register(NAME, backend_module=DeviceModule())
+    register(NAME, backend_module=DEVICE_MODULE)
     return register_autocast(NAME), register_attention()  # registrations end with these objects
 
 

@@ -9,6 +9,7 @@ Source of the autocast rules: aten/src/ATen/autocast_mode.h, torch 2.13
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +35,7 @@ _SLOW = object()
 """Marks an operator or a call that FakeTensorMode must run each time."""
 
 
+@functools.cache
 def _kind(operator: Any) -> str:
     """`new`, `view`, `inplace` or `slow`: how an operator's results relate to its arguments."""
     tags = operator.tags
@@ -58,53 +60,40 @@ def _kind(operator: Any) -> str:
 class Ghosts:
     """Answers operators on fake tensors of one device."""
 
-    _kinds: dict[Any, str] = {}  # noqa: RUF012  # shared on purpose: the same in all traces
     _made: dict[Key, Any] = {}  # noqa: RUF012  # shared on purpose: the same in all traces
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
 
-    def answer(
-        self, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def answer(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the operator gives."""
-        kind = self._kinds.get(operator)
-        if kind is None:
-            kind = self._kinds[operator] = _kind(operator)
-        if kind == "inplace" and type(args[0]) is FakeTensor:
+        kind = _kind(operator)
+        if kind in ("inplace", "view") and type(args[0]) is not FakeTensor:
+            kind = "slow"
+        if kind == "inplace":
             return args[0]
-        if kind == "view" and type(args[0]) is FakeTensor:
-            return self._view(operator, types, args, kwargs)
-        if kind != "new":
-            return self._slowly(operator, types, args, kwargs)
-        key = call_key(operator, args, kwargs)
+        if kind == "slow":
+            return self._slowly(operator, args, kwargs)
+        viewed = args[0] if kind == "view" else None
+        offset = None if viewed is None else viewed.storage_offset()
+        key = (offset, call_key(operator, args, kwargs))
         try:
             made = self._made.get(key)
         except TypeError:  # an argument that has no hash
-            return self._slowly(operator, types, args, kwargs)
+            return self._slowly(operator, args, kwargs)
         if made is None:
-            found = self._slowly(operator, types, args, kwargs)
-            self._made[key] = _describe(found)
+            found = self._slowly(operator, args, kwargs)
+            self._made[key] = _describe(found) if viewed is None else _describe_view(found, viewed)
             return found
         if made is _SLOW:
-            return self._slowly(operator, types, args, kwargs)
+            return self._slowly(operator, args, kwargs)
+        if viewed is not None:
+            return self._view(made, viewed)
         if type(made) is list:
             return tuple(m if m is None else self._make(m) for m in made)
         return self._make(made)
 
-    def _view(
-        self, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """A view of the first argument."""
-        viewed = args[0]
-        key = (viewed.storage_offset(), call_key(operator, args, kwargs))
-        made = self._made.get(key)
-        if made is None:
-            found = self._slowly(operator, types, args, kwargs)
-            self._made[key] = _describe_view(found, viewed)
-            return found
-        if made is _SLOW:
-            return self._slowly(operator, types, args, kwargs)
+    def _view(self, made: Any, viewed: Any) -> FakeTensor:
         shape, strides, offset, dtype = made
         with torch._C._DisableTorchDispatch():
             empty = torch.empty(0, dtype=dtype, device="meta")
@@ -117,9 +106,7 @@ class Ghosts:
             empty = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
             return FakeTensor(self.mode, empty, device)
 
-    def _slowly(
-        self, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _slowly(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self.mode:
             return operator(*args, **kwargs)
 
@@ -171,76 +158,27 @@ def _made_of(found: Any) -> Any:
     return tuple(found.shape), found.stride(), found.dtype, found.fake_device
 
 
-LOWER_PRECISION = frozenset(
-    [
-        "_convolution",
-        "_convolution.deprecated",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_tbc",
-        "conv_transpose1d",
-        "conv_transpose2d.input",
-        "conv_transpose3d.input",
-        "convolution",
-        "cudnn_convolution",
-        "cudnn_convolution_transpose",
-        "prelu",
-        "addmm",
-        "addmv",
-        "addr",
-        "matmul",
-        "einsum",
-        "mm",
-        "mv",
-        "linalg_vecdot",
-        "linear",
-        "addbmm",
-        "baddbmm",
-        "bmm",
-        "chain_matmul",
-        "linalg_multi_dot",
-        "_thnn_fused_lstm_cell",
-        "_thnn_fused_gru_cell",
-        "lstm_cell",
-        "gru_cell",
-        "rnn_tanh_cell",
-        "rnn_relu_cell",
-        "_scaled_dot_product_flash_attention",
-        "scaled_dot_product_attention",
-    ]
-)
+LOWER_PRECISION = frozenset({
+    "_convolution", "_convolution.deprecated", "conv1d", "conv2d", "conv3d", "conv_tbc",
+    "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", "convolution",
+    "cudnn_convolution", "cudnn_convolution_transpose", "prelu", "addmm", "addmv", "addr",
+    "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm",
+    "chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell",
+    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+})  # fmt: skip
 """Operators that autocast runs in its 16-bit format."""
 
-PROMOTED = frozenset(
-    [
-        "addcdiv",
-        "addcmul",
-        "atan2",
-        "bilinear",
-        "cross",
-        "dot",
-        "vdot",
-        "grid_sampler",
-        "index_put",
-        "tensordot",
-        "scatter_add",
-    ]
-)
+PROMOTED = frozenset({
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put",
+    "tensordot", "scatter_add",
+})  # fmt: skip
 """Operators that run in the widest format of their arguments."""
 
-FLOAT32_RESULT = frozenset(
-    [
-        "prod",
-        "prod.dim_int",
-        "softmax.int",
-        "log_softmax.int",
-        "cumprod",
-        "cumsum",
-        "sum",
-        "sum.dim_IntList",
-    ]
-)
+FLOAT32_RESULT = frozenset({
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "sum",
+    "sum.dim_IntList",
+})  # fmt: skip
 """Operators that autocast runs with float32 output."""
 
 _FUSED_CAST = {
@@ -289,14 +227,11 @@ def register_autocast(device: str) -> object:
 
 
 def _policy(name: str) -> str:
-    for policy, names in (
-        ("lower", LOWER_PRECISION),
-        ("promote", PROMOTED),
-        ("result", FLOAT32_RESULT),
-    ):
-        if name in names:
-            return policy
-    return "float32"
+    if name in LOWER_PRECISION:
+        return "lower"
+    if name in PROMOTED:
+        return "promote"
+    return "result" if name in FLOAT32_RESULT else "float32"
 
 
 def autocast_kernel(operator: Any, policy: str, device: str) -> Callable[..., Any]:
@@ -361,29 +296,38 @@ def fake_surroundings() -> Iterator[None]:
         weight_copies.clear()
         clear()
 
-    listed: Any = (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types)
+    patches: dict[str, Any] = {
+        "torch.clear_autocast_cache": clear_autocast_cache,
+        # A machine with GPUs traces as one without: PyTorch would ask the driver in between, and
+        # compute constants on a device that has no kernels (FakeTensorMode.avoid_device_init).
+        "torch.cuda.is_available": _no,
+        # No gradient overflows: the loss scaler steps, without asking the device.
+        "torch.amp.GradScaler._maybe_opt_step": _step,
+        # torch 2.13 refuses to compile below a dispatch mode: compiled steps run eagerly.
+        "torch.compile": _not_compiled,
+        "torch.Generator": _host_generator,
+        **dict.fromkeys(("torch.get_rng_state", "torch.random.get_rng_state"), _random_state),
+        **dict.fromkeys(("torch.set_rng_state", "torch.random.set_rng_state"), _nothing),
+        # Transformers 5 takes fake tensors for a graph being captured, in which it builds masks
+        # that a run does not have.
+        "transformers.masking_utils.is_tracing": _no,
+        "transformers.modeling_attn_mask_utils.is_tracing": _no,
+    }
+    if "bitsandbytes" in sys.modules:
+        patches |= {
+            "bitsandbytes.optim.optimizer.Optimizer8bit.fill_qmap": _fake_tables,
+            # What needs its CUDA build.
+            "bitsandbytes.functional.get_paged": _fake_pages,
+            "bitsandbytes.functional.fill": _nothing,
+            "bitsandbytes.functional.prefetch_tensor": _nothing,
+        }
     with contextlib.ExitStack() as stack:
         # Backward passes in this thread: in the device's own, the trace would not see them.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", clear_autocast_cache))
-        # A machine with GPUs traces as one without: PyTorch would ask the driver in between, and
-        # compute constants on a device that has no kernels (FakeTensorMode.avoid_device_init).
-        stack.enter_context(mock.patch.object(torch.cuda, "is_available", _no))
         stack.enter_context(_constants_stay_on_the_host())
-        # No gradient overflows: the loss scaler steps, without asking the device.
-        stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _step))
-        # torch 2.13 refuses to compile below a dispatch mode: compiled steps run eagerly.
-        stack.enter_context(mock.patch.object(torch, "compile", _not_compiled))
-        stack.enter_context(mock.patch.object(torch, "Generator", _host_generator))
-        for place in (torch, torch.random):
-            stack.enter_context(mock.patch.object(place, "get_rng_state", _random_state))
-            stack.enter_context(mock.patch.object(place, "set_rng_state", _nothing))
-        if "bitsandbytes" in sys.modules:
-            stack.enter_context(mock.patch(_TABLES, _fake_tables))
-            for name, fake in _PAGES.items():
-                stack.enter_context(mock.patch(f"bitsandbytes.functional.{name}", fake))
-        for name in _TRACING:
-            stack.enter_context(mock.patch(name, _no))
+        for name, stand_in in patches.items():
+            stack.enter_context(mock.patch(name, stand_in))
+        listed: Any = (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types)
         for types in listed:  # else foreach silently becomes a loop
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
@@ -391,29 +335,16 @@ def fake_surroundings() -> Iterator[None]:
         yield
 
 
-def _step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
-    return optimizer.step(*args, **kwargs)
-
-
-RANDOM_STATE_BYTES = torch.get_rng_state().numel()
-"""Of the host's generator; checkpointing keeps one for each layer."""
-
-
-def _random_state() -> torch.Tensor:
-    """A tensor as any other, where the true one is made behind the trace's back."""
-    return torch.empty(RANDOM_STATE_BYTES, dtype=torch.uint8, device="cpu")
+def _no(*_: Any) -> bool:
+    return False
 
 
 def _nothing(*_: Any) -> None:
-    """There is no state to restore."""
+    """Do nothing: there is no state to restore, no memory to fill."""
 
 
-_TABLES = "bitsandbytes.optim.optimizer.Optimizer8bit.fill_qmap"
-
-
-def _fake_tables(optimizer: Any) -> None:
-    """In place of two tables of 256 numbers that are computed from data."""
-    optimizer.name2qmap = {name: torch.empty(256) for name in ("dynamic", "udynamic")}
+def _step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer.step(*args, **kwargs)
 
 
 def _not_compiled(function: Any = None, **_: Any) -> Any:
@@ -428,26 +359,25 @@ def _host_generator(device: Any = None) -> torch.Generator:
     return _TRUE_GENERATOR()
 
 
+RANDOM_STATE_BYTES = torch.get_rng_state().numel()
+"""Of the host's generator; checkpointing keeps one for each layer."""
+
+
+def _random_state() -> torch.Tensor:
+    """A tensor as any other, where the true one is made behind the trace's back."""
+    return torch.empty(RANDOM_STATE_BYTES, dtype=torch.uint8, device="cpu")
+
+
+def _fake_tables(optimizer: Any) -> None:
+    """In place of two tables of 256 numbers that are computed from data."""
+    optimizer.name2qmap = {name: torch.empty(256) for name in ("dynamic", "udynamic")}
+
+
 def _fake_pages(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Paged memory is the driver's, and counted as the host's: PyTorch reserves none for it."""
     pages: Any = torch.empty(shape, dtype=dtype, device="cpu")
     pages.is_paged, pages.page_deviceid = True, device.index
     return pages  # type: ignore[no-any-return]  # tensor with bitsandbytes' attributes
-
-
-_PAGES = {"get_paged": _fake_pages, "fill": _nothing, "prefetch_tensor": _nothing}
-"""Functions of bitsandbytes that need its CUDA build -> what stands in for them."""
-
-_TRACING = (
-    "transformers.masking_utils.is_tracing",
-    "transformers.modeling_attn_mask_utils.is_tracing",
-)
-"""Where transformers 5 takes fake tensors for a graph being captured, in which it builds masks that
-a run does not have."""
-
-
-def _no(*_: Any) -> bool:
-    return False
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -38,12 +39,12 @@ class Questions:
 
     Args:
         padded: some row of the batch is padded, so that its mask is not all ones.
-        make_empty: shape, dtype and device -> a fake tensor.
+        mode: makes the fake tensors.
     """
 
-    def __init__(self, padded: bool, make_empty: Any) -> None:
+    def __init__(self, padded: bool, mode: FakeTensorMode) -> None:
         self.padded = padded
-        self._make_empty = make_empty
+        self._mode = mode
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result, or NotImplemented if it follows from shapes."""
@@ -54,7 +55,9 @@ class Questions:
             device = args[0].device
             return tuple(self._make_empty((n,), torch.int64, device) for n in (1, 0, 0))
         if func is aten.index.Tensor and _picks_by_truth(args[1]):
-            return self._one_of_each_row(args[0])
+            # T5's classifier takes each row's end of text: (rows, length, width) -> (rows, width).
+            shape = (args[0].shape[0], *args[0].shape[2:])
+            return self._make_empty(shape, args[0].dtype, args[0].device)
         if func is aten._grouped_mm.default:
             offsets = kwargs.get("offs", args[2] if len(args) > 2 else None)
             return self._grouped(args[0], args[1], offsets)
@@ -82,10 +85,9 @@ class Questions:
             return not self.padded
         return 1.0 if tensor.is_floating_point() else 1
 
-    def _one_of_each_row(self, source: Any) -> Any:
-        """T5's classifier takes each row's end of text: (rows, length, width) -> (rows, width)."""
-        shape = (source.shape[0], *source.shape[2:])
-        return self._make_empty(shape, source.dtype, source.device)
+    def _make_empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
+        with self._mode:
+            return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _picks_by_truth(indices: Any) -> bool:
@@ -113,30 +115,17 @@ MAX_BYTES = 2**31
 """Calls with larger arguments are not run: the answer would cost more than it is worth."""
 
 _answers: dict[Any, int] = {}
+"""Call -> bytes measured."""
 
 
-def takes_scratch(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call is measured."""
+def _takes_scratch(func: Any, args: tuple[Any, ...]) -> bool:
     if func in PRODUCTS:
         return any(isinstance(a, torch.Tensor) and a.dtype in HALF for a in args)
     return func in OTHERS or func.namespace == "bitsandbytes"
 
 
-def scratch_bytes(key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Peak memory inside a kernel, without results.
-
-    Args:
-        key: says all that the answer depends on.
-        func: the operator.
-        args: with fake tensors.
-        kwargs: the same.
-    """
-    if key not in _answers:
-        _answers[key] = _measure(func, args, kwargs)
-    return _answers[key]
-
-
 def _measure(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Peak memory inside a kernel, without results."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     if sum(t.numel() * t.itemsize for t in tensors) > MAX_BYTES:
         return 0
@@ -220,20 +209,20 @@ def traced_attention(
     kind = choose_kernel(query, key, attn_mask)
     if kind == "flash":
         return _flash(query, key, value, dropout_p, is_causal, scale)
+    mask = _additive(attn_mask, query)
+    found: tuple[Tensor, ...]
     if kind == "efficient":
-        mask = _additive(attn_mask, query)
         if mask is not None:
             mask = _aligned(mask).expand(*query.shape[:-1], key.size(-2))
         needs_lse = query.requires_grad or key.requires_grad or value.requires_grad
-        found: Tensor = aten._scaled_dot_product_efficient_attention(
+        found = aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, needs_lse, dropout_p, is_causal, scale=scale
-        )[0]
-        return found
-    mask = _additive(attn_mask, query)
-    plain: Tensor = aten._scaled_dot_product_attention_math(
-        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]
-    return plain
+        )
+    else:
+        found = aten._scaled_dot_product_attention_math(
+            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    return found[0]
 
 
 def _flash(
@@ -296,9 +285,12 @@ class Workspaces:
         rule = self._rules.get(func)
         if rule is not None:
             return rule(args, kwargs)
-        if self._asks and takes_scratch(func, args):
-            return scratch_bytes(call_key(func, args, kwargs), func, args, kwargs)
-        return 0
+        if not (self._asks and _takes_scratch(func, args)):
+            return 0
+        key = call_key(func, args, kwargs)
+        if key not in _answers:
+            _answers[key] = _measure(func, args, kwargs)
+        return _answers[key]
 
 
 def _bytes(tensor: Any) -> int:
@@ -321,12 +313,10 @@ def _mixed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 def _mixed_in_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """As `_mixed`, and the first operand a second time, as the output."""
-    first = args[0]
     hidden = _mixed(args, kwargs)
-    if not hidden:
-        return 0
-    common = _common_dtype(args)
-    return hidden + (first.numel() * common.itemsize if first.dtype != common else 0)
+    if not hidden or args[0].dtype == (common := _common_dtype(args)):
+        return hidden
+    return hidden + int(args[0].numel() * common.itemsize)
 
 
 def _common_dtype(args: tuple[Any, ...]) -> torch.dtype:

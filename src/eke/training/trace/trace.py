@@ -3,17 +3,19 @@
 import contextlib
 import functools
 import weakref
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eke.training.trace.allocator import Allocator
+from eke.estimate.memory.components import Traced
+from eke.training.trace.allocator import CachingAllocator, PlainSum
 from eke.training.trace.fakes import Ghosts
 from eke.training.trace.operations import PRODUCTS, Questions, Workspaces
 
@@ -62,10 +64,6 @@ class History:
         """It is gone."""
         self.events.append((number, -num_bytes))
 
-    def empty_cache(self) -> None:
-        """The run gives its allocator's unused memory back here."""
-        self.events.append(EMPTY_CACHE)
-
     def repeat(self, start: int, end: int) -> None:
         """What happened between two events happens again, but for what outlived the second one."""
         numbers: dict[int, int] = {}
@@ -84,34 +82,19 @@ class History:
             yield phase, self.events[start:end]
 
 
-@dataclass(frozen=True)
-class Peaks:
-    """Peaks of an allocator."""
-
-    allocated: dict[str, int]
-    """Highest sum handed out in each phase."""
-    reserved: dict[str, int]
-    """Highest sum of segments up to the end of each phase's last occurrence."""
-    components: dict[str, int]
-    """What was alive at the highest sum of all: bytes of tensors, not rounded."""
-    beside: dict[str, int]
-    """Highest sum in each phase of what is neither a weight nor a gradient nor the optimizer's."""
-
-
-def replay(history: History, allocator: Allocator) -> Peaks:
-    """Let an allocator live through a history.
-
-    Args:
-        history: of one trace.
-        allocator: with nothing allocated yet.
-    """
+def replay(history: History, allocator: CachingAllocator | PlainSum) -> Traced:
+    """Let an allocator, with nothing allocated yet, live through a history."""
     allocated: dict[str, int] = {}
     reserved: dict[str, int] = {}
-    highest, highest_at, most, position = -1, 0, 0, 0
+    beside: dict[str, int] = {}
+    highest, highest_at, most, position, alive_beside = -1, 0, 0, 0, 0
     for phase, events in history.spans():
-        peak = allocator.allocated
+        peak, peak_beside = allocator.allocated, alive_beside
         for number, num_bytes in events:
             position += 1
+            if number >= 0 and history.components[number] not in STATES:
+                alive_beside += num_bytes
+                peak_beside = max(peak_beside, alive_beside)
             if num_bytes > 0:
                 allocator.malloc(number, num_bytes)
                 peak = max(peak, allocator.allocated)
@@ -125,27 +108,13 @@ def replay(history: History, allocator: Allocator) -> Peaks:
         if phase:
             allocated[phase] = max(allocated.get(phase, 0), peak)
             reserved[phase] = most
-    return Peaks(allocated, reserved, _components(history, highest_at), _beside(history))
-
-
-def _beside(history: History) -> dict[str, int]:
-    """Of each phase the highest sum of tensors that are no training state, not rounded."""
-    peaks: dict[str, int] = {}
-    alive = 0
-    for phase, events in history.spans():
-        peak = alive
-        for number, num_bytes in events:
-            if number >= 0 and history.components[number] not in STATES:
-                alive += num_bytes
-                peak = max(peak, alive)
-        if phase:
-            peaks[phase] = max(peaks.get(phase, 0), peak)
-    return peaks
+            beside[phase] = max(beside.get(phase, 0), peak_beside)
+    return Traced(allocated, reserved, _components(history, highest_at), beside=beside)
 
 
 def _components(history: History, end: int) -> dict[str, int]:
     """Bytes of what is alive after so many events, by what it is."""
-    sums: dict[str, int] = defaultdict(int)
+    sums: Counter[str] = Counter()
     for number, num_bytes in history.events[:end]:
         if number >= 0:
             sums[history.components[number]] += num_bytes
@@ -212,19 +181,14 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             self._use_handle()
         hidden = self._workspaces.bytes_of(func, args, kwargs)
         number = self.history.born(hidden, TEMPORARIES) if hidden else 0
-        out = self._ghosts.answer(func, types, args, kwargs)
+        out = self._ghosts.answer(func, args, kwargs)
         self._note(func, args, out)
         if hidden:
             self.history.died(number, hidden)
         return out
 
     def begin(self, phase: str, counted: bool = True) -> None:
-        """A phase begins; `data` counts as the beginning of `forward`.
-
-        Args:
-            phase: its name.
-            counted: whether its peak is recorded.
-        """
+        """A phase begins; `data` counts as `forward`. Its peak is recorded if it is `counted`."""
         self._phase = phase
         self._logits = self._logits if phase == "backward" else None
         self.history.begin(("forward" if phase == "data" else phase) if counted else "")
@@ -232,7 +196,8 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def add(self, tensors: Iterable[Tensor], component: str) -> None:
         """Record tensors that are there already."""
         for tensor in tensors:
-            self._born(tensor, component)
+            if self._is_new(tensor, tensor.device):
+                self._record(tensor, component)
 
     def call(self, tensors: Iterable[Tensor], component: str) -> None:
         """Say what storages are that were recorded before."""
@@ -262,36 +227,26 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             self.history.born(self._workspaces.handle_bytes, WORKSPACES)
 
     def _note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        if type(out) is FakeTensor:
-            self._born_of(out, func, args)
-        elif type(out) is tuple or type(out) is list:
-            for part in out:
-                if type(part) is FakeTensor:
-                    self._born_of(part, func, args)
+        for made in out if type(out) in (tuple, list) else (out,):
+            if type(made) is FakeTensor and self._is_new(made, made.fake_device):
+                self._record(made, self._component(made, func, args))
 
-    def _born_of(self, tensor: FakeTensor, func: Any, args: tuple[Any, ...]) -> None:
-        if tensor.fake_device.type == self.kind:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self._alive and storage.nbytes():
-                self._record(storage, self._component(tensor, func, args))
+    def _is_new(self, tensor: Tensor, device: torch.device) -> bool:
+        return device.type == self.kind and tensor.untyped_storage()._cdata not in self._alive
 
-    def _born(self, tensor: Tensor, component: str) -> None:
+    def _record(self, tensor: Tensor, component: str) -> None:
         storage = tensor.untyped_storage()
-        if tensor.device.type == self.kind and storage._cdata not in self._alive:
-            self._record(storage, component)
-
-    def _record(self, storage: Any, component: str) -> None:
         key, num_bytes = storage._cdata, storage.nbytes()
         if not num_bytes:
             return
         number = self.history.born(num_bytes, component)
         alive, died, forgotten = self._alive, self.history.died, self._forgotten
 
-        def end(_: Any = None) -> None:
+        def end(_: Any) -> None:
             if alive.pop(key, None) is not None and number not in forgotten:
                 died(number, num_bytes)
 
-        alive[key] = (number, _Watch(weakref.ref(storage, end), end))
+        alive[key] = (number, weakref.ref(storage, end))
 
     def _component(self, tensor: Tensor, func: Any, args: tuple[Any, ...]) -> str:
         phase = self._phase
@@ -334,19 +289,6 @@ def _body(func: Any) -> Callable[..., Any] | None:
     return None if found is None else found._init_fn
 
 
-class _Watch:
-    """A weak reference, and the function that it calls."""
-
-    __slots__ = ("_end", "_reference")
-
-    def __init__(self, reference: Any, end: Callable[[], None]) -> None:
-        self._reference = reference
-        self._end = end
-
-    def __call__(self) -> None:
-        self._end()
-
-
 ENGINE_TENSOR_USES, ENGINE_STORAGE_USES = 4, 2
 """References to a gradient that only autograd holds, as `engine_owns` sees them: the engine's own,
 the argument's and Python's (tests/unit/training/trace/test_traps.py)."""
@@ -375,9 +317,7 @@ def _is_weight(value: Any) -> bool:
 @contextlib.contextmanager
 def watched_attention(trace: StorageTrace) -> Any:
     """Tells the trace while scaled dot-product attention runs."""
-    import torch.nn.functional as F
-
-    true_call = F.scaled_dot_product_attention
+    true_call = torch.nn.functional.scaled_dot_product_attention
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         before, trace.inside_attention = trace.inside_attention, True
@@ -386,8 +326,5 @@ def watched_attention(trace: StorageTrace) -> Any:
         finally:
             trace.inside_attention = before
 
-    F.scaled_dot_product_attention = watched
-    try:
+    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", watched):
         yield
-    finally:
-        F.scaled_dot_product_attention = true_call

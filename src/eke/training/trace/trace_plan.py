@@ -1,10 +1,17 @@
-"""Predict a plan's peak memory by a trace; replaces operations that cannot be traced."""
+"""Predict a plan's peak memory: evaluation, two steps and evaluation on fake tensors, as in a run.
 
+What cannot be traced is replaced, and noted.
+"""
+
+import functools
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import traceback
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
@@ -14,12 +21,22 @@ from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
 from eke.plan.planner import Plan, drawn, evaluated
+from eke.training.batches.batches import CacheRelease, MicroBatch
+from eke.training.loop.step import add_evaluation, take_step
 from eke.training.model.adapters import is_four_bit
+from eke.training.model.attention_kernels import pinned_backend
+from eke.training.model.checkpointing import build_activation_offload
+from eke.training.model.loss import LossFunction, build_loss
+from eke.training.model.number_formats import Formats, build_formats
 from eke.training.model.save_model import build_trainable
-from eke.training.optimizer.build_optimizer import build_optimizer
+from eke.training.optimizer.build_optimizer import (
+    build_optimizer,
+    evaluation_weights,
+    plain_tensors,
+)
+from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update, set_learning_rate
 from eke.training.trace import operations
 from eke.training.trace.allocator import (
-    Allocator,
     CachingAllocator,
     PlainSum,
     fake_gpu,
@@ -28,22 +45,46 @@ from eke.training.trace.allocator import (
 )
 from eke.training.trace.fakes import fake_surroundings, to_fake
 from eke.training.trace.operations import Questions, Workspaces
-from eke.training.trace.trace import History, StorageTrace, replay, watched_attention
-from eke.training.trace.trace_step import prepare_traced_training
+from eke.training.trace.trace import (
+    BATCH,
+    EMPTY_CACHE,
+    GRADIENTS,
+    MASTER,
+    OPTIMIZER,
+    WEIGHTS,
+    History,
+    StorageTrace,
+    replay,
+    watched_attention,
+)
 
 
 class Untraceable(Exception):
     """A step that does not run on fake tensors; says why in one line."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TraceablePlan:
-    """A plan whose step runs on fake tensors."""
+    """A plan whose step runs on fake tensors, and how that differs from the plan asked for."""
 
     plan: Plan
-    method: Method
-    notes: tuple[str, ...] = ()
-    is_exact: bool = True
+    method: Method = Method.trace
+    notes: list[str] = field(default_factory=list)
+
+    def bound(self, note: str) -> None:
+        """Note a difference that makes the trace an upper bound."""
+        self.notes.append(note)
+        self.method = Method.upper_bound
+
+    def change(self, **groups: object) -> None:
+        """Replace groups of the configuration."""
+        config = replace(self.plan.config, **groups)  # type: ignore[arg-type]  # groups by name
+        self.plan = replace(self.plan, config=config)
+
+    def compute(self, **formats: object) -> None:
+        """Replace formats and implementations."""
+        compute = replace(self.plan.compute, **formats)  # type: ignore[arg-type]  # by name
+        self.plan = replace(self.plan, compute=compute)
 
 
 def adapt_for_trace(plan: Plan) -> TraceablePlan:
@@ -52,115 +93,56 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
     Raises:
         Untraceable: nothing would take its place truthfully.
     """
-    found = TraceablePlan(plan, Method.trace)
-    for rule in RULES:
-        found = rule(found)
+    if is_four_bit(plan):
+        raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
+    found, config = TraceablePlan(plan), plan.config
+    compiler, processes = config.compile.option, config.distributed.option
+    if compiler != "none":
+        found.bound(f"compile={compiler}: the eager model is traced, which keeps no less")
+    if processes != "none":
+        if plan.compute.optimizer_implementation == "deepspeed_cpu":
+            found.compute(optimizer_implementation="fused")
+        found.notes.append(
+            f"distributed={processes}: one process with all weights is traced; activations, logits "
+            "and temporaries of the passes hold, what processes share and exchange is not in it"
+        )
+    _adapt_kernels(found)
+    _adapt_optimizer(found)
+    if not family_of(config).is_known:
+        found.notes.append("parameters that no output depends on are taken for trained")
+    if config.engine.option == "trainer":
+        found.notes.append("engine=trainer: traced as eke's own loop")
     return found
 
 
-def _note(found: TraceablePlan, note: str) -> TraceablePlan:
-    return replace(found, notes=(*found.notes, note), is_exact=False)
-
-
-def _bound(found: TraceablePlan, note: str) -> TraceablePlan:
-    return replace(_note(found, note), method=Method.upper_bound)
-
-
-def _with(found: TraceablePlan, **groups: object) -> TraceablePlan:
-    config = replace(found.plan.config, **groups)  # type: ignore[arg-type]  # groups by name
-    return replace(found, plan=replace(found.plan, config=config))
-
-
-def _compile(found: TraceablePlan) -> TraceablePlan:
-    option = found.plan.config.compile.option
-    if option == "none":
-        return found
-    return _bound(found, f"compile={option}: the eager model is traced, which keeps no less")
-
-
-def _distributed(found: TraceablePlan) -> TraceablePlan:
-    option = found.plan.config.distributed.option
-    if option == "none":
-        return found
-    if found.plan.compute.optimizer_implementation == "deepspeed_cpu":
-        compute = replace(found.plan.compute, optimizer_implementation="fused")
-        found = replace(found, plan=replace(found.plan, compute=compute))
-    return _note(
-        found,
-        f"distributed={option}: one process with all weights is traced; activations, logits and "
-        "temporaries of the passes hold, what processes share and exchange is not in it",
-    )
-
-
-def _attention(found: TraceablePlan) -> TraceablePlan:
-    attention = found.plan.config.attention
+def _adapt_kernels(found: TraceablePlan) -> None:
+    attention, kernels = found.plan.config.attention, found.plan.config.kernels
     if attention.option in ("flash2", "flash3"):
-        found = _with(found, attention=replace(attention, option="sdpa", backend=Backend.flash))
-        return _note(found, f"attention={attention.option}: traced as PyTorch's flash kernel")
+        found.change(attention=replace(attention, option="sdpa", backend=Backend.flash))
+        found.notes.append(f"attention={attention.option}: traced as PyTorch's flash kernel")
     if attention.option == "flex":
-        found = _with(found, attention=replace(attention, option="sdpa", backend=Backend.auto))
-        return _note(found, "attention=flex: traced as sdpa, without flex's block mask")
-    return found
+        found.change(attention=replace(attention, option="sdpa", backend=Backend.auto))
+        found.notes.append("attention=flex: traced as sdpa, without flex's block mask")
+    if kernels.option == "liger":
+        found.change(kernels=replace(kernels, option="none"))
+        found.bound("kernels=liger: the plain operations are traced, which keep no less")
+    if found.plan.compute.float8 != "off":
+        found.compute(float8="off")
+        found.notes.append("precision.float8: traced without its float8 copies of operands")
 
 
-def _kernels(found: TraceablePlan) -> TraceablePlan:
-    kernels = found.plan.config.kernels
-    if kernels.option != "liger":
-        return found
-    found = _with(found, kernels=replace(kernels, option="none"))
-    return _bound(found, "kernels=liger: the plain operations are traced, which keep no less")
-
-
-def _float8(found: TraceablePlan) -> TraceablePlan:
-    if found.plan.compute.float8 == "off":
-        return found
-    compute = replace(found.plan.compute, float8="off")
-    found = replace(found, plan=replace(found.plan, compute=compute))
-    return _note(found, "precision.float8: traced without its float8 copies of operands")
-
-
-def _optimizer(found: TraceablePlan) -> TraceablePlan:
-    plan = found.plan
-    optimizer = plan.config.optimizer
+def _adapt_optimizer(found: TraceablePlan) -> None:
+    optimizer = found.plan.config.optimizer
     option, known = optimizer.option, optimizer_entry(optimizer)
     if known.twin:
-        found = _with(found, optimizer=replace(optimizer, option=known.twin))
         loop = OPTIMIZER_REGISTRY[known.twin].implementation
-        compute = replace(plan.compute, optimizer_implementation=loop)
-        found = replace(found, plan=replace(found.plan, compute=compute))
-        return _note(found, f"optimizer={option}: traced as PyTorch's {loop} AdamW")
-    if known.compiles:
-        return _bound(found, f"optimizer={option}: its compiled step is traced eagerly")
-    if known.pages and plan.device.kind == "cuda":
-        return _note(found, f"optimizer={option}: pages lie in the host's memory")
-    return found
-
-
-def _four_bits(found: TraceablePlan) -> TraceablePlan:
-    if is_four_bit(found.plan):
-        raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
-    return found
-
-
-def _data(found: TraceablePlan) -> TraceablePlan:
-    config = found.plan.config
-    if not family_of(config).is_known:
-        found = _note(found, "parameters that no output depends on are taken for trained")
-    if config.engine.option == "trainer":
-        found = _note(found, "engine=trainer: traced as eke's own loop")
-    return found
-
-
-RULES: tuple[Callable[[TraceablePlan], TraceablePlan], ...] = (
-    _four_bits, _compile, _distributed, _attention, _kernels, _float8, _optimizer, _data,
-)  # fmt: skip
-
-
-ALLOCATORS: dict[str, type[CachingAllocator] | type[PlainSum]] = {
-    "cuda": CachingAllocator,
-    "cpu": PlainSum,
-}
-"""`Device.kind` -> the model of its allocator."""
+        found.change(optimizer=replace(optimizer, option=known.twin))
+        found.compute(optimizer_implementation=loop)
+        found.notes.append(f"optimizer={option}: traced as PyTorch's {loop} AdamW")
+    elif known.compiles:
+        found.bound(f"optimizer={option}: its compiled step is traced eagerly")
+    elif known.pages and found.plan.device.kind == "cuda":
+        found.notes.append(f"optimizer={option}: pages lie in the host's memory")
 
 
 def trace(plan: Plan) -> Traced:
@@ -176,25 +158,15 @@ def trace(plan: Plan) -> Traced:
         raise Untraceable(str(error)) from error
     except Exception as error:  # private parts of torch are in this; any of them may change
         raise Untraceable(lacking(error) or _unforeseen(error)) from error
-    allocator: Allocator = ALLOCATORS[plan.device.kind]()
-    peaks = replay(history, allocator)
-    return Traced(
-        allocated=peaks.allocated,
-        reserved=peaks.reserved,
-        components=peaks.components,
-        beside=peaks.beside,
-        method=adapted.method,
-        notes=adapted.notes,
-        is_exact=adapted.is_exact,
-    )
+    peaks = replay(history, CachingAllocator() if plan.device.kind == "cuda" else PlainSum())
+    notes = tuple(adapted.notes)
+    return replace(peaks, method=adapted.method, notes=notes, is_exact=not notes)
 
 
 def _unforeseen(error: Exception) -> str:
     """Where a step failed on fake tensors; a library's own text advises about something else."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    module = place.tb_frame.f_globals.get("__name__", "?") if place is not None else "?"
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    module = frame.f_globals.get("__name__", "?")
     return f"the step does not run on tensors without data ({type(error).__name__} in {module})"
 
 
@@ -207,24 +179,141 @@ def trace_history(plan: Plan) -> History:
     train = make_batch(plan, drawn(plan).expected)
     evaluation = make_batch(plan, evaluated(plan))
     mode = FakeTensorMode()
-
-    def make_empty(
-        shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        with mode:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-    questions = Questions(is_padded(plan), make_empty)
-    watch = StorageTrace(
-        mode, device, questions, Workspaces(plan.device.kind, plan.device.capability)
-    )
+    workspaces = Workspaces(plan.device.kind, plan.device.capability)
+    watch = StorageTrace(mode, device, Questions(is_padded(plan), mode), workspaces)
     if package := optimizer_entry(plan.config.optimizer).package:
         importlib.import_module(package)  # before its functions are replaced
     with fake_surroundings():
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:
-            training = prepare_traced_training(
-                plan, model, lambda: build_optimizer(plan, model), watch, device
-            )
-            training.run(train, evaluation)
+            _prepare_training(plan, model, watch, device).run(train, evaluation)
     return watch.history
+
+
+NUM_STEPS = 2
+"""The second step is like all later ones; the first makes the optimizer's state."""
+
+NUM_MICRO_BATCHES = 2
+"""From the second micro-batch on, gradients are added to what is there: all are alike."""
+
+
+class TracedRelease(CacheRelease):
+    """Tells the trace when the allocator's cache is emptied."""
+
+    def __init__(self, every: int | None, trace: StorageTrace) -> None:
+        super().__init__(every, torch.device("cpu"))
+        self._trace = trace
+
+    def after_forward(self, step: int) -> None:
+        """Each time where every step empties it; else never: the peak lies between."""
+        if self.every == 1 and self._trace.kind != "cpu":
+            self._trace.history.events.append(EMPTY_CACHE)
+
+
+@dataclass
+class Training:
+    """State of a traced training; `take_step` takes its steps as it does a run's."""
+
+    plan: Plan
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: LossFunction
+    update: Update
+    formats: Formats
+    offload: AbstractContextManager[Any]
+    cache_release: CacheRelease
+    device: torch.device
+    trace: StorageTrace
+
+    def run(self, train: MicroBatch, evaluation: MicroBatch) -> None:
+        """Evaluate, take two steps, and evaluate as before; values in the batches do not count."""
+        history, trace = self.trace.history, self.trace
+        self.model.register_forward_hook(lambda _, __, out: trace.saw_logits(out.logits))
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                _watch_gradient(parameter, trace)
+        with pinned_backend(self.plan):
+            trace.begin("evaluation")
+            start = len(history.events)
+            self._evaluate(evaluation)
+            end = len(history.events)
+            for step in range(NUM_STEPS):
+                self._step(train, step)
+        trace.begin("evaluation")
+        history.repeat(start, end)
+
+    def _step(self, batch: MicroBatch, step: int) -> None:
+        trace, plan = self.trace, self.plan
+        # On a CPU a run measures no step before its second.
+        counted = step > 0 or trace.kind != "cpu"
+        trace.begin("data", counted)
+        every = [self._moved(batch) for _ in range(plan.batch.accumulation)]
+        cut = every[:NUM_MICRO_BATCHES]
+        set_learning_rate(self.optimizer, plan.config.optimizer.lr)
+        enter = functools.partial(trace.begin, counted=counted)
+        take_step(self, cut, max(1, batch.num_targets), step, plan.config.optimizer.lr, enter)
+        del every, cut
+        states = [t for state in self.optimizer.state.values() for t in plain_tensors(state)]
+        trace.call(states, OPTIMIZER)
+        if trace.kind == "cpu":  # a record leaves the optimizer's counters out
+            for tensor in states:
+                if not tensor.dim():
+                    trace.forget(tensor)
+
+    @torch.no_grad()
+    def _evaluate(self, batch: MicroBatch) -> None:
+        self.model.eval()
+        total = torch.zeros((), device=self.device)
+        with evaluation_weights(self.optimizer):
+            add_evaluation(self, self._moved(batch), total)
+        self.model.train()
+
+    def _moved(self, batch: MicroBatch) -> MicroBatch:
+        moved = batch.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device=self.device))
+        self.trace.call(moved.tensors, BATCH)
+        if self.trace.kind == "cpu":  # the very tensors of the loader, made by NumPy
+            for tensor in moved.tensors:
+                self.trace.forget(tensor)
+        return moved
+
+
+def _prepare_training(
+    plan: Plan,
+    model: nn.Module,
+    trace: StorageTrace,
+    device: torch.device,
+) -> Training:
+    """What trains a model on fake tensors; the trace is on, and knows the weights after it."""
+    trace.begin("load")
+    weights = [*model.parameters(), *model.buffers()]
+    trace.add(weights, WEIGHTS)
+    optimizer = build_optimizer(plan, model)
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    known = {id(p) for p in weights}
+    trace.call([p for p in stepped if id(p) not in known], MASTER)
+    formats = build_formats(plan, device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    update: Update = PlainUpdate(plan, model, optimizer, formats.scaler, parameters)
+    if plan.config.memory.optimizer_in_backward:  # as `deepspeed_engine.share_update` does
+        update = InBackwardUpdate(optimizer, parameters, plan.config.train.record_grad_norm)
+    return Training(
+        plan,
+        model,
+        optimizer,
+        loss=build_loss(plan),
+        update=update,
+        formats=formats,
+        offload=build_activation_offload(plan, model),
+        cache_release=TracedRelease(plan.config.memory.empty_cache_every, trace),
+        device=device,
+        trace=trace,
+    )
+
+
+def _watch_gradient(parameter: nn.Parameter, trace: StorageTrace) -> None:
+    def note(found: Tensor) -> None:
+        if found.grad is not None:
+            trace.call([found.grad], GRADIENTS)
+
+    hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: no annotations
+    hook(note)

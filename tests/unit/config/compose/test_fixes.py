@@ -99,7 +99,6 @@ MEANT = {
     "distributed=zero": "distributed=zero2",
     "dataset_name=imdb": "data=hub data.name=imdb",
     "dataset=rows.jsonl": "data=jsonl data.path=rows.jsonl",
-    "dataset_name=glue dataset_config_name=mrpc": "data=hub data.name=glue data.config_name=mrpc",
     **{f"train_file=x{ending}": f"data={option} data.path=x{ending}"
        for ending, option in [(".jsonl", "jsonl"), (".json", "jsonl"), (".jsonl.gz", "jsonl"),
                               (".csv", "csv"), (".parquet", "parquet"), (".txt", "text")]},

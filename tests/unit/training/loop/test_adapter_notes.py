@@ -12,21 +12,10 @@ BASE = (*TINY, *RAGGED, "batch.per_device=6", "train.steps=3", "peft=lora")
 @pytest.fixture
 def job_of(make_plan, tmp_path):
     """Overrides -> the job after its training."""
-    from eke.common.paths import RunPaths
-    from eke.results.trackers import TrackedRun, build_tracker
-    from eke.training.loop.attempt import run_engine
-    from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.stop import StopFlag
-    from eke.training.loop.training_state import build_job
+    from trained import train_job
 
     def run(*overrides, folder=tmp_path):
-        plan = make_plan(*last_wins(*BASE, *overrides))
-        tracked = TrackedRun("0" * 16, "", None, (), "", {}, {}, folder, 0, plan.config.tracker)
-        meter = Meter(HostClock(), 0, 0)
-        paths = RunPaths(folder)
-        job = build_job(plan, paths, 0, StopFlag(), build_tracker(tracked), meter, {})
-        run_engine(job)
-        return job
+        return train_job(make_plan(*last_wins(*BASE, *overrides)), folder)
 
     return run
 

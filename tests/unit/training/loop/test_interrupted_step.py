@@ -2,15 +2,11 @@
 
 import pytest
 from support import TINY, last_wins
-from trained import continue_job, steps_of
+from trained import continue_job, start_job, steps_of
 
-from eke.common.paths import RunPaths
 from eke.plan.record import Outcome
-from eke.results.trackers.tracker import Untracked
 from eke.training.loop.attempt import run_engine
-from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.stop import StopFlag, Stopped
-from eke.training.loop.training_state import build_job
+from eke.training.loop.stop import Stopped
 
 TYPED = (
     *TINY,
@@ -25,12 +21,6 @@ TYPED = (
     "train.checkpoint_every=null",
     "train.save_final=false",
 )
-
-
-def build(plan, folder):
-    folder.mkdir()
-    meter = Meter(HostClock(), 0, 0)
-    return build_job(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
 
 
 def stop_at(job, number: int) -> list[str]:
@@ -51,9 +41,9 @@ def stop_at(job, number: int) -> list[str]:
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_an_unfinished_step_is_given_up_and_taken_again(engine, make_plan, tmp_path) -> None:
     plan = make_plan(*last_wins(*TYPED, f"engine={engine}"))
-    whole = build(plan, tmp_path / "whole")
+    whole = start_job(plan, tmp_path / "whole")
     run_engine(whole)
-    job = build(plan, tmp_path / "cut")
+    job = start_job(plan, tmp_path / "cut")
     entered = stop_at(job, 2 * 4 + 2)  # the second micro-batch of the third step
     with pytest.raises(Stopped, match="SIGTERM after step 2; checkpoint saved"):
         run_engine(job)
@@ -64,7 +54,7 @@ def test_an_unfinished_step_is_given_up_and_taken_again(engine, make_plan, tmp_p
 
 
 def test_a_first_step_leaves_nothing_to_save(make_plan, tmp_path) -> None:
-    job = build(make_plan(*last_wins(*TYPED)), tmp_path / "first")
+    job = start_job(make_plan(*last_wins(*TYPED)), tmp_path / "first")
     stop_at(job, 1)
     with pytest.raises(Stopped, match="after step 0; nothing new to save"):
         run_engine(job)

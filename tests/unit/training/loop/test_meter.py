@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from eke.plan.record import metrics
+from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.meter import CudaClock, HostClock, Meter, make_clock
 
 
@@ -35,7 +36,7 @@ def do_step(meter: Meter, step: int = 0, phases=metrics.PHASES, loss=2.5, norm=0
     """Go through the phases of a step and end it."""
     for phase in phases:
         meter.enter(phase)
-    meter.end_step(step, torch.tensor(loss), torch.tensor(norm), 1e-3, 8, 256)
+    meter.end_step(step, torch.tensor(loss), torch.tensor(norm), 1e-3, StepTotals(1, 8, 256))
 
 
 def seconds_of(row: metrics.Row) -> dict[str, float]:
@@ -48,7 +49,7 @@ def test_a_row_without_a_norm_has_none_and_its_neighbours_keep_theirs() -> None:
     for step, norm in enumerate((torch.tensor(0.5), None, torch.tensor(0.75))):
         for phase in metrics.PHASES:
             meter.enter(phase)
-        meter.end_step(step, torch.tensor(float(step)), norm, 1e-3, 8, 256)
+        meter.end_step(step, torch.tensor(float(step)), norm, 1e-3, StepTotals(1, 8, 256))
     rows = meter.flush()
     assert [row.get(metrics.GRAD_NORM) for row in rows] == [0.5, None, 0.75]
     assert metrics.GRAD_NORM not in rows[1]
@@ -176,7 +177,7 @@ def test_numbers_of_any_format_and_shape_are_taken(dtype) -> None:
     for phase in metrics.PHASES:
         meter.enter(phase)
     loss = torch.tensor([1.5], dtype=dtype, requires_grad=True)
-    meter.end_step(0, loss, torch.tensor(0.25), 1e-3, 1, 1)
+    meter.end_step(0, loss, torch.tensor(0.25), 1e-3, StepTotals(1, 1, 1))
     (row,) = meter.flush()
     assert (row[metrics.LOSS], row["train/grad_norm"]) == (1.5, 0.25)
 

@@ -17,13 +17,10 @@ import pytest
 import torch
 from support import TINY, last_wins
 from torch.utils._python_dispatch import TorchDispatchMode
+from trained import start_job
 
 import eke.training.loop.loop as loop
-from eke.common.paths import RunPaths
-from eke.results.trackers.tracker import Untracked
-from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.stop import StopFlag
-from eke.training.loop.training_state import TrainingState, build_job
+from eke.training.loop.training_state import TrainingState
 
 NUM_STEPS = 3
 BASE = (
@@ -78,9 +75,7 @@ def job_after_two_steps(make_plan, tmp_path) -> Callable[..., TrainingState]:
     """Overrides -> a job whose optimizer has its states."""
 
     def make(*overrides: str) -> TrainingState:
-        plan = make_plan(*last_wins(*BASE, *overrides))
-        meter = Meter(HostClock(), 0, 0)
-        job = build_job(plan, RunPaths(tmp_path), 0, StopFlag(), Untracked(), meter, {})
+        job = start_job(make_plan(*last_wins(*BASE, *overrides)), tmp_path)
         job.model.train()
         batches = job.data.train_steps(0)
         for step in range(2):

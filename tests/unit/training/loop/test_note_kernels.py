@@ -5,14 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from support import last_wins
+from trained import train_job
 
-from eke.common.paths import RunPaths
 from eke.config.schema import Attention, Backend
-from eke.results.trackers import TrackedRun, build_tracker
-from eke.training.loop.attempt import run_engine
-from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.stop import StopFlag
-from eke.training.loop.training_state import TrainingState, build_job
+from eke.training.loop.training_state import TrainingState
 from eke.training.model import attention_kernels
 from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
 from eke.training.model.build_model import build_model_and_report
@@ -29,12 +25,7 @@ def trained(make_plan, tiny, tmp_path) -> Callable[..., TrainingState]:
     """Overrides -> the job after two steps."""
 
     def run(*overrides: str) -> TrainingState:
-        plan = make_plan(*last_wins(*tiny, *SHORT, *overrides))
-        tracked = TrackedRun("0" * 16, "", None, (), "", {}, {}, tmp_path, 0, plan.config.tracker)
-        paths, meter = RunPaths(tmp_path), Meter(HostClock(), 0, 0)
-        job = build_job(plan, paths, 0, StopFlag(), build_tracker(tracked), meter, {})
-        run_engine(job)
-        return job
+        return train_job(make_plan(*last_wins(*tiny, *SHORT, *overrides)), tmp_path)
 
     return run
 
@@ -80,7 +71,7 @@ def test_a_loss_that_is_not_fused_is_warned_about(trained, monkeypatch) -> None:
     from eke.training.model.loss import from_logits
 
     monkeypatch.setattr("eke.training.model.save_model.apply_loss", lambda plan, model: None)
-    monkeypatch.setattr("eke.training.loop.start.build_loss", lambda plan: from_logits)
+    monkeypatch.setattr("eke.training.loop.training_state.build_loss", lambda plan: from_logits)
     job = trained("kernels=fused_linear_cross_entropy")
     assert job.effective["loss_kernels"] == ["cross_entropy"]
     assert about(job, "fused_linear_cross_entropy=true had no effect")

@@ -6,19 +6,16 @@ import itertools
 import pytest
 import torch
 from support import TINY, last_wins
+from trained import start_job
 
 import eke.training.batches.batches as batches
 import eke.training.loop.loop as loop
 import eke.training.loop.training_state as job_module
 import eke.training.model.checkpointing as checkpointing
-from eke.common.paths import RunPaths
 from eke.config.schema import Checkpointing
-from eke.results.trackers.tracker import Untracked
 from eke.training.batches.batches import CacheRelease
 from eke.training.batches.dataset import TrainingData
-from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.stop import StopFlag
-from eke.training.loop.training_state import TrainingState, build_job
+from eke.training.loop.training_state import TrainingState
 from eke.training.observe.effective import AT_THE_END
 
 BASE = (
@@ -34,10 +31,8 @@ def trained(make_plan, tmp_path):
     numbers = itertools.count()
 
     def run(*overrides: str) -> TrainingState:
-        folder = tmp_path / str(next(numbers))
-        folder.mkdir()
-        plan, meter = make_plan(*last_wins(*BASE, *overrides)), Meter(HostClock(), 0, 0)
-        job = build_job(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
+        plan = make_plan(*last_wins(*BASE, *overrides))
+        job = start_job(plan, tmp_path / str(next(numbers)))
         loop.train(job)
         for note in AT_THE_END:
             note(job)
@@ -196,7 +191,9 @@ def test_rows_that_nothing_shares_are_noticed(trained, monkeypatch) -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch) -> None:
     if not compiled:
-        monkeypatch.setattr("eke.training.loop.start.compile_model", lambda plan, model: model)
+        monkeypatch.setattr(
+            "eke.training.loop.training_state.compile_model", lambda plan, model: model
+        )
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
     job = trained("compile=eager")

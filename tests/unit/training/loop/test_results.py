@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import TINY, last_wins
+from trained import start_job
 from unit.plan.cases import plan_of
 from unit.plan.record.samples import eval_row, step_row
 
 from eke.common.paths import RunPaths
 from eke.plan.record import Failure, Outcome, metrics, read_record, write_record
 from eke.results.trackers.tracker import Untracked
-from eke.training.loop.loop import note_evaluation
+from eke.training.loop.loop import note_evaluation, train
 from eke.training.loop.results import effective, make_record, measured_memory
 
 OVERRIDES = last_wins(
@@ -38,18 +39,8 @@ def plan():
 @pytest.fixture(scope="module")
 def job(plan, tmp_path_factory):
     """A real training of four steps."""
-    from eke.results.trackers import TrackedRun, build_tracker
-    from eke.training.loop.loop import train
-    from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.stop import StopFlag
-    from eke.training.loop.training_state import build_job
-
-    folder = tmp_path_factory.mktemp("run")
-    tracker = build_tracker(
-        TrackedRun("0" * 16, "", None, (), "", {}, {}, folder, 0, plan.config.tracker)
-    )
-    meter = Meter(HostClock(), 0, 0)
-    job = build_job(plan, RunPaths(folder), 0, StopFlag(), tracker, meter, {"empty": 5})
+    job = start_job(plan, tmp_path_factory.mktemp("run"))
+    job.stages["empty"] = 5
     train(job)
     return job
 

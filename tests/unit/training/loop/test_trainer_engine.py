@@ -9,18 +9,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 from support import DIVERGES, TINY, last_wins
+from trained import start_job
 
 from eke.common.errors import RunError
 from eke.common.paths import RunPaths
 from eke.plan.record import Outcome, metrics
-from eke.results.trackers.tracker import Untracked
 from eke.training.loop.attempt import ENGINES
 from eke.training.loop.failure import Diverged
 from eke.training.loop.loop import train
-from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.stop import StopFlag, Stopped
+from eke.training.loop.stop import Stopped
 from eke.training.loop.trainer_engine import build_arguments, render_arguments
-from eke.training.loop.training_state import build_job
 from eke.training.model.loss import loss_head
 
 BASE = (
@@ -45,9 +43,7 @@ def job_of(make_plan, tmp_path):
     """Overrides -> a job in one and the same folder; None of its steps taken."""
 
     def make(*overrides: str, attempt: int = 0):
-        plan = make_plan(*last_wins(*BASE, *overrides))
-        meter = Meter(HostClock(), attempt, 0)
-        return build_job(plan, RunPaths(tmp_path), attempt, StopFlag(), Untracked(), meter, {})
+        return start_job(make_plan(*last_wins(*BASE, *overrides)), tmp_path, attempt)
 
     return make
 

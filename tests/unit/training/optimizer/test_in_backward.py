@@ -5,15 +5,12 @@ import itertools
 import pytest
 import torch
 from support import TINY, last_wins
+from trained import start_job
 
 import eke.training.loop.loop as loop
-from eke.common.paths import RunPaths
 from eke.models.sizes import state_bytes
-from eke.results.trackers.tracker import Untracked
 from eke.training.checkpoint import load_checkpoint, save_checkpoint
-from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.stop import StopFlag
-from eke.training.loop.training_state import TrainingState, build_job
+from eke.training.loop.training_state import TrainingState
 from eke.training.optimizer.update import InBackwardUpdate
 
 BASE = (
@@ -31,10 +28,7 @@ def make_job(make_plan, tmp_path):
 
     def make(*overrides: str) -> TrainingState:
         plan = make_plan(*last_wins(*BASE, *overrides))
-        folder = tmp_path / str(next(numbers))
-        folder.mkdir()
-        meter = Meter(HostClock(), 0, 0)
-        return build_job(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
+        return start_job(plan, tmp_path / str(next(numbers)))
 
     return make
 
@@ -103,7 +97,7 @@ def test_the_record_tells_an_update_within_from_one_after(make_job, monkeypatch)
     assert not job.warnings
 
     monkeypatch.setattr(
-        "eke.training.loop.start.share_update", lambda plan, plain, model, ranks: plain
+        "eke.training.loop.training_state.share_update", lambda plan, plain, model, ranks: plain
     )
     job = make_job(WITHIN)
     loop.train(job)

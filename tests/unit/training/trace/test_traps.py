@@ -96,7 +96,7 @@ def test_a_constant_on_the_device_is_made_on_the_host_first() -> None:
     """As transformers 5.17's mask of plain attention does; the device has no kernel to make it."""
     device, mode = fake_gpu(), FakeTensorMode()
     before = torch._C._only_lift_cpu_tensors()
-    watch = StorageTrace(mode, device, Questions(False, None), Workspaces("cuda", (9, 0)))
+    watch = StorageTrace(mode, device, Questions(False, mode), Workspaces("cuda", (9, 0)))
     with fake_surroundings(), watch:
         constant = torch.tensor(0.5, device=device)
     assert type(constant) is FakeTensor
