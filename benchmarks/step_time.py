@@ -38,7 +38,7 @@ from eke.common.paths import RunPaths
 from eke.config.sweep import expand
 from eke.estimate.time.rates import StepTime
 from eke.estimate.time.step_time import fitted_rates
-from eke.estimate.time.time_history import amounts_of, prior_time
+from eke.estimate.time.time_history import Observation, amounts_of, prior_time
 from eke.estimate.time.work import work_of
 from eke.hardware import DEVICES, environment
 from eke.plan.planner import Plan
@@ -201,8 +201,8 @@ def trained(plan: Plan) -> float | None:
 
 def held_out(known: Sequence[Row], asked: Sequence[Row]) -> Iterable[Row]:
     """Predictions of rows that the rates have not seen."""
-    table = tuple((tuple(sorted(row["amounts"].items())), row["measured"]) for row in known)
-    rates = fitted_rates(table)
+    runs = (Observation("", "", row["amounts"], 0.0, row["measured"]) for row in known)
+    rates = fitted_rates(tuple(runs))
     assert rates is not None, "too few runs"
     for row in asked:
         expected = rates.factor * sum(

@@ -25,7 +25,7 @@ def accuracy_page(folder: Path) -> str:
     Args:
         folder: with the records.
     """
-    parts = [_formulas(folder), _traces(folder), _ranks(folder), _calibration(folder)]
+    parts = [_formulas(folder), _traces(folder), _ranks(folder)]
     parts.append(_step_time(folder))
     return "\n\n".join(parts)
 
@@ -192,23 +192,3 @@ def _ranks(folder: Path) -> str:
 
 def _off(part: Content) -> str:
     return f"median {percent(part['median'])}, largest {percent(part['max'])}"
-
-
-def _calibration(folder: Path) -> str:
-    head = ("calibrated on half, tried on the rest", "as predicted", "calibrated",
-            "truth within the interval")  # fmt: skip
-    found = _read(folder, "forecast_calibration_cpu")
-    names = {"forecast_bounds_cpu": "formulas", "memory_truth_cpu": "traces"}
-    rows = []
-    for name, label in names.items():
-        part = found["files"].get(name) if found else None
-        if part is None:
-            rows.append((label, ABSENT, ABSENT, ABSENT))
-            continue
-        cells = [
-            f"mean {percent(part[f'{which}_mean'])}, median {percent(part[f'{which}_median'])}"
-            for which in ("raw", "calibrated")
-        ]
-        within = f"{percent(part['inside_frac'])}; +-{percent(part['within_median'])} (median)"
-        rows.append((label, *cells, within))
-    return table(head, rows)

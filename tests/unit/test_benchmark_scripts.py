@@ -19,7 +19,6 @@ BEFORE = dict(os.environ)
 
 import arguments  # noqa: E402  # after the path is there
 import fitting  # noqa: E402  # after the path is there
-import forecast_calibration  # noqa: E402  # after the path is there
 import memory_on_gpu  # noqa: E402  # after the path is there
 import on_gpu  # noqa: E402  # after the path is there
 import recipes  # noqa: E402  # after the path is there
@@ -249,17 +248,3 @@ def test_what_is_typed_wrongly_is_said_at_once(script, typed, said, tmp_path) ->
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rows_that_rules_refuse_by_now_end_no_calibration(tmp_path, monkeypatch, capsys) -> None:
-    fine = "data=synthetic tracker=none hardware=cpu"
-    rows = [
-        {"overrides": f"{fine} {typed}", "predicted": 2, "measured": 1}
-        for typed in ("model=tiny", "model=tiny model.num_attention_heads=5")
-    ]
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "memory_truth_cpu.json").write_text(json.dumps({"rows": rows}))
-    monkeypatch.setattr(forecast_calibration, "REPO", tmp_path)
-    (pairs,) = forecast_calibration.groups_of("memory_truth_cpu").values()
-    assert len(pairs) == 1
-    assert "left out: memory_truth_cpu, row 1: " in capsys.readouterr().err

@@ -148,10 +148,10 @@ def test_packages() -> None:
 
 
 def test_caches_depend_on_packages_that_exist() -> None:
-    from eke.estimate.memory import calibration, trace_client
+    from eke.estimate.memory import trace_client
     from eke.estimate.time import time_history
 
-    sources = {*calibration.SOURCES, *trace_client.SOURCES, *time_history.SOURCES}
+    sources = {*trace_client.SOURCES, *time_history.SOURCES}
     assert [name for name in sources if not (SOURCE / name / "__init__.py").is_file()] == []
 
 

@@ -172,7 +172,7 @@ def _reasons(
     size, target = plans[chosen.number].batch.per_device, samples_to_keep(plan.config)
     kept = f"with batch.target={target} kept"
     if not chosen.fits:
-        enough = chosen.forecast.best.high <= capacity + reserve_of(plan)
+        enough = chosen.forecast.peak.high <= capacity + reserve_of(plan)
         left = f"fits, but leaves less than {format_bytes(reserve_of(plan))} to others"
         tight = "does not" if chosen.forecast.verdict is Verdict.does_not_fit else "may not"
         what = f"smallest {kept}, and {left if enough else f'{tight} fit'}"
@@ -191,19 +191,16 @@ def _reasons(
 def _expected(plan: Plan, chosen: Chosen, capacity: int) -> str:
     how = "" if chosen.forecast.method is not Method.closed_form else " by formulas"
     how += _why_not_traced(chosen.forecast)
-    by = chosen.forecast.calibrated
-    if by is not None and by.peak is not None:
-        how += f", calibrated by {by.num_runs} runs,"
     reserve = reserve_of(plan)
     whose = f" for tensors, {format_bytes(reserve)} of it for others" if reserve else ""
-    peak = format_bytes(chosen.forecast.best.expected)
+    peak = format_bytes(chosen.forecast.peak.expected)
     return f"{peak} expected{how} of {format_bytes(capacity + reserve)}{whose}"
 
 
 def _of_larger(chosen: Chosen, size: int, means: Means) -> str:
     """Forecast of the next larger micro-batch."""
     assert chosen.larger is not None
-    peak = chosen.larger.best
+    peak = chosen.larger.peak
     if chosen.larger_failed:
         return f"{size} ran out of memory when it was tried out"
     if not chosen.larger_is_open or chosen.how == "as before":

@@ -117,9 +117,9 @@ class Fitting:
         found = self.candidates.found[number]
         forecast = traced_forecast(found.plan)
         room = room_of(forecast)
-        point = replace(found.point, room=room, peak_bytes=forecast.best.expected)
+        point = replace(found.point, room=room, peak_bytes=forecast.peak.expected)
         self.candidates.found[number] = replace(found, point=point, forecast=forecast)
-        self.search.narrow(number, room, forecast.best.expected)
+        self.search.narrow(number, room, forecast.peak.expected)
         return room is not found.point.room
 
     def try_out(self, numbers: Sequence[int]) -> None:

@@ -157,7 +157,7 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
     advice = what_makes_room(plan, known_forecast(plan), slowdown)
     if advice is None or check(Facts(advice.plan.config, plan.device, planning=True))[0]:
         return problem
-    remark = f"{format_bytes(advice.forecast.best.expected)} expected"
+    remark = f"{format_bytes(advice.forecast.peak.expected)} expected"
     if not advice.keeps:
         remark += ", another training"
     return replace(problem, fix=Fix(*advice.overrides, remark=remark))

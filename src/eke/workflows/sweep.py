@@ -82,12 +82,7 @@ def _sources(found: Mapping[int, Outlook]) -> list[str]:
     """How many jobs' memory was traced, and how many values finished runs corrected."""
     memory = [each.memory for each in found.values()]
     traced = sum(each.method is not Method.closed_form for each in memory)
-    corrected = sum(each.calibrated is not None and each.calibrated.peak is not None
-                    for each in memory)  # fmt: skip
-    lines = [
-        f"memory: expected, {traced} traced, {len(memory) - traced} by formulas, "
-        f"{corrected} of them calibrated"
-    ]
+    lines = [f"memory: expected, {traced} traced, {len(memory) - traced} by formulas"]
     times = [each.time for each in found.values() if isinstance(each.time, StepTime)]
     if times:
         corrected = sum(num_runs(each) > 0 for each in times)
@@ -98,7 +93,7 @@ def _sources(found: Mapping[int, Outlook]) -> list[str]:
 def _numbers(cell: Cell, found: Outlook | None) -> tuple[str, str, str, str]:
     if found is None:
         return cell.outcome, "", "", ""
-    memory = format_bytes(found.memory.best.expected)
+    memory = format_bytes(found.memory.peak.expected)
     step = "" if isinstance(found.time, Unknown) else format_seconds(found.time.step_s.expected)
     return found.memory.verdict.value, memory, step, speed_cell(found.time)
 
@@ -309,7 +304,7 @@ def make_jobs(
 def bytes_at_risk(plan: Plan) -> int | None:
     """Bytes that a run is expected to need, if it may run out of memory; else None."""
     found = known_forecast(plan)
-    return found.best.expected if found.verdict in (Verdict.tight, Verdict.does_not_fit) else None
+    return found.peak.expected if found.verdict in (Verdict.tight, Verdict.does_not_fit) else None
 
 
 def plan_cells(

@@ -181,7 +181,7 @@ def test_a_report_goes_into_runs_that_are_a_link_of_the_callers(run, machine) ->
 
 CACHES = {
     "what was learned": "from eke.data.sources.cache import remember\nremember(P(1) / 'x', 'y')",
-    "forecast": "from eke.estimate.memory.calibration import add_line\nadd_line(P(1) / 'x', '{}')",
+    "step time": "from eke.estimate.time.time_history import add_line\nadd_line(P(1) / 'x', '{}')",
     "store": "from eke.data.preparation.writer import locked\nwith locked(P(1) / 'store'): pass",
     "swap": "from eke.training.distributed.operators import own_folder\nown_folder(P(1))",
 }

@@ -63,7 +63,7 @@ def test_each_cell_has_its_memory_and_its_time(capsys) -> None:
         assert " to " in rate
         assert label.startswith("batch.per_device=8 ")
     assert "refused: batch.per_device=100000 seed=1" in out
-    assert "memory: expected, 0 traced, 2 by formulas, 0 of them calibrated" in out
+    assert "memory: expected, 0 traced, 2 by formulas\n" in out
     assert "step, samples/s: estimates, 0 of 2 calibrated" in out
 
 

@@ -1,6 +1,4 @@
-"""Activations of one micro-batch: what waits for the backward pass, and what only passes.
-
-Temporary memory of an optimizer step, by the formulas of its registry entry.
+"""Activations of one micro-batch, and temporary memory of an optimizer step.
 
 The formulas of layers are those of the model families: `eke.models.families`.
 """
@@ -49,15 +47,16 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     if config.distributed.option in STAGE:  # flat shards, one after the other
         trained, number = flat_pieces(config), FLOAT32_BYTES
     largest = number * max(prod(w.shape) for w in trained)
-    in_8_bits = number * max(
-        (prod(w.shape) for w in trained if quantises_state(config.optimizer, w)), default=0
-    )
+    groups = [number * sum(prod(w.shape) for w in trained if w.role is role) for role in Role]
+    hidden = [prod(w.shape) for w in trained if w.role is Role.hidden]
+    in_8_bits = [prod(w.shape) for w in trained if quantises_state(config.optimizer, w)]
     step = Step(
         config.optimizer,
         largest,
-        *_groups(trained, number),
-        hidden=_hidden(trained, number),
-        in_8_bits=in_8_bits,
+        max(groups),
+        sum(groups),
+        hidden=number * max(hidden, default=0),
+        in_8_bits=number * max(in_8_bits, default=0),
         number_bytes=number,
         on_cpu=plan.device.kind == "cpu",
     )
@@ -86,15 +85,6 @@ def singular_vectors(plan: Plan, parts: tuple[Weight, ...]) -> int:
     rank, number = projection_rank(plan.config), plan.compute.formats.weight_bytes
     short = [min(w.shape) for w in parts if w.trained and w.role is Role.hidden]
     return number * sum(side * max(0, side - rank) for side in short)
-
-
-def _groups(trained: list[Weight], number: int) -> tuple[int, int]:
-    by_role = [sum(prod(w.shape) for w in trained if w.role is role) for role in Role]
-    return number * max(by_role), number * sum(by_role)
-
-
-def _hidden(trained: list[Weight], number: int) -> int:
-    return number * max((prod(w.shape) for w in trained if w.role is Role.hidden), default=0)
 
 
 @dataclass(frozen=True)
@@ -151,7 +141,7 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
     casts = _cast_bytes(shape, parts)
     kept, passing, share = _checkpointed(config, shape, each)
     layer = max((stack.layer.kept for stack in each), default=0)
-    logits = _logits(config, shape)
+    forward, backward, least = _logits(config, shape)
     offloaded = 0
     if config.memory.activation_offload and not shape.on_cpu:
         offloaded, kept, share = kept, 0, 0.0  # copies of weights are made again
@@ -166,9 +156,9 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
         working=max((stack.layer.working for stack in each), default=0),
         casts=casts,
         casts_kept=int(casts * share),
-        logits_forward=logits[0],
-        logits_backward=logits[1],
-        logits_needed=logits[2],
+        logits_forward=forward,
+        logits_backward=backward,
+        logits_needed=least,
         one_layer=layer,
         offloaded=offloaded,
     )
@@ -181,15 +171,15 @@ def _checkpointed(config: Config, shape: Shape, each: tuple[Stack, ...]) -> tupl
     if memory.checkpointing is Checkpointing.off:
         return whole, 0, 1.0
     total = sum(stack.count for stack in each)
-    kept, first, number = 0, 0, 0
-    for stack in each:
+    kept = first = 0
+    for number, stack in enumerate(each):
         tokens = shape.rows * (shape.target if number else shape.source)
         inputs = tokens * shape.hidden * shape.weights
         dear = stack.layer.dear if memory.checkpointing is Checkpointing.selective else 0
         # Every nth of all layers in a row, T5's encoder first.
         repeated = len(range(-first % memory.every_n, stack.count, memory.every_n))
         kept += repeated * (inputs + dear) + (stack.count - repeated) * stack.layer.kept
-        first, number = first + stack.count, number + 1
+        first += stack.count
     repeated = len(range(0, total, memory.every_n))
     selective = memory.checkpointing is Checkpointing.selective
     again = [s.layer.kept - s.layer.dear if selective else s.layer.kept for s in each]

@@ -150,7 +150,7 @@ class Advice:
     plan: Plan
     """With them."""
     forecast: Forecast
-    """Of that plan, corrected by finished runs where there are enough."""
+    """Of that plan."""
     slowdown: float | None
     """Time of a step over what it is now; None where it is not known."""
     reasons: tuple[str, ...]

@@ -1,26 +1,16 @@
 """batch=auto: the largest micro-batch that fits, by formulas, traces and probes.
 
 A micro-batch is chosen only if the high end of its forecast fits, or if it was seen to run. Memory
-grows with the micro-batch, so halving the list of those that are possible is enough.
-
-Store of batch=auto on disk: probe results and chosen micro-batches.
-
-A choice is kept so that the same command stays the same run: formulas, traces and probes may each
-come to another one.
+grows with the micro-batch, so halving the list of those that are possible is enough. Results of
+probes are kept on disk, and so are choices, so that the same command stays the same run.
 """
 
-import json
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
 
-import cattrs
-
-from eke.common.files import own_folder, read_json, write_atomic
 from eke.common.text import GIB
-from eke.config.schema.codec import make_converter
-from eke.data.sources import cache_folder
 from eke.estimate.memory import trace_client
 from eke.estimate.memory.components import Forecast
 from eke.estimate.memory.predict_memory import PYTHON_BYTES, known_forecast, room, traced_forecast
@@ -28,6 +18,9 @@ from eke.plan.planner import Plan
 
 FORMAT = 1
 """Raise it when what is kept changes its meaning."""
+
+FOLDER = "batches"
+"""Of the cache."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +33,10 @@ class Seen:
     """The smallest that a probe ran out of memory with."""
     chosen: dict[str, int] = field(default_factory=dict)
     """Samples per optimizer step -> the micro-batch that runs were started with."""
+
+    def has_failed(self, plan: Plan) -> bool:
+        """Whether such a micro-batch, or a smaller one, ran out of memory."""
+        return self.fails is not None and plan.batch.per_device >= self.fails
 
 
 def probe_key(plan: Plan, capacity: int) -> str:
@@ -61,10 +58,7 @@ def probe_key(plan: Plan, capacity: int) -> str:
 
 def find_probes(key: str) -> Seen:
     """Entry of a key; empty if unreadable."""
-    try:
-        return make_converter().structure(read_json(_path(key)), Seen)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, cattrs.BaseValidationError):
-        return Seen()
+    return trace_client.read_kept(FOLDER, key, Seen) or Seen()
 
 
 def note_probe(key: str, size: int, fits: bool) -> Seen:
@@ -72,31 +66,20 @@ def note_probe(key: str, size: int, fits: bool) -> Seen:
     seen = find_probes(key)
     if fits:
         fails = seen.fails if seen.fails is None or seen.fails > size else None
-        return _keep(key, replace(seen, fits=max(seen.fits, size), fails=fails))
-    fails = min(size, seen.fails or size)
-    return _keep(key, replace(seen, fits=seen.fits if seen.fits < size else 0, fails=fails))
+        seen = replace(seen, fits=max(seen.fits, size), fails=fails)
+    else:
+        fails = min(size, seen.fails or size)
+        seen = replace(seen, fits=seen.fits if seen.fits < size else 0, fails=fails)
+    trace_client.keep(FOLDER, key, seen)
+    return seen
 
 
 def note_choice(key: str, target: int, size: int) -> None:
     """Keep what a run is started with."""
     seen = find_probes(key)
     if seen.chosen.get(str(target)) != size:
-        _keep(key, replace(seen, chosen={**seen.chosen, str(target): size}))
-
-
-def _keep(key: str, seen: Seen) -> Seen:
-    """A failed write is ignored: the value is found again later."""
-    path = _path(key)
-    try:
-        own_folder(path.parent)
-        write_atomic(path, json.dumps(make_converter().unstructure(seen)))
-    except OSError:
-        pass
-    return seen
-
-
-def _path(key: str) -> Path:
-    return cache_folder() / "batches" / f"{key}.json"
+        seen = replace(seen, chosen={**seen.chosen, str(target): size})
+        trace_client.keep(FOLDER, key, seen)
 
 
 HOST_BYTES = GIB // 2
@@ -183,7 +166,7 @@ class BatchSearch:
         """The largest that fits; the smallest where none is known to."""
         before = find_probes(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
         for number, plan in enumerate(self.plans):
-            if plan.batch.per_device == before and not self._failed(number):
+            if plan.batch.per_device == before and not self.known.has_failed(plan):
                 return self._chosen(number, "as before")
         best = self._predicted()
         if self.probe is not None:
@@ -203,12 +186,12 @@ class BatchSearch:
 
     def room(self, number: int, traced: bool = False) -> ProbeRoom:
         """Memory fit of one plan: observed before, else by its forecast."""
-        size = self.plans[number].batch.per_device
-        if size <= self.known.fits:
+        plan = self.plans[number]
+        if plan.batch.per_device <= self.known.fits:
             return ProbeRoom.yes
-        if self.known.fails is not None and size >= self.known.fails:
+        if self.known.has_failed(plan):
             return ProbeRoom.no
-        peak = self.forecast(number, traced).best
+        peak = self.forecast(number, traced).peak
         if peak.high <= self.capacity:
             return ProbeRoom.yes
         return ProbeRoom.no if peak.low > self.capacity else ProbeRoom.open
@@ -224,7 +207,15 @@ class BatchSearch:
 
     def _tried_out(self, best: int, probe: Probe) -> int:
         """Probe what is open above the best known to fit; returns the best that is known then."""
-        top = _last(self._worth_a_probe, best, len(self.plans))
+
+        def is_worthwhile(number: int) -> bool:
+            """On a CPU what is expected not to fit is not tried: all processes would suffer."""
+            if self.room(number, self.trace) is ProbeRoom.no:
+                return False
+            on_cpu = self.plans[number].device.kind == "cpu"
+            return not on_cpu or self.forecast(number).peak.expected <= self.capacity
+
+        top = _last(is_worthwhile, best, len(self.plans))
         for _ in range(MAX_PROBES):
             if top <= best:
                 break
@@ -237,17 +228,6 @@ class BatchSearch:
             best, top = (middle, top) if trial is ProbeResult.fits else (best, middle - 1)
         return best
 
-    def _worth_a_probe(self, number: int) -> bool:
-        """On a CPU what is expected not to fit is not tried: the whole machine would suffer."""
-        if self.room(number, self.trace) is ProbeRoom.no:
-            return False
-        on_cpu = self.plans[number].device.kind == "cpu"
-        return not on_cpu or self.forecast(number).best.expected <= self.capacity
-
-    def _failed(self, number: int) -> bool:
-        size = self.plans[number].batch.per_device
-        return self.known.fails is not None and size >= self.known.fails
-
     def _chosen(self, best: int, how: str = "") -> Chosen:
         """Note on the best; on the smallest if there is none."""
         number, above = max(0, best), best + 1
@@ -259,18 +239,15 @@ class BatchSearch:
             larger=larger,
             how=how or ("probed" if seen_to_run else "predicted"),
             fits=best >= 0,
-            fails=self._failed(number),
-            larger_failed=larger is not None and self._failed(above),
+            fails=self.known.has_failed(self.plans[number]),
+            larger_failed=larger is not None and self.known.has_failed(self.plans[above]),
             larger_is_open=larger is not None and self.room(above) is not ProbeRoom.no,
         )
 
 
 def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
     """The last number below `high` for which something holds, found by halving; else `low`."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return low + bisect_left(range(low + 1, high), True, key=lambda number: not holds(number))
 
 
 def room_for_a_batch(plan: Plan, share: int = 1) -> int | None:

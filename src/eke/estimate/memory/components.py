@@ -1,19 +1,11 @@
-"""Values of a memory forecast, in bytes of one device, and its shapes; no torch.
+"""Values of a memory forecast, in bytes of one device, and its shapes; no torch."""
 
-Arithmetic of low, expected and high.
-
-What of a plan decides how large its activations are: numbers only.
-
-Why a closed form's range is as wide as it is.
-"""
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
 
-from eke.common.text import MIB
-from eke.config.schema import FSDP, Adapters, Config, Data, Packing, T5Model
+from eke.config.schema import FSDP, Adapters, Config, Packing, T5Model
 from eke.models.families import FLOAT32_BYTES, Shape, family_of, head_width
 from eke.models.sizes import STAGE, is_ragged, predicted_frac
 from eke.plan.planner import Micro, Plan, drawn, shares_heads
@@ -45,24 +37,6 @@ class Verdict(Enum):
     """The device's memory is not known."""
 
 
-class Doubt(Enum):
-    """A reason why a forecast is a wide range. `DOUBTS` has the conditions and the texts."""
-
-    architecture = "architecture"
-    compiler = "compiler"
-    fused_kernels = "fused_kernels"
-    lengths = "lengths"
-    adapters = "adapters"
-    experts = "experts"
-    unpacking = "unpacking"
-    ds_config = "ds_config"
-    gathering = "gathering"
-    data_parallel = "data_parallel"
-    float8 = "float8"
-    dropout = "dropout"
-    driver = "driver"
-
-
 @dataclass(frozen=True)
 class Range:
     """Bytes: what is likely, and what it lies between."""
@@ -73,6 +47,9 @@ class Range:
 
     def __post_init__(self) -> None:
         assert 0 <= self.low <= self.expected <= self.high, self
+
+    def __add__(self, other: "Range") -> "Range":
+        return Range(self.low + other.low, self.expected + other.expected, self.high + other.high)
 
 
 @dataclass(frozen=True)
@@ -97,26 +74,6 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class Calibrated:
-    """Correction of a forecast by finished runs on this device, with these libraries."""
-
-    peak: Range | None
-    """As `Forecast.peak`, corrected; None where there are too few runs."""
-    allocated: Range | None
-    """As `Forecast.allocated`, corrected."""
-    num_runs: int
-    """Different configurations that were run."""
-    needed: int
-    """Of them, before anything is corrected."""
-    factor: float
-    """Factor on the expected value; 1 if runs show no bias."""
-    within: float
-    """Relative error of the corrected expected value that 95 % of runs stay below."""
-    versions: str
-    """Of their libraries, formatted."""
-
-
-@dataclass(frozen=True)
 class Forecast:
     """Predicted memory of one plan on one device."""
 
@@ -135,20 +92,12 @@ class Forecast:
     capacity: int | None
     """Bytes of the device that this run can have; None where that is unknown."""
     verdict: Verdict
-    doubts: tuple[Doubt, ...] = ()
-    """Reasons for the width of the range."""
+    doubts: tuple[str, ...] = ()
+    """Reasons for the width of the range: keys of `DOUBTS`."""
     substitutions: tuple[str, ...] = ()
     """As `Traced.notes`, of the trace that the forecast uses."""
     not_traced: str = ""
     """Why a requested trace failed."""
-    calibrated: Calibrated | None = None
-    """None if finished runs were not searched."""
-
-    @property
-    def best(self) -> Range:
-        """Memory that the device must have, corrected by finished runs if there are enough."""
-        found = self.calibrated
-        return self.peak if found is None or found.peak is None else found.peak
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -171,21 +120,13 @@ def range_around(low: int, expected: int, high: int) -> Range:
     return Range(max(0, min(low, expected)), expected, max(expected, high))
 
 
-def total(ranges: Iterable[Range]) -> Range:
-    """The sum: of low ends, of expected values and of high ends."""
-    low = expected = high = 0
-    for each in ranges:
-        low, expected, high = low + each.low, expected + each.expected, high + each.high
-    return Range(low, expected, high)
-
-
 NARROW_BYTES = 2
 """Of bfloat16 and float16."""
 
 
 def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
     """The shape of a forward pass: of a training's longest micro-batch, unless one is given."""
-    config, model = plan.config, plan.config.model
+    config, model, data = plan.config, plan.config.model, plan.config.data
     heads = model.num_attention_heads or 1
     width = model.hidden_size // heads
     if isinstance(model, T5Model) or hasattr(model, "head_dim"):
@@ -217,13 +158,10 @@ def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
         weights=weights,
         compute=NARROW_BYTES if plan.compute.autocast else weights,
         on_cpu=plan.device.kind == "cpu",
-        masked=_is_masked(config.data, is_ragged(config)),
+        masked=is_ragged(config)
+        or data.packing is not Packing.off
+        or data.seq_len % (data.pad_to_multiple_of or 1) != 0,
     )
-
-
-def _is_masked(data: Data, ragged: bool) -> bool:
-    packed = data.packing is not Packing.off
-    return ragged or packed or data.seq_len % (data.pad_to_multiple_of or 1) != 0
 
 
 def trains_adapters(config: Config) -> bool:
@@ -236,83 +174,75 @@ def is_fsdp(config: Config) -> bool:
     return isinstance(config.distributed, FSDP)
 
 
-WORKSPACE_BYTES = {"hopper": 32 * MIB, "other": 8 * MIB + 128 * 1024}
-"""cuBLAS' workspace per handle and stream: torch's `parseChosenWorkspaceSize`
-(aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 KiB x 8 from capability 9.0 on, else 4096 KiB x 2 +
-16 KiB x 8."""
-
-
-Condition = Callable[[Plan, Shape], object]
-
-
 @dataclass(frozen=True)
 class Reason:
     """When a doubt applies to a plan, and the clause that is shown."""
 
-    applies: Condition
+    applies: Callable[[Plan, Shape], object]
     text: str
 
 
 DOUBTS = {
-    Doubt.architecture: Reason(
+    "architecture": Reason(
         lambda plan, shape: not shape.architecture.is_known,
         "no formulas for this architecture: a Llama of its sizes stands in",
     ),
-    Doubt.compiler: Reason(
+    "compiler": Reason(
         lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
         "torch.compile decides itself what it keeps for the backward pass",
     ),
-    Doubt.fused_kernels: Reason(
+    "fused_kernels": Reason(
         lambda plan, shape: plan.config.kernels.option == "liger",
         "fused kernels keep less than the model's own operations",
     ),
-    Doubt.lengths: Reason(
+    "lengths": Reason(
         lambda plan, shape: drawn(plan).differ,
         "samples differ in length: the longest micro-batch that a training meets is counted",
     ),
-    Doubt.adapters: Reason(
+    "adapters": Reason(
         lambda plan, shape: trains_adapters(plan.config),
         "adapters change what each layer keeps",
     ),
-    Doubt.experts: Reason(
+    "experts": Reason(
         lambda plan, shape: shape.experts,
         "experts see as many tokens as the router sends them",
     ),
-    Doubt.unpacking: Reason(
+    "unpacking": Reason(
         lambda plan, shape: plan.config.peft.option == "qlora",
         "4-bit weights are unpacked layer by layer",
     ),
-    Doubt.ds_config: Reason(
+    "ds_config": Reason(
         lambda plan, shape: plan.config.distributed.deepspeed_config,
         "a ds_config.json of one's own may move or share anything",
     ),
-    Doubt.gathering: Reason(
+    "gathering": Reason(
         lambda plan, shape: is_fsdp(plan.config) or plan.config.distributed.option in STAGE,
         "when shared weights are gathered, and how many at once, is the library's",
     ),
-    Doubt.data_parallel: Reason(
+    "data_parallel": Reason(
         lambda plan, shape: plan.config.distributed.option == "dp",
         "the first device gathers what the others computed",
     ),
-    Doubt.float8: Reason(
+    "float8": Reason(
         lambda plan, shape: plan.compute.float8 != "off",
         "float8 operands are kept in addition to 16-bit ones",
     ),
-    Doubt.dropout: Reason(
+    "dropout": Reason(
         lambda plan, shape: plan.config.model.dropout is None and shape.dropout,
         "the checkpoint's own dropout is not known here: 0.1 is counted",
     ),
-    Doubt.driver: Reason(
+    "driver": Reason(
         lambda plan, shape: not shape.on_cpu,
         "the driver's context and the allocator's reserve are known as ranges",
     ),
 }
+"""Why a forecast is a wide range."""
 
-UNTRACED = (Doubt.lengths, Doubt.gathering, Doubt.driver)
+UNTRACED = ("lengths", "gathering", "driver")
 """Doubts that a trace does not resolve."""
 
 
-def doubts_of(plan: Plan) -> tuple[Doubt, ...]:
+def doubts_of(plan: Plan) -> tuple[str, ...]:
     """The doubts that apply; none where the formulas know the techniques well."""
     shape = shape_of(plan)
     return tuple(doubt for doubt, reason in DOUBTS.items() if reason.applies(plan, shape))

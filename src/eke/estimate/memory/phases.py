@@ -6,7 +6,6 @@ from math import prod
 from eke.common.text import MIB
 from eke.estimate.memory import sharding
 from eke.estimate.memory.activations import (
-    Activations,
     activations,
     optimizer_temporaries,
     singular_vectors,
@@ -17,12 +16,11 @@ from eke.estimate.memory.components import (
     exact,
     range_around,
     shape_of,
-    total,
     trains_adapters,
 )
 from eke.estimate.memory.sharding import held_at, layer_numbers
-from eke.models.families import FLOAT32_BYTES, Shape, family_of, is_classification
-from eke.models.sizes import STAGE, StateBytes, shared_state_bytes, training_structure
+from eke.models.families import FLOAT32_BYTES, family_of, is_classification
+from eke.models.sizes import STAGE, shared_state_bytes, training_structure
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
 Parts = dict[str, Range]
@@ -58,12 +56,12 @@ class Moment:
     @property
     def total(self) -> Range:
         """All components."""
-        return total(self.parts.values())
+        return sum(self.parts.values(), NOTHING)
 
     @property
     def tensors(self) -> Range:
         """All components without the allocator's reserve."""
-        return total(part for name, part in self.parts.items() if name != "reserve")
+        return sum((part for name, part in self.parts.items() if name != "reserve"), NOTHING)
 
 
 def around(expected: int, low: int = 0, high: int | None = None) -> Range:
@@ -74,30 +72,34 @@ def around(expected: int, low: int = 0, high: int | None = None) -> Range:
 def moments(plan: Plan) -> list[Moment]:
     """Every moment that can be the highest, in the order of a run."""
     made = drawn(plan)
-    expected = moments_of(plan, made.expected)
+    found = moments_of(plan, made.expected)
     if not made.differ:
-        return expected
-    low, high = (moments_of(plan, micro) for micro in (made.shortest, made.longest))
-    return [_between(*each) for each in zip(expected, low, high, strict=True)]
+        return found
+    # The ends are those of the micro-batches that can be met.
+    shortest, longest = (moments_of(plan, micro) for micro in (made.shortest, made.longest))
+    return [
+        replace(each, parts={
+            name: range_around(low.parts[name].low, part.expected, high.parts[name].high)
+            for name, part in each.parts.items()
+        })
+        for each, low, high in zip(found, shortest, longest, strict=True)
+    ]  # fmt: skip
 
 
 def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
-    """The same where every micro-batch is like this one."""
-    return _Moments(plan, micro).all()
-
-
-def _between(expected: Moment, shortest: Moment, longest: Moment) -> Moment:
-    """A moment of the longest micro-batch expected, with the ends of those that can be met."""
-    parts = {
-        name: range_around(shortest.parts[name].low, part.expected, longest.parts[name].high)
-        for name, part in expected.parts.items()
-    }
-    return replace(expected, parts=parts)
-
-
-def _halved(size: Range) -> Range:
-    """Memory kept by half of the layers, plus or minus a quarter."""
-    return Range(size.low // 4, size.expected // 2, size.high * 3 // 4)
+    """The same where every micro-batch is like this one, in the order of a run."""
+    at = _Moments(plan, micro)
+    return [
+        Moment("load", {"weights": exact(at.state.start or at.state.weights)}),
+        at.forward(),
+        at.loss(),
+        at.last_layer(),
+        at.first_layer(),
+        at.embedding(),
+        *at.of_sharing(),
+        at.optimizer(),
+        at.evaluation(),
+    ]
 
 
 class _Moments:
@@ -106,27 +108,11 @@ class _Moments:
     def __init__(self, plan: Plan, micro: Micro) -> None:
         self.plan, self.config = plan, plan.config
         on_host = plan.device.kind == "cpu"
-        self.state: StateBytes = shared_state_bytes(
-            self.config, plan.size, on_host, plan.compute.formats
-        )
-        self.shape: Shape = shape_of(plan, micro)
+        self.state = shared_state_bytes(self.config, plan.size, on_host, plan.compute.formats)
+        self.shape = shape_of(plan, micro)
         self.parts = training_structure(self.config).weights
-        self.acts: Activations = activations(plan, self.shape, self.parts)
+        self.acts = activations(plan, self.shape, self.parts)
         self.layer, _ = layer_numbers(self.config, self.parts)
-
-    def all(self) -> list[Moment]:
-        """In the order of a run."""
-        return [
-            Moment("load", {"weights": exact(self.state.start or self.state.weights)}),
-            self.forward(),
-            self.loss(),
-            self.last_layer(),
-            self.first_layer(),
-            self.embedding(),
-            *self.of_sharing(),
-            self.optimizer(),
-            self.evaluation(),
-        ]
 
     def of_sharing(self) -> list[Moment]:
         """Moments that only ZeRO has."""
@@ -137,25 +123,29 @@ class _Moments:
         found = [Moment("backward", self.held("reduced", whole), "reduced")]
         if STAGE[option] == 2:
             parts = self.last_layer().parts
-            half = {name: _halved(parts[name]) for name in ("activations", "autocast")}
+            # What half of the layers keep, plus or minus a quarter.
+            half = {
+                name: Range(part.low // 4, part.expected // 2, part.high * 3 // 4)
+                for name, part in parts.items()
+                if name in ("activations", "autocast")
+            }
             found.append(Moment("backward", parts | self.held("middle", whole) | half, "middle"))
         new = self.held("evaluation", NOTHING)
         more = sharding.regather_bytes(self.plan, self.parts)
-        new["buffers"] = total((new["buffers"], range_around(0, more, more)))
+        new["buffers"] = new["buffers"] + Range(0, more, more)
         return [*found, Moment("optimizer", new, "regather")]
 
     def held(self, moment: str, gradients: Range) -> Parts:
         """Weights, states and so much of the gradients; at a moment by its name."""
         state = self.state
-        shared = held_at(self.plan, self.parts, state.gradients, moment, gradients)
+        mine, buffers = held_at(self.plan, self.parts, state.gradients, moment, gradients)
         views = singular_vectors(self.plan, self.parts)
-        optimizer = range_around(state.optimizer, state.optimizer + views, state.optimizer + views)
         parts = {
             "weights": exact(state.weights),
-            "gradients": shared.gradients,
-            "optimizer": optimizer,
+            "gradients": mine,
+            "optimizer": Range(state.optimizer, state.optimizer + views, state.optimizer + views),
             "master": exact(state.master),
-            "buffers": shared.buffers,
+            "buffers": buffers,
         }
         if self.config.distributed.option in STAGE and self.config.distributed.deepspeed_config:
             parts = {name: Range(0, part.expected, part.high) for name, part in parts.items()}
@@ -212,12 +202,6 @@ class _Moments:
         fused = self.config.kernels.fused_linear_cross_entropy and self.has_vocabulary
         return fused * FLOAT32_BYTES * self.shape.vocabulary * self.shape.hidden
 
-    @property
-    def unpacked(self) -> int:
-        """Bytes of the largest 4-bit weight as numbers: bitsandbytes unpacks one at a time."""
-        sizes = [prod(w.shape) for w in self.parts if w.four_bits]
-        return self.shape.compute * max(sizes, default=0)
-
     def forward(self) -> Moment:
         """The forward pass has ended: all logits are there."""
         acts = self.acts
@@ -250,12 +234,12 @@ class _Moments:
             0, head, min(2 * head + number * self.layer, 2 * self.state.gradients)
         )
         if self.plan.batch.accumulation > 1:
-            gradients = total(
-                (self.earlier, range_around(0, number * self.layer // 3, gradients.high))
-            )
+            gradients = self.earlier + range_around(0, number * self.layer // 3, gradients.high)
         parts = self.held("last_layer", gradients) | self.kept(acts.casts_kept)
         parts["recomputed"] = around(acts.passing)
-        working = acts.working + self.unpacked
+        # bitsandbytes unpacks one 4-bit weight at a time.
+        unpacked = max((prod(w.shape) for w in self.parts if w.four_bits), default=0)
+        working = acts.working + self.shape.compute * unpacked
         parts["temporaries"] = around(working, high=2 * working)
         if acts.passing:  # casts of the layer that is computed again
             parts["autocast"] = range_around(0, parts["autocast"].expected, acts.casts)
@@ -296,7 +280,7 @@ class _Moments:
         """The optimizer steps; with its updates in the backward pass, within that."""
         parts = self.held("optimizer", exact(self.state.gradients))
         found = optimizer_temporaries(self.plan, self.parts)
-        parts["temporaries"] = range_around(found.low, found.expected, found.high + SMALL_BYTES)
+        parts["temporaries"] = found + Range(0, 0, SMALL_BYTES)
         return Moment("optimizer", parts, "optimizer")
 
     def evaluation(self) -> Moment:

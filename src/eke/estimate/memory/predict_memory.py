@@ -1,8 +1,6 @@
 """Memory forecast of a plan: phases, components, device overhead, and fit.
 
-Replace formulas by a trace where it is more accurate.
-
-Best available forecast of a plan: by formulas, or by a cached or new trace.
+By formulas, and by a cached or new trace where that is more accurate.
 """
 
 from collections import Counter
@@ -12,11 +10,9 @@ from typing import Any
 
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import trace_client
-from eke.estimate.memory.calibration import calibrate, memory_group, read_pairs, versions_of
 from eke.estimate.memory.components import (
     PHASES,
     UNTRACED,
-    WORKSPACE_BYTES,
     Forecast,
     Method,
     Range,
@@ -26,9 +22,8 @@ from eke.estimate.memory.components import (
     exact,
     is_fsdp,
     range_around,
-    total,
 )
-from eke.estimate.memory.phases import COMPONENTS, Moment, Parts, moments, moments_of
+from eke.estimate.memory.phases import COMPONENTS, Moment, moments, moments_of
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
 
@@ -53,34 +48,20 @@ measured: hooks of sharing keep inputs of layers alive, or copies of what they g
 STATES = ("weights", "gradients", "optimizer", "master")
 
 
-def is_shared(plan: Plan) -> bool:
-    """Whether processes hold gradients differently from a trace of a single process."""
-    option = plan.config.distributed.option
-    copies = option == "ddp" and plan.batch.world_size > 1
-    return copies or is_fsdp(plan.config) or option in STAGE
-
-
 def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
     """The moments of the closed form with a trace's numbers.
 
     Where processes share, states, gradients and buffers stay those of the closed form, and only the
     rest is the trace's, at moments when all of it is alive.
     """
-    if is_shared(plan):
+    option = plan.config.distributed.option
+    copies = option == "ddp" and plan.batch.world_size > 1
+    if copies or is_fsdp(plan.config) or option in STAGE:
         return [_with_traced_activations(moment, traced) for moment in found]
-    closed = _one_of_each(found)
+    # Of each phase the highest moment, the first of several.
+    closed = {m.phase: m for m in sorted(reversed(found), key=lambda m: m.total.expected)}
     traces = [_traced(closed[phase], traced, plan) for phase in traced.allocated if phase in closed]
     return traces or found
-
-
-def _one_of_each(found: list[Moment]) -> dict[str, Moment]:
-    """Of each phase the highest moment."""
-    best: dict[str, Moment] = {}
-    for moment in found:
-        known = best.get(moment.phase)
-        if known is None or moment.total.expected > known.total.expected:
-            best[moment.phase] = moment
-    return best
 
 
 def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
@@ -108,10 +89,13 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     is_exact = traced.method is Method.trace and traced.is_exact
     made = drawn(plan)
     if not is_exact or made.expected != made.longest:
-        missing = closed.total.high - total(parts.values()).high
+        missing = closed.total.high - sum(part.high for part in parts.values())
         parts["others"] = range_around(0, others, others + doubt + max(0, missing))
     is_sure = is_exact and not made.differ
-    parts = _lowered(parts, max(0, allocated - doubt) if is_sure else closed.total.low)
+    low = max(0, allocated - doubt) if is_sure else closed.total.low
+    for name, part in parts.items():  # low ends add up to it, taken from the components in order
+        parts[name] = range_around(min(low, part.expected), part.expected, part.high)
+        low -= parts[name].low
     if plan.device.kind != "cpu":
         reserve = max(traced.reserved.values()) - allocated if is_top else 0
         parts["reserve"] = range_around(0, reserve, reserve * 3 // 2)
@@ -123,21 +107,9 @@ def _is_bound(plan: Plan, traced: Traced, phase: str) -> bool:
 
     A compiled model or liger's kernels change every pass, a compiled optimizer its step alone.
     """
-    if traced.method is not Method.upper_bound:
-        return False
     config = plan.config
     passes = config.compile.option != "none" or config.kernels.option == "liger"
-    return passes or phase == "optimizer"
-
-
-def _lowered(parts: dict[str, Range], low: int) -> dict[str, Range]:
-    """The same with low ends that add up to `low`, taken from the components in order."""
-    lowered = {}
-    for name, part in parts.items():
-        share = min(low, part.expected)
-        lowered[name] = range_around(share, part.expected, part.high)
-        low -= share
-    return lowered
+    return traced.method is Method.upper_bound and (passes or phase == "optimizer")
 
 
 def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
@@ -146,8 +118,8 @@ def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
     if beside is None or moment.name not in (*WHOLE, *PARTLY):
         return moment
     kept = {k: v for k, v in moment.parts.items() if k in (*STATES, "buffers")}
-    closed = total(part for name, part in moment.parts.items() if name not in kept)
-    if moment.name in PARTLY and closed.expected <= beside:
+    closed = sum(part.expected for name, part in moment.parts.items() if name not in kept)
+    if moment.name in PARTLY and closed <= beside:
         return moment
     high = beside * (100 + DOUBT_PERCENT) // 100 + MIB // 16
     parts = kept | {"activations": range_around(beside // 2, beside, high)}
@@ -173,7 +145,10 @@ PYTHON_BYTES = GIB // 2
 TRAINED = ("forward", "backward", "optimizer")
 """Phases of a step, which a record's measured peak is of on a CPU."""
 
-HOPPER = (9, 0)
+WORKSPACE_BYTES = {"hopper": 32 * MIB, "other": 8 * MIB + 128 * 1024}
+"""cuBLAS' workspace per handle and stream: torch's `parseChosenWorkspaceSize`
+(aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 KiB x 8 from capability 9.0 on, else 4096 KiB x 2 +
+16 KiB x 8."""
 
 
 def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
@@ -204,8 +179,15 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         basis=_basis(plan),
         peak=peak,
         allocated=allocated,
-        phases={phase: _phase(found, phase) for phase in PHASES},
-        components=_components(top.parts),
+        phases={
+            phase: max((m.tensors.expected for m in found if m.phase == phase), default=0)
+            for phase in PHASES
+        },
+        components={
+            name: top.parts[name].expected
+            for name in sorted(top.parts, key=lambda name: (*COMPONENTS, name).index(name))
+            if top.parts[name].expected
+        },
         capacity=capacity,
         verdict=verdict(peak, capacity),
         doubts=doubts,
@@ -286,7 +268,7 @@ def highest_phase(found: Forecast) -> str:
 
 def _on_gpu(plan: Plan, moment: Moment) -> Moment:
     """With cuBLAS' workspace, the allocator's reserve and the driver's context."""
-    hopper = (plan.device.capability or (0, 0)) >= HOPPER
+    hopper = (plan.device.capability or (0, 0)) >= (9, 0)
     space = WORKSPACE_BYTES["hopper" if hopper else "other"]
     if moment.phase == "load":
         space = 0
@@ -302,17 +284,6 @@ def _on_gpu(plan: Plan, moment: Moment) -> Moment:
     return replace(moment, parts=moment.parts | more)
 
 
-def _phase(found: Iterable[Moment], phase: str) -> int:
-    return max((m.tensors.expected for m in found if m.phase == phase), default=0)
-
-
-def _components(parts: Parts) -> dict[str, int]:
-    """Those that there are, in their order."""
-    order = {name: number for number, name in enumerate(COMPONENTS)}
-    names = sorted(parts, key=lambda name: order.get(name, len(order)))
-    return {name: parts[name].expected for name in names if parts[name].expected}
-
-
 def _basis(plan: Plan) -> str:
     if plan.device.kind == "cpu":
         many = plan.processes_per_node
@@ -323,7 +294,7 @@ def _basis(plan: Plan) -> str:
 
 def known_forecast(plan: Plan) -> Forecast:
     """By a trace that is kept, else by formulas; nothing is started."""
-    return calibrated(plan, forecast(plan, trace_client.find_trace(trace_client.trace_key(plan))))
+    return forecast(plan, trace_client.find_trace(trace_client.trace_key(plan)))
 
 
 def traced_forecast(plan: Plan) -> Forecast:
@@ -345,18 +316,6 @@ def traced_forecasts(
     return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
 
 
-def calibrated(plan: Plan, found: Forecast) -> Forecast:
-    """A forecast and what finished runs of its group add to it; the verdict is of both.
-
-    Args:
-        plan: of the run.
-        found: its forecast, not calibrated yet.
-    """
-    group = memory_group(plan, found.method.value)
-    better = calibrate(found, read_pairs(group), versions_of(group))
-    return replace(better, verdict=verdict(better.best, better.capacity))
-
-
 def is_open(found: Forecast) -> bool:
     """Whether formulas cannot decide the fit, so that a trace is worthwhile."""
     if found.method is not Method.closed_form or found.capacity is None:
@@ -366,6 +325,4 @@ def is_open(found: Forecast) -> bool:
 
 def _with(plan: Plan, answer: trace_client.Answer) -> Forecast:
     found = forecast(plan, answer.traced)
-    if answer.traced is None:
-        found = replace(found, not_traced=answer.reason)
-    return calibrated(plan, found)
+    return found if answer.traced is not None else replace(found, not_traced=answer.reason)

@@ -13,8 +13,6 @@ from eke.plan.planner import Plan
 DOES_NOT_FIT = "does_not_fit"
 """The rule's id. Its condition needs a plan, so it is not among `eke.rules.RULES`."""
 
-ANYWAY = "ignore_forecast=true"
-
 _found: dict[Any, Advice | None] = {}
 """Forecast and options -> what reduces memory: jobs of a sweep that differ in nothing that takes
 memory have one."""
@@ -37,12 +35,17 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = No
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
     if cannot_fit(plan, found):
-        raise ConfigError(_problem(plan, found, judge))
+        peak, at_rest = found.peak, replace(plan.device, available_bytes=None)
+        why = f"needs at least {format_bytes(peak.low)} of memory, "
+        why += f"{format_bytes(peak.expected)} expected"
+        # It would fit if other processes held no memory.
+        passing = peak.low <= (room(replace(plan, device=at_rest)) or 0)
+        raise ConfigError(_problem(plan, found, judge, why, passing))
     if found.verdict is Verdict.tight and found.method is Method.closed_form:
         # Formulas are wide: only what is more likely than not is worth a word.
         return ""
     return (
-        f"memory: {format_bytes(found.best.expected)} expected; {_has(plan, found)} "
+        f"memory: {format_bytes(found.peak.expected)} expected; {_has(plan, found)} "
         f"({_fix(plan, found, judge)})"
     )
 
@@ -67,29 +70,14 @@ def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None)
     """
     if plan.config.ignore_forecast:
         return
-    why = (
-        f"ran out of memory in a probe; {format_bytes(found.best.expected)} were expected, and "
-        f"{_has(plan, found)}"
-    )
-    fix = _fix(plan, found, judge, f"{ANYWAY} starts it all the same")
-    size = str(plan.batch.per_device)
-    raise ConfigError(Problem("batch.per_device", size, why, fix, DOES_NOT_FIT))
+    why = f"ran out of memory in a probe; {format_bytes(found.peak.expected)} were expected"
+    raise ConfigError(_problem(plan, found, judge, why, passing=False))
 
 
-def _problem(plan: Plan, found: Forecast, judge: Judge | None) -> Problem:
-    why = (
-        f"needs at least {format_bytes(found.peak.low)} of memory, "
-        f"{format_bytes(found.best.expected)} expected; {_has(plan, found)}"
-    )
-    fix = _fix(plan, found, judge, f"{ANYWAY} starts it all the same")
-    size = str(plan.batch.per_device)
-    return Problem("batch.per_device", size, why, fix, DOES_NOT_FIT, _is_passing(plan, found))
-
-
-def _is_passing(plan: Plan, found: Forecast) -> bool:
-    """Whether it would fit if other processes held no memory."""
-    whole = room(replace(plan, device=replace(plan.device, available_bytes=None)))
-    return whole is not None and found.peak.low <= whole
+def _problem(plan: Plan, found: Forecast, judge: Judge | None, why: str, passing: bool) -> Problem:
+    fix = _fix(plan, found, judge, "ignore_forecast=true starts it all the same")
+    size, why = str(plan.batch.per_device), f"{why}; {_has(plan, found)}"
+    return Problem("batch.per_device", size, why, fix, DOES_NOT_FIT, passing)
 
 
 def _has(plan: Plan, found: Forecast) -> str:

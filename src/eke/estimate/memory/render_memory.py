@@ -1,11 +1,7 @@
-"""A forecast as text: the verdict first, then what it is made of; at most 80 columns.
-
-One configuration on every known device: the guides' choice of a GPU.
-
-Forecasts in records, and as JSON: the same fields in both.
-"""
+"""A forecast as text of at most 80 columns, of one device or of all, in records, and as JSON."""
 
 import textwrap
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,7 +11,6 @@ from eke.estimate.memory.advice import Advice, Judge, advise
 from eke.estimate.memory.components import Forecast, Method, Verdict
 from eke.estimate.memory.predict_memory import (
     allocated_of,
-    calibrated,
     forecast,
     highest_phase,
     known_forecast,
@@ -23,7 +18,7 @@ from eke.estimate.memory.predict_memory import (
 )
 from eke.models.sizes import shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
-from eke.plan.record import CalibratedMemory, Outcome, PredictedMemory, Record
+from eke.plan.record import Outcome, PredictedMemory, Record
 
 WIDTH = 80
 
@@ -63,36 +58,47 @@ WHEN = {
 
 def render_forecast(plan: Plan, found: Forecast) -> str:
     """Verdict, range, table of components, phases, and why the range is wide."""
-    lines = [_verdict_line(plan, found), _range_line(found), *calibration_lines(found), ""]
-    lines += _table(found)
-    lines += ["", *_phases(found), *_anatomy(plan)]
-    lines += [_wrapped(f"counted: {found.basis}"), *_rows(plan)]
-    lines += [_wrapped(f"not exact: {note}") for note in found.notes]
+    peak, tight = found.peak, found.verdict is Verdict.tight
+    verdict = "tight: may not fit" if tight else found.verdict.value
+    between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
+    sizes = [f"{phase} {format_bytes(size)}" for phase, size in found.phases.items() if size]
+    lines = [
+        f"memory: {verdict}   ({_available(plan, found)})",
+        f"  expected {format_bytes(peak.expected)}, {between} ({METHODS[found.method]})",
+        "",
+        *_table(found),
+        "",
+        wrapped(f"tensors by phase: {', '.join(sizes)}"),
+        *_anatomy(plan),
+        wrapped(f"counted: {found.basis}"),
+        *_rows(plan),
+        *(wrapped(f"not exact: {note}") for note in found.notes),
+    ]
     return "\n".join(lines)
+
+
+def wrapped(text: str, indent: int = 2) -> str:
+    """A paragraph of at most 80 columns; its further lines are indented by two more."""
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
+        break_long_words=False,
+    )
 
 
 def forecast_line(plan: Plan) -> str:
     """The forecast of a plan in one line, for a run that is about to start."""
     found = known_forecast(plan)
-    peak = found.best
+    peak = found.peak
     return (
         f"memory: {found.verdict.value}, {format_bytes(peak.expected)} expected "
         f"({format_bytes(peak.low)} to {format_bytes(peak.high)}); eke plan says of what"
     )
 
 
-def _verdict_line(plan: Plan, found: Forecast) -> str:
-    words = {
-        Verdict.fits: "fits",
-        Verdict.tight: "tight: may not fit",
-        Verdict.does_not_fit: "does not fit",
-        Verdict.unknown: "unknown",
-    }
-    return f"memory: {words[found.verdict]}   ({_of_what(plan, found)})"
-
-
-def _of_what(plan: Plan, found: Forecast) -> str:
-    """Available memory."""
+def _available(plan: Plan, found: Forecast) -> str:
     on_cpu = plan.device.kind == "cpu"
     if found.capacity is None:
         return "host memory" if on_cpu else plan.device.name
@@ -101,25 +107,6 @@ def _of_what(plan: Plan, found: Forecast) -> str:
         return f"{plan.device.name}, {capacity}"
     many = plan.processes_per_node
     return f"this machine has {capacity} for " + (f"each of {many} processes" if many > 1 else "it")
-
-
-def _range_line(found: Forecast) -> str:
-    peak = found.best
-    between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
-    return f"  expected {format_bytes(peak.expected)}, {between} ({METHODS[found.method]})"
-
-
-def calibration_lines(found: Forecast) -> list[str]:
-    """Finished runs that corrected the forecast, and the remaining uncertainty."""
-    by = found.calibrated
-    if by is None:
-        return []
-    runs = f"{by.num_runs} run{'s' if by.num_runs != 1 else ''} on this device"
-    if by.peak is None:
-        return [_wrapped(f"not calibrated: {runs} ({by.needed} needed)")]
-    within = f"{100 * by.within:.2g}" if by.within < 0.095 else f"{100 * by.within:.0f}"
-    text = f"calibrated by {runs} ({by.versions}): expected x {by.factor:.4g}, within +-{within} %"
-    return [_wrapped(text)]
 
 
 def _table(found: Forecast) -> list[str]:
@@ -135,11 +122,6 @@ def _table(found: Forecast) -> list[str]:
             f"    {label:<{width}}  {format_bytes(size):>10}  {size / whole:>4.0%}  {bar}".rstrip()
         )
     return lines
-
-
-def _phases(found: Forecast) -> list[str]:
-    parts = [f"{phase} {format_bytes(size)}" for phase, size in found.phases.items() if size]
-    return [_wrapped(f"tensors by phase: {', '.join(parts)}")]
 
 
 def _anatomy(plan: Plan) -> list[str]:
@@ -158,7 +140,7 @@ def _anatomy(plan: Plan) -> list[str]:
     }
     parts = [f"{size / count:.3g} {name}" for name, size in named.items() if size]
     total = sum(named.values()) / count
-    return [_wrapped(f"bytes per parameter: {' + '.join(parts)} = {total:.3g}")]
+    return [wrapped(f"bytes per parameter: {' + '.join(parts)} = {total:.3g}")]
 
 
 def _rows(plan: Plan) -> list[str]:
@@ -166,19 +148,15 @@ def _rows(plan: Plan) -> list[str]:
     made = drawn(plan)
     if not made.differ:
         return []
-    low, mean, high = (_of_rows(each) for each in (made.shortest, made.mean, made.expected))
+    low, mean, high = (
+        f"{micro.rows} x {micro.source}"
+        + (f" + {micro.target}" if micro.target != micro.source else "")
+        + " tokens"
+        for micro in (made.shortest, made.mean, made.expected)
+    )
     text = f"rows: memory of the longest micro-batch expected, {high} (low end: {low}); time of"
     tokens = plan.size.tokens_per_sample
-    return [_wrapped(f"{text} the mean, {mean}; FLOPs of {tokens:.1f} tokens a sample")]
-
-
-def _of_rows(micro: Micro) -> str:
-    decoder = f" + {micro.target}" if micro.target != micro.source else ""
-    return f"{micro.rows} x {micro.source}{decoder} tokens"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return [wrapped(f"{text} the mean, {mean}; FLOPs of {tokens:.1f} tokens a sample")]
 
 
 def render_advice(found: Forecast, advice: list[Advice]) -> str:
@@ -205,25 +183,18 @@ def render_advice(found: Forecast, advice: list[Advice]) -> str:
 
 
 def _proposal(advice: Advice) -> list[str]:
-    """Overrides, their memory and cost, and the source."""
-    peak = advice.forecast.best
+    peak = advice.forecast.peak
     return [
         "",
         f"  {' '.join(advice.overrides)}",
-        _indented(
+        wrapped(
             f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} "
-            f"({known_by(advice.forecast)}): {advice.forecast.verdict.value}"
+            f"({METHODS[advice.forecast.method]}): {advice.forecast.verdict.value}",
+            6,
         ),
         f"      {_cost(advice)}",
-        *(_indented(f"source: {reason}") for reason in advice.reasons),
+        *(wrapped(f"source: {reason}", 6) for reason in advice.reasons),
     ]
-
-
-def known_by(found: Forecast) -> str:
-    """Short description of a forecast's method."""
-    by = found.calibrated
-    runs = f", calibrated by {by.num_runs} runs" if by is not None and by.peak is not None else ""
-    return METHODS[found.method] + runs
 
 
 def _cost(advice: Advice) -> str:
@@ -238,25 +209,11 @@ def _cost(advice: Advice) -> str:
     return f"about {words} per step{changes}"
 
 
-def _indented(text: str) -> str:
-    return textwrap.fill(
-        text, WIDTH, initial_indent="      ", subsequent_indent="        ", break_long_words=False
-    )
-
-
 def _dominant(found: Forecast) -> str:
-    """The largest components in one sentence."""
     largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
     whole = sum(found.components.values()) or 1
     parts = [f"{LABELS.get(name, name)} {size / whole:.0%}" for name, size in largest]
-    return _wrapped(f"Highest {WHEN[highest_phase(found)]}: {', '.join(parts)}.").strip()
-
-
-LARGEST_BATCH = 65536
-"""Upper bound of the search for a micro-batch."""
-
-NUMBERS = (1, 3, 4, 5, 6)
-"""Columns of the table that hold them; the others hold text."""
+    return wrapped(f"Highest {WHEN[highest_phase(found)]}: {', '.join(parts)}.").strip()
 
 
 @dataclass(frozen=True)
@@ -282,26 +239,19 @@ class OnDevice:
 
 def largest_batch(plan: Plan) -> int:
     """The largest micro-batch whose high forecast fits; 0 if none."""
-    low, high = 0, 1
-    while high <= LARGEST_BATCH and _fits(plan, high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _fits(plan, middle) else (low, middle)
-    return low
 
+    def is_too_large(size: int) -> bool:
+        batch = replace(plan.batch, per_device=size, eval_per_device=size)
+        return forecast(replace(plan, batch=batch)).verdict is not Verdict.fits
 
-def _fits(plan: Plan, size: int) -> bool:
-    batch = replace(plan.batch, per_device=size, eval_per_device=size)
-    sized = replace(plan, batch=batch)
-    return calibrated(sized, forecast(sized)).verdict is Verdict.fits
+    return bisect_left(range(1, 2**16 + 1), True, key=is_too_large)
 
 
 def compare_devices(
     plans: Mapping[str, Plan],
     forecasts: Mapping[str, Forecast],
     refused: Mapping[str, tuple[int | None, str]],
-    speeds: Mapping[str, tuple[str, int]] | None = None,
+    speeds: Mapping[str, tuple[str, int]],
 ) -> list[OnDevice]:
     """Forecasts of one configuration, the smallest memory first.
 
@@ -315,7 +265,7 @@ def compare_devices(
     rows = []
     for option, plan in plans.items():
         found, size = forecasts[option], plan.batch.per_device
-        speed, runs = (speeds or {}).get(option, ("", 0))
+        speed, runs = speeds[option]
         # A trace may show a fit where formulas, which the search uses, do not.
         known = size if found.verdict is Verdict.fits else 0
         largest = max(known, largest_batch(plan))
@@ -340,7 +290,8 @@ def render_devices(
     """
     last = "micro-batch"
     head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
-    table = align([head, *(_cells(row, per_device is None) for row in rows)], NUMBERS)
+    numbers = (1, 3, 4, 5, 6)  # columns that hold them
+    table = align([head, *(_cells(row, per_device is None) for row in rows)], numbers)
     batch = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
     lines = [f"{format_number(count, 'device')} each, {batch}", ""]
     lines += [f"  {line}" for line in table]
@@ -351,40 +302,23 @@ def render_devices(
         "",
         f"  {last}: {what}",
         f"  samples/s: of {'all' if count > 1 else 'one'} with batch.per_device, an estimate",
-        *(_filled(text) for text in _sources(rows)),
     ]
-    for row in rows:
-        if row.reason:
-            lines.append(_filled(f"{row.option}: {row.reason}"))
+    methods = {row.option: row.forecast.method for row in rows if row.forecast is not None}
+    traced = [name for name, method in methods.items() if method is not Method.closed_form]
+    words = f"by formulas; traced: {', '.join(traced)}" if traced else "by formulas"
+    lines.append(wrapped(f"expected: {words if len(traced) < len(methods) else 'traced'}"))
+    corrected = [f"{row.option} ({row.speed_runs} runs)" for row in rows if row.speed_runs]
+    few = "samples/s not calibrated: no device has finished runs enough"
+    lines.append(wrapped(f"samples/s calibrated: {', '.join(corrected)}" if corrected else few))
+    lines += [wrapped(f"{row.option}: {row.reason}") for row in rows if row.reason]
     return "\n".join(lines)
-
-
-def _sources(rows: Sequence[OnDevice]) -> list[str]:
-    """Traced devices, and values corrected by finished runs."""
-    known = [(row, row.forecast) for row in rows if row.forecast is not None]
-    traced = [row.option for row, found in known if found.method is not Method.closed_form]
-    words = f"; traced: {', '.join(traced)}" if traced else ""
-    lines = [f"expected: by formulas{words}" if len(traced) < len(known) else "expected: traced"]
-    corrected = []
-    for row, found in known:
-        by = found.calibrated
-        if by is not None and by.peak is not None:
-            corrected.append(f"{row.option} memory ({by.num_runs} runs)")
-        if row.speed_runs:
-            corrected.append(f"{row.option} samples/s ({row.speed_runs} runs)")
-    few = "not calibrated: no device has finished runs enough"
-    return [*lines, f"calibrated: {', '.join(corrected)}" if corrected else few]
-
-
-def _filled(text: str) -> str:
-    return textwrap.fill(text, 80, initial_indent="  ", subsequent_indent="    ")
 
 
 def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
     memory = f"{row.memory_bytes / GIB:.1f}" if row.memory_bytes else "?"
     if row.forecast is None:
         return row.option, memory, "refused", "", "", "", ""
-    peak = row.forecast.best.expected
+    peak = row.forecast.peak.expected
     share = f"{peak / row.memory_bytes:.0%}" if row.memory_bytes else ""
     batch = str(row.batch) if row.batch else "none"
     if chosen:
@@ -401,11 +335,6 @@ PROPOSALS = 3
 """In a record."""
 
 
-def predicted(plan: Plan) -> PredictedMemory:
-    """Forecast stored in a run's record."""
-    return as_record(known_forecast(plan))
-
-
 def as_record(found: Forecast) -> PredictedMemory:
     """A forecast as the record has it."""
     return PredictedMemory(
@@ -418,27 +347,6 @@ def as_record(found: Forecast) -> PredictedMemory:
         allocated_bytes=found.allocated.expected,
         verdict=found.verdict.value,
         notes=list(found.notes),
-        calibrated=_calibrated(found),
-    )
-
-
-def _calibrated(found: Forecast) -> CalibratedMemory | None:
-    """In addition to the uncorrected forecast, which calibration uses."""
-    by = found.calibrated
-    if by is None:
-        return None
-    if by.peak is None or by.allocated is None:
-        return CalibratedMemory(runs=by.num_runs, needed=by.needed)
-    return CalibratedMemory(
-        runs=by.num_runs,
-        needed=by.needed,
-        low=by.peak.low,
-        expected=by.peak.expected,
-        high=by.peak.high,
-        allocated_bytes=by.allocated.expected,
-        factor=by.factor,
-        within_frac=by.within,
-        versions=by.versions,
     )
 
 
@@ -454,12 +362,13 @@ def advice_for(plan: Plan, judge: Judge | None = None, seen: int | None = None) 
     found = known_forecast(plan)
     if found.verdict is Verdict.unknown and seen is None:
         return []
-    expected, capacity = found.best.expected, found.capacity or found.best.expected
+    expected, capacity = found.peak.expected, found.capacity or found.peak.expected
     for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
-        advice = advise(with_room(plan, int(SAVED * most)), PROPOSALS, judge)
-        if advice:
-            return [as_text(each) for each in advice]
-    return [as_text(each) for each in advise(plan, PROPOSALS, judge)]
+        if advice := advise(with_room(plan, int(SAVED * most)), PROPOSALS, judge):
+            break
+    else:
+        advice = advise(plan, PROPOSALS, judge)
+    return [" ".join(each.overrides) for each in advice]
 
 
 def note_forecast(
@@ -474,7 +383,7 @@ def note_forecast(
         may_lack: the host's memory may have run out, although the outcome does not say so; not
             about a GPU's.
     """
-    record.memory.predicted = predicted(plan)
+    record.memory.predicted = as_record(known_forecast(plan))
     ran_short = may_lack and plan.device.kind == "cpu"
     if ran_short or record.outcome == Outcome.oom.value:
         record.memory.advice = advice_for(plan, judge, memory_seen(plan, record))
@@ -492,17 +401,14 @@ def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None
     if micro is None or found is None or not found.allocated_bytes or micro == made.expected:
         return
     change = allocated_of(plan, micro) - allocated_of(plan, made.expected)
-    by = found.calibrated
-    if by is not None and by.allocated_bytes is not None:
-        by.allocated_bytes += round(change * by.allocated_bytes / found.allocated_bytes)
     found.allocated_bytes += change
 
 
 def memory_seen(plan: Plan, record: Record) -> int | None:
     """Bytes that a run had when it ran out of memory, of what is forecast; None if not measured.
 
-    Of a GPU what PyTorch had reserved, with the driver's context as forecast, as for calibration;
-    of a CPU what the process had grown by since its libraries were loaded.
+    Of a GPU what PyTorch had reserved, with the driver's context as forecast; of a CPU what
+    the process had grown by since its libraries were loaded.
     """
     measured, expected = record.memory.measured, record.memory.predicted
     if measured is None:
@@ -515,11 +421,6 @@ def memory_seen(plan: Plan, record: Record) -> int | None:
     if before is None or peak is None or peak <= before:
         return None
     return peak - before
-
-
-def as_text(advice: Advice) -> str:
-    """Overrides to use."""
-    return " ".join(advice.overrides)
 
 
 def as_json(found: Forecast) -> dict[str, Any]:

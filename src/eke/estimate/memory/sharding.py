@@ -1,10 +1,8 @@
 """Buffers of sharded training on one device, in addition to the sharded state.
 
-Buffers of DeepSpeed's ZeRO in each phase: deepspeed 0.19.8.
-
-Read from runtime/zero/stage_1_and_2.py and stage3.py; each formula names the lines it follows.
-Bytes of the first process. On a CPU offloading moves nothing away: host and device are one memory,
-and all of it is counted.
+Those of ZeRO were read from deepspeed 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py; each
+formula names the lines it follows. Bytes of the first process. On a CPU offloading moves nothing
+away: host and device are one memory, and all of it is counted.
 """
 
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes, in the weights' format but for those that say float32."""
+    """Bytes of a model that DeepSpeed shares out, in the weights' format."""
 
     number: int
     """Of a weight."""
@@ -47,13 +45,7 @@ class Sizes:
     """Whether a tensor that this process has a part of gets its gradient first: a head."""
 
 
-def sizes_of(plan: Plan, parts: Parts) -> Sizes:
-    """Sizes of a plan that DeepSpeed shares out.
-
-    Args:
-        plan: of the run.
-        parts: `eke.models.sizes.training_structure` of the plan's configuration.
-    """
+def _sizes(plan: Plan, parts: Parts) -> Sizes:
     config, zero = plan.config, (plan.deepspeed or {}).get("zero_optimization", {})
     number, mine = plan.compute.formats.weight_bytes, pieces(config)
     trained = [w for w in parts if w.trained]
@@ -66,7 +58,7 @@ def sizes_of(plan: Plan, parts: Parts) -> Sizes:
         partition=number * sum(mine.values()),
         group=max(mine.values(), default=0),
         numbers=sum(mine.values()),
-        bucket=number * copies * numbers_of(zero, "reduce_bucket_size"),
+        bucket=number * copies * _setting(zero, "reduce_bucket_size"),
         early=Role.outer in mine,
     )
 
@@ -81,13 +73,13 @@ def _touched(trained: list[Weight], role: Role, size: int) -> int:
     return found
 
 
-def numbers_of(zero: object, key: str) -> int:
+def _setting(zero: object, key: str) -> int:
     """A size among DeepSpeed's settings; 0 where there is none."""
     value = zero.get(key, 0) if isinstance(zero, dict) else 0
     return int(value) if isinstance(value, int | float) else 0
 
 
-def step_bytes(plan: Plan, parts: Parts) -> int:
+def _step_bytes(plan: Plan, sizes: Sizes) -> int:
     """Gradients in float32 that the optimizer's step makes of those that are there.
 
     ZeRO-1 and 2 put one group at a time into a flat tensor, narrow ones once more in float32
@@ -96,25 +88,18 @@ def step_bytes(plan: Plan, parts: Parts) -> int:
     """
     if plan.config.offload.option != "none":
         return 0
-    sizes = sizes_of(plan, parts)
     narrow = sizes.number if sizes.number < FLOAT32_BYTES else 0
     return sizes.group * (FLOAT32_BYTES + narrow)
 
 
-def gradients_at(plan: Plan, parts: Parts, moment: str, plain: Range) -> Range:
+def _zero_gradients(plan: Plan, sizes: Sizes, moment: str, plain: Range) -> Range:
     """Bytes of gradients.
 
     ZeRO-1 keeps them whole until the backward pass ends. ZeRO-2 keeps, whole, those of tensors that
     it has a part of, in one piece (`copy_grads_in_partition`: `grads_in_partition`); ZeRO-3 its
     part, in a buffer that is always there (`grad_partitions_flat_buffer`).
-
-    Args:
-        plan: of the run.
-        parts: as for `sizes_of`.
-        moment: a name among those of `eke.estimate.memory.phases`.
-        plain: what one process that has it all holds at this moment.
     """
-    sizes, stage = sizes_of(plan, parts), STAGE[plan.config.distributed.option]
+    stage = STAGE[plan.config.distributed.option]
     offload, on_host = plan.config.offload.option != "none", plan.device.kind == "cpu"
     if stage == 3:
         return exact(sizes.partition) if on_host or not offload else NOTHING
@@ -135,22 +120,16 @@ def gradients_at(plan: Plan, parts: Parts, moment: str, plain: Range) -> Range:
                   2 * sizes.mine)  # fmt: skip
 
 
-def buffers_at(plan: Plan, parts: Parts, moment: str, gathered: Range) -> Range:
-    """Bytes of buckets, staging areas, gradients on their way, and gathered weights.
-
-    Args:
-        plan: of the run.
-        parts: as for `sizes_of`.
-        moment: as for `gradients_at`.
-        gathered: ZeRO-3's whole weights; its low end is what stays whole between passes.
-    """
-    sizes, stage = sizes_of(plan, parts), STAGE[plan.config.distributed.option]
+def _zero_buffers(plan: Plan, parts: Parts, sizes: Sizes, moment: str) -> Range:
+    """Bytes of buckets, staging areas, gradients on their way, and gathered weights."""
+    stage = STAGE[plan.config.distributed.option]
     always = _staging(plan, sizes)
     if stage == 3:  # the bucket is made once (`ipg_buckets`), and stays
+        gathered = _gathered_weights(plan, parts)
         always += sizes.bucket + gathered.low
         high = always + gathered.high
         if moment == "optimizer":
-            more = step_bytes(plan, parts)
+            more = _step_bytes(plan, sizes)
             return range_around(0, always + more, high + 2 * more)
         if moment == "embedding":  # a large gradient is scattered by itself: perhaps one copy of it
             high += 2 * sizes.largest
@@ -158,11 +137,12 @@ def buffers_at(plan: Plan, parts: Parts, moment: str, gathered: Range) -> Range:
     expected, more = always, 0
     if moment in BACKWARD:  # `setup_buckets`, at the first gradient
         expected, more = always + sizes.bucket, sizes.largest
-    if moment == "reduced":
-        expected, more = _reduced(plan, sizes, stage)
-        expected += always
+    if moment == "reduced" and stage == 1 and plan.config.offload.option == "none":
+        # ZeRO-1 copies its gradients into a separate buffer. Those that lie in the bucket by then
+        # are no longer where they were (`reduce_gradients`, `copy_grads_in_partition`).
+        expected, more = always + sizes.mine, sizes.bucket + sizes.largest
     if moment == "optimizer":
-        expected, more = always + step_bytes(plan, parts), 2 * sizes.group * FLOAT32_BYTES
+        expected, more = always + _step_bytes(plan, sizes), 2 * sizes.group * FLOAT32_BYTES
     doubt = sizes.mine if plan.config.offload.option != "none" else sizes.bucket
     return range_around(0, expected, expected + more + doubt)
 
@@ -184,17 +164,6 @@ def _staging(plan: Plan, sizes: Sizes) -> int:
     return FLOAT32_BYTES * sizes.numbers + narrow + several
 
 
-def _reduced(plan: Plan, sizes: Sizes, stage: int) -> tuple[int, int]:
-    """At the end of the backward pass ZeRO-1 copies its gradients into a separate buffer.
-
-    Those that lie in the bucket by then are no longer where they were (`reduce_gradients`,
-    `copy_grads_in_partition`).
-    """
-    if stage == 1 and plan.config.offload.option == "none":
-        return sizes.mine, sizes.bucket + sizes.largest
-    return sizes.bucket, sizes.largest
-
-
 def regather_bytes(plan: Plan, parts: Parts) -> int:
     """Memory to exchange the new weights on a CPU: a full copy of the largest group.
 
@@ -202,15 +171,15 @@ def regather_bytes(plan: Plan, parts: Parts) -> int:
     all-gather allocates its output separately (torch 2.13, ProcessGroupGloo.cpp,
     `_allgather_base`).
     """
-    if plan.device.kind != "cpu" or plan.batch.world_size == 1:
+    if plan.device.kind != "cpu" or STAGE[plan.config.distributed.option] == 3:
         return 0
-    if STAGE[plan.config.distributed.option] == 3:
+    if plan.batch.world_size == 1:
         return 0
-    sizes = sizes_of(plan, parts)
+    sizes = _sizes(plan, parts)
     return sizes.number * sizes.group * plan.batch.world_size
 
 
-def gathered_weights(plan: Plan, parts: Parts) -> Range:
+def _gathered_weights(plan: Plan, parts: Parts) -> Range:
     """Whole weights of ZeRO-3: small ones always, those of the module at work, and the next ones.
 
     partitioned_param_coordinator.py fetches module by module and as many more as
@@ -220,25 +189,19 @@ def gathered_weights(plan: Plan, parts: Parts) -> Range:
     """
     zero = (plan.deepspeed or {}).get("zero_optimization", {})
     number, each = plan.compute.formats.weight_bytes, [prod(w.shape) for w in parts]
-    limit = numbers_of(zero, "stage3_param_persistence_threshold")
+    limit = _setting(zero, "stage3_param_persistence_threshold")
     small = sum(numbers for numbers in each if numbers <= limit)
     stacked = sum(prod(w.shape) for w in parts if len(w.shape) > 2 and w.role is Role.outer)
     experts = stacked // max(1, plan.config.model.num_hidden_layers)
     table = max((prod(w.shape) for w in parts if w.role is Role.embedding), default=0)
-    next_ones = numbers_of(zero, "stage3_prefetch_bucket_size")
+    next_ones = _setting(zero, "stage3_prefetch_bucket_size")
     at_work = (2 * experts + table if experts else max(each, default=0)) + next_ones
     return range_around(number * small, number * at_work, number * (2 * sum(each) + at_work))
 
 
-@dataclass(frozen=True)
-class Held:
-    """Live sharded memory at one moment."""
-
-    gradients: Range
-    buffers: Range
-
-
-def held_at(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range) -> Held:
+def held_at(
+    plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range
+) -> tuple[Range, Range]:
     """Gradients, and bytes of gathered weights, buckets and staging areas, at one moment.
 
     Args:
@@ -248,26 +211,23 @@ def held_at(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range)
         moment: a name among those of `eke.estimate.memory.phases`.
         gradients: what a process without others holds then.
     """
-    config = plan.config
-    option = config.distributed.option
-    if is_fsdp(config):
-        return Held(gradients, _fsdp(plan, parts, moment))
+    option = plan.config.distributed.option
+    if is_fsdp(plan.config):
+        return gradients, _fsdp(plan, parts, moment)
     if option in STAGE:
-        gathered = gathered_weights(plan, parts)
-        return Held(
-            gradients_at(plan, parts, moment, gradients),
-            buffers_at(plan, parts, moment, gathered),
-        )
+        sizes = _sizes(plan, parts)
+        held = _zero_gradients(plan, sizes, moment, gradients)
+        return held, _zero_buffers(plan, parts, sizes, moment)
     if option == "ddp" and plan.batch.world_size > 1:
-        return _ddp(plan, parts, whole, moment, gradients)
+        return Range(min(gradients.low, whole), whole, whole), _ddp(plan, parts, whole, moment)
     if option == "dp":
         # The first device also has the gathered results of the others.
-        return Held(gradients, range_around(0, whole // 10, whole))
-    return Held(gradients, NOTHING)
+        return gradients, range_around(0, whole // 10, whole)
+    return gradients, NOTHING
 
 
-def _ddp(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range) -> Held:
-    """Gradients live in the buckets that are sent, which stay from the first step on.
+def _ddp(plan: Plan, parts: Parts, whole: int, moment: str) -> Range:
+    """Gradients outside of the buckets that are sent, which stay from the first step on.
 
     Each is computed into a separate tensor and copied there; those of earlier micro-batches wait
     outside until the last one's are ready. A tied table's waits for both of its uses. Source: torch
@@ -275,21 +235,20 @@ def _ddp(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range) ->
     `mark_variable_ready_dense` with `gradient_as_bucket_view`.
     """
     config = plan.config
-    buckets = Range(min(gradients.low, whole), whole, whole)
-    several = plan.batch.accumulation > 1
+    before = whole if plan.batch.accumulation > 1 else 0
     trained = [w for w in parts if w.trained]
     number = min(plan.compute.formats.weight_bytes, whole)
     matrix = number * max((prod(w.shape) for w in trained if w.role is Role.hidden), default=0)
     table = number * max((prod(w.shape) for w in trained if w.role is Role.embedding), default=0)
     tied = table if config.model.tie_word_embeddings and not is_classification(config) else 0
-    if moment in ("forward", "loss", "optimizer", "evaluation"):
-        outside = whole if several and moment in ("forward", "loss") else 0
-        return Held(buckets, range_around(0, outside, outside))
+    if moment in ("optimizer", "evaluation"):
+        return NOTHING
+    if moment in ("forward", "loss"):
+        return range_around(0, before, before)
     if moment == "last_layer":
-        before = whole if several else 0
-        return Held(buckets, range_around(0, before + tied + matrix, before + whole))
+        return range_around(0, before + tied + matrix, before + whole)
     own = table if moment == "embedding" else tied + matrix
-    return Held(buckets, range_around(0, own, max(own, (1 + several) * whole)))
+    return range_around(0, own, max(own, before + whole))
 
 
 def layer_numbers(config: Config, weights: Parts) -> tuple[int, int]:
@@ -310,11 +269,9 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     reduce-scatter has the layer's whole gradients as its input. On a CPU gloo's all-gather has an
     separate output (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
     """
-    config = plan.config
+    config, number = plan.config, plan.compute.formats.weight_bytes
     assert isinstance(config.distributed, FSDP)
-    numbers, around = layer_numbers(config, parts)
-    number = plan.compute.formats.weight_bytes
-    layer, outside = number * numbers, number * around
+    layer, outside = (number * numbers for numbers in layer_numbers(config, parts))
     if config.distributed.num_processes == 1:
         return range_around(0, 0, 3 * layer + 2 * outside)
     stays = outside

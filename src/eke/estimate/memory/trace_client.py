@@ -1,9 +1,8 @@
 """Asking for traces: kept ones at once, others of processes that import torch.
 
 A tracing process answers many plans. If it dies or takes too long, that is the answer for the plan
-it was at, and another process takes the next one.
-
-Traces on disk: what was found for one configuration and one set of library versions.
+it was at, and another process takes the next one. Traces are kept on disk by all that they depend
+on.
 """
 
 import atexit
@@ -19,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cattrs
 
@@ -33,6 +32,8 @@ from eke.models.sizes import is_ragged
 from eke.plan.identity import PRESENTATION, canonical
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.plan.planner.plan import plan_to_plain
+
+T = TypeVar("T")
 
 FORMAT = 4
 """Raise it when what is kept changes its meaning."""
@@ -81,12 +82,13 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 def what_counts(plan: Plan) -> dict[str, Any]:
     """All of a plan that its memory depends on, as JSON values."""
-    plain = plan_to_plain(plan)
-    config = {
-        group: _counting(value, NO_MEMORY.get(group, ()))
-        for group, value in plain["config"].items()
-        if NO_MEMORY.get(group, ()) is not None
-    }
+    plain, config = plan_to_plain(plan), {}
+    for group, value in plain["config"].items():
+        left_out = NO_MEMORY.get(group, ())
+        if left_out is not None:
+            if isinstance(value, dict):
+                value = {key: part for key, part in value.items() if key not in left_out}
+            config[group] = value
     return {
         "format": FORMAT,
         "config": config,
@@ -97,14 +99,8 @@ def what_counts(plan: Plan) -> dict[str, Any]:
         "compute": {**plain["compute"], "tf32": None, "pin_memory": None},
         "device": _device(plan),
         "deepspeed": plain["deepspeed"] is not None,
-        "software": _software(),
+        "software": software(SOURCES),
     }
-
-
-def _counting(value: Any, left_out: tuple[str, ...] | None) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {key: part for key, part in value.items() if key not in (left_out or ())}
 
 
 def _device(plan: Plan) -> list[Any]:
@@ -117,32 +113,41 @@ def _device(plan: Plan) -> list[Any]:
 
 
 @cache
-def _software() -> dict[str, str]:
-    package = package_folder()
-    hashes = {name: source_hash(package / name) for name in SOURCES}
+def software(packages: tuple[str, ...]) -> dict[str, str]:
+    """Hashes of some of eke's packages, and versions of libraries."""
+    folder = package_folder()
+    hashes = {name: source_hash(folder / name) for name in packages}
     return {**hashes, **installed_versions(LIBRARIES)}
 
 
 def find_trace(key: str) -> Traced | None:
-    """Cached value of a key; None if missing or unreadable."""
+    """Cached trace of a key; None if missing or unreadable."""
+    return read_kept("traces", key, Traced)
+
+
+def keep_trace(key: str, traced: Traced) -> None:
+    """Store a trace, if possible."""
+    keep("traces", key, traced)
+
+
+def read_kept(folder: str, key: str, kind: type[T]) -> T | None:
+    """Value of a key in a folder of the cache; None if missing or unreadable."""
     try:
-        return make_converter().structure(read_json(_path(key)), Traced)
+        return make_converter().structure(read_json(_path(folder, key)), kind)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, cattrs.BaseValidationError):
         return None
 
 
-def keep_trace(key: str, traced: Traced) -> None:
-    """Keep it; one that cannot be written is found again another time."""
-    path = _path(key)
-    try:
+def keep(folder: str, key: str, value: Any) -> None:
+    """Store a value; one that cannot be written is found again another time."""
+    path = _path(folder, key)
+    with contextlib.suppress(OSError):
         own_folder(path.parent)
-        write_atomic(path, json.dumps(make_converter().unstructure(traced)))  # phases in order
-    except OSError:
-        return
+        write_atomic(path, json.dumps(make_converter().unstructure(value)))  # phases in order
 
 
-def _path(key: str) -> Path:
-    return cache_folder() / "traces" / f"{key}.json"
+def _path(folder: str, key: str) -> Path:
+    return cache_folder() / folder / f"{key}.json"
 
 
 LIMIT_S = 120.0
@@ -208,7 +213,14 @@ class TraceProcess:
             encoding="utf-8",
         )
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._listener = threading.Thread(target=_listen, args=(process, lines), daemon=True)
+
+        def listen() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.put(line)
+            lines.put("")
+
+        self._listener = threading.Thread(target=listen, daemon=True)
         self._listener.start()
         self._process, self._lines = process, lines
         return process
@@ -236,13 +248,6 @@ class TraceProcess:
         return f"was ended by signal {-ended}" if ended < 0 else f"ended with code {ended}"
 
 
-def _listen(process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str]") -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        lines.put(line)
-    lines.put("")
-
-
 def _read(line: str) -> Answer:
     try:
         found = json.loads(line)
@@ -262,21 +267,15 @@ def stop_tracing() -> None:
     _worker.close()
 
 
-def traced(plan: Plan, limit_s: float = LIMIT_S) -> Answer:
-    """The trace of a plan, from the cache or made now.
-
-    Args:
-        plan: the run.
-        limit_s: seconds after which there is no answer.
-    """
-    return _answer(plan, trace_key(plan), _worker, limit_s)
+def traced(plan: Plan) -> Answer:
+    """The trace of a plan, from the cache or made now."""
+    return _answer(plan, trace_key(plan), _worker)
 
 
 def trace_all(
     plans: Sequence[Plan],
     progress: Callable[[int, int], Any] | None = None,
     processes: int = 1,
-    limit_s: float = LIMIT_S,
 ) -> list[Answer]:
     """The trace of each plan; those that one trace answers share it.
 
@@ -284,7 +283,6 @@ def trace_all(
         plans: of a sweep, for example.
         progress: called with the number of plans done and the total, from any thread.
         processes: at most so many at once.
-        limit_s: seconds for one plan.
     """
     keys = [trace_key(plan) for plan in plans]
     answers: dict[str, Answer] = {}
@@ -303,7 +301,7 @@ def trace_all(
         def work(key: str) -> None:
             worker = workers.get()
             try:
-                answers[key] = _answer(missing[key], key, worker, limit_s)
+                answers[key] = _answer(missing[key], key, worker)
             finally:
                 workers.put(worker)
             report(sum(each in answers for each in keys), len(keys))
@@ -317,11 +315,11 @@ def trace_all(
     return [answers[key] for key in keys]
 
 
-def _answer(plan: Plan, key: str, worker: TraceProcess, limit_s: float) -> Answer:
+def _answer(plan: Plan, key: str, worker: TraceProcess) -> Answer:
     found = find_trace(key)
     if found is not None:
         return Answer(found)
-    answer = worker.ask(plan, limit_s)
+    answer = worker.ask(plan)
     if answer.traced is not None:
         keep_trace(key, answer.traced)
     return answer

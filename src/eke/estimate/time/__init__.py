@@ -1,9 +1,8 @@
 """Step time: the work of a step, the rates of its device, and the time it takes; no torch."""
 
-from eke.estimate.time.rates import PARTS, PaceCalibration, Span, StepTime, Unknown
+from eke.estimate.time.rates import StepTime, Unknown
 from eke.estimate.time.slowdowns import compile_seconds
 from eke.estimate.time.step_time import (
-    TITLE,
     forecast_time,
     note_predictions,
     num_runs,
@@ -17,10 +16,6 @@ from eke.estimate.time.step_time import (
 from eke.estimate.time.time_history import note_pace
 
 __all__ = [
-    "PARTS",
-    "TITLE",
-    "PaceCalibration",
-    "Span",
     "StepTime",
     "Unknown",
     "compile_seconds",

@@ -5,11 +5,12 @@ benchmarks/llm_foundry.tsv and tried on the other half; no other number is fitte
 `benchmarks/step_time.py` compares with (sources: docs/explanation/step_time.md).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 
 from eke.hardware import Device
 from eke.plan.planner import Plan
+from eke.plan.record import CalibratedStep
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,8 @@ NOTHING = Span(0.0, 0.0, 0.0)
 
 
 def exactly(amount: float) -> Span:
-    """Known rates."""
+    """A known quantity."""
     return Span(amount, amount, amount)
-
-
-def total_span(spans: "list[Span] | tuple[Span, ...]") -> Span:
-    """The sum: of low ends, of expected values and of high ends."""
-    found = NOTHING
-    for each in spans:
-        found = found + each
-    return found
 
 
 def highest(one: Span, other: Span) -> Span:
@@ -64,27 +57,6 @@ def highest(one: Span, other: Span) -> Span:
     return Span(
         max(one.low, other.low), max(one.expected, other.expected), max(one.high, other.high)
     )
-
-
-@dataclass(frozen=True)
-class PaceCalibration:
-    """Correction of the time model by finished runs on this device, with these libraries."""
-
-    num_runs: int
-    """Different configurations that were run."""
-    needed: int
-    """Of them, before anything is corrected."""
-    factor: float = 1.0
-    """Factor on the expected time; 1 if the rates were fitted."""
-    within: float = 0.0
-    """Relative error of the corrected expected time that 95 % of runs stay below."""
-    versions: str = ""
-    """Of their libraries, formatted."""
-
-    @property
-    def is_used(self) -> bool:
-        """Whether there were runs enough."""
-        return self.num_runs >= self.needed
 
 
 @dataclass(frozen=True)
@@ -111,9 +83,10 @@ class StepTime:
     num_devices: int
     basis: str
     """Source of the device's rates."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """Effects not modelled, or only roughly, one clause each."""
-    calibrated: PaceCalibration | None = None
+    calibrated: CalibratedStep | None = None
+    """Correction by finished runs; None if they were not looked at."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +198,9 @@ class Rates:
 
 def rates_of(plan: Plan, through_host: bool) -> Rates | None:
     """Rate of the plan's device in its formats; None if not in a datasheet."""
-    device = plan.device
-    name = _format(plan)
+    device, name = plan.device, plan.compute.matmul
+    if plan.compute.tf32 and name == "float32":
+        name = "tf32"
     peak = device.peak(name) or (device.peak("float32") if name == "tf32" else None)
     if peak is None and name == "bfloat16":
         # Without units for bfloat16 products are emulated in float32 (Volta, Turing).
@@ -250,12 +224,6 @@ def rates_of(plan: Plan, through_host: bool) -> Rates | None:
     )
 
 
-def _format(plan: Plan) -> str:
-    """The format whose peak matrix multiplications run against."""
-    tf32 = plan.compute.tf32 and plan.compute.matmul == "float32"
-    return "tf32" if tf32 else plan.compute.matmul
-
-
 def network_of(plan: Plan) -> tuple[float, str]:
     """Bytes per second between machines, all adapters of one together, and where that is from."""
     configured, own = plan.config.hardware.network_gbit_per_s, plan.device.network_bytes_per_s
@@ -269,19 +237,14 @@ def network_of(plan: Plan) -> tuple[float, str]:
 
 def _link(plan: Plan, device: Device, pcie: Span, through_host: bool) -> Span:
     """Between the devices of one run: a ring crosses to the next machine over all its adapters."""
-    own = _inside(device, pcie, through_host)
+    own = pcie
+    if device.link_bytes_per_s is not None and not through_host:
+        own = LINK * (device.link_bytes_per_s / 2)
+        is_soldered = "SXM" in device.name or "HBM" in device.name
+        if not is_soldered and not device.name.endswith(("H200", "B200")):
+            # An optional bridge between two cards.
+            own = Span(min(pcie.low, own.low), own.expected, own.high)
     if plan.config.distributed.num_nodes == 1:
         return own
     net = LINK * network_of(plan)[0]
     return Span(*map(min, (net.low, net.expected, net.high), (own.low, own.expected, own.high)))
-
-
-def _inside(device: Device, pcie: Span, through_host: bool) -> Span:
-    """Between the devices of one machine."""
-    if device.link_bytes_per_s is None or through_host:
-        return pcie
-    fast = LINK * (device.link_bytes_per_s / 2)
-    if "SXM" in device.name or "HBM" in device.name or device.name.endswith(("H200", "B200")):
-        return fast
-    # An optional bridge between two cards.
-    return Span(min(pcie.low, fast.low), fast.expected, fast.high)

@@ -1,21 +1,13 @@
-"""Techniques that change what passes move and launch by factors that are only known as ranges.
+"""Techniques that change what passes move and launch by factors that are only known as ranges."""
 
-How long TorchInductor takes before the first step: a first guess, within a factor of two.
-
-Tokens of a row as it is computed: with its padding, on average over a training.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from eke.config.schema import Rows, Synthetic
-from eke.estimate.memory.components import shape_of, trains_adapters
+from eke.estimate.memory.components import doubts_of, shape_of
 from eke.estimate.time.rates import Span, exactly, network_of
 from eke.models.families import Shape
 from eke.models.sizes import optimizer_entry
-from eke.plan.planner import Plan, drawn
-
-ONE = exactly(1.0)
+from eke.plan.planner import Plan
 
 COMPILED_MOVED = Span(0.33, 0.6, 1.0)
 """Bytes of compiled passes over eager ones: element-wise operations in a row become one kernel. An
@@ -48,10 +40,10 @@ class WorkFactors:
 def effect_of(plan: Plan) -> WorkFactors:
     """Effect of compilation and fused kernels on the passes."""
     config = plan.config
-    moved, launches = ONE, ONE
-    if _is_compiled(plan):
+    moved = launches = exactly(1.0)
+    if config.compile.option == "inductor":
         moved, launches = COMPILED_MOVED, COMPILED_LAUNCHES
-    if _replays_graphs(plan):
+    if config.compile.replays_graphs:
         launches = GRAPH_LAUNCHES
     if config.kernels.option == "liger":
         moved, launches = moved.by(LIGER), launches.by(LIGER)
@@ -62,84 +54,40 @@ def effect_of(plan: Plan) -> WorkFactors:
     return WorkFactors(moved, launches, head)
 
 
-def _is_compiled(plan: Plan) -> bool:
-    return plan.config.compile.option == "inductor"
-
-
-def _replays_graphs(plan: Plan) -> bool:
-    return plan.config.compile.replays_graphs
-
-
-Condition = Callable[[Plan, Shape], object]
-
-NOTES: tuple[tuple[Condition, str], ...] = (
-    (
-        lambda plan, shape: not shape.architecture.is_known,
-        "no counts for this architecture: a Llama of its sizes stands in",
-    ),
-    (
-        lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
-        "what torch.compile fuses is known as a range; compilation itself is not included",
-    ),
-    (
-        lambda plan, shape: plan.config.kernels.option == "liger",
-        "what fused kernels save is known as a range",
-    ),
-    (
-        lambda plan, shape: plan.config.kernels.fused_linear_cross_entropy,
-        "the fused loss: its logits are counted as if they were whole",
-    ),
-    (
-        lambda plan, shape: plan.config.kernels.sparse_prediction and shape.predicted == 1,
-        "sparse prediction: as if every position had a label, which only the data can tell",
-    ),
-    (
-        lambda plan, shape: trains_adapters(plan.config),
-        "adapters: their own operations are counted by layers, not one by one",
-    ),
-    (
-        lambda plan, shape: shape.experts,
-        "experts: as if the router sent each as many tokens",
-    ),
-    (
-        lambda plan, shape: plan.compute.float8 != "off",
-        "float8: 0.8 to 1.35 times the speed of 16 bits, as published",
-    ),
-    (
-        lambda plan, shape: plan.config.distributed.deepspeed_config,
-        "a ds_config.json of one's own may move or share anything",
-    ),
-    (
-        lambda plan, shape: plan.config.offload.option != "none",
-        "the host's processor, and a disk, are known as wide ranges",
-    ),
-    (
-        lambda plan, shape: plan.config.memory.empty_cache_every is not None,
-        "giving cached memory back: about a tenth of a step each time (transformers)",
-    ),
-    (
-        lambda plan, shape: (
-            isinstance(plan.config.data, Rows) and plan.config.dataloader.workers == 0
-        ),
-        "rows are read in the training process: that time is not included",
-    ),
-    (
-        lambda plan, shape: (
-            not isinstance(plan.config.data, Synthetic)
-            and getattr(plan.config.data, "streaming", False)
-        ),
-        "a stream may be slower than the device",
-    ),
-)
-"""Its condition, and its text in one clause."""
+NOTES = {
+    "architecture": "no counts for this architecture: a Llama of its sizes stands in",
+    "compiler": "what torch.compile fuses is known as a range; compilation itself is not included",
+    "fused_kernels": "what fused kernels save is known as a range",
+    "lengths": "samples differ in length: their mean over a training is counted",
+    "data_parallel": "distributed=dp: one Python process feeds all devices, one after the other",
+    "adapters": "adapters: their own operations are counted by layers, not one by one",
+    "experts": "experts: as if the router sent each as many tokens",
+    "float8": "float8: 0.8 to 1.35 times the speed of 16 bits, as published",
+    "ds_config": "a ds_config.json of one's own may move or share anything",
+}
+"""Doubt of the memory forecast -> the clause for the step time."""
 
 
 def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
-    """Each reason that holds."""
-    found = [text for holds, text in NOTES if holds(plan, shape)]
-    if not_timed := optimizer_entry(plan.config.optimizer).not_timed:
+    """What is not modelled, or only as a range, one clause each."""
+    config, doubts = plan.config, doubts_of(plan)
+    data = config.data
+    found = [text for doubt, text in NOTES.items() if doubt in doubts]
+    if config.kernels.fused_linear_cross_entropy:
+        found.append("the fused loss: its logits are counted as if they were whole")
+    if config.kernels.sparse_prediction and shape.predicted == 1:
+        found.append("sparse prediction: as if every position had a label; the data may differ")
+    if config.offload.option != "none":
+        found.append("the host's processor, and a disk, are known as wide ranges")
+    if config.memory.empty_cache_every is not None:
+        found.append("giving cached memory back: about a tenth of a step each time (transformers)")
+    if isinstance(data, Rows) and config.dataloader.workers == 0:
+        found.append("rows are read in the training process: that time is not included")
+    if not isinstance(data, Synthetic) and getattr(data, "streaming", False):
+        found.append("a stream may be slower than the device")
+    if not_timed := optimizer_entry(config.optimizer).not_timed:
         found.append(not_timed)
-    if plan.config.distributed.num_nodes > 1:
+    if config.distributed.num_nodes > 1:
         rate, why = network_of(plan)
         found.append(f"network of each machine: {rate * 8e-9:g} Gbit/s, {why}")
     return tuple(found)
@@ -168,7 +116,10 @@ CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 
 
 def compile_seconds(plan: Plan) -> float:
-    """Wall seconds that are expected inside the compiler, once per run; 0 without TorchInductor."""
+    """Wall seconds expected in the compiler, once per run; 0 without TorchInductor.
+
+    A first guess, within a factor of two.
+    """
     config = plan.config.compile
     if config.option != "inductor":
         return 0.0
@@ -177,12 +128,3 @@ def compile_seconds(plan: Plan) -> float:
         return compiler.regional
     shape = shape_of(plan)
     return compiler.whole + compiler.layer * (shape.layers + shape.decoder_layers)
-
-
-ROWS_DIFFER = "samples differ in length: their mean over a training is counted"
-
-
-def mean_shape(plan: Plan) -> tuple[Shape, str]:
-    """The shape of a training's mean micro-batch, and a note where they differ."""
-    made = drawn(plan)
-    return shape_of(plan, made.mean), ROWS_DIFFER if made.differ else ""

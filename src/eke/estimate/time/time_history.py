@@ -1,6 +1,9 @@
-"""Finished runs as observations of the time model, on disk next to those of memory.
+"""Finished runs as observations of the time model, on disk.
 
-The files, their bounds and what becomes of broken ones are `eke.estimate.memory.calibration`'s.
+One file per comparable group, one line per run. Errors never stop a run or a plan: failed writes
+are lost, unreadable files count as missing. Files are appended to by single writes, so that
+concurrent runs do not mix their lines, and cut to their newest lines when they have grown to twice
+as many; a line that another run appends in that instant is lost, which costs one observation.
 
 From work and rates to the time of an optimizer step.
 
@@ -11,20 +14,26 @@ their rates are measured on the very machine (vTrain, arXiv:2312.12391: 8.4 %); 
 device by its datasheet until runs have calibrated it.
 """
 
-import dataclasses
 import json
 import math
+import os
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from eke.estimate.memory.calibration import Group, add_line, path_of, read_lines, software
-from eke.estimate.memory.trace_client import digest_of, what_counts
+from eke.common.files import append_line, own_folder, read_text, seal, write_atomic
+from eke.config.schema import PeerToPeer
+from eke.data.sources import cache_folder
+from eke.estimate.memory.trace_client import digest_of, software, what_counts
 from eke.estimate.time.rates import (
     COLLECTIVE_S,
     DISK,
     HOST_UPDATE_S,
     LAUNCH_S,
+    NOTHING,
     PARTS,
     TRAINER_S,
     Rates,
@@ -34,9 +43,8 @@ from eke.estimate.time.rates import (
     exactly,
     highest,
     rates_of,
-    total_span,
 )
-from eke.estimate.time.transfers import Product, goes_through_host
+from eke.estimate.time.transfers import Product
 from eke.estimate.time.work import Work, work_of
 from eke.hardware import usable_cores
 from eke.plan.planner import Plan
@@ -47,13 +55,24 @@ CACHE_RELEASE = Span(0.0, 0.1, 0.2)
 `torch_empty_cache_steps` says about 10 %; twice that is an assumption."""
 
 
-def prior_time(plan: Plan, work: Work | None = None) -> StepTime | Unknown:
-    """Time by datasheets and published efficiencies, with no run looked at."""
-    rates = rates_of(plan, goes_through_host(plan))
+def prior_time(
+    plan: Plan, work: Work | None = None, correction: Span | None = None
+) -> StepTime | Unknown:
+    """Time by datasheets and published efficiencies.
+
+    Args:
+        plan: of the run.
+        work: of one step, if it is known already.
+        correction: factors on the expected time, by finished runs.
+    """
+    rates = rates_of(plan, plan.config.distributed.p2p is PeerToPeer.off)
     if rates is None:
         return Unknown(why_unknown(plan))
     work = work or work_of(plan)
     parts, step = _composed(plan, work, rates)
+    if correction is not None:
+        step = correction * step.expected
+        parts = {name: seconds * correction.expected for name, seconds in parts.items()}
     basis = "datasheet rates and published efficiencies"
     return describe_step(plan, work, step, parts, basis, rates.peak)
 
@@ -68,7 +87,7 @@ def why_unknown(plan: Plan) -> str:
 
 def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], Span]:
     """Expected seconds of each part, and the step's."""
-    products = total_span([_product_s(each, rates) for each in work.products])
+    products = sum([_product_s(each, rates) for each in work.products], NOTHING)
     traffic = work.moved.over(rates.memory)
     device = products + traffic
     host = work.launches.by(LAUNCH_S)
@@ -84,7 +103,7 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     sent = exactly(work.moves.exchanged).over(rates.link) + COLLECTIVE_S * work.moves.collectives
     moved = exactly(work.moves.to_host).over(rates.host) + exactly(work.moves.to_disk).over(DISK)
     hosted = HOST_UPDATE_S * work.moves.on_host
-    sent_shown, moved_shown = _beside(sent, passes), _beside(moved, passes)
+    sent_shown, moved_shown = _not_hidden(sent, passes), _not_hidden(moved, passes)
     step = busy + sent_shown + moved_shown + hosted
     if plan.config.memory.empty_cache_every:
         step = step + step.by(CACHE_RELEASE) * (1 / plan.config.memory.empty_cache_every)
@@ -102,7 +121,7 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     return parts, step
 
 
-def _beside(sent: Span, passes: Span) -> Span:
+def _not_hidden(sent: Span, passes: Span) -> Span:
     """Time that is seen of what is sent while passes run: hidden fully, half, or not at all."""
     hidden = max(0.0, sent.low - passes.low)
     expected = (max(0.0, sent.expected - passes.expected) + sent.expected) / 2
@@ -158,7 +177,8 @@ def describe_step(
 
 
 SOURCES = ("estimate", "models", "training")
-"""Packages of eke that make a prediction, or the step that is timed."""
+"""Packages of eke that make a prediction, or the step that is timed: once they change, old
+observations no longer count."""
 
 FEWEST_STEPS = 3
 """Timed steps of a run that is to tell anything."""
@@ -166,8 +186,22 @@ FEWEST_STEPS = 3
 LARGEST_RATIO = 1000.0
 """A step further off its prediction than this was interrupted, or its file is broken."""
 
+FOLDER = "EKE_CALIBRATION"
+"""Environment variable: where the files lie, if not in the cache folder."""
 
-@dataclass(frozen=True)
+KEPT_LINES = 200
+"""Newest runs of a group."""
+
+KEPT_FILES = 200
+"""Newest groups."""
+
+LONGEST_FILE = 4 * 2**20
+"""Bytes; a larger file was not written here."""
+
+Group = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)  # hashable: `fitted_rates` is remembered for the same runs
 class Observation:
     """One finished run."""
 
@@ -196,15 +230,13 @@ class Observation:
 
 def amounts_of(plan: Plan, work: Work) -> dict[str, float]:
     """Work of a step, by kinds proportional to time."""
-    name = plan.compute.matmul
     linear = sum(each.flops for each in work.products)
     operands = sum(each.moved for each in work.products)
-    found = {
-        name: linear + work.updates.flops,
-        "moved": operands + work.moved.expected + work.updates.moved.expected,
-        "launches": work.launches.expected + work.updates.launches,
+    return {
+        plan.compute.matmul: float(linear + work.updates.flops),
+        "moved": float(operands + work.moved.expected + work.updates.moved.expected),
+        "launches": float(work.launches.expected + work.updates.launches),
     }
-    return {kind: float(amount) for kind, amount in found.items()}
 
 
 def time_group(plan: Plan) -> Group:
@@ -220,8 +252,13 @@ def time_group(plan: Plan) -> Group:
         "offload": config.offload.option,
         "compile": config.compile.option,
         "engine": config.engine.option,
-        **software(*SOURCES),
+        **software(SOURCES),
     }
+
+
+def versions_of(group: Group) -> str:
+    """The versions that matter most, formatted."""
+    return ", ".join(f"{name} {group[name]}" for name in ("torch", "transformers") if name in group)
 
 
 def work_key(plan: Plan) -> str:
@@ -250,31 +287,71 @@ def observation_of(plan: Plan, record: Record) -> Observation | None:
     return found if found.is_sane else None
 
 
+def path_of(group: Group) -> Path:
+    """The file of a group."""
+    own = os.environ.get(FOLDER)
+    folder = Path(own) if own else cache_folder() / "calibration"
+    return folder / f"{digest_of(group)}.jsonl"
+
+
 def note_pace(plan: Plan, record: Record) -> None:
     """Store a finished run's step time, if possible."""
     found = observation_of(plan, record)
     if found is not None:
-        add_line(path_of(time_group(plan)), json.dumps(dataclasses.asdict(found)))
+        add_line(path_of(time_group(plan)), json.dumps(asdict(found)))
+
+
+def add_line(path: Path, line: str) -> None:
+    """Append to a group's file, and keep it and their number within bounds; lost if impossible."""
+    try:
+        own_folder(path.parent)
+        if path.exists() and not _is_readable(path):
+            return
+        seal(path)
+        append_line(path, line)
+        lines = read_text(path, LONGEST_FILE).splitlines()
+        if len(lines) > 2 * KEPT_LINES:
+            write_atomic(path, "\n".join(lines[-KEPT_LINES:]) + "\n")
+        newest_last = sorted(path.parent.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+        for file in newest_last[:-KEPT_FILES]:
+            file.unlink(missing_ok=True)
+    except OSError:
+        return
 
 
 def read_observations(group: Group) -> tuple[Observation, ...]:
-    """Of a group, the newest last, one for each configuration."""
-    return read_lines(path_of(group), _parsed, _key)
+    """Of a group, the newest last, one for each configuration; empty if unreadable."""
+    path = path_of(group)
+    try:
+        if not _is_readable(path):
+            return ()
+        found = path.stat()
+        return _observations(path, found.st_mtime_ns, found.st_size)
+    except (OSError, ValueError):
+        return ()
 
 
-def _key(found: Observation) -> str:
-    return found.key
+def _is_readable(path: Path) -> bool:
+    """Whether it is a file of a size that is written here: a pipe would be waited for."""
+    found = path.stat()
+    return stat.S_ISREG(found.st_mode) and found.st_size <= LONGEST_FILE
+
+
+@lru_cache(maxsize=64)  # called for each job of a sweep; until the file changes
+def _observations(path: Path, changed_ns: int, size: int) -> tuple[Observation, ...]:
+    lines = read_text(path, LONGEST_FILE).splitlines()
+    found = [each for line in lines if (each := _parsed(line)) is not None]
+    return tuple({each.key: each for each in found}.values())[-KEPT_LINES:]
 
 
 def _parsed(line: str) -> Observation | None:
     """The observation of a line; None if truncated or implausible."""
     try:
         content: dict[str, Any] = json.loads(line)
-        amounts = {str(kind): float(amount) for kind, amount in content["amounts"].items()}
         found = Observation(
             key=str(content["key"]),
             run_id=str(content["run_id"]),
-            amounts=amounts,
+            amounts={str(kind): float(amount) for kind, amount in content["amounts"].items()},
             predicted=float(content["predicted"]),
             measured=float(content["measured"]),
         )

@@ -21,14 +21,15 @@ assumed of them.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from eke.config.schema import FSDP, Exchange, NvmeOffload, PeerToPeer, WeightsPlace
+from eke.config.schema import FSDP, Exchange, NvmeOffload, WeightsPlace
 from eke.estimate.memory.activations import activations
 from eke.estimate.time.rates import Span, exactly
 from eke.models.families import (
@@ -131,17 +132,22 @@ def _summed_up(found: Structure) -> Contents:
                 numbers=float(sum(w.num_active for w in mine)),
                 trained=float(sum(w.num_active for w in mine if w.trained)),
                 stored=float(sum(prod(w.shape) for w in mine)),
-                widths=float(sum(sum(w.shape[-2:]) * _passes(w) for w in mine)),
+                # Of a stack of experts, those that a token passes through.
+                widths=float(
+                    sum(sum(w.shape[-2:]) * (w.active[0] if len(w.shape) > 2 else 1) for w in mine)
+                ),
             )
         )
     trained = [w for w in weights if w.trained]
+    hidden = [w.shape for w in trained if w.role is Role.hidden and len(w.shape) == 2]
+    matrices = Counter((min(shape), max(shape)) for shape in hidden)
     return Contents(
         groups=tuple(groups),
         attention=found.attention,
         numbers=float(sum(prod(w.shape) for w in weights)),
         trained=float(sum(prod(w.shape) for w in trained)),
         trained_tensors=len(trained),
-        matrices=_matrices(trained),
+        matrices=tuple((rows, columns, count) for (rows, columns), count in matrices.items()),
         four_bits=float(sum(prod(w.shape) for w in weights if w.four_bits)),
         adapted=sum(w.is_adapter for w in weights) // 2,
     )
@@ -149,20 +155,6 @@ def _summed_up(found: Structure) -> Contents:
 
 def _is_head(weight: Weight) -> bool:
     return weight.place is not Role.hidden and len(weight.shape) == 2
-
-
-def _passes(weight: Weight) -> float:
-    """How many of a stack of experts a token passes through."""
-    return float(weight.active[0]) if len(weight.shape) > 2 else 1.0
-
-
-def _matrices(trained: Iterable[Weight]) -> tuple[tuple[int, int, int], ...]:
-    counts: dict[tuple[int, int], int] = {}
-    for weight in trained:
-        if weight.role is Role.hidden and len(weight.shape) == 2:
-            rows, columns = sorted(weight.shape)
-            counts[rows, columns] = counts.get((rows, columns), 0) + 1
-    return tuple((rows, columns, count) for (rows, columns), count in counts.items())
 
 
 def products(
@@ -236,7 +228,6 @@ class Moves:
     """Bytes sent to other devices."""
     collectives: int = 0
     """Exchanges that are started."""
-    notes: tuple[str, ...] = ()
 
 
 def moves(plan: Plan, contents: Contents, shape: Shape) -> Moves:
@@ -247,20 +238,13 @@ def moves(plan: Plan, contents: Contents, shape: Shape) -> Moves:
         contents: of the model.
         shape: of one micro-batch, with rows as long as they are.
     """
-    sent, count, notes = _exchanged(plan, contents)
+    sent, count = _exchanged(plan, contents)
     to_host, on_host, to_disk = _offloaded(plan, contents)
     if plan.config.memory.activation_offload and plan.device.kind != "cpu":
         parts = tuple(training_structure(plan.config).weights)
         each = activations(plan, shape, parts).offloaded
         to_host += 2.0 * each * plan.batch.accumulation
-    return Moves(to_host, on_host, to_disk, sent, count, notes)
-
-
-def updated_here(plan: Plan, contents: Contents) -> float:
-    """Trained numbers that a process updates on its device."""
-    if plan.config.offload.option != "none":
-        return 0.0
-    return contents.trained / _shares(plan)
+    return Moves(to_host, on_host, to_disk, sent, count)
 
 
 def _shares(plan: Plan) -> int:
@@ -289,44 +273,32 @@ def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
     return moved, numbers, disk
 
 
-def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int, tuple[str, ...]]:
-    """Bytes sent, exchanges started, and what is not known of them."""
+def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
+    """Bytes sent, and exchanges started."""
     config, rounds = plan.config, plan.batch.accumulation
     option = config.distributed.option
     count = max(plan.batch.world_size, plan.batch.devices)
     if count < 2:
-        return 0.0, 0, ()
+        return 0.0, 0
     part = (count - 1) / count
     width = FLOAT32_BYTES if plan.compute.weights == "float32" else 2
     weights, gradients = width * contents.numbers, width * contents.trained
     layers = max(1, config.model.num_hidden_layers)
     if option == "dp":
         # The first device sends all weights and gathers all gradients, in every micro-batch.
-        note = "distributed=dp: one Python process feeds all devices, one after the other"
-        return (count - 1) * rounds * (weights + gradients), 2 * rounds * layers, (note,)
+        return (count - 1) * rounds * (weights + gradients), 2 * rounds * layers
     if option == "zero3":
         narrow = 2 * contents.numbers if plan.compute.autocast else weights
-        return part * rounds * (2 * narrow + gradients), 3 * rounds * layers, ()
+        return part * rounds * (2 * narrow + gradients), 3 * rounds * layers
     if isinstance(config.distributed, FSDP):
         gathers = rounds * (2 if config.distributed.reshard_after_forward else 1)
         sums = rounds if config.distributed.exchange is Exchange.every else 1
         sent = part * (gathers * weights + sums * gradients)
-        return sent, (gathers + sums) * layers, ()
+        return sent, (gathers + sums) * layers
     reduced = rounds if option == "zero2" else 1
-    return part * (reduced * gradients + weights_back(option, weights, gradients)), 25, ()
+    back = weights if option in STAGE else gradients  # updated weights in ZeRO, sums in DDP
+    return part * (reduced * gradients + back), 25
 
-
-def weights_back(option: str, weights: float, gradients: float) -> float:
-    """Second half of an exchange: updated weights in ZeRO, sums of gradients in DDP."""
-    return weights if option in STAGE else gradients
-
-
-def goes_through_host(plan: Plan) -> bool:
-    """Whether GPUs exchange through host memory though they have links of their own."""
-    return plan.config.distributed.p2p is PeerToPeer.off
-
-
-COUNTED = Path(__file__).parent / "counted_updates.json"
 
 HOST_LOOPS = {"deepspeed_cpu": "adamw_fused"}
 """Implementations of AdamW that no trace shows, and their substitutes."""
@@ -338,7 +310,8 @@ ADDS = 12
 @cache
 def counted_updates() -> Mapping[str, Any]:
     """Counts."""
-    content: dict[str, Any] = json.loads(COUNTED.read_text())
+    path = Path(__file__).parent / "counted_updates.json"
+    content: dict[str, Any] = json.loads(path.read_text())
     return content
 
 
@@ -354,16 +327,12 @@ class Updates:
     notes: tuple[str, ...] = ()
 
 
-def updates(plan: Plan, contents: Contents, numbers: float) -> Updates:
-    """Device work of an optimizer step, clipping and adding up gradients included.
-
-    Args:
-        plan: of the run.
-        contents: of the model.
-        numbers: trained ones that this process updates on its device; 0 where the host does it.
-    """
+def updates(plan: Plan, contents: Contents) -> Updates:
+    """Device work of an optimizer step, clipping and adding up gradients included."""
     entry, notes = _entry(plan)
     config, tensors = plan.config, contents.trained_tensors
+    # Trained ones that this process updates on its device; the host does it with offloading.
+    numbers = 0.0 if config.offload.option != "none" else contents.trained / _shares(plan)
     shared = numbers < contents.trained
     if shared and config.distributed.option in STAGE:
         tensors = min(tensors, 4)  # flat shards, one per parameter group
@@ -381,7 +350,9 @@ def updates(plan: Plan, contents: Contents, numbers: float) -> Updates:
     if plan.compute.loss_scaling:
         moved += 8 * numbers  # the scaler reads and writes each gradient once
         launches += 4
-    return Updates(exactly(moved), launches, _flops(plan, contents), notes)
+    count = optimizer_entry(config.optimizer).update_flops
+    flops = sum(num * count(config, *sizes) for *sizes, num in contents.matrices) if count else 0.0
+    return Updates(exactly(moved), launches, flops, notes)
 
 
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
@@ -399,11 +370,3 @@ def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     if found is None:
         return table["adamw_fused/wide"], (f"{option}: counted as torch's fused AdamW",)
     return found, ((note,) if note else ())
-
-
-def _flops(plan: Plan, contents: Contents) -> float:
-    """Matrix multiplications inside an update."""
-    count = optimizer_entry(plan.config.optimizer).update_flops
-    if count is None:
-        return 0.0
-    return sum(num * count(plan.config, rows, columns) for rows, columns, num in contents.matrices)

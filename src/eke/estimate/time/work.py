@@ -1,12 +1,8 @@
 """Work of one optimizer step per device, independent of the device.
 
-Numbers in the tensors of one micro-batch: what counted bytes are bytes per.
-
-Forward and backward passes without matrix multiplications: bytes moved, and launches.
-
-What each family's layers do was counted operator by operator on tensors without data, as a GPU
-would run them (benchmarks/step_work.py writes counted.json, and tests/unit/estimate/time counts
-again): no number in that file is fitted to a time.
+What each family's layers do beside matrix multiplications was counted operator by operator on
+tensors without data, as a GPU would run them (benchmarks/step_work.py writes counted.json, and
+tests/unit/estimate/time counts again): no number in that file is fitted to a time.
 """
 
 import json
@@ -18,9 +14,9 @@ from typing import Any
 
 from eke.config.schema import Checkpointing
 from eke.estimate.memory.activations import attention_kernel
-from eke.estimate.memory.components import trains_adapters
+from eke.estimate.memory.components import shape_of, trains_adapters
 from eke.estimate.time.rates import NOTHING, Span, exactly
-from eke.estimate.time.slowdowns import WorkFactors, effect_of, mean_shape, notes_of
+from eke.estimate.time.slowdowns import effect_of, notes_of
 from eke.estimate.time.transfers import (
     Contents,
     Moves,
@@ -29,11 +25,10 @@ from eke.estimate.time.transfers import (
     contents_of,
     moves,
     products,
-    updated_here,
     updates,
 )
 from eke.models.families import FAMILIES, Shape, is_classification
-from eke.plan.planner import Plan
+from eke.plan.planner import Plan, drawn
 
 Units = dict[str, float]
 """Kind of tensor -> numbers in it."""
@@ -46,18 +41,6 @@ def stacks_of(shape: Shape) -> dict[str, int]:
     return {"layer": shape.layers}
 
 
-def layer_weights(shape: Shape, stack: str) -> float:
-    """Numbers in the matrices of one layer; of experts all."""
-    hidden, inner = shape.hidden, shape.inner
-    attention = 2.0 * hidden * (shape.queries + shape.keys)
-    if stack == "decoder":
-        attention *= 2
-    feed_forward = (3 if shape.gated else 2) * hidden * inner
-    if shape.experts:
-        return attention + shape.experts * (feed_forward + hidden)
-    return float(attention + feed_forward)
-
-
 def layer_units(shape: Shape, stack: str) -> Units:
     """Numbers of one layer's tensors.
 
@@ -67,13 +50,17 @@ def layer_units(shape: Shape, stack: str) -> Units:
     """
     length = shape.target if stack == "decoder" else shape.source
     tokens = shape.rows * length
+    # Numbers in the matrices of the layer; of experts all.
+    weights = 2.0 * shape.hidden * (shape.queries + shape.keys) * (2 if stack == "decoder" else 1)
+    feed_forward = (3 if shape.gated else 2) * shape.hidden * shape.inner
+    weights += shape.experts * (feed_forward + shape.hidden) if shape.experts else feed_forward
     found: dict[str, float] = {
         "stream": tokens * shape.hidden,
         "inner": tokens * shape.inner,
         "heads": tokens * shape.heads,
         "scores": tokens * shape.heads * length,
         "masks": tokens * length,
-        "weights": layer_weights(shape, stack),
+        "weights": weights,
     }
     widths = {"queries": tokens * shape.queries, "keys": tokens * shape.keys}
     found |= {name: widths[name] for name in shape.architecture.widths}
@@ -109,9 +96,6 @@ def outer_units(shape: Shape, classifies: bool) -> Units:
     return found
 
 
-COUNTED = Path(__file__).parent / "counted.json"
-
-
 @dataclass(frozen=True)
 class Pass:
     """One micro-batch's forward or backward pass."""
@@ -125,7 +109,7 @@ class Pass:
 @cache
 def counted_kernels() -> Mapping[str, Any]:
     """Counts."""
-    content: dict[str, Any] = json.loads(COUNTED.read_text())
+    content: dict[str, Any] = json.loads((Path(__file__).parent / "counted.json").read_text())
     return content
 
 
@@ -200,38 +184,31 @@ class Work:
 def work_of(plan: Plan) -> Work:
     """The work of one optimizer step."""
     contents = contents_of(plan)
-    shape, note = mean_shape(plan)
+    shape = shape_of(plan, drawn(plan).mean)
     fused = attention_kernel(plan, shape) == "fused"
     rounds = plan.batch.accumulation
     forward, backward, layers = passes(plan, shape)
     effect = effect_of(plan)
-    repeated = _repeated(plan, contents, shape, fused, layers)
+    again, moved_again, launched_again = _repeated(plan, contents, shape, fused, layers)
     once = [*products(contents, shape, fused, False), *products(contents, shape, fused, True)]
-    multiplied = [*_with_head(once, effect), *repeated.products]
-    moved = forward.moved + backward.moved + repeated.moved + _adapters(plan, contents, shape)
-    launches = forward.launches + backward.launches + _of_adapters(plan, contents)
-    host = exactly(launches) + repeated.launches
-    updated = updates(plan, contents, updated_here(plan, contents))
-    moving = moves(plan, contents, shape)
+    # The vocabulary's projection once more where the fused loss does not keep it.
+    once = [_times(each, effect.head) if each.kind == "head" else each for each in once]
+    moved = forward.moved + backward.moved + moved_again + _adapters(plan, contents, shape)
+    launches = forward.launches + backward.launches
+    if trains_adapters(plan.config):
+        launches += ADAPTER_LAUNCHES * contents.adapted
+    host = exactly(launches) + launched_again
+    updated = updates(plan, contents)
     return Work(
-        products=tuple(_times(each, rounds) for each in multiplied),
-        recomputed_flops=rounds * sum(each.flops for each in repeated.products),
+        products=tuple(_times(each, rounds) for each in (*once, *again)),
+        recomputed_flops=rounds * sum(each.flops for each in again),
         moved=effect.moved * (moved * rounds),
         launches=host.by(effect.launches) * rounds,
         updates=updated,
-        moves=moving,
+        moves=moves(plan, contents, shape),
         tokens=float(rounds * shape.rows * max(shape.source, shape.target)),
-        notes=(*notes_of(plan, shape), *([note] if note else []), *updated.notes, *moving.notes),
+        notes=(*notes_of(plan, shape), *updated.notes),
     )
-
-
-@dataclass(frozen=True)
-class _Repeated:
-    """Work repeated by checkpointing in each micro-batch."""
-
-    products: tuple[Product, ...] = ()
-    moved: float = 0.0
-    launches: Span = NOTHING
 
 
 SELECTIVE_HOST = 3.0
@@ -239,27 +216,27 @@ SELECTIVE_HOST = 3.0
 over a plain one: an assumption."""
 
 
-def _repeated(plan: Plan, contents: Contents, shape: Shape, fused: bool, layers: Pass) -> _Repeated:
-    """The forward pass of every nth layer, without the results that selective keeps."""
+def _repeated(
+    plan: Plan, contents: Contents, shape: Shape, fused: bool, layers: Pass
+) -> tuple[list[Product], float, Span]:
+    """Products, bytes and launches that checkpointing repeats in each micro-batch.
+
+    They are the forward pass of every nth layer, without the results that selective keeps.
+    """
     memory = plan.config.memory
     if memory.checkpointing is Checkpointing.off:
-        return _Repeated()
+        return [], 0.0, NOTHING
     count = max(1, shape.layers + shape.decoder_layers)
     share = len(range(0, count, memory.every_n)) / count
     moved, launches = share * layers.moved, share * layers.launches
     if memory.checkpointing is Checkpointing.selective:
-        return _Repeated((), moved, Span(launches / 2, launches, SELECTIVE_HOST * launches))
+        return [], moved, Span(launches / 2, launches, SELECTIVE_HOST * launches)
     again = products(contents, shape, fused, backward=False, grouped=True)
-    return _Repeated(tuple(_times(each, share) for each in again), moved, exactly(launches))
+    return [_times(each, share) for each in again], moved, exactly(launches)
 
 
 def _times(product: Product, factor: float) -> Product:
     return replace(product, flops=product.flops * factor, moved=product.moved * factor)
-
-
-def _with_head(each: list[Product], effect: WorkFactors) -> list[Product]:
-    """The vocabulary's projection once more where the fused loss does not keep it."""
-    return [_times(p, effect.head) if p.kind == "head" else p for p in each]
 
 
 ADAPTER_LAUNCHES = 14
@@ -268,10 +245,6 @@ products, scaling and addition; their gradients (peft 0.18, LoraLayer.forward)."
 
 ADAPTER_READS = 8
 """Times that tensors as wide as the layer are read or written for it."""
-
-
-def _of_adapters(plan: Plan, contents: Contents) -> float:
-    return float(ADAPTER_LAUNCHES * contents.adapted) if trains_adapters(plan.config) else 0.0
 
 
 def _adapters(plan: Plan, contents: Contents, shape: Shape) -> float:

@@ -161,26 +161,6 @@ class MeasuredMemory:
 
 
 @dataclass
-class CalibratedMemory:
-    """A forecast corrected by finished runs; bytes, as in `PredictedMemory`."""
-
-    runs: int
-    """Different configurations that ran on this device, with these libraries."""
-    needed: int
-    """Of them before anything is corrected: with fewer, the rest is absent."""
-    low: int | None = None
-    """Not corrected: what no correct implementation can do without."""
-    expected: int | None = None
-    high: int | None = None
-    allocated_bytes: int | None = None
-    factor: float | None = None
-    """Corrected over forecast."""
-    within_frac: float | None = None
-    """Relative error of the expected value that 95 % of runs stay below."""
-    versions: str = ""
-
-
-@dataclass
 class PredictedMemory:
     """The forecast (eke.estimate.memory.Forecast): bytes that one device must have room for."""
 
@@ -199,8 +179,8 @@ class PredictedMemory:
     verdict: str = ""
     notes: list[str] = field(default_factory=list)
     """Why the range is as wide as it is."""
-    calibrated: CalibratedMemory | None = None
-    """What finished runs made of it when this record was written; all else here is without them."""
+    calibrated: dict[str, Any] | None = None
+    """Only in records from before finished runs stopped correcting this forecast."""
 
 
 @dataclass

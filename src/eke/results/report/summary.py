@@ -139,9 +139,6 @@ def _predicted_lines(record: Record, measured: int) -> list[Line]:
     error = predicted.allocated_bytes / measured - 1
     method = {"closed_form": "by formulas"}.get(predicted.method, "traced")
     note = f"{error:+.1%} of the measured peak, {method}"
-    better = predicted.calibrated
-    if better is not None and better.allocated_bytes is not None:
-        note += f"; {better.allocated_bytes / measured - 1:+.1%} calibrated by {better.runs} runs"
     return [("predicted", format_bytes(predicted.allocated_bytes), note)]
 
 

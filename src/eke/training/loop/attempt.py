@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import torch
 
 from eke.common.paths import SHARED_DEVICE, RunPaths
-from eke.estimate.memory import note_pair
 from eke.estimate.time import note_pace
 from eke.hardware import foreign_processes
 from eke.plan.planner import Plan, check_inputs, check_software, remove_swap, swap_folder
@@ -105,7 +104,6 @@ def work(attempt: Attempt) -> int:
     write_record(attempt.paths, record)  # before the tracker, which may be slow
     with contextlib.suppress(OSError):  # the summary is optional
         write_cards(attempt.paths, record)
-    note_pair(plan, record)
     note_pace(plan, record)
     tracker.summary(summary_values(record))
     tracker.finish(outcome.exit_code)

@@ -284,7 +284,7 @@ def _cut(
             plan.batch.per_device,
             plan.batch.world_size * plan.batch.devices,
             room_of(forecast),
-            forecast.best.expected,
+            forecast.peak.expected,
             expected_s(plan),
             usual * PER_DOUBLING**doublings,
             compile_seconds(plan) / baseline.steps.total,

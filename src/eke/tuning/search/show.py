@@ -208,7 +208,7 @@ def likely(candidates: Candidates, search: Search, baseline: Plan) -> str:
     for number in search.by_expectation():
         candidate = candidates.found[number]
         seconds = format_seconds(expected_s[number])
-        peak = format_bytes(candidate.forecast.best.expected)
+        peak = format_bytes(candidate.forecast.peak.expected)
         alike.setdefault((seconds, peak), []).append(short_name(candidate, baseline))
     lines = ["the best by estimate, of which trials would be made:", ""]
     for (seconds, peak), names in list(alike.items())[:SHOWN]:

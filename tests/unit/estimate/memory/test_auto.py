@@ -6,15 +6,9 @@ import pytest
 from unit.plan.cases import CPU, GPU, SYNTHETIC, config_of, plan_config, plan_of
 
 from eke.common.text import GIB
-from eke.estimate.memory import (
-    BatchSearch,
-    ProbeResult,
-    Range,
-    auto_batch,
-    forecast,
-    room_for_a_batch,
-)
+from eke.estimate.memory import BatchSearch, ProbeResult, auto_batch, forecast, room_for_a_batch
 from eke.estimate.memory.auto_batch import HOST_BYTES, MAX_PROBES
+from eke.estimate.memory.components import Range
 from eke.estimate.memory.predict_memory import PYTHON_BYTES
 from eke.plan.planner import possible_batches, replan
 

@@ -7,14 +7,16 @@ from unit.plan.cases import CPU, GPU, plan_of
 
 from eke.common.paths import conf_folder
 from eke.common.text import GIB, MIB
-from eke.estimate.memory import Traced, Verdict, forecast, highest_phase, render_forecast, verdict
+from eke.estimate.memory import Traced, Verdict, forecast, render_forecast
 from eke.estimate.memory.components import PHASES, Method, Range
 from eke.estimate.memory.phases import moments
 from eke.estimate.memory.predict_memory import (
     PYTHON_BYTES,
+    highest_phase,
     least_bytes,
     least_host_bytes,
     room,
+    verdict,
     with_room,
 )
 from eke.models.sizes import state_bytes

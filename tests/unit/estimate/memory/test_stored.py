@@ -3,9 +3,10 @@
 import pytest
 from unit.plan.cases import plan_of
 
+from eke.common.paths import RunPaths
 from eke.estimate.memory import forecast, note_forecast
 from eke.plan.planner import outline_record
-from eke.plan.record import Outcome
+from eke.plan.record import Outcome, read_record, write_record
 
 
 @pytest.mark.parametrize("outcome", [Outcome.ok, Outcome.oom, Outcome.crashed])
@@ -23,3 +24,13 @@ def test_every_record_has_the_prediction_and_advice_only_after_an_out_of_memory(
     assert predicted.components == found.components
     assert predicted.method == "closed_form"
     assert bool(record.memory.advice) == (outcome is Outcome.oom)
+
+
+def test_a_record_that_has_a_corrected_forecast_is_still_read(tmp_path) -> None:
+    plan = plan_of("data=synthetic")
+    record, paths = outline_record(plan, [], 0, Outcome.ok, None), RunPaths(tmp_path)
+    note_forecast(record, plan)
+    assert record.memory.predicted is not None
+    record.memory.predicted.calibrated = {"runs": 7, "needed": 5, "factor": 1.1, "versions": ""}
+    write_record(paths, record)
+    assert read_record(paths) == record

@@ -2,18 +2,20 @@
 
 import json
 import math
+import os
+import threading
 from dataclasses import replace
 from random import Random
 
 import pytest
 from unit.estimate.time.cases import CPU, large, small
 
-from eke.estimate.memory.calibration import path_of
-from eke.estimate.time import StepTime, Unknown, forecast_time, note_pace
+from eke.estimate.time import StepTime, Unknown, forecast_time, note_pace, time_history
 from eke.estimate.time.step_time import NEEDED, fitted_rates
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
+    path_of,
     prior_time,
     read_observations,
     time_group,
@@ -73,7 +75,7 @@ def test_runs_give_the_rates_of_a_processor() -> None:
     assert isinstance(found, StepTime)
     assert found.step_s.expected == pytest.approx(seconds_of(plan), rel=1e-3)
     assert found.calibrated is not None
-    assert found.calibrated.num_runs == 12
+    assert found.calibrated.runs == 12
     assert found.mfu is None
     assert found.basis == "finished runs on this device"
 
@@ -183,11 +185,81 @@ def test_an_impossible_observation_is_none() -> None:
 
 def test_rates_are_never_negative() -> None:
     rng = Random(3)
-    table = tuple(
-        ((("float32", rng.uniform(1e6, 1e9)), ("launches", rng.uniform(10, 1e3)),
-          ("moved", rng.uniform(1e5, 1e8))), rng.uniform(0.01, 1.0))
-        for _ in range(12)
+    runs = tuple(
+        Observation(
+            f"key{n}", f"run{n}",
+            {"float32": rng.uniform(1e6, 1e9), "launches": rng.uniform(10, 1e3),
+             "moved": rng.uniform(1e5, 1e8)},
+            0.0, rng.uniform(0.01, 1.0),
+        )
+        for n in range(12)
     )  # fmt: skip
-    found = fitted_rates(table)
+    found = fitted_rates(runs)
     assert found is not None
     assert all(seconds > 0 for seconds in found.seconds.values())
+
+
+def test_a_line_that_a_kill_has_cut_costs_no_other() -> None:
+    plan = small(device=CPU)
+    note_runs(2)
+    path = path_of(time_group(plan))
+    path.write_bytes(path.read_bytes()[:-20])
+    note_pace(small("batch.per_device=5", device=CPU), record_of(plan, 1.0))
+    assert len(read_observations(time_group(plan))) == 2
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "unreadable", "binary", "enormous", "file"])
+def test_what_is_no_file_of_runs_is_no_trouble(kind) -> None:
+    plan = small(device=CPU)
+    path = path_of(time_group(plan))
+    if kind == "file":  # where the folder should be
+        path.parent.write_text("")
+    else:
+        path.parent.mkdir(parents=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "binary":
+        path.write_bytes(os.urandom(5000))
+    elif kind == "enormous":
+        with open(path, "wb") as file:
+            file.truncate(2**33)
+    elif kind == "unreadable":
+        path.symlink_to(path)
+    assert read_observations(time_group(plan)) == ()
+    assert isinstance(forecast_time(plan), Unknown)
+    note_pace(plan, record_of(plan, 1.0))  # may or may not be kept; says nothing
+
+
+def test_files_do_not_grow_without_end(monkeypatch) -> None:
+    monkeypatch.setattr(time_history, "KEPT_LINES", 10)
+    plan = small(device=CPU)
+    path = path_of(time_group(plan))
+    for number in range(55):
+        note_pace(plan, replace(record_of(plan, 1.0), run_id=f"run{number}"))
+    assert len(path.read_text().splitlines()) <= 20
+    assert read_observations(time_group(plan))[-1].run_id == "run54"
+    monkeypatch.setattr(time_history, "KEPT_FILES", 3)
+    for number in range(6):
+        (path.parent / f"{number}.jsonl").write_text("")
+        os.utime(path.parent / f"{number}.jsonl", (number, number))
+    note_pace(plan, record_of(plan, 1.0))
+    assert len(list(path.parent.glob("*.jsonl"))) == 3
+    assert path.exists()
+
+
+def test_runs_beside_each_other_lose_nothing() -> None:
+    plan = small(device=CPU)
+    path = path_of(time_group(plan))
+
+    def many(who: int) -> None:
+        for number in range(20):
+            time_history.add_line(path, f"{who}-{number}")
+
+    threads = [threading.Thread(target=many, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(path.read_text().split())) == 80

@@ -7,7 +7,6 @@ import pytest
 from support import TINY
 from trained import record_of, train_job
 
-from eke.estimate.memory.calibration import pair_of
 from eke.plan.planner import Micro, drawn
 from eke.training.loop.results import largest
 
@@ -37,7 +36,6 @@ def test_the_profiled_step_has_the_longest_rows(more, make_plan, tmp_path) -> No
     record = record_of(job)
     measured = record.memory.measured.peak_allocated_bytes
     assert record.memory.predicted.allocated_bytes == pytest.approx(measured, rel=0.2)
-    assert pair_of(job.plan, record).predicted == record.memory.predicted.allocated_bytes
 
 
 def test_what_is_compared_is_the_forecast_of_what_was_measured(make_plan, tmp_path) -> None:
