@@ -544,9 +544,8 @@ class ChatRows:
         if (chosen or "default") in named:
             return named[chosen or "default"]
         if chosen:
-            why = (
-                f"is neither a file nor a template of the tokenizer ({', '.join(named) or 'none'})"
-            )
+            names = ", ".join(named) or "none"
+            why = f"is neither a file nor one of the tokenizer's templates ({names})"
         else:
             why = f"the tokenizer {self.request.tokenizer} has no chat template"
         fix = Fix("data.chat_template=FILE", remark="a template in jinja")

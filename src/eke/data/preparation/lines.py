@@ -36,7 +36,8 @@ class BadRowError(Exception):
     """A row that cannot be used; the message is the reason."""
 
 
-_NONE = np.zeros(0, np.int64)
+def _no_tokens() -> np.ndarray:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Fields:
     """One text, or prompt and response."""
     label: int = 0
     """Class, or index of a text label in order of appearance."""
-    ids: np.ndarray = _NONE
+    ids: np.ndarray = field(default_factory=_no_tokens)
     """Tokens of a conversation, int64, shape (tokens,)."""
-    trained: np.ndarray = _NONE
+    trained: np.ndarray = field(default_factory=_no_tokens)
     """Which of them are trained, bool, shape (tokens,)."""
 
 

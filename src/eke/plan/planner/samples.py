@@ -13,6 +13,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
+    Chat,
     Config,
     Data,
     Hub,
@@ -21,6 +22,7 @@ from eke.config.schema import (
     Rows,
     SequenceClassification,
     Synthetic,
+    TextColumns,
 )
 from eke.data import sources
 from eke.data.sources import BYTE_TOKENS, Manifest, PrepareRequest, Store, Vocabulary
@@ -176,6 +178,11 @@ def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
 def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
     """What is doubled or missing around rows."""
     found = []
+    if manifest.plain_markers:
+        found.append(
+            f"the chat template writes {', '.join(manifest.plain_markers)}, which the tokenizer "
+            "splits into ordinary tokens"
+        )
     if manifest.num_doubled:
         count = format_number(manifest.num_doubled, "row")
         found.append(
@@ -189,17 +196,20 @@ def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
 
 def _too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
     data = config.data
-    if not isinstance(data, Rows) or not manifest.num_bad:
+    if not isinstance(data, TextColumns | Chat) or not manifest.num_bad:
         return []
     share = manifest.num_bad / manifest.num_rows
     if share <= data.max_bad_frac:
         return []
+    limit = f", more than data.max_bad_frac = {data.max_bad_frac:g}"
+    tolerated = f"data.max_bad_frac={min(1.0, math.ceil(share * 1000) / 1000):g}"
+    if isinstance(data, Chat):
+        limit, tolerated = "", "data.bad_rows=skip"
     why = (
-        f"{manifest.num_bad} of {manifest.num_rows} rows cannot be used ({share:.2%}), more than "
-        f"data.max_bad_frac = {data.max_bad_frac:g}: {'; '.join(manifest.bad_rows)}"
+        f"{manifest.num_bad} of {manifest.num_rows} rows cannot be used ({share:.2%}){limit}: "
+        f"{'; '.join(manifest.bad_rows)}"
     )
     more = " ..." if manifest.num_bad > len(manifest.bad_rows) else ""
-    tolerated = f"data.max_bad_frac={min(1.0, math.ceil(share * 1000) / 1000):g}"
     fix = Fix(manifest.bad_fix or tolerated)
     key = "data.name" if isinstance(data, Hub) else "data.path"
     return [Problem(key, getattr(data, key.partition(".")[2]), why + more, fix, "bad_rows")]
@@ -233,6 +243,10 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         f"out), {manifest.num_truncated} truncated{bad}"
     )
     decisions.append(Decision("data rows", format_count(usable), reason))
+    if manifest.num_trained:
+        tokens = manifest.counts["tokens"]
+        reason = f"{manifest.num_trained} of {tokens} tokens; the others are read as context"
+        decisions.append(Decision("data trained", f"{manifest.num_trained / tokens:.1%}", reason))
     if manifest.label_names:
         own = list(manifest.label_names) == getattr(config.model, "label_names", [])
         order = "the checkpoint's own numbers" if own else "texts in sorted order"
