@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from eke.common.errors import Fix
 from eke.common.text import NUM_SPECIAL_TOKENS
 from eke.config.schema import (
+    Chat,
     Hub,
     Lengths,
     Packing,
@@ -203,6 +204,24 @@ RULES = (
         why=lambda f: f"task={f.config.task.option} reads the column of data.text",
         fix=Fix("data.prompt=null", "data.response=null"),
         source="docs/how-to/data.md",
+    ),
+    Rule(
+        id="chat_is_causal",
+        key="task",
+        when=lambda f: isinstance(f.config.data, Chat) and f.config.task.option != "causal_lm",
+        value=lambda f: f.config.task.option,
+        why="data=chat trains on the answers of conversations, which task=causal_lm predicts",
+        fix=Fix("task=causal_lm", remark="with a decoder as the model"),
+        source="docs/how-to/data.md",
+    ),
+    Rule(
+        id="chat_needs_a_tokenizer",
+        key="data.tokenizer",
+        when=lambda f: isinstance(f.config.data, Chat) and tokenizer_of(f.config.data) == BYTES,
+        value=lambda f: tokenizer_of(f.config.data),
+        why="bytes have no chat template and no token that ends a turn",
+        fix=Fix("data.tokenizer=FOLDER_OR_HUB_NAME", remark="model=pretrained brings its own"),
+        source="https://huggingface.co/docs/transformers/chat_templating",
     ),
     Rule(
         id="streaming_needs_num_samples",

@@ -120,6 +120,17 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         ),
         CPU,
     ),
+    "chat_is_causal": (
+        (
+            "data=chat",
+            "data.path={tmp}/a.txt",
+            "data.tokenizer={tmp}",
+            "model=tiny_bert",
+            "task=masked_lm",
+        ),
+        CPU,
+    ),
+    "chat_needs_a_tokenizer": (("data=chat", "data.path={tmp}/a.txt"), CPU),
     "streaming_needs_num_samples": (("data=hub", "data.name=o/n", "data.streaming=true"), CPU),
     "median_needs_lognormal": ((*SYNTHETIC, "data.median_len=10"), CPU),
     "lengths_are_counted": (

@@ -8,11 +8,14 @@ import pytest
 import torch
 from checkpoints import LINES, make_tokenizer
 from prepared import numbered, store_of, texts_of, write_jsonl
+from tokenizer_kinds import save_kind
 from unit.training.model.plans import hand_plan
 
 from eke.common.errors import ConfigError
-from eke.common.text import NUM_SPECIAL_TOKENS
+from eke.common.text import IGNORED, NUM_SPECIAL_TOKENS
 from eke.data.sources import packing
+from eke.training.batches.sampler import StoredRows
+from eke.training.batches.tasks import TaskSamples
 from eke.training.model.build_model import build_model
 
 CPU = torch.device("cpu")
@@ -67,6 +70,33 @@ def test_a_prompt_alone_is_trained_on_as_if_it_were_the_text(rows, own_cache) ->
 def test_a_translation_without_columns_has_no_target(rows, own_cache) -> None:
     with pytest.raises(IndexError):
         store_of("model=tiny_t5", "task=seq2seq_lm", "data=jsonl", rows)
+
+
+@pytest.fixture
+def conversations(tmp_path) -> tuple[str, ...]:
+    """Twenty of them, with a tokenizer that has a chat template."""
+    template = "{% for m in messages %}{{ m.role + ': ' + m.content + '[SEP]' }}{% endfor %}"
+    folder = save_kind(tmp_path / "tokenizer", "wordpiece with bos", chat_template=template)
+    question = {"role": "user", "content": "hello how are you today"}
+    rows = [[question, {"role": "assistant", "content": f"fine {n}"}] for n in range(20)]
+    path = write_jsonl(tmp_path / "chat.jsonl", [{"messages": row} for row in rows])
+    return ("data=chat", f"data.path={path}", f"data.tokenizer={folder}")
+
+
+def test_bytes_have_no_chat_template(conversations, own_cache) -> None:
+    with pytest.raises(ConfigError, match="no chat template"):
+        store_of(*conversations, "data.tokenizer=bytes")
+
+
+def test_masked_lm_predicts_questions_too(conversations, own_cache, tmp_path) -> None:
+    plan = hand_plan("model=tiny_bert", "task=masked_lm", "model.vocab_size=400", *conversations)
+    store = store_of("model=tiny_bert", "task=masked_lm", *conversations)
+    trained = store.array("trained")
+    assert 0 < trained.sum() < len(trained)
+    samples = TaskSamples(StoredRows(store, "train", None), plan.config, store.manifest.vocabulary)
+    held = [samples.source.row(n).trained for n in range(len(samples))]
+    labels = [samples[0, n]["labels"] for n in range(len(samples))]
+    assert any(((label != IGNORED) & ~mask).any() for label, mask in zip(labels, held, strict=True))
 
 
 def test_pairs_of_a_task_without_them_are_not_read(rows, own_cache) -> None:
