@@ -77,7 +77,6 @@ NAMES_IT = {
     "config/compose/help.py": "the options that the first page of help shows",
     "rules/device.py": "what to type where a package is missing: a default, not a fact",
     "rules/training.py": "two fields of one schema that contradict each other",
-    "rules/memory.py": "proposes options, cheapest first",
     "rules/techniques.py": "the table of techniques",
     "estimate/time/transfers.py": "the key of what was counted where nothing else is known",
     "plan/planner/deepspeed_config.py": "DeepSpeed's own names of optimizers",

@@ -73,7 +73,7 @@ def test_it_minimises_what_eke_logs(file: Path) -> None:
 
 def test_it_is_no_option_of_the_group_sweep() -> None:
     assert not {"wandb", *IDS} & set(make_catalogue().options["sweep"])
-    offered = {candidate.text for candidate in candidates(["-m"], "sweep=")}
+    offered = set(candidates(["-m"], "sweep="))
     assert "sweep=precision_ladder" in offered
     assert not [text for text in offered if "wandb" in text]
 

@@ -75,7 +75,7 @@ def test_techniques_are_the_same_under_both(technique, curve_of) -> None:
 
 def test_trainers_own_loss_would_be_found(curve_of, monkeypatch) -> None:
     """The planted error: each micro-batch's own mean, which is how the stock one comes to 4x."""
-    from eke.training.loop.trainer_engine import PlanTrainer
+    from eke.training.loop.trainer_engine import MICRO_BATCH, PlanTrainer
 
     case = (*CASES["classification-bert"], *TINY, *RAGGED)
     loop = curve_of(*case, *CUTS["12x1"])
@@ -83,7 +83,8 @@ def test_trainers_own_loss_would_be_found(curve_of, monkeypatch) -> None:
 
     def mean_of_micro_batch(self, model, inputs, *rest, **more):
         with monkeypatch.context() as patched:
-            patched.setattr(type(self.steps), "num_targets", max(1, inputs["num_targets"]))
+            own = max(1, inputs[MICRO_BATCH].num_targets)
+            patched.setattr(type(self.steps), "num_targets", own)
             return true_loss(self, model, inputs, *rest, **more)
 
     monkeypatch.setattr(PlanTrainer, "compute_loss", mean_of_micro_batch)

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.errors import ConfigError, Fix, Problem, is_placeholder
 from eke.common.paths import conf_folder
 from eke.config.compose.arguments import (
     check_folder,
@@ -113,7 +113,8 @@ def _checked(
     problems = [problem for text in texts for problem in found[text]] + contradictions(good)
     if problems:
         deeper = _deeper(good, problems, catalogue, config_dir)
-        raise ConfigError(_with_full_commands(problems, found) + deeper)
+        problems = _with_full_commands(problems, found) + deeper
+        raise ConfigError(_without_placeholders(problems, good))
     return good
 
 
@@ -141,6 +142,21 @@ def contradictions(texts: Sequence[str]) -> list[Problem]:
             why = f"contradicts {key}={first[key]}, typed before it; keep one"
             problems.append(Problem(key, shown(value), why, Fix(f"{key}={value}")))
     return problems
+
+
+def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[Problem]:
+    """Drop `data.path=FILE_OR_FOLDER` from fixes if an override or another fix sets it."""
+    words = [*good, *(word for problem in problems for word in problem.fix.words)]
+    given = {word.partition("=")[0] for word in words if not is_placeholder(word)}
+
+    def needed(number: int, word: str) -> bool:
+        return number == 0 or not is_placeholder(word) or word.partition("=")[0] not in given
+
+    fixes = [
+        Fix(*(w for n, w in enumerate(p.fix.words) if needed(n, w)), remark=p.fix.remark)
+        for p in problems
+    ]
+    return [dataclasses.replace(p, fix=fix) for p, fix in zip(problems, fixes, strict=True)]
 
 
 def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]) -> list[Problem]:

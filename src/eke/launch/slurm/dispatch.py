@@ -168,8 +168,9 @@ class Cluster(StartedSweep):
 
     def wait(self) -> bool:
         """Show the runs until all are done; Ctrl-C raises KeyboardInterrupt and ends no job."""
-        asked, poll_s = 0.0, self.books.jobs[0].plan.config.slurm.poll_s
+        asked = 0.0
         while self.unfinished():
+            poll_s = self.books.jobs[0].plan.config.slurm.poll_s
             if time.monotonic() - asked >= poll_s or not asked:
                 asked = time.monotonic()
                 self.look()

@@ -276,7 +276,7 @@ def test_a_cached_fingerprint_reads_no_text(folder, monkeypatch) -> None:
     corpus = sources.text_files(folder, "*.txt", 0.2)
     before = sources.fingerprint(corpus)
     monkeypatch.setattr(
-        "eke.data.sources.source_files._blocks", lambda piece: pytest.fail("read again")
+        "eke.data.sources.source_files.content_hash", lambda parts: pytest.fail("read again")
     )
     assert sources.fingerprint(corpus) == before
 

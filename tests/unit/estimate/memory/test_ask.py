@@ -78,7 +78,7 @@ def test_a_key_that_nobody_knows_counts(monkeypatch) -> None:
 
 def test_the_libraries_count(monkeypatch) -> None:
     before = trace_client.trace_key(plan_of())
-    monkeypatch.setattr(trace_client, "_software", lambda: {"torch": "9.9"})
+    monkeypatch.setattr(trace_client, "software", lambda _: {"torch": "9.9"})
     assert trace_client.trace_key(plan_of()) != before
 
 

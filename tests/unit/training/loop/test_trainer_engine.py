@@ -16,7 +16,6 @@ from eke.common.paths import RunPaths
 from eke.plan.record import Outcome, metrics
 from eke.training.loop.attempt import ENGINES
 from eke.training.loop.failure import Diverged
-from eke.training.loop.loop import train
 from eke.training.loop.stop import Stopped
 from eke.training.loop.trainer_engine import build_arguments, render_arguments
 from eke.training.model.loss import loss_head
@@ -99,13 +98,6 @@ def test_the_record_says_who_took_the_steps(job_of) -> None:
     assert job.effective["layer_calls_per_micro_batch"] == 1
     assert job.profiled_peak > 0
     assert job.warnings == []
-
-
-def test_another_loop_in_its_place_is_noticed(job_of, monkeypatch) -> None:
-    monkeypatch.setitem(ENGINES, "trainer", train)
-    job = run(job_of())
-    assert "trainer" not in job.effective
-    assert any("engine=trainer had no effect" in warning for warning in job.warnings)
 
 
 def test_rows_have_every_phase_and_the_samples_of_the_step(job_of) -> None:
