@@ -8,7 +8,10 @@ that `source` names; templates and pieces are written for these tests.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from tokenizer_kinds import byte_tokenizer, unigram_tokenizer
 
 Message = dict[str, Any]
 Pieces = list[tuple[str, bool]]
@@ -394,3 +397,18 @@ FAMILIES: dict[str, Family] = {
         f"{HF}/HuggingFaceTB/SmolLM3-3B", SMOLLM_3, IM, _smollm_3, "", "<|im_end|>",
     ),
 }  # fmt: skip
+
+
+def saved(family: Family, folder: Path, **more: Any) -> Any:
+    """A tokenizer of the family's kind, saved with its template."""
+    from transformers import PreTrainedTokenizerFast
+
+    make = byte_tokenizer if family.bytes else unigram_tokenizer
+    made = make(["<unk>", *family.specials])
+    names = {"bos_token": family.bos or None, "eos_token": family.eos, "unk_token": "<unk>", **more}
+    others = [word for word in family.specials if word not in names.values()]
+    loaded = PreTrainedTokenizerFast(
+        tokenizer_object=made, extra_special_tokens=others, chat_template=family.template, **names
+    )
+    loaded.save_pretrained(folder)
+    return loaded

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_templates import FAMILIES, Family, Message
-from tokenizer_kinds import byte_tokenizer, unigram_tokenizer
+from chat_templates import FAMILIES, Family, Message, saved
 
 from eke.data.preparation.chat import (
     ChatTemplate,
@@ -103,21 +102,6 @@ def test_the_oracle_agrees(name: str) -> None:
         starts = [0, *ends[:-1]]
         expected = ["1" in trained[a:b] for a, b in zip(starts, ends, strict=True)]
         assert mask.tolist() == expected, ([text[a:b] for a, b in spans], messages)
-
-
-def saved(family: Family, folder: Path) -> Any:
-    """A tokenizer of the family's kind, saved with its template."""
-    from transformers import PreTrainedTokenizerFast
-
-    make = byte_tokenizer if family.bytes else unigram_tokenizer
-    made = make(["<unk>", *family.specials])
-    names = {"bos_token": family.bos or None, "eos_token": family.eos, "unk_token": "<unk>"}
-    others = [word for word in family.specials if word not in names.values()]
-    loaded = PreTrainedTokenizerFast(
-        tokenizer_object=made, extra_special_tokens=others, chat_template=family.template, **names
-    )
-    loaded.save_pretrained(folder)
-    return loaded
 
 
 @pytest.mark.parametrize("name", FAMILIES)
