@@ -4,14 +4,13 @@ Beside SFTTrainer with `assistant_only_loss`, both sides have the same weights, 
 micro-batches, and a template of TRL's that marks what the assistant generates.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from chat_templates import FAMILIES, saved
+from chat_templates import FAMILIES, conversations, saved
 from prepared import write_jsonl
 from support import TINY, last_wins
 from torch import Tensor, nn
@@ -41,8 +40,6 @@ KINDS = {
 }
 """Templates that TRL ships as `NAME_training.jinja`."""
 
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds"}}]
-
 SHORT = (
     "model=tiny",
     *TINY,
@@ -68,38 +65,6 @@ def unpacked_again():
     """Other tests of this process have one sequence per row."""
     yield
     spare_mask_checks(nn.Identity(), packed=False)
-
-
-def exchange(has: tuple[str, ...], number: int, turn: int) -> list[dict[str, Any]]:
-    """A question and its answer, perhaps with a tool's between them."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": f"what is {number} plus {turn}?"}]
-    if "tools" in has and number % 3 == 1:
-        function = {"name": "add", "arguments": {"one": number, "other": turn}}
-        calls = [{"type": "function", "function": function}]
-        messages.append({"role": "assistant", "content": "", "tool_calls": calls})
-        messages.append({"role": "tool", "content": str(number + turn)})
-    answer = f"it is {number + turn}" + ", fine thanks\nfor the question" * (number % 4)
-    if "tagged" in has and number % 2:
-        answer = f"<think>\nso {turn} more\n</think>\n\n{answer}"
-    said = {"role": "assistant", "content": answer}
-    if "thinking" in has:
-        said["thinking"] = f"the dog has {turn} more"
-    return [*messages, said]
-
-
-def conversations(has: tuple[str, ...], count: int = 13) -> list[dict[str, Any]]:
-    """Rows of one to three exchanges; answers differ in length."""
-    rows = []
-    for number in range(count):
-        row: dict[str, Any] = {"messages": []}
-        if "system" in has and number % 2:
-            row["messages"].append({"role": "system", "content": f"you are bird {number}."})
-        for turn in range(1 + number % 3):
-            row["messages"] += exchange(has, number, turn)
-        if "tools" in has:
-            row["tools"] = json.dumps(TOOLS)
-        rows.append(row)
-    return rows
 
 
 @dataclass(frozen=True)

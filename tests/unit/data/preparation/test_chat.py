@@ -196,6 +196,16 @@ def test_marks_of_the_template_are_followed() -> None:
     assert "".join(str(int(m)) for m in mask) == ("0" * 19 + "1111") * 2
 
 
+def test_an_answer_may_be_marked_in_parts() -> None:
+    template = (
+        "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}{% endgeneration %}{% generation %}{{ '<e>' }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    _, mask = with_template(template, [ASK, SAY])
+    assert mask.sum() == len("so.") + 1
+
+
 def test_the_last_answer_alone_or_all() -> None:
     messages = [ASK, SAY, ASK, {"role": "assistant", "content": "end"}]
     both, last = one(messages)[1], one(messages, train_on="last_assistant")[1]
