@@ -8,7 +8,10 @@ that `source` names; templates and pieces are written for these tests.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from tokenizer_kinds import byte_tokenizer, unigram_tokenizer
 
 Message = dict[str, Any]
 Pieces = list[tuple[str, bool]]
@@ -394,3 +397,53 @@ FAMILIES: dict[str, Family] = {
         f"{HF}/HuggingFaceTB/SmolLM3-3B", SMOLLM_3, IM, _smollm_3, "", "<|im_end|>",
     ),
 }  # fmt: skip
+
+
+def saved(family: Family, folder: Path, **more: Any) -> Any:
+    """A tokenizer of the family's kind, saved with its template."""
+    from transformers import PreTrainedTokenizerFast
+
+    make = byte_tokenizer if family.bytes else unigram_tokenizer
+    made = make(["<unk>", *family.specials])
+    names = {"bos_token": family.bos or None, "eos_token": family.eos, "unk_token": "<unk>", **more}
+    others = [word for word in family.specials if word not in names.values()]
+    loaded = PreTrainedTokenizerFast(
+        tokenizer_object=made, extra_special_tokens=others, chat_template=family.template, **names
+    )
+    loaded.save_pretrained(folder)
+    return loaded
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds"}}]
+
+
+def exchange(has: tuple[str, ...], number: int, turn: int) -> list[dict[str, Any]]:
+    """A question and its answer, perhaps with a tool's between them."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"what is {number} plus {turn}?"}]
+    if "tools" in has and number % 3 == 1:
+        function = {"name": "add", "arguments": {"one": number, "other": turn}}
+        calls = [{"type": "function", "function": function}]
+        messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+        messages.append({"role": "tool", "content": str(number + turn)})
+    answer = f"it is {number + turn}" + ", fine thanks\nfor the question" * (number % 4)
+    if "tagged" in has and number % 2:
+        answer = f"<think>\nso {turn} more\n</think>\n\n{answer}"
+    said = {"role": "assistant", "content": answer}
+    if "thinking" in has:
+        said["thinking"] = f"the dog has {turn} more"
+    return [*messages, said]
+
+
+def conversations(has: tuple[str, ...], count: int = 13) -> list[dict[str, Any]]:
+    """Rows of one to three exchanges; answers differ in length."""
+    rows = []
+    for number in range(count):
+        row: dict[str, Any] = {"messages": []}
+        if "system" in has and number % 2:
+            row["messages"].append({"role": "system", "content": f"you are bird {number}."})
+        for turn in range(1 + number % 3):
+            row["messages"] += exchange(has, number, turn)
+        if "tools" in has:
+            row["tools"] = json.dumps(TOOLS)
+        rows.append(row)
+    return rows

@@ -268,6 +268,15 @@ class ChatTemplate:
         return Rendering(texts[0], [(a, b) for a, b in spans[0]] if self.is_marked else [])
 
 
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Spans of which those that touch are one: some templates mark an answer in several parts."""
+    joined: list[Span] = []
+    for start, end in spans:
+        touches = bool(joined) and joined[-1][1] == start
+        joined.append((joined.pop()[0] if touches else start, end))
+    return joined
+
+
 _SENTINEL = "Qz{}zQ"
 """Stands for a text; letters and digits alone, which no template changes."""
 
@@ -424,7 +433,7 @@ def generated_spans(
     spans = [(start, end) for start, end in rendering.generated if end > first]
     if not spans:
         raise BadRowError("has no text that the chat template marks as generated")
-    for start, end in spans:
+    for start, end in _joined(spans):
         if not any(text[start:end].rstrip().endswith(word) for word in template.special if word):
             raise BadRowError(
                 f"ends an answer without its end-of-turn token: {text[start:end][-30:]!r}"

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_templates import FAMILIES, Family, Message
-from tokenizer_kinds import byte_tokenizer, unigram_tokenizer
+from chat_templates import FAMILIES, Family, Message, saved
 
 from eke.data.preparation.chat import (
     ChatTemplate,
@@ -105,21 +104,6 @@ def test_the_oracle_agrees(name: str) -> None:
         assert mask.tolist() == expected, ([text[a:b] for a, b in spans], messages)
 
 
-def saved(family: Family, folder: Path) -> Any:
-    """A tokenizer of the family's kind, saved with its template."""
-    from transformers import PreTrainedTokenizerFast
-
-    make = byte_tokenizer if family.bytes else unigram_tokenizer
-    made = make(["<unk>", *family.specials])
-    names = {"bos_token": family.bos or None, "eos_token": family.eos, "unk_token": "<unk>"}
-    others = [word for word in family.specials if word not in names.values()]
-    loaded = PreTrainedTokenizerFast(
-        tokenizer_object=made, extra_special_tokens=others, chat_template=family.template, **names
-    )
-    loaded.save_pretrained(folder)
-    return loaded
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_are_those_of_the_tokenizer(name: str, tmp_path: Path) -> None:
     """Ids as `apply_chat_template` makes them; a token with a trained character is trained."""
@@ -210,6 +194,16 @@ def test_marks_of_the_template_are_followed() -> None:
     )
     _, mask = with_template(template, [ASK, SAY, ASK, SAY])
     assert "".join(str(int(m)) for m in mask) == ("0" * 19 + "1111") * 2
+
+
+def test_an_answer_may_be_marked_in_parts() -> None:
+    template = (
+        "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}{% endgeneration %}{% generation %}{{ '<e>' }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    _, mask = with_template(template, [ASK, SAY])
+    assert mask.sum() == len("so.") + 1
 
 
 def test_the_last_answer_alone_or_all() -> None:
