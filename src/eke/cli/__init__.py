@@ -23,6 +23,7 @@ eke: find, run and compare the training recipes that get the most out of your GP
                            (hardware=all: on every known GPU; eke plan --help)
   eke fit [overrides]      the fastest configuration that fits: rules and forecasts, then
                            a few short trials; written as an experiment (eke fit --help)
+  eke data show ...        the first rows as text, with what is trained (eke data --help)
   eke schema [FOLDER]      JSON schemas of the option files, for editors
   eke doctor               what this machine has, and which options can run on it
                            (--json: for machines)
@@ -48,7 +49,7 @@ _OF_FOLDERS = ("status", "logs", "cancel", "retry")
 
 HELP_FLAGS = ("--help", "-h")
 
-_COMMANDS = ("train", *_OWN_MODULE, *_OF_FOLDERS)
+_COMMANDS = ("train", "data", *_OWN_MODULE, *_OF_FOLDERS)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -90,6 +91,10 @@ def _do(arguments: list[str]) -> int:
         asked = split_arguments(rest)
         sys.stdout.write(f"{help_text(asked.config_dir, asked.help or '')}\n")
         return EXIT_FAILED if lost() else EXIT_OK
+    if command == "data":
+        from eke.cli import data_show
+
+        return data_show.main(rest)
     if command in _OF_FOLDERS:
         from eke.cli import run_commands
 

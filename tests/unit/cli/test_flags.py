@@ -33,8 +33,11 @@ def shown(command: str, flag: str, capsys) -> str:
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize(
     "command",
-    ["plan", "fit", "schema", "doctor", "status", "logs", "cancel", "retry", "report", "sync"],
-)
+    [
+        "plan", "fit", "data", "schema", "doctor", "status", "logs", "cancel", "retry", "report",
+        "sync",
+    ],
+)  # fmt: skip
 def test_every_command_has_a_help_of_its_own(command: str, flag: str, capsys) -> None:
     assert shown(command, flag, capsys).startswith(f"usage: eke {command} ")
 

@@ -251,7 +251,7 @@ def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
     typed = _without_program(words)
     if commands and not typed:
         found = [command for command in commands if command.startswith(word)]
-    elif commands and typed[0] not in ("train", "plan"):
+    elif commands and typed[0] not in ("train", "plan", "data"):
         found = list(_files("", word))
     else:
         found = candidates(typed[1:] if commands else typed, word)

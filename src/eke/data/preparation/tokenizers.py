@@ -51,6 +51,8 @@ class Tokenizer:
     """Tokenize with special tokens, truncated to a number of tokens."""
     decode: Callable[[Sequence[int]], list[str]]
     """Text of each token, for display."""
+    join: Callable[[Sequence[int]], str]
+    """Text of consecutive tokens."""
     special_texts: tuple[str, ...] = ()
     """Special tokens as text."""
     eos_text: str = ""
@@ -220,6 +222,7 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         truncate,
         eos_text="" if eos is None else str(loaded.convert_ids_to_tokens(eos)),
         decode=lambda ids: [loaded.decode([token]) for token in ids],
+        join=lambda ids: str(loaded.decode(ids, clean_up_tokenization_spaces=False)),
         special_texts=tuple(sorted(text for text in special if text)),
         knows_ends=bool(loaded.is_fast),
         keeps_end=loaded.truncation_side == "left",
@@ -252,8 +255,11 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
         names = {BOS: "<bos>", EOS: "<eos>", SEP: "<sep>"}
         return [names.get(i) or bytes([i - NUM_SPECIAL_TOKENS]).decode("latin-1") for i in ids]
 
+    def join(ids: Sequence[int]) -> str:
+        return "".join(decode(ids)).encode("latin-1").decode(errors="replace")
+
     vocabulary = replace(BYTE_TOKENS, frame=own, target_frame=own)
-    return Tokenizer(vocabulary, encode, frame, truncate, decode)
+    return Tokenizer(vocabulary, encode, frame, truncate, decode, join)
 
 
 def _auto_tokenizer(name: str) -> Any:

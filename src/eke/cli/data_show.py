@@ -1,0 +1,122 @@
+"""`eke data show`: print the first rows of the data as they are trained, and their lengths."""
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable
+
+from rich.console import Console
+
+from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.streams import printable
+from eke.common.text import format_number
+from eke.config.compose import compose, is_set, needs_sweep, split_arguments
+from eke.config.schema import Config
+from eke.data.sources import Store, open_store, request_of
+from eke.hardware import detect
+from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
+from eke.rules import Facts, check
+from eke.workflows import print_once
+
+DESCRIPTION = """Prints the first rows as text, what is trained in green, or between [[ and ]]
+without colours; then how long rows are, and how many are bad, empty and truncated."""
+
+TOKEN_TASKS = ("causal_lm", "seq2seq_lm")
+"""Tasks that predict the tokens of a row; the loss of others is on a label or masked tokens."""
+
+Join = Callable[[list[int]], str]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return the exit code."""
+    usage = "eke data show [--rows N] [--ids] [--config-dir FOLDER] [overrides]"
+    parser = ArgumentParser("eke data", usage, DESCRIPTION)
+    parser.add_argument("show", choices=["show"], help="the only command")
+    parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows (default 3)")
+    parser.add_argument("--ids", action="store_true", help="also the ids of the tokens")
+    options, typed = parser.parse_known_args(arguments)
+    config = _configuration(typed)
+    request = request_of(config)
+    if request is None or request.pieces:
+        why = "has no rows to show; data=chat, jsonl, csv, parquet and hub have"
+        fix = Fix("data=chat", "data.path=FILE_OR_FOLDER")
+        raise ConfigError(Problem("data", config.data.option, why, fix))
+    store = open_store(request)
+    from eke.data.preparation.tokenizers import load_request_tokenizer  # slow: transformers
+
+    join = load_request_tokenizer(request).join
+    count = min(options.rows, store.manifest.counts["cuts"])
+    rows = [_row(config, store, join, number, options.ids) for number in range(count)]
+    return print_once("\n\n".join([*rows, _summary(config, store)]))
+
+
+def _configuration(typed: list[str]) -> Config:
+    """The configuration with its checkpoint's tokenizer; only rules about data are checked."""
+    arguments = split_arguments(typed, {"--rows": 1, "--ids": 0})
+    if arguments.multirun or arguments.hydra_flags or needs_sweep(arguments.overrides):
+        fix = Fix(remark="eke data show with the overrides of one run")
+        raise ConfigError(Problem("eke data show", "", "shows the data of one configuration", fix))
+    composed = compose(arguments.overrides, arguments.config_dir)
+    config = resolve_model(composed.config, composed.overrides, planning=True)
+    if not is_set(composed, "task.num_labels"):
+        config = follow_head(config)
+    config = resolve_tokenizer(config)
+    refused, _ = check(Facts(config, detect(), planning=True))
+    if about_data := [p for p in refused if p.key.partition(".")[0] in ("data", "task")]:
+        raise ConfigError(about_data)
+    return config
+
+
+def _row(config: Config, store: Store, join: Join, number: int, with_ids: bool) -> str:
+    start, end = map(int, store.array("offsets")[number : number + 2])
+    ids = store.array("tokens")[start:end].tolist()
+    cut = int(store.array("cuts")[number]) if config.task.option in TOKEN_TASKS else len(ids)
+    trained = [place >= cut for place in range(len(ids))]
+    if store.has("trained"):
+        trained = store.array("trained")[start:end].astype(bool).tolist()
+    use = "evaluation" if number in store.array("evaluation") else "training"
+    heading = f"row {number + 1} ({use}): {format_number(len(ids), 'token')}"
+    heading += f", {sum(trained)} trained" if config.task.option in TOKEN_TASKS else ""
+    if store.has("labels"):
+        label, names = int(store.array("labels")[number]), store.manifest.label_names
+        heading += f", class {names[label] if names else label}"
+    ways: list[Join] = [join, lambda part: " ".join(map(str, part))]
+    return "\n".join([heading, *(_marked(way, ids, trained) for way in ways[: 1 + with_ids])])
+
+
+def _marked(join: Join, ids: list[int], trained: list[bool]) -> str:
+    """A row with its trained parts marked; each begins where the text of what precedes it ends."""
+    console = Console(file=sys.stdout)
+    coloured = console.is_terminal and console.color_system and not console.no_color
+    before, after = ("\x1b[1;32m", "\x1b[0m") if coloured else ("[[", "]]")
+    whole, marked, at = join(ids), "", 0
+    for end in range(1, len(ids) + 1):
+        if end == len(ids) or trained[end] is not trained[end - 1]:
+            stop = len(join(ids[:end]))
+            part = printable(whole[at:stop], colours=False)
+            marked += f"{before}{part}{after}" if trained[end - 1] else part
+            at = stop
+    return marked
+
+
+def _summary(config: Config, store: Store) -> str:
+    """Lengths of the rows, and the counts of their preparation."""
+    import numpy as np
+
+    found, total = store.manifest, store.manifest.counts["tokens"]
+    lengths = np.diff(store.array("offsets"))
+    low, high = int(lengths.min()), int(lengths.max())
+    step = -(-(high - low + 1) // 8)  # 8 lines
+    lines = [f"tokens of a row: {low} to {high}, median {np.median(lengths):g}"]
+    sizes = np.bincount((lengths - low) // step).tolist()
+    for first, size in zip(range(low, high + 1, step), sizes, strict=True):
+        bar = "#" * round(40 * size / max(sizes))
+        lines.append(f"  {first:>7} to {first + step - 1:<7} {size:>9}  {bar}".rstrip())
+    if config.task.option in TOKEN_TASKS:
+        trained = found.num_trained or total - int(store.array("cuts").sum())
+        lines.append(f"trained: {trained / total:.1%} ({trained} of {total} tokens)")
+    counts = f"{found.num_bad} bad, {found.num_empty} empty, {found.num_truncated} truncated"
+    lines.append(f"rows: {found.num_rows} read; {counts}")
+    lines += [f"first bad row: {printable(row)}" for row in found.bad_rows[:1]]
+    if found.num_bad > getattr(config.data, "max_bad_frac", 1) * found.num_rows:
+        lines.append("A run refuses so many bad rows; eke plan with these overrides says more.")
+    return "\n".join(lines)

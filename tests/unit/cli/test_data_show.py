@@ -1,0 +1,245 @@
+"""`eke data show`: the rows, what is trained of them, and how long they are."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_templates import FAMILIES
+from prepared import write_jsonl
+from tokenizer_kinds import byte_tokenizer, unigram_tokenizer
+from tokenizers import decoders
+
+from eke.cli import main
+from eke.data.preparation.rows import prepare_store
+
+GREEN, PLAIN = "\x1b[1;32m", "\x1b[0m"
+
+ASK = {"role": "user", "content": "what is été?"}
+SAY = {"role": "assistant", "content": "it is \U0001f600 日本."}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    # In this process, which is quicker.
+    monkeypatch.setattr("eke.data.sources.request._prepare", prepare_store)
+    return tmp_path
+
+
+def save_tokenizer(folder: Path, is_bytes: bool = True) -> Path:
+    """A tokenizer with ChatML's template."""
+    from transformers import PreTrainedTokenizerFast
+
+    family = FAMILIES["chatml"]
+    made = (byte_tokenizer if is_bytes else unigram_tokenizer)(["<unk>", *family.specials])
+    made.decoder = decoders.ByteLevel() if is_bytes else decoders.Metaspace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, chat_template=family.template, eos_token=family.eos,
+        extra_special_tokens=[each for each in family.specials if each != family.eos],
+        unk_token="<unk>",
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+def chats(folder: Path, *others: Any) -> list[str]:
+    """Overrides of four conversations and others, with a tokenizer."""
+    rows = [{"messages": [ASK, SAY]}, *({"messages": [ASK, SAY] * n} for n in (2, 3, 4)), *others]
+    write_jsonl(folder / "chats.jsonl", rows)
+    save_tokenizer(folder / "tok")
+    return ["data=chat", "data.path=chats.jsonl", "data.tokenizer=tok", "data.seq_len=512"]
+
+
+def show(*words: str) -> int:
+    return main(["data", "show", *words])
+
+
+def rows_of(told: str) -> list[str]:
+    """Rows as they are shown, each with its heading."""
+    return re.split(r"^(?=row \d+ \()", told.partition("\n\ntokens of a row")[0], flags=re.M)[1:]
+
+
+def test_what_is_trained_stands_in_brackets(here, capsys) -> None:
+    assert show(*chats(here), "--rows=1") == 0
+    (row,) = rows_of(capsys.readouterr().out)
+    heading, text = row.split("\n", 1)
+    assert re.fullmatch(r"row 1 \((training|evaluation)\): \d+ tokens, \d+ trained", heading)
+    assert text == (
+        "<|im_start|>user\nwhat is été?<|im_end|>\n"
+        "<|im_start|>assistant\n[[it is \U0001f600 日本.<|im_end|>]]\n"
+    )
+
+
+@pytest.mark.parametrize("is_bytes", [True, False], ids=["bytes", "words"])
+def test_the_text_is_that_of_all_tokens(is_bytes: bool, here, capsys) -> None:
+    """Also where a part on its own loses the space it begins with."""
+    from transformers import AutoTokenizer
+
+    words = chats(here)
+    save_tokenizer(here / "tok", is_bytes)
+    assert show(*words, "--rows=1", "--ids") == 0
+    (row,) = rows_of(capsys.readouterr().out)
+    _, *lines, ids = row.split("\n")
+    loaded = AutoTokenizer.from_pretrained(here / "tok")
+    text = "\n".join(lines)
+    tokens = [int(n) for n in re.sub(r"[\[\]]", " ", ids).split()]
+    assert text.replace("[[", "").replace("]]", "") == loaded.decode(tokens)
+    (trained,) = re.findall(r"\[\[(.*?)\]\]", ids)
+    (answer,) = re.findall(r"\[\[(.*?)\]\]", text)
+    inside = [int(n) for n in trained.split()]
+    assert answer.strip() == loaded.decode(inside).strip()
+    assert answer.endswith("<|im_end|>")
+
+
+class Terminal:
+    """A stream that says it is a terminal."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_green"),
+    [
+        pytest.param({"TERM": "xterm-256color"}, True, id="terminal"),
+        pytest.param({"TERM": "xterm-256color", "NO_COLOR": "1"}, False, id="NO_COLOR"),
+        pytest.param({"TERM": "dumb"}, False, id="dumb"),
+    ],
+)
+def test_a_terminal_shows_it_in_green(variables, is_green, here, monkeypatch) -> None:
+    words = chats(here)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert show(*words, "--rows=1") == 0
+    assert (GREEN + "it is \U0001f600 日本.<|im_end|>" + PLAIN in stream.text) is is_green
+    assert ("[[" in stream.text) is not is_green
+
+
+def test_control_characters_of_a_row_reach_no_terminal(here, capsys) -> None:
+    hostile = {"messages": [{"role": "user", "content": "\x1b[2J\x1b[1;32mgreen"}, SAY]}
+    assert show(*chats(here, hostile), "--rows=9") == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_counts(here, capsys) -> None:
+    words = chats(here, {"messages": [ASK]}, {"messages": "no list"})
+    assert show(*words, "--rows=0", "data.bad_rows=skip") == 0
+    told = capsys.readouterr().out
+    assert "[[" not in told
+    assert "rows: 6 read; 2 bad, 0 empty, 0 truncated" in told
+    assert "first bad row: chats.jsonl:5 has no answer of the assistant" in told
+    assert "refuses" not in told
+    low, high = map(int, re.findall(r"tokens of a row: (\d+) to (\d+), median", told)[0])
+    assert high == 4 * low
+    sizes = [int(n) for n in re.findall(r"^ +\d+ to \d+ +(\d+)", told, re.M)]
+    assert sum(sizes) == 4
+    assert len(sizes) <= 8
+    share, trained, tokens = re.findall(r"trained: (\S+)% \((\d+) of (\d+) tokens\)", told)[0]
+    assert int(tokens) == 10 * low
+    assert float(share) == pytest.approx(100 * int(trained) / int(tokens), abs=0.06)
+
+
+def test_rows_that_a_run_refuses_are_shown_all_the_same(here, capsys) -> None:
+    assert show(*chats(here, {"messages": [ASK]})) == 0
+    assert capsys.readouterr().out.endswith(
+        "A run refuses so many bad rows; eke plan with these overrides says more.\n"
+    )
+
+
+def bytes_of(folder: Path, count: int = 4) -> list[str]:
+    rows = [{"q": f"é{n}?", "a": f"ü{n}", "text": f"row {n}", "label": n % 2} for n in range(count)]
+    write_jsonl(folder / "rows.jsonl", rows)
+    return ["data=jsonl", "data.path=rows.jsonl", "data.tokenizer=bytes"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        pytest.param(["data.prompt=q", "data.response=a"], "<bos>é0?\n[[ü0<eos>]]", id="answers"),
+        pytest.param([], "[[<bos>row 0<eos>]]", id="texts"),
+        pytest.param(
+            ["task=seq2seq_lm", "model=tiny_t5", "data.prompt=q", "data.response=a"],
+            "é0?<eos>[[ü0<eos>]]", id="seq2seq",
+        ),
+        pytest.param(
+            ["task=masked_lm", "model=tiny_bert"], "<bos>row 0<sep>", id="masked",
+        ),
+    ],
+)  # fmt: skip
+def test_rows_of_other_tasks(more: list[str], expected: str, here, capsys) -> None:
+    assert show(*bytes_of(here), *more, "--rows=1") == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_classes_are_named(here, capsys) -> None:
+    words = [*bytes_of(here), "task=sequence_classification", "model=tiny_bert"]
+    assert show(*words, "--rows=2") == 0
+    told = capsys.readouterr().out
+    assert re.search(r"row 2 \(\w+\): \d+ tokens, class 1\n", told)
+    assert "trained:" not in told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param([], id="the default"),
+        pytest.param(["data=synthetic"], id="synthetic"),
+        pytest.param(["data=text", "data.path=a.txt"], id="text as bytes"),
+        pytest.param(["data=text", "data.path=a.txt", "data.tokenizer=tok"], id="text as tokens"),
+    ],
+)
+def test_data_without_rows_is_refused_with_what_has_some(words: list[str], here, capsys) -> None:
+    (here / "a.txt").write_text("one two three\n" * 50)
+    save_tokenizer(here / "tok")
+    assert show(*words) == 2
+    told = capsys.readouterr()
+    assert not told.out
+    assert "has no rows to show; data=chat, jsonl, csv, parquet and hub have" in told.err
+    assert told.err.endswith("-> data=chat data.path=FILE_OR_FOLDER\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        pytest.param(
+            ["data=chat", "data.path=no.jsonl", "data.tokenizer=x"], "no.jsonl", id="no file"
+        ),
+        pytest.param(["-m", "seed=1,2"], "shows the data of one configuration", id="a sweep"),
+        pytest.param(["data=chaat"], "data=chat", id="no such option"),
+        pytest.param(["--row", "1", "--idz"], "-> --ids\n", id="no such flag"),
+        pytest.param(["data=jsonl", "data.path=x", "data.prompt=q"], "data.response", id="a rule"),
+    ],
+)
+def test_a_wrong_command_has_a_fix(words: list[str], reason: str, here, capsys) -> None:
+    assert show(*words) == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["shw"], ["data=chat"], ["show", "--rows", "x"]])
+def test_the_usage_is_shown(words: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["data", *words])
+    assert left.value.code == 2
+    assert "usage: eke data show [--rows N]" in capsys.readouterr().err
+
+
+def test_the_vocabulary_of_the_model_does_not_matter(here, capsys) -> None:
+    assert show(*chats(here), "model.vocab_size=300") == 0
+    assert "row 3" in capsys.readouterr().out
