@@ -382,7 +382,8 @@ def _aligned(
     fixed, numbers = pieces[::2], [int(n) for n in pieces[1::2]]
     if not rendered.startswith(fixed[0]):
         return None
-    at, found = len(fixed[0]), {}
+    at = len(fixed[0])
+    found: dict[int, list[Span]] = {}
     for left, after, number in zip(
         range(len(numbers) - 1, -1, -1), fixed[1:], numbers, strict=True
     ):

@@ -141,7 +141,7 @@ SAY = {"role": "assistant", "content": "so."}
 @pytest.mark.parametrize(
     ("messages", "name", "limit", "reason"),
     [
-        ([ASK, {"role": "assistent", "content": "x"}], "chatml", 99, "unknown role 'assistent'"),
+        ([ASK, {"role": "robot", "content": "x"}], "chatml", 99, "unknown role 'robot'"),
         ([ASK, {"role": "assistant", "content": ""}], "chatml", 99, r"\[1\] is an empty answer"),
         ([ASK, {"role": "assistant"}], "chatml", 99, "is an empty answer"),
         ([ASK], "chatml", 99, "has no answer"),
