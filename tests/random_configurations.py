@@ -183,6 +183,10 @@ LEFT_OUT = {
     "data.response": "typed with task=seq2seq_lm",
     "data.separator": "tests/unit/data/preparation/test_frames.py",
     "data.tokenizer": "tests/unit/data/preparation",
+    **dict.fromkeys(
+        ("data.messages", "data.chat_template", "data.train_on", "data.bad_rows"),
+        "data=chat is never drawn",
+    ),
     "tracker.mode": "the tracker has tests of its own",
     "tracker.project": "the tracker has tests of its own",
     "tracker.entity": "the tracker has tests of its own",
@@ -245,6 +249,9 @@ RARE_OPTIONS = {
 }
 """Options with a smaller chance than their share, by option."""
 
+NEVER = {"chat": "needs a tokenizer with a template; tests/unit/data/preparation/test_chat.py"}
+"""Options of `data` that are never drawn, and why."""
+
 TECHNIQUES = (
     "precision", "optimizer", "memory", "attention", "compile", "kernels", "distributed",
     "offload", "dataloader", "peft", "engine",
@@ -300,7 +307,7 @@ def _groups(rng: Random, catalogue: Catalogue) -> dict[str, str]:
         elif group in TECHNIQUES and rng.random() < USUAL:
             groups[group] = catalogue.defaults[group]
         elif group in VARIANTS or rng.random() < 0.7:
-            groups[group] = _option(rng, group, list(options))
+            groups[group] = _option(rng, group, [o for o in options if o not in NEVER])
     if rng.random() < 0.95:
         groups["task"] = rng.choice(FAMILIES[_family(groups["model"])].tasks)
     return groups

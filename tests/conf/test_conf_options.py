@@ -20,10 +20,13 @@ CARD_IDS = [f"{group}={option}" for group, option, _ in CARDS]
 
 def needed(group: str, option: str) -> list[str]:
     places = {
-        "data": {"text": "path", "jsonl": "path", "csv": "path", "parquet": "path", "hub": "name"},
+        "data": {
+            "text": "path", "jsonl": "path", "csv": "path", "parquet": "path", "chat": "path",
+            "hub": "name",
+        },
         "model": {"pretrained": "name_or_path"},
         "offload": {"nvme": "path"},
-    }
+    }  # fmt: skip
     key = places.get(group, {}).get(option)
     return [f"{group}.{key}=FOLDER"] if key else []
 

@@ -32,6 +32,7 @@ NEEDED = {
     "data=jsonl": "data.path",
     "data=csv": "data.path",
     "data=parquet": "data.path",
+    "data=chat": "data.path",
     "data=hub": "data.name",
     "offload=nvme": "offload.path",
 }
