@@ -42,11 +42,12 @@ def test_a_checkpoints_tokenizer_numbers_bytes_otherwise() -> None:
 
 
 def test_tables_are_read_by_datasets(rows, tmp_path, monkeypatch, own_cache) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert store_of("data=jsonl", rows)
     table = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", "c"] * 9}), table)
-    with pytest.raises(ConfigError, match="import of datasets"):
+    for package in ("datasets", "pyarrow.parquet"):  # the second comes with the first
+        monkeypatch.setitem(sys.modules, package, None)
+    assert store_of("data=jsonl", rows)
+    with pytest.raises(ConfigError, match="needs the package pyarrow"):
         store_of("data=parquet", f"data.path={table}")
 
 

@@ -419,8 +419,11 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
     Raises:
         ConfigError: the file is not parquet, or a wanted column is missing.
     """
-    import pyarrow.parquet
-
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        why, fix = "needs the package pyarrow", Fix(remark='pip install "eke[data]"')
+        raise ConfigError(Problem("data.path", file, why, fix)) from error
     try:
         table = pyarrow.parquet.ParquetFile(file)
     except Exception as error:  # Arrow has several error classes
