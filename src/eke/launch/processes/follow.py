@@ -1,4 +1,4 @@
-"""What is shown of runs while they run, and the processes that watch a sweep.
+"""Live view of runs, and the processes that watch a sweep.
 
 On a terminal a bar or a table, elsewhere a line for each event.
 """
