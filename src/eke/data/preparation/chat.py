@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.data.preparation.lines import BadRowError, Fields
+from eke.data.preparation.lines import BadRowError, Fields, TooLongError
 from eke.data.preparation.tokenizers import Tokenizer
 from eke.data.sources import PrepareRequest
 
@@ -523,7 +523,7 @@ def encode_conversation(
     if len(ids) > 1 and ids[0] == ids[1] == bos:
         raise BadRowError("begins with two tokens that begin a text: the template writes both")
     if mask[limit:].any():
-        raise BadRowError(f"has {len(ids)} tokens: an answer would be cut off at {limit}")
+        raise TooLongError(len(ids), limit)
     return ids[:limit], mask[:limit]
 
 

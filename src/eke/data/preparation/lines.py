@@ -36,6 +36,14 @@ class BadRowError(Exception):
     """A row that cannot be used; the message is the reason."""
 
 
+class TooLongError(BadRowError):
+    """A conversation of which an answer would be cut off."""
+
+    def __init__(self, num_tokens: int, limit: int) -> None:
+        super().__init__(f"has {num_tokens} tokens: an answer would be cut off at {limit}")
+        self.num_tokens = num_tokens
+
+
 def _no_tokens() -> np.ndarray:
     return np.zeros(0, np.int64)
 

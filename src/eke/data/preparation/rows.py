@@ -17,6 +17,7 @@ from eke.data.preparation.lines import (
     Columns,
     Fields,
     Row,
+    TooLongError,
     csv_rows,
     hub_rows,
     jsonl_rows,
@@ -326,6 +327,8 @@ class RowStore:
     sequences: Sequences = field(init=False)
     splits: Splits = field(init=False)
     chat: ChatRows | None = field(init=False)
+    too_long: list[int] = field(default_factory=list)
+    """Tokens of conversations that were too long."""
     _end: int = 0
 
     def __post_init__(self) -> None:
@@ -399,6 +402,8 @@ class RowStore:
                 fields = (self.chat or self.columns).take(values)
             except BadRowError as bad:
                 counts.bad(place, str(bad))
+                if isinstance(bad, TooLongError):
+                    self.too_long.append(bad.num_tokens)
                 is_hopeless = counts.num_bad + counts.num_empty == counts.num_rows
                 if counts.num_bad >= HOPELESS_ROWS and is_hopeless:
                     self._check_usable()
@@ -433,7 +438,9 @@ class RowStore:
         raise ConfigError(Problem("data.path", self.request.path, why, fix))
 
     def _bad_fix(self) -> str:
-        """Fix for a too small `task.num_labels`; empty if most bad rows have another reason."""
+        """Fix for too few labels or tokens; empty if most bad rows have another reason."""
+        if self.too_long and len(self.too_long) * 2 >= self.counts.num_bad:
+            return f"data.seq_len={max(self.too_long)}"
         largest = self.columns.largest
         most = self.columns.too_large * 2 >= self.counts.num_bad
         helps = most and largest >= self.request.num_labels > 0

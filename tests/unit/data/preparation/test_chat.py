@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_templates import FAMILIES, Family, Message, saved
+from prepared import store_of, write_jsonl
 
 from eke.data.preparation.chat import (
     ChatTemplate,
@@ -272,3 +273,16 @@ def test_answers_in_a_prompt_are_not_trained() -> None:
         template_of(family), Characters(family.specials), given, "assistant", 10**6
     )
     assert mask.sum() == len("end") + 1
+
+
+def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    saved(FAMILIES["chatml"], tmp_path / "tokenizer")
+    long = [{"role": "user", "content": "why? " * 40}, SAY]
+    rows = [{"messages": long if n % 2 else [ASK, SAY]} for n in range(20)]
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    typed = ("data=chat", f"data.path={file}", f"data.tokenizer={tmp_path / 'tokenizer'}")
+    cut = store_of(*typed, "data.seq_len=64").manifest
+    assert cut.num_bad == 10
+    whole = store_of(*typed, cut.bad_fix).manifest
+    assert whole.num_bad == 0
