@@ -40,7 +40,7 @@ PAIRS = (("prompt", "completion"), ("instruction", "output"))
 """Usual columns of a question and its answer."""
 
 THINKING = ("reasoning_content", "thinking", "reasoning")
-"""Names of an assistant's thinking beside its answer."""
+"""Names of an assistant's thinking in a separate field."""
 
 _TAGGED = re.compile(r"<think>(.*?)</think>(.*)", re.DOTALL)
 _EMPTY_TAGS = re.compile(r"<(\w+)>\s*</\1>\s*")
@@ -69,7 +69,7 @@ def is_conversation(value: Any) -> bool:
 
 def columns_of(row: Mapping[str, Any]) -> list[str]:
     """Candidates for `data.messages` in a row: columns of messages, or of question and answer."""
-    found = [name for name, value in row.items() if is_conversation(value)]
+    found = [name for name, value in row.items() if is_conversation(_parsed(value, name))]
     found.sort(key=lambda name: name not in LISTS)
     pairs = [a for q, a in PAIRS if row.get(q) is not None and row.get(a) is not None]
     # Lists of messages in `prompt` and `completion` are two halves of one conversation.
@@ -106,7 +106,7 @@ def read_conversation(row: Mapping[str, Any], column: str) -> Conversation:
 
 
 def _parsed(value: Any, column: str) -> Any:
-    """A list as it is, or from JSON (csv files, and data sets with one type a column)."""
+    """A list as it is, or from a text in JSON."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:

@@ -30,7 +30,7 @@ from eke.estimate.memory.components import Traced
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
 from eke.models.sizes import is_ragged
 from eke.plan.identity import PRESENTATION, canonical
-from eke.plan.planner import Plan, drawn, evaluated
+from eke.plan.planner import PLACES, Plan, drawn, evaluated
 from eke.plan.planner.plan import plan_to_plain
 
 T = TypeVar("T")
@@ -58,10 +58,9 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
         "adamw_lr", "average_power", "lr_power", "scale",
     ),
     "data": (
-        "data_seed", "num_samples", "num_eval_samples", "eval_frac", "min_token", "max_token",
-        "path", "pattern", "eval_path", "name", "revision", "streaming", "max_bad_frac",
-        "max_row_bytes",
-        "seq_len", "lengths", "tokenizer", "min_len", "median_len", "sigma", "length_grouping",
+        *PLACES, "data_seed", "num_samples", "num_eval_samples", "eval_frac", "min_token",
+        "max_token", "max_row_bytes", "seq_len", "lengths", "min_len", "median_len", "sigma",
+        "length_grouping",
     ),
     "distributed": ("timeout_s", "p2p"),
     "peft": ("save_merged", "alpha"),

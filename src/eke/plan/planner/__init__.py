@@ -20,6 +20,7 @@ from eke.plan.planner.plan import (
     write_plan,
 )
 from eke.plan.planner.planner import (
+    PLACES,
     make_plan,
     outline_record,
     remove_swap,
@@ -32,6 +33,7 @@ from eke.plan.planner.planner import (
 from eke.plan.planner.samples import possible_batches, samples_to_keep
 
 __all__ = [
+    "PLACES",
     "BatchPlan",
     "ComputePlan",
     "Decision",

@@ -63,7 +63,7 @@ DEFAULT_STEPS = 300
 in loss within about a minute on two cores."""
 
 PLACES = ("path", "pattern", "eval_path", "tokenizer", "name", "revision", "streaming",
-          "max_bad_frac")  # fmt: skip
+          "max_bad_frac", "bad_rows", "messages", "chat_template", "train_on")  # fmt: skip
 """Keys of `data` that only say where samples come from: their content counts, which is hashed."""
 
 
