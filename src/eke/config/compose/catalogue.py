@@ -147,12 +147,14 @@ class Catalogue:
     @cached_property
     def keys(self) -> dict[str, Field]:
         """Every key path of any composition, with its type."""
-        keys = {
-            f"{section}.{name}": found
-            for section, classes in self.sections.items()
-            for cls in reversed(classes)
-            for name, found in class_fields(cls)
-        }
+        keys: dict[str, Field] = {}
+        for section, classes in self.sections.items():
+            for cls in reversed(classes):
+                for name, found in class_fields(cls):
+                    key = f"{section}.{name}"
+                    # Where only some options admit null, composing decides.
+                    if found.optional or not (key in keys and keys[key].optional):
+                        keys[key] = found
         root = {n: f for n, f in class_fields(Config) if n not in self.sections}
         return {**keys, **root}
 

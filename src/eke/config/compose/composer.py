@@ -30,6 +30,7 @@ from eke.config.compose.catalogue import (
     Catalogue,
     admits,
     class_fields,
+    default_text,
     first_line,
     is_interpolation,
     make_catalogue,
@@ -302,8 +303,12 @@ def _explain(
         if text in groups:
             continue
         if section in catalogue.options:
-            if name not in dict(class_fields(OmegaConf.get_type(tree, section) or Config)):
+            fields = dict(class_fields(OmegaConf.get_type(tree, section) or Config))
+            if name not in fields:
                 problems.append(_elsewhere(text, tree[section].option, good, catalogue))
+            elif value == "null" and not (field := fields[name]).optional:
+                fix = Fix(f"{key}={default_text(field, key)}")
+                problems.append(Problem(key, value, f"{field.words()} is wanted", fix))
             continue
         try:
             trees.tree_as_hydra([*filter(trees.chooses, good), text])

@@ -46,6 +46,10 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
         raise ConfigError(_nothing(option, key, typed, path, pattern))
     for file in found:
         _check(file, key)
+    strange = [f for f in found if f.suffix and not f.name.lower().endswith(ENDINGS[option])]
+    if pattern is not None and 0 < len(strange) < len(found):
+        why = f"matches files that do not end in {ENDINGS[option][0]} too: {strange[0].name}"
+        raise ConfigError(Problem("data.pattern", pattern, why, Fix("data.pattern=null")))
     # A CSV reader accepts JSON as a header; the other readers detect a wrong format.
     other = other_format(option, [file.name for file in found]) if option == "csv" else ""
     if other not in ("", "data=text"):

@@ -494,6 +494,19 @@ def test_a_file_of_another_format_is_read_by_the_fix(option, name, fix, tmp_path
     assert str(problem.fix) == fix
 
 
+@pytest.mark.parametrize("option", ["csv", "jsonl", "parquet"])
+def test_a_pattern_that_also_matches_files_of_other_formats(option, tmp_path) -> None:
+    (tmp_path / "notes.txt").write_text("some text\n" * 9)
+    (tmp_path / "a.csv").write_text("text\n" + "some text\n" * 9)
+    (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n' * 9)
+    table = pyarrow.table({"text": ["some text"] * 9})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    command = (f"data={option}", f"data.path={tmp_path}", "train.steps=1")
+    (problem,) = refusal(*command, "data.pattern='*'")
+    assert (problem.key, str(problem.fix)) == ("data.pattern", "data.pattern=null")
+    plan_of(*command, "data.pattern=null")
+
+
 def test_a_cut_parquet_file(tmp_path) -> None:
     whole = tmp_path / "whole.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": [f"text {n}" for n in range(5000)]}), whole)
