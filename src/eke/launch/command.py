@@ -20,7 +20,7 @@ from eke.hardware import DeviceSlot
 from eke.launch.interface import JobStatus, Launcher, Target, declared_target
 from eke.launch.local import Devices, FreeMemory, Grant, Pool
 from eke.launch.processes import prefix_runner
-from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK
+from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, digest_of
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun
 from eke.launch.processes.sweep_state import Books
@@ -67,7 +67,7 @@ def prefix_of(ticket: Path) -> list[str]:
         EkeError: its file cannot be read.
     """
     try:
-        return [str(word) for word in read_json(ticket)["prefix"]]
+        return [str(word) for word in read_json(ticket, own=True)["prefix"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EkeError(f"{ticket}: not readable ({error})") from error
 
@@ -112,7 +112,7 @@ class PrefixedWorker:
             "supervisor": SUPERVISOR,
         }
         write_json(self.ticket, order)
-        self.process = self._open("start", ticket, descriptors=descriptors)
+        self.process = self._open("start", ticket, digest_of(order), descriptors=descriptors)
 
     def _open(self, *action: str, descriptors: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
         name, *rest = action

@@ -123,11 +123,17 @@ def test_none_is_in_a_sweeps_file_or_an_error(tmp_path) -> None:
 
 def test_trackers_see_nothing_of_the_cluster() -> None:
     setup = "slurm.setup=[module load cuda/private]"
+    prefix = "launcher.prefix=['sshpass -p private ssh a']"
     told = shown_of(
-        ["seed=1", setup],
-        ["python", "train.py", "seed=1", setup],
+        ["seed=1", setup, prefix],
+        ["python", "train.py", "seed=1", setup, prefix],
         {"slurm": "ours", "data": "text"},
-        {"slurm": {"setup": ["x"]}, "seed": 1, "trainer": {"hub_token": "Zq9"}},
+        {
+            "slurm": {"setup": ["x"]},
+            "launcher": {"prefix": ["x"]},
+            "seed": 1,
+            "trainer": {"hub_token": "Zq9"},
+        },
     )
     assert told == {
         "name": "seed=1",

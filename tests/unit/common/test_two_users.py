@@ -1,5 +1,6 @@
 """What another user plants where this one's runs lie: nothing of his is written over or trusted."""
 
+import json
 import os
 from pathlib import Path
 
@@ -166,6 +167,46 @@ def test_another_users_runs_are_read(command, run, machine) -> None:
     assert run.name in done.text or "seed=1" in done.text
     assert "Traceback" not in done.text
     assert done.code == 0, done.text
+
+
+ACT = "from eke import cli\nsys.exit(cli.main([sys.argv[1], sys.argv[2]]))"
+PROGRAM = """#!/bin/sh
+case "$0 $*" in
+*squeue*) echo "7|0|RUNNING|n1|theirs|None" ;;
+*) echo "$0 $*" >> {proof} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+@pytest.mark.parametrize(("uid", "owner"), [(VICTIM, ATTACKER), (VICTIM, VICTIM), (0, ATTACKER)])
+def test_a_file_of_another_user_names_no_command_and_no_job(
+    command, uid, owner, run, machine
+) -> None:
+    proof, tools = machine / "victim" / "proof", machine / "tools"
+    tools.mkdir()
+    for name in ("squeue", "scancel", "sacct"):
+        (tools / name).write_text(PROGRAM.format(proof=proof))
+        (tools / name).chmod(0o755)
+    (run / "plan.json").write_text('{"steps": {"total": 20}}')
+    theirs = machine / "attacker" / "eke-x.json"
+    submission = {"schema_version": 1, "name": "x", "created": 0, "runs": [str(run)],
+                  "max_restarts": 0, "job_id": "7"}  # fmt: skip
+    theirs.write_text(json.dumps(submission))
+    (run / "slurm.json").write_text(json.dumps({"submission": str(theirs), "element": 0}))
+    (run / "command.json").write_text(json.dumps({"prefix": [str(tools / "scancel")]}))
+    hand(run, ATTACKER)
+    os.chown(run, owner, owner)  # also one's own folder, in which everybody may write
+    path = f"{tools}:{os.environ['PATH']}"
+    done = python(uid, ACT, command, run.parent, cwd=machine / "victim", PATH=path)
+    assert not proof.exists(), proof.read_text()
+    assert done.code == 0, done.text
+    if uid == owner:
+        for file in (run / "slurm.json", run / "command.json"):
+            os.chown(file, uid, uid)
+        python(uid, ACT, command, run.parent, cwd=machine / "victim", PATH=path)
+        assert "check" in proof.read_text(), "one's own prefix is asked"
+        assert ("scancel 7_0" in proof.read_text()) == (command == "cancel")
 
 
 def test_a_report_goes_into_runs_that_are_a_link_of_the_callers(run, machine) -> None:

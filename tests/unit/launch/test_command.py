@@ -1,16 +1,21 @@
 """Launcher `command` without a far side: what is rejected, and what is known of earlier workers."""
 
+import fcntl
 import json
+import os
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
 from eke.common.errors import BusyError, ConfigError, EkeError, RunError
+from eke.common.files import write_json
 from eke.common.paths import RunPaths
 from eke.launch.command import CommandLauncher, PrefixedWorker, call
-from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK
+from eke.launch.processes import prefix_runner
+from eke.launch.processes.prefix_runner import ALIVE, BUSY, GONE, LOCK, digest_of
 
 HERE = ["env"]
 """A prefix that stays on this machine."""
@@ -95,6 +100,35 @@ def test_no_second_worker_where_the_first_cannot_be_looked_for(paths, monkeypatc
     assert "false" in CommandLauncher().status([paths])[paths.folder].silent
     with pytest.raises(EkeError, match="false"):
         CommandLauncher().cancel([str(paths.folder)])
+
+
+def test_a_command_that_another_process_has_changed_is_not_run(paths, monkeypatch) -> None:
+    ours = "eke.launch.command.write_json"
+    monkeypatch.setattr(ours, lambda file, order: write_json(file, {**order, "command": ["touch"]}))
+    worker = start(paths, monkeypatch, "")
+    wait_for(worker.is_over)
+    assert worker.finish() == BUSY
+    assert "has changed the command" in paths.log.read_text()
+
+
+def test_a_lock_that_another_user_has_planted_is_not_obeyed(paths, tmp_path) -> None:
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_text("years of work")
+    order = {"command": ["true"], "environment": {}, "supervisor": "X"}
+    write_json(paths.ticket("command"), order)
+    lock = paths.folder / LOCK
+    lock.symlink_to(thesis)
+    with pytest.raises(OSError, match="symbolic"):
+        prefix_runner.start(paths.folder, "command.json", digest_of(order))
+    assert thesis.read_text() == "years of work"
+    lock.unlink()
+    with subprocess.Popen(["sleep", "600"]) as other, open(lock, "w") as held:
+        print(other.pid, file=held, flush=True)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert prefix_runner.worker_of(paths.folder) == 0
+        lock.write_text(str(os.getpid()))
+        assert prefix_runner.worker_of(paths.folder) == os.getpid(), "it holds the lock"
+        other.kill()
 
 
 def test_a_prefix_that_is_not_there_is_named(paths, monkeypatch) -> None:

@@ -42,7 +42,7 @@ CLUSTER_GROUPS = ("resources", "slurm")
 LAUNCH_GROUPS = ("launcher", *CLUSTER_GROUPS)
 """Groups that say how runs are started, not what they compute."""
 
-PRIVATE_GROUPS = ("slurm",)
+PRIVATE_GROUPS = ("slurm", "launcher")
 """Groups with lines of shell, which no tracker is sent."""
 
 

@@ -59,7 +59,7 @@ def read_invitation(file: Path, step: str) -> Invitation | None:
     """The invitation to this step; None while there is none."""
     try:
         os.listdir(file.parent)  # makes a network file system look again
-        found = Invitation(**read_json(file))
+        found = Invitation(**read_json(file, own=True))
     except (OSError, ValueError, TypeError):
         return None
     return found if found.step == step else None

@@ -1,13 +1,16 @@
 """Run, signal and end a worker on the far side of a command prefix; standard library only.
 
-    python prefix_runner.py start|signal|end|check FOLDER [SIGNAL] [TICKET]
+    python prefix_runner.py start FOLDER TICKET DIGEST
+    python prefix_runner.py signal|end|check FOLDER [SIGNAL]
 
 Run by its path, to avoid shell quoting and an import of eke. A lock
 that the worker inherits tells whether it is alive; its process id is valid on the far side alone.
+Other users may be able to write to the folder: its files are not trusted.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -30,10 +33,30 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, sign
 """Handed to the worker, by a prefix that forwards signals."""
 
 
-def start(folder: Path, ticket: str) -> int:
-    """Start the worker and wait for it; returns its exit code, 128 more for a signal."""
+def digest_of(order: object) -> str:
+    """Hash of what a ticket holds."""
+    return hashlib.sha256(json.dumps(order, sort_keys=True).encode()).hexdigest()
+
+
+def open_lock(folder: Path, create: int = 0) -> int:
+    """Open the lock, and nothing that it is a link to; O_CREAT makes it if it is missing."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | create
+    return os.open(folder / LOCK, flags, 0o600)
+
+
+def start(folder: Path, ticket: str, digest: str) -> int:
+    """Start the worker and wait for it; returns its exit code, 128 more for a signal.
+
+    Args:
+        folder: of the run.
+        ticket: file with the command.
+        digest: of what the launcher has written into it.
+    """
     order = json.loads((folder / ticket).read_text())
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    if digest_of(order) != digest:
+        sys.stderr.write(f"{folder / ticket}: another process has changed the command\n")
+        return BUSY
+    lock = open_lock(folder, os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -56,19 +79,29 @@ def start(folder: Path, ticket: str) -> int:
 
 
 def worker_of(folder: Path) -> int | None:
-    """Process id of the worker; 0 while it is being started, None if there is none."""
+    """Process id of the worker; 0 while it is not known, None if there is none."""
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR)
+        lock = open_lock(folder)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return int(os.pread(lock, 20, 0) or b"0")
+        process = int(os.pread(lock, 20, 0) or b"0")
+        return process if has_open(process, lock) else 0
     else:
         return None
     finally:
         os.close(lock)
+
+
+def has_open(process: int, lock: int) -> bool:
+    """Whether a process has the lock open, as its worker does."""
+    try:
+        links = list(Path(f"/proc/{process}/fd").iterdir())
+        return any(os.path.samestat(os.fstat(lock), each.stat()) for each in links)
+    except OSError:  # a file was closed meanwhile: callers ask again
+        return False
 
 
 def send(folder: Path, number: str) -> int:

@@ -302,7 +302,7 @@ def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
 def read_ticket(paths: RunPaths) -> Ticket | None:
     """A run's newest job; None if missing or unreadable."""
     try:
-        ticket = Ticket(**read_json(paths.ticket(NAME), RECORD_LIMIT))
+        ticket = Ticket(**read_json(paths.ticket(NAME), RECORD_LIMIT, own=True))
     except (OSError, ValueError, TypeError):
         return None
     return ticket if isinstance(ticket.submission, str) else None
