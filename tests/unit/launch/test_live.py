@@ -1,7 +1,8 @@
-"""A run on this machine: what is said when it cannot begin."""
+"""A run on this machine: what is said when it cannot begin, or is stopped before it has."""
 
 import errno
 import os
+import signal
 import sys
 
 import pytest
@@ -42,3 +43,19 @@ def test_an_interpreter_that_cannot_be_executed_is_named(number, paths, plan, mo
     words = rf"^{python}, which runs eke, cannot be executed any more: {os.strerror(number)}$"
     with pytest.raises(RunError, match=words):
         LiveRun(plan, Place(paths, None, ""), 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_does_not_listen_yet_is_cancelled_and_has_not_crashed(
+    number, paths, plan, monkeypatch
+) -> None:
+    """Ctrl-C in the second in which Python starts."""
+
+    command = "eke.launch.processes.worker_process.worker_command"
+    monkeypatch.setattr(command, lambda *_: ["sleep", "600"])
+    live = LiveRun(plan, Place(paths, None, ""), 1)
+    live.ask(number)
+    live.worker.process.wait()
+    record = live.finish()
+    assert (record.outcome, record.exit_code) == ("cancelled", 75)
+    assert record.failure.message == f"killed by {signal.Signals(number).name}"

@@ -22,7 +22,13 @@ from eke.config.schema import Adapters, Batch, Tracker
 from eke.estimate.time import note_predictions
 from eke.hardware import environment
 from eke.launch.processes.run_dir import Place, claim, find_place
-from eke.launch.processes.worker_process import Spot, StartWorker, Worker, forward_signals
+from eke.launch.processes.worker_process import (
+    STOP_SIGNALS,
+    Spot,
+    StartWorker,
+    Worker,
+    forward_signals,
+)
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -72,7 +78,7 @@ def settle(
         plan: the run's plan.
         exit_code: subprocess's: negative for a signal.
         attempts_before: attempts on disk before this one.
-        given_up: it was stopped, and killed when the user did not wait.
+        given_up: it was stopped, and killed when the user did not wait, or died of the signal.
     """
     attempts = read_attempts(paths)
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
@@ -85,7 +91,8 @@ def settle(
     outcome, failure = end_of_ranks(paths, attempt) or alone
     begun = attempts[attempt:]
     if given_up:
-        outcome, failure = Outcome.cancelled, Failure(WORKER_PHASE, IMPATIENCE)
+        why = describe_exit(exit_code) if -exit_code in STOP_SIGNALS else IMPATIENCE
+        outcome, failure = Outcome.cancelled, Failure(WORKER_PHASE, why)
     elif not begun and exit_code > 0:
         try:  # it may not even have been imported, to say so itself
             check_software(plan)
@@ -244,7 +251,9 @@ class LiveRun:
             code = self.worker.finish()
             remove_swap(swap_folder(self.plan, self.place.paths))  # what a killed worker has left
             paths, before = self.place.paths, self._attempts_before
-            return settle(paths, self.plan, code, before, self._given_up)
+            # A worker that has just started does not listen yet.
+            stopped = self._given_up or (self._asked and -code in STOP_SIGNALS)
+            return settle(paths, self.plan, code, before, stopped)
         except OSError as error:
             raise _unwritable(self.place, error) from error
         finally:
