@@ -237,6 +237,23 @@ def test_no_cache_is_written_in_another_users_folder(what, machine) -> None:
     assert not os.listdir(cache)
 
 
+@pytest.mark.parametrize("planted", ["folder", "link", "own link", "own"])
+def test_nothing_is_read_from_a_cache_that_another_user_made(planted, machine) -> None:
+    cache, other = machine / "cache", machine / "other"
+    cache.mkdir()
+    other.mkdir()
+    hand(other, VICTIM if planted in ("link", "own link") else ATTACKER)
+    (cache / "eke").symlink_to(other) if "link" in planted else (cache / "eke").mkdir()
+    hand(cache, VICTIM if "own" in planted else ATTACKER, 0o777)
+    code = "from eke import cli\nsys.exit(cli.main(['plan', 'hardware=cpu', 'tracker=none']))"
+    done = python(VICTIM, code, cwd=machine / "victim", XDG_CACHE_HOME=str(cache))
+    if "own" in planted:
+        assert done.code == 0, done.text
+    else:
+        assert (done.code, os.listdir(other)) == (2, [])
+        assert "export XDG_CACHE_HOME=" in done.err
+
+
 CHOOSE = """
 from eke.training.loop.environment import choose_compiled_code_folders
 choose_compiled_code_folders()

@@ -11,15 +11,35 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from eke.common.files import own_folder, read_text, write_atomic
+from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.files import Refused, hold_folder, own_folder, read_text, write_atomic
 
 CHUNK_BYTES = 1 << 20
 """Bytes read at a time while hashing."""
 
 
 def cache_folder() -> Path:
-    """The folder for reproducible files: `$XDG_CACHE_HOME/eke`, else `~/.cache/eke`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eke"
+    """The folder for reproducible files: `$XDG_CACHE_HOME/eke`, else `~/.cache/eke`.
+
+    Raises:
+        ConfigError: it is another user's.
+    """
+    return _checked(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eke")
+
+
+@functools.cache
+def _checked(folder: Path) -> Path:
+    """The folder, if another user has not made it: tokens and reports' scripts come from there."""
+    try:
+        with hold_folder(folder), hold_folder(folder.resolve(), own=True):
+            pass
+    except Refused as error:
+        why = f"{error.strerror}; what lies there would be trained on"
+        fix = Fix(remark="export XDG_CACHE_HOME=FOLDER_OF_YOURS")
+        raise ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix)) from error
+    except OSError:  # it is not there yet, or nothing can be read in it
+        pass
+    return folder
 
 
 def stamp(path: Path | int) -> tuple[int, ...]:
