@@ -119,6 +119,8 @@ def _check(file: Path, key: str) -> None:
         ConfigError: it is not.
     """
     fix = Fix(f"{key}=FILE_OR_FOLDER")
+    if file.is_fifo():  # opening it would block
+        raise ConfigError(Problem(key, str(file), "is a FIFO, which can be read only once", fix))
     try:
         with open(file, "rb") as opened:
             if not opened.read(1):

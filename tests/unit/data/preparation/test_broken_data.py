@@ -413,6 +413,14 @@ def test_files_that_are_not_there(typed, key, words, tmp_path) -> None:
     assert caught.value.problems[0].fix.words[0].startswith("data.")
 
 
+@pytest.mark.parametrize("option", ["jsonl", "csv", "parquet", "text", "chat"])
+def test_a_fifo_is_not_waited_for(option, tmp_path) -> None:
+    os.mkfifo(tmp_path / "rows")
+    with pytest.raises(ConfigError) as caught:
+        plan_of(f"data={option}", f"data.path={tmp_path / 'rows'}")
+    assert [problem.key for problem in caught.value.problems] == ["data.path"]
+
+
 def test_an_unreadable_file(tmp_path, monkeypatch) -> None:
     # root may read everything, so a folder stands in for a file that cannot be opened.
     file = tmp_path / "a.jsonl"
