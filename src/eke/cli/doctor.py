@@ -25,7 +25,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from eke.common.paths import user_path
-from eke.common.process_env import SAFE_PATH
+from eke.common.process_env import SAFE_PATH, child_environment
 from eke.common.text import format_bytes
 from eke.config.compose import compose
 from eke.config.compose.catalogue import Catalogue, make_catalogue
@@ -147,6 +147,7 @@ class TorchProbe:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=child_environment(),
             text=True,
         )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem, RunError
 from eke.common.files import is_locked, open_file, read_json, write_json
 from eke.common.paths import SUPERVISOR, RunPaths, SweepPaths, source_folder, user_path
-from eke.common.process_env import SAFE_PATH
+from eke.common.process_env import RANK_VARIABLES, TRACKED_RUN_VARIABLES
 from eke.config.schema import Config
 from eke.hardware import DeviceSlot
 from eke.launch.interface import JobStatus, Launcher, Target, declared_target
@@ -37,7 +37,8 @@ LAST_SIGNAL = 64
 def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
     """The command that acts on a run's worker through the prefix."""
     runner = str(Path(prefix_runner.__file__).absolute())
-    return [*prefix, sys.executable, SAFE_PATH, runner, action, str(folder.absolute()), *rest]
+    # -I: no PYTHONPATH, and with it no current folder, is on the runner's import path.
+    return [*prefix, sys.executable, "-I", runner, action, str(folder.absolute()), *rest]
 
 
 def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
@@ -109,6 +110,7 @@ class PrefixedWorker:
             "prefix": list(prefix),
             "command": worker_command(RunPaths(paths.folder.absolute()), num_processes, spot),
             "environment": own,
+            "foreign": f"{RANK_VARIABLES}|{TRACKED_RUN_VARIABLES}",
             "supervisor": SUPERVISOR,
         }
         write_json(self.ticket, order)

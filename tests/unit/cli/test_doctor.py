@@ -133,6 +133,16 @@ def test_a_torch_that_does_not_start_is_reported(questions, words, found) -> Non
     assert "does not start" in render_examination(told)
 
 
+def test_no_file_of_the_current_folder_answers_for_torch(tmp_path, monkeypatch) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit(66)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ":/x")
+    asked = (
+        "from importlib.util import find_spec as f; print('{\"at\": \"%s\"}' % f('torch').origin)"
+    )
+    assert not TorchProbe(asked, timeout_s=60).answer()["at"].startswith(str(tmp_path))
+
+
 @pytest.mark.slow
 def test_on_this_machine(capfd) -> None:
     assert main(["doctor", "--json"]) == 0

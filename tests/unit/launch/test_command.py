@@ -69,6 +69,21 @@ def test_its_exit_code_and_its_words_come_back(paths, monkeypatch) -> None:
     assert not paths.ticket("command").exists()
 
 
+def test_neither_files_of_the_current_folder_nor_variables_of_ranks_reach_it(
+    paths, monkeypatch, tmp_path
+) -> None:
+    for name in ("contextlib", "json", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(66)")
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"PYTHONPATH": ":/x", "WORLD_SIZE": "2", "WANDB_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    code = "import json, os; print(*(n for n in ('WORLD_SIZE', 'WANDB_RUN_ID', 'NCCL_DEBUG')"
+    worker = start(paths, monkeypatch, f"{code} if n in os.environ))")
+    wait_for(worker.is_over)
+    assert (worker.finish(), paths.log.read_text()) == (0, "NCCL_DEBUG\n")
+
+
 def test_a_signal_ends_it_and_is_told_as_by_subprocess(paths, monkeypatch) -> None:
     worker = start(paths, monkeypatch, "import time; time.sleep(600)")
     wait_for((paths.folder / LOCK).exists)
@@ -114,7 +129,7 @@ def test_a_command_that_another_process_has_changed_is_not_run(paths, monkeypatc
 def test_a_lock_that_another_user_has_planted_is_not_obeyed(paths, tmp_path) -> None:
     thesis = tmp_path / "thesis.tex"
     thesis.write_text("years of work")
-    order = {"command": ["true"], "environment": {}, "supervisor": "X"}
+    order = {"command": ["true"], "environment": {}, "foreign": "R", "supervisor": "X"}
     write_json(paths.ticket("command"), order)
     lock = paths.folder / LOCK
     lock.symlink_to(thesis)

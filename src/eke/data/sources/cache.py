@@ -19,27 +19,26 @@ CHUNK_BYTES = 1 << 20
 
 
 def cache_folder() -> Path:
-    """The folder for reproducible files: `$XDG_CACHE_HOME/eke`, else `~/.cache/eke`.
-
-    Raises:
-        ConfigError: it is another user's.
-    """
+    """The folder for reproducible files: `$XDG_CACHE_HOME/eke`, else `~/.cache/eke`."""
     return _checked(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eke")
 
 
 @functools.cache
 def _checked(folder: Path) -> Path:
-    """The folder, if another user has not made it: tokens and reports' scripts come from there."""
+    """Check that no other user made the folder, from which tokens and reports' scripts come.
+
+    Raises:
+        ConfigError: another user did.
+    """
     try:
         with hold_folder(folder), hold_folder(folder.resolve(), own=True):
-            pass
+            return folder
     except Refused as error:
         why = f"{error.strerror}; what lies there would be trained on"
         fix = Fix(remark="export XDG_CACHE_HOME=FOLDER_OF_YOURS")
         raise ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix)) from error
     except OSError:  # it is not there yet, or nothing can be read in it
-        pass
-    return folder
+        return folder
 
 
 def stamp(path: Path | int) -> tuple[int, ...]:

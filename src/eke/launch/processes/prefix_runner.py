@@ -5,7 +5,6 @@
 
 Run by its path, to avoid shell quoting and an import of eke. A lock
 that the worker inherits tells whether it is alive; its process id is valid on the far side alone.
-Other users may be able to write to the folder: its files are not trusted.
 """
 
 import contextlib
@@ -13,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +22,9 @@ from pathlib import Path
 
 LOCK = ".prefix.lock"
 """File of the run's folder that is locked while its worker lives; holds the worker's process id."""
+
+OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+"""How the lock is opened: others may have planted a link or a FIFO."""
 
 ALIVE, GONE, BUSY = 0, 3, 4
 """Exit codes: the worker is alive, it has ended, it could not be ended."""
@@ -38,34 +41,27 @@ def digest_of(order: object) -> str:
     return hashlib.sha256(json.dumps(order, sort_keys=True).encode()).hexdigest()
 
 
-def open_lock(folder: Path, create: int = 0) -> int:
-    """Open the lock, and nothing that it is a link to; O_CREAT makes it if it is missing."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | create
-    return os.open(folder / LOCK, flags, 0o600)
-
-
 def start(folder: Path, ticket: str, digest: str) -> int:
     """Start the worker and wait for it; returns its exit code, 128 more for a signal.
 
-    Args:
-        folder: of the run.
-        ticket: file with the command.
-        digest: of what the launcher has written into it.
+    `digest` is of what the launcher has written into the ticket.
     """
     order = json.loads((folder / ticket).read_text())
     if digest_of(order) != digest:
         sys.stderr.write(f"{folder / ticket}: another process has changed the command\n")
         return BUSY
-    lock = open_lock(folder, os.O_CREAT)
+    lock = os.open(folder / LOCK, OPEN | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         sys.stderr.write(f"{folder}: its earlier worker is still alive\n")
         return BUSY
+    # A container's or a shell's variables of ranks would be read as the worker's own.
+    here = {k: value for k, value in os.environ.items() if not re.match(order["foreign"], k)}
     worker = subprocess.Popen(
         order["command"],
         stdin=subprocess.DEVNULL,
-        env={**os.environ, **order["environment"], order["supervisor"]: str(os.getpid())},
+        env={**here, **order["environment"], order["supervisor"]: str(os.getpid())},
         start_new_session=True,
         pass_fds=[lock],
     )
@@ -81,7 +77,7 @@ def start(folder: Path, ticket: str, digest: str) -> int:
 def worker_of(folder: Path) -> int | None:
     """Process id of the worker; 0 while it is not known, None if there is none."""
     try:
-        lock = open_lock(folder)
+        lock = os.open(folder / LOCK, OPEN)
     except FileNotFoundError:
         return None
     try:
@@ -98,8 +94,8 @@ def worker_of(folder: Path) -> int | None:
 def has_open(process: int, lock: int) -> bool:
     """Whether a process has the lock open, as its worker does."""
     try:
-        links = list(Path(f"/proc/{process}/fd").iterdir())
-        return any(os.path.samestat(os.fstat(lock), each.stat()) for each in links)
+        files = Path(f"/proc/{process}/fd").iterdir()
+        return any(os.path.samestat(os.fstat(lock), each.stat()) for each in files)
     except OSError:  # a file was closed meanwhile: callers ask again
         return False
 

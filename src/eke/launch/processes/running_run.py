@@ -22,13 +22,7 @@ from eke.config.schema import Adapters, Batch, Tracker
 from eke.estimate.time import note_predictions
 from eke.hardware import environment
 from eke.launch.processes.run_dir import Place, claim, find_place
-from eke.launch.processes.worker_process import (
-    STOP_SIGNALS,
-    Spot,
-    StartWorker,
-    Worker,
-    forward_signals,
-)
+from eke.launch.processes.worker_process import Spot, StartWorker, Worker, forward_signals
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -91,7 +85,7 @@ def settle(
     outcome, failure = end_of_ranks(paths, attempt) or alone
     begun = attempts[attempt:]
     if given_up:
-        why = describe_exit(exit_code) if -exit_code in STOP_SIGNALS else IMPATIENCE
+        why = describe_exit(exit_code) if -signal.SIGKILL != exit_code < 0 else IMPATIENCE
         outcome, failure = Outcome.cancelled, Failure(WORKER_PHASE, why)
     elif not begun and exit_code > 0:
         try:  # it may not even have been imported, to say so itself
@@ -203,7 +197,7 @@ class LiveRun:
             RunError: the folder cannot be written.
         """
         self.plan, self.place = plan, place
-        self._asked, self._given_up = False, False
+        self._asked, self._given_up = 0, False
         self._held = ExitStack()
         try:
             lock = self._held.enter_context(claim(place.paths))
@@ -233,12 +227,12 @@ class LiveRun:
 
     def ask(self, number: int) -> None:
         """Hand a signal on: it saves a checkpoint and stops."""
-        self._asked = True
+        self._asked = number
         self.worker.ask(number)
 
     def kill(self) -> None:
         """Kill all its processes; after an earlier stop, the user did not wait."""
-        self._given_up = self._asked and not self.is_over()
+        self._given_up = self._asked > 0 and not self.is_over()
         self.worker.kill()
 
     def finish(self) -> Record:
@@ -252,7 +246,7 @@ class LiveRun:
             remove_swap(swap_folder(self.plan, self.place.paths))  # what a killed worker has left
             paths, before = self.place.paths, self._attempts_before
             # A worker that has just started does not listen yet.
-            stopped = self._given_up or (self._asked and -code in STOP_SIGNALS)
+            stopped = self._given_up or 0 < self._asked == -code
             return settle(paths, self.plan, code, before, stopped)
         except OSError as error:
             raise _unwritable(self.place, error) from error

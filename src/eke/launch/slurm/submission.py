@@ -440,7 +440,10 @@ def _setup(profile: Slurm) -> list[str]:
         *profile.setup,
         # Whatever the lines above enabled: the lines after srun must run.
         "set +eu +o pipefail",
-        f'export PYTHONPATH={source}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        # What is empty or relative in it stands for the folder where the command was typed.
+        "elsewhere() { local IFS=: each; set -f; "
+        'for each in $PYTHONPATH; do [[ $each != /* ]] || printf :%s "$each"; done; }',
+        f'export PYTHONSAFEPATH=1 PYTHONPATH={source}"$(elsewhere)"',
         # A step gets all of a job's cores only if requested (SLURM 22.05 and later).
         'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
     ]

@@ -158,6 +158,17 @@ def test_the_prefix_is_read_by_a_shell(text_of, run, stubs) -> None:
     assert any(line.startswith("PYTHONPATH=/opt/eke/src") for line in environment)
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("", ""), (":", ""), (":/x", ":/x"), ("/x::.:a/b", ":/x"), ("/a b:/c*", ":/a b:/c*")],
+)
+def test_the_current_folder_is_on_no_import_path(given, kept, text_of, run, stubs) -> None:
+    assert run(text_of({"slurm.setup": [f"export PYTHONPATH='{given}'"]})) == 0
+    environment = (stubs.folder / "environment").read_text().splitlines()
+    assert f"PYTHONPATH=/opt/eke/src{kept}" in environment
+    assert "PYTHONSAFEPATH=1" in environment
+
+
 REQUEUE = "scontrol requeue 5_3"
 
 
