@@ -5,7 +5,8 @@ import torch
 import transformers
 from checkpoints import FAMILIES, TASK_OF, save_checkpoint
 from peft import PeftModel
-from support import last_wins
+from support import TINY, last_wins
+from trained import continue_job, steps_of, train_job
 from unit.training.model.steps import make_inputs
 
 from eke.config.compose import compose
@@ -147,3 +148,38 @@ def test_merged_weights_are_plain_pefts(saved, method, tmp_path):
 def test_the_format_of_frozen_weights(saved, overrides, frozen):
     plan = plan_of(saved["llama", "bf16"], "peft=lora", *overrides.split())
     assert plan.compute.frozen == frozen
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
+def test_a_run_continues_bit_for_bit(task, make_plan, tmp_path):
+    more = (f"task={task}", "peft=lora", "peft.dropout=0.1", "precision=bf16", "train.steps=4")
+    plan = make_plan(*last_wins(*TINY, *more, "train.checkpoint_every=2", "train.eval_every=null"))
+    whole = train_job(plan, tmp_path / "whole")
+    rest = continue_job(whole, 2, tmp_path / "rest")
+    assert steps_of(rest) == {n: found for n, found in steps_of(whole).items() if n > 2}
+
+
+def test_less_is_kept_for_the_backward_pass():
+    """Bytes without the parameters themselves; 9,062,404 where frozen weights were float32."""
+    plan = plan_of_random("data.seq_len=128", "batch.per_device=2", "precision=bf16", "peft=lora")
+    model = apply_peft(plan, build_model_and_report(plan, CPU)[0])
+    held = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in held:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    ids = torch.randint(0, 200, (2, 128))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=ids).logits
+        torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
+    assert sum(size for size, _ in kept.values()) <= 0.7 * 9_062_404
+
+
+def plan_of_random(*overrides):
+    typed = ("model=tiny", "model.dropout=0", *SHORT, "train.steps=2", *overrides)
+    return plan_for(compose(last_wins(*typed)), planning=True)
