@@ -77,6 +77,7 @@ from eke.config.schema.techniques import (
     Adapters,
     AdjustLR,
     Apollo,
+    BaseWeights,
     Checkpointing,
     Compute,
     DecayingSchedule,
