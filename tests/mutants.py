@@ -233,11 +233,11 @@ FAULTS = (
     ),
     fault(
         "high_end_rejects",
-        "estimate/memory/refuse_oom.py",
+        "tuning/refuse_oom.py",
         "found.peak.low > found.capacity",
         "found.peak.high > found.capacity",
         "runs that may fit are rejected",
-        "unit/estimate/memory/test_advice.py::test_what_may_fit_is_warned_of_and_started",
+        "unit/tuning/test_advice.py::test_what_may_fit_is_warned_of_and_started",
     ),
     fault(
         "low_end_accepts",

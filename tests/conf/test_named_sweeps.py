@@ -9,8 +9,13 @@ from eke.config.compose import compose
 from eke.config.compose.catalogue import headline
 
 
+@pytest.fixture(scope="module", params=FILES)
+def name(request) -> str:
+    """Each sweep with all its tests in a row: one process expands it once for them."""
+    return request.param
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
 def test_the_first_line_is_a_command_that_composes(name) -> None:
     assert re.fullmatch(r"python train\.py -m sweep=.+ -- .+\.", headline(FILES[name]))
     script, flag, *overrides = command_of(name)
@@ -22,7 +27,6 @@ def test_the_first_line_is_a_command_that_composes(name) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
 def test_small_is_small_and_the_same_otherwise(name) -> None:
     large = expanded(*command_of(name)[2:])
     small = expanded(*command_of(name)[2:], "experiment=small")
@@ -39,7 +43,6 @@ def test_small_is_small_and_the_same_otherwise(name) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
 def test_rows_differ(name) -> None:
     cells = expanded(*command_of(name)[2:])
     cells = [cell for cell in cells if cell.composed.config.repeat == 0]

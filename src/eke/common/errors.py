@@ -173,9 +173,9 @@ class ChangedError(RunError):
     exit_code = 2
 
 
-def of_system(error: OSError, file: object = "a file") -> str:
-    """Format an operating system error and its file (`file` if it names none) on one line."""
-    line = " ".join(f"{error.filename or file}: {error.strerror or error}".split("\n"))
+def of_system(error: OSError) -> str:
+    """Format an operating system error and its file, if it names one, on one line."""
+    line = " ".join(f"{error.filename or 'a file'}: {error.strerror or error}".split("\n"))
     return f"{line}; {why}" if (why := no_room(error)) else line
 
 

@@ -26,13 +26,10 @@ from eke.common.process_env import machines_at_hand
 from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.estimate.memory import (
-    cannot_fit,
     known_forecast,
     least_bytes,
     least_host_bytes,
-    refuse_what_cannot_fit,
 )
-from eke.estimate.time import slowdown
 from eke.hardware import (
     DeviceSlot,
     choose_device,
@@ -50,6 +47,7 @@ from eke.launch.processes.sweep_state import Books
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
+from eke.tuning.refuse_oom import cannot_fit, refuse_what_cannot_fit
 
 MAX_OVERTAKEN = 8
 """Runs that may be started before one that waits for more devices than are free; then what gets
@@ -339,7 +337,7 @@ class FreeMemory:
             return None
         plan = next(iter(self.by_others.values()))
         try:
-            refuse_what_cannot_fit(plan, known_forecast(plan), slowdown)
+            refuse_what_cannot_fit(plan, known_forecast(plan))
         except ConfigError as error:
             return error
         return None

@@ -28,9 +28,10 @@ PRESENTATION_KEYS = {
 and a limit of rows changes none that is read."""
 
 
-FORMER_VALUES: dict[str, Any] = {}
+FORMER_VALUES: dict[str, Any] = {"peft.base_weights": None}
 """Key path -> value at which a key that was added later changes nothing. At that value the key is
-not part of the identity, so that runs and sweeps from before it keep their names."""
+not part of the identity, so that runs and sweeps from before it keep their names. Frozen weights
+had the format of all weights: None in the plan's answers."""
 
 NUMERICS_VERSION = 2
 """Raise it when the same configuration and data would be trained by other mathematics: no run is

@@ -62,19 +62,6 @@ NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Severity.no_
 """Rules that warn of a setting that saves nothing. For a chosen technique only those about its own
 section count: a vocabulary that is no multiple of 8 is no reason against bfloat16."""
 
-__all__ = [
-    "AUTO_RULES",
-    "BY_SIZE",
-    "NOT_BY_SIZE",
-    "NO_BENEFIT",
-    "RULES",
-    "WITHOUT_EFFECT",
-    "Facts",
-    "Rule",
-    "Severity",
-    "check",
-]
-
 
 def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem], list[Problem]]:
     """All findings at once.

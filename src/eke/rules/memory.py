@@ -28,7 +28,7 @@ from eke.models.sizes import (
 )
 from eke.rules.precision import BF16_CAPABILITY
 from eke.rules.rule import Facts, Rule, Severity, older_than
-from eke.rules.techniques import applicable
+from eke.rules.techniques import TECHNIQUES, applied
 
 LOMO = "arXiv:2306.09782, section 3"
 PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
@@ -252,8 +252,9 @@ def _smaller_states(facts: Facts) -> Iterator[tuple[Fix, Config]]:
         names = []  # DeepSpeed would round the adapters, too
     if not isinstance(config.distributed, FSDP) and config.distributed.option not in STAGE:
         names = ["optimizer=adafactor", *names]  # whose factors are those of whole matrices
-    for technique, changed in applicable(config, names):
-        yield Fix(*technique.overrides, remark=technique.does), changed
+    for technique in map(TECHNIQUES.__getitem__, names):
+        if changed := applied(config, [technique]):
+            yield Fix(*technique.overrides, remark=technique.does), changed
 
 
 def _shared_otherwise(facts: Facts) -> Iterator[tuple[Fix, Config]]:

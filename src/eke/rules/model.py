@@ -98,7 +98,7 @@ def _aligned(key: str) -> Rule:
 
     def unit(facts: Facts) -> int:
         return ROW_BYTES // _operand_bytes(
-            facts.config.precision, decide_formats(facts.config).weight_bytes
+            facts.config.precision, decide_formats(facts.config).frozen_bytes
         )
 
     def width(facts: Facts) -> int:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from eke.common.errors import Fix
 from eke.config.schema import (
     Adapters,
+    BaseWeights,
     Compute,
     Config,
     Evaluation,
@@ -66,6 +67,17 @@ def _loses_updates(facts: Facts) -> bool:
     )
 
 
+def _frozen_differ(facts: Facts) -> bool:
+    """Whether frozen weights have a format that something cannot compute with."""
+    precision, peft = facts.config.precision, facts.config.peft
+    if not isinstance(peft, Adapters) or peft.base_weights is BaseWeights.auto:
+        return False
+    if peft.base_weights is BaseWeights.float32:
+        return is_narrow(facts)
+    formats = {precision.compute.value, precision.evaluation.value} - {Evaluation.same.value}
+    return formats != {peft.base_weights.value}
+
+
 def _model_type(facts: Facts) -> str:
     model = facts.config.model
     return model.model_type if isinstance(model, PretrainedModel) else ""
@@ -110,6 +122,19 @@ RULES = (
         when=lambda f: is_narrow(f) and f.config.precision.compute is not Compute.bfloat16,
         why=f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}",
         fix=Fix("precision.compute=bfloat16"),
+        source="https://docs.pytorch.org/docs/stable/amp.html",
+    ),
+    Rule(
+        id="frozen_weights_have_the_computed_format",
+        key="peft.base_weights",
+        when=_frozen_differ,
+        why=lambda f: (
+            f"training computes in {f.config.precision.compute.value}, evaluation in "
+            f"{f.config.precision.evaluation.value.replace('same', 'the same')}, and trained "
+            f"weights are {f.config.precision.weights.value}: autocast narrows weights, and does "
+            "not widen them"
+        ),
+        fix=Fix("peft.base_weights=auto"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
     ),
     Rule(

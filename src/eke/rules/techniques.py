@@ -5,7 +5,7 @@ slowdown is the time of a step with the technique over that without: a published
 runs on this machine or the time model know better.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
@@ -395,11 +395,13 @@ TECHNIQUES: Mapping[str, Technique] = {each.name: each for each in _TABLE}
 """Name -> technique, those with milder consequences first within a group."""
 
 
-def applicable(config: Config, names: Sequence[str]) -> Iterator[tuple[Technique, Config]]:
-    """Techniques of the table that apply, in this order, each with the configuration it makes."""
-    for technique in map(TECHNIQUES.__getitem__, names):
-        if technique.edit and technique.applies and technique.applies(config):
-            yield technique, technique.edit(config)
+def applied(config: Config, techniques: Iterable[Technique]) -> Config | None:
+    """The configuration with techniques, one after another; None if one does not apply."""
+    for technique in techniques:
+        if not (technique.edit and technique.applies and technique.applies(config)):
+            return None
+        config = technique.edit(config)
+    return config
 
 
 def precision_slowdown(config: Config) -> float:

@@ -1,10 +1,10 @@
 """Choose techniques for a configuration: permitted combinations in order of their cost.
 
-Recipes and `eke fit` choose here. Each combination of the permitted techniques is shown to the
-rules and forecast; the objective decides which one is taken.
+Recipes, memory advice and `eke fit` choose here. Each combination of the permitted techniques is
+shown to the rules and forecast; the objective decides which one is taken.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product, tee
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from eke.common.errors import ConfigError, Problem
 from eke.common.text import format_bytes
 from eke.config.schema import Config
-from eke.estimate.memory import Forecast, Verdict, forecast, mildest
+from eke.estimate.memory import Forecast, Verdict, forecast
 from eke.hardware import Device
 from eke.plan.planner import Plan, possible_batches, replan
 from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
@@ -151,10 +151,11 @@ class _Option(Protocol):
     def overrides(self) -> tuple[str, ...]: ...
 
 
-T = TypeVar("T", bound=_Option)
+Chosen = TypeVar("Chosen", bound=_Option)
+T = TypeVar("T")
 
 
-def combine(options: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
+def combine(options: Sequence[Sequence[Chosen]]) -> list[tuple[Chosen, ...]]:
     """One of each, in every combination in which no two decide the same group."""
     found = []
     for each in product(*options):
@@ -162,6 +163,23 @@ def combine(options: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
         if len(decided) == len(set(decided)):  # a precision comes with its optimizer, or alone
             found.append(each)
     return found
+
+
+def mildest(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
+    """The first option that fits, else the first that may just fit; None where none does.
+
+    Args:
+        options: the mildest first; none is looked at after one that fits.
+        forecast_of: the forecast of an option.
+    """
+    tight = None
+    for option in options:
+        verdict = forecast_of(option).verdict
+        if verdict is Verdict.fits:
+            return option
+        if verdict is Verdict.tight and tight is None:
+            tight = option
+    return tight
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,9 @@ from eke.estimate.memory import (
     Probe,
     Verdict,
     note_choice,
-    refuse_what_ran_out,
     reserve_of,
     room_for_a_batch,
 )
-from eke.estimate.time import slowdown
 from eke.hardware import Device, bfloat16_units, usable_cores
 from eke.plan.planner import (
     Decision,
@@ -47,6 +45,7 @@ from eke.plan.planner import (
 )
 from eke.rules import BY_SIZE, Facts, check
 from eke.tuning.recipes import RECIPES, RecipeResolver, Situation
+from eke.tuning.refuse_oom import refuse_what_ran_out
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def choose_batch(
         reasons.insert(0, Decision("batch.target", str(samples_to_keep(plan.config)), why))
     cut = with_batch(plan, taken.config, reasons, taken.warnings)
     if chosen.fails:
-        refuse_what_ran_out(cut, chosen.forecast, slowdown)
+        refuse_what_ran_out(cut, chosen.forecast)
     if chosen.fits and means.keep:
         note_choice(search.key, cut.batch.samples_per_step, cut.batch.per_device)
     return cut, chosen.how == "probed"

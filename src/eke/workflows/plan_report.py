@@ -8,26 +8,23 @@ from dataclasses import replace
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.config.compose import Arguments, compose
 from eke.estimate.memory import (
-    ROOM,
-    Advice,
     Forecast,
-    advise,
     as_json,
     compare_devices,
     is_open,
     known_forecast,
-    ranked,
-    render_advice,
     render_devices,
     render_forecast,
     traced_forecast,
     traced_forecasts,
 )
-from eke.estimate.time import forecast_time, num_runs, render_time, slowdown, speed_cell
+from eke.estimate.time import forecast_time, num_runs, render_time, speed_cell
 from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import DEVICES, usable_cores
 from eke.plan.planner import Plan, plan_to_plain, render_plan, samples_to_keep
 from eke.results.report import PlanningLine
+from eke.tuning.advice import Advice, advise, ranked, render_advice
+from eke.tuning.chooser import ROOM
 from eke.workflows import ALL_DEVICES
 from eke.workflows.planning import plan_on
 
@@ -59,9 +56,7 @@ def plan_text(
 
 def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
     """Advice whose overrides compose with the given ones."""
-    found = [
-        each for each in advise(plan, judge=slowdown) if composes(plan.overrides, each.overrides)
-    ]
+    found = [each for each in advise(plan) if composes(plan.overrides, each.overrides)]
     if not trace:
         return found
     seen = [

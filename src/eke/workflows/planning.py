@@ -19,16 +19,14 @@ from eke.estimate.memory import (
     ProbeResult,
     is_open,
     known_forecast,
-    refuse_what_cannot_fit,
     stop_tracing,
     traced_forecast,
-    what_makes_room,
 )
-from eke.estimate.time import slowdown
 from eke.hardware import Device, choose_device
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner import Decision, Plan, make_plan
 from eke.rules import BY_SIZE, Facts, check
+from eke.tuning.refuse_oom import refuse_what_cannot_fit, what_makes_room
 from eke.workflows import print_once
 from eke.workflows.auto_batch import (
     Means,
@@ -154,7 +152,7 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
 
 def _with_room(problem: Problem, plan: Plan) -> Problem:
     """A rule's problem about a lower bound, with an override that suffices for the whole run."""
-    advice = what_makes_room(plan, known_forecast(plan), slowdown)
+    advice = what_makes_room(plan, known_forecast(plan))
     if advice is None or check(Facts(advice.plan.config, plan.device, planning=True))[0]:
         return problem
     remark = f"{format_bytes(advice.forecast.peak.expected)} expected"
@@ -172,7 +170,7 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
     found = found or known_forecast(plan)
     if trace and is_open(found):
         found = traced_forecast(plan)
-    warning = refuse_what_cannot_fit(plan, found, slowdown)
+    warning = refuse_what_cannot_fit(plan, found)
     return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
 
 

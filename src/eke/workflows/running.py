@@ -9,7 +9,7 @@ from eke.common.errors import ConfigError, RunError
 from eke.common.paths import user_path
 from eke.common.process_env import check_started_ranks, check_started_tasks, my_rank, this_task
 from eke.config.compose import Composed, compose
-from eke.estimate.memory import DOES_NOT_FIT, forecast_line, stop_tracing
+from eke.estimate.memory import forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
 from eke.launch.processes.nodes import Head, follow
 from eke.launch.processes.run_dir import Place
@@ -19,6 +19,7 @@ from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
 from eke.plan.planner import Plan, render_plan
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
 from eke.results.report import render_summary
+from eke.tuning.refuse_oom import DOES_NOT_FIT
 from eke.workflows import print_once
 from eke.workflows.auto_batch import Means
 from eke.workflows.planning import means_of_a_run, plan_for

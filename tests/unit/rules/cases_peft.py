@@ -13,6 +13,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "biases_of_four_bit_layers": (
         ("model=tiny_gpt2", "peft=qlora", "peft.bias=lora_only", "precision=bf16"), CPU,
     ),
+    "frozen_weights_have_the_computed_format": (("peft=lora", "peft.base_weights=float16"), CPU),
     "four_bit_experts_are_kept": (("model=tiny_moe", "peft=qlora"), CPU),
 }  # fmt: skip
 

@@ -138,6 +138,8 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.wrong, PRECISION): {
         "narrow_weights_need_their_compute":
             "test_narrow_weights_multiply_in_their_own_format_whatever_is_asked_for",
+        "frozen_weights_have_the_computed_format":
+            "test_frozen_weights_multiply_in_their_own_format_without_autocast",
         "evaluation_has_its_own_format":
             "test_evaluation_in_another_format_than_the_weights_is_in_theirs",
         "small_updates_are_lost": "test_small_updates_leave_normalisation_weights_where_they_are",

@@ -52,6 +52,11 @@ def test_narrow_weights_multiply_in_their_own_format_whatever_is_asked_for(tmp_p
     assert job.effective["matmul_dtypes"] == ["bfloat16"]
 
 
+def test_frozen_weights_multiply_in_their_own_format_without_autocast(tmp_path) -> None:
+    job = trained(tmp_path, "precision=fp32", "peft=lora", "peft.base_weights=bfloat16")
+    assert "bfloat16" in job.effective["matmul_dtypes"]
+
+
 def test_float16_cannot_hold_the_range_of_bf16_weights() -> None:
     weight = torch.tensor(1e5, dtype=torch.bfloat16)
     assert weight.isfinite()

@@ -1,7 +1,6 @@
 """Compose a typed configuration from the command line, reporting all errors at once."""
 
 from eke.config.compose.arguments import Arguments, split_arguments
-from eke.config.compose.catalogue import multirun
 from eke.config.compose.completion import answer_shell
 from eke.config.compose.composer import Composed, claims, compose, compose_with, is_set
 from eke.config.compose.help import help_text
@@ -14,9 +13,3 @@ from eke.config.compose.hydra import (
     run_hydra_flags,
     sweep_by_hydra,
 )
-
-__all__ = [
-    "Arguments", "Composed", "answer_shell", "check_question", "claims", "compose", "compose_with",
-    "help_text", "is_completion", "is_for_hydra", "is_set", "launcher_of", "multirun",
-    "needs_sweep", "run_hydra_flags", "split_arguments", "sweep_by_hydra",
-]  # fmt: skip

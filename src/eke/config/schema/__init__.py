@@ -77,6 +77,7 @@ from eke.config.schema.techniques import (
     Adapters,
     AdjustLR,
     Apollo,
+    BaseWeights,
     Checkpointing,
     Compute,
     DecayingSchedule,
@@ -101,20 +102,3 @@ from eke.config.schema.techniques import (
     WeightsPlace,
     WSDSchedule,
 )
-
-__all__ = [
-    "AUTO_ATTENTION", "DEFAULT_PER_DEVICE", "ENDINGS", "FSDP", "LAUNCH_GROUPS", "MAX_STEPS",
-    "PRIVATE_GROUPS", "SCHEMA_VERSION", "SGD", "VARIANTS", "Adafactor", "AdamW", "AdamW8bit",
-    "AdamWTorchAO4bit", "AdamWTorchAO8bit", "Adapters", "AdjustLR", "Apollo", "Attention",
-    "Backend", "BadRows", "Batch", "BertModel", "Chat", "Checkpointing", "Compile",
-    "CompileMode", "Compute", "Config", "Data", "DataLoader", "DecayingSchedule", "Engine",
-    "Evaluation", "Exchange", "Files", "Float8", "GPT2Model", "GaLore", "Hardware", "Hub",
-    "Kernels", "Launcher", "Lengths", "Limit", "Lines", "Lion", "Lion8bit", "LlamaModel",
-    "LocalRows", "Lora", "MaskedLM", "Memory", "MixtralModel", "Model", "Muon", "NvmeOffload",
-    "Offload", "Optimizer", "Packing", "Paths", "PeerToPeer", "Peft", "Precision",
-    "PretrainedModel", "PythonSource", "QLora", "Resources", "Rows", "Schedule", "ScheduleFree",
-    "Seq2SeqLM", "SequenceClassification", "Sweep", "Switch", "Synthetic", "T5Model", "Task",
-    "Text", "TextColumns", "Tracker", "TrackerMode", "Train", "TrainOn", "TrainedBias",
-    "Trainer", "WSDSchedule", "Weights", "WeightsPlace", "register", "resolve_attention",
-    "unused_cluster_overrides",
-]  # fmt: skip

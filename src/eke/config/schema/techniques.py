@@ -96,6 +96,15 @@ class TrainedBias(Enum):
     lora_only = "lora_only"
 
 
+class BaseWeights(Enum):
+    """Number format of weights that are not trained; auto: the one that is computed in."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 class FourBits(Enum):
     """The sixteen values that a 4-bit weight may have, before its block's scale."""
 
@@ -115,6 +124,9 @@ class Peft:
 class Adapters(Peft):
     """Added parameters; the model's own are frozen, but for the head a classification task adds."""
 
+    base_weights: BaseWeights = BaseWeights.auto
+    """Format of all frozen weights; auto is that of precision.compute. Adapters and trained heads
+    are float32."""
     target_modules: list[str] | None = None
     """Linear layers that are adapted, by the end of their names: [q_proj,v_proj]. null is every
     one in a Transformer layer (ia3: keys, values and the feed-forward's last)."""

@@ -1,5 +1,3 @@
 """Sweeps: definition, expansion into runs, and exclusion of runs."""
 
-from eke.config.sweep.definition import Excluded, Expanded, SweepCell, expand
-
-__all__ = ["Excluded", "Expanded", "SweepCell", "expand"]
+from eke.config.sweep.definition import Expanded, SweepCell, expand

@@ -48,6 +48,8 @@ from eke.data.sources import (
 CHUNK_BYTES = 1 << 20
 """Bytes read and tokenized at a time, extended to the next line end."""
 
+_NONE = np.zeros(0, np.int64)
+
 REPLACEMENT = "\ufffd"
 """Unicode's replacement for invalid UTF-8."""
 
@@ -58,19 +60,17 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
     Raises:
         ConfigError: a file cannot be read.
     """
-    vocabulary = tokenizer.vocabulary
-    # Other tasks add special tokens to each window.
-    is_causal = request.task == "causal_lm"
-    beginning = vocabulary.frame.prefix if is_causal else ()
-    end = () if vocabulary.eos is None or not is_causal else (vocabulary.eos,)
-    streams, replaced = [], 0
+    is_causal = request.task == "causal_lm"  # other tasks add special tokens to each window
+    streams, replaced, doubled, last = [], 0, 0, ""
     ends: Ends = ((), ())
     writer.append("tokens", [])
 
     def texts(piece: tuple[str, int, int, str, bool]) -> Iterator[str]:
-        nonlocal replaced
+        nonlocal replaced, last
+        last = ""
         for text, wrong in _texts(*piece[:3]):
             replaced += wrong
+            last = text if text.strip() else last
             yield text
 
     for evaluation in (False, True):
@@ -79,18 +79,23 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
             for piece in request.pieces:
                 if piece[3] == label and piece[4] is evaluation:
                     first = writer.counts["tokens"]
-                    writer.append("tokens", list(beginning))
+                    beginning = tokenizer.beginning if is_causal else _NONE
+                    writer.append("tokens", beginning)
                     for ids in encode_stream(tokenizer, texts(piece)):
+                        if len(beginning) and len(ids):
+                            ids, beginning = tokenizer.begun(ids)[len(beginning) :], _NONE
                         writer.append("tokens", ids)
-                    writer.append("tokens", list(end))
-                    if not any(ends):
-                        ends = ends_of(tokenizer, writer.read("tokens")[first:])
+                    writer.append("tokens", tokenizer.ended(_NONE, last) if is_causal else _NONE)
+                    document = writer.read("tokens")[first:]
+                    doubled += is_doubled(document, tokenizer.vocabulary.special)
+                    ends = ends if any(ends) else ends_of(tokenizer, document)
             size = writer.counts["tokens"] - start
             streams.append(TokenStream(evaluation, number, start, size))
     writer.note(repr(streams))
     return {
         "num_rows": len(request.pieces),
         "num_replaced": replaced,
+        "num_doubled": doubled,
         "streams": tuple(streams),
         "first_row": ends,
     }
@@ -201,7 +206,7 @@ class Sequences:
         limit = self.request.seq_len
         found: list[Sequence | None] = []
         for text, encoded in zip(texts, self._beginnings_of(texts, limit), strict=True):
-            tokens = self._ended(self._begun(encoded.ids), text)
+            tokens = self.tokenizer.ended(self.tokenizer.begun(encoded.ids), text)
             useful = len(encoded.ids) > 0
             self.counts.num_truncated += useful and len(tokens) > limit
             tokens = tokens[:limit]
@@ -219,20 +224,6 @@ class Sequences:
                 parts[number] = part_of(text, len(parts[number]))
                 found[number] = encode([parts[number]])[0]
         return found
-
-    def _begun(self, ids: np.ndarray) -> np.ndarray:
-        """Prepend the tokenizer's prefix unless a rendered chat template has it."""
-        beginning = self.tokenizer.beginning
-        has_it = np.array_equal(ids[: len(beginning)], beginning)
-        return ids if has_it else np.concatenate([beginning, ids])
-
-    def _ended(self, tokens: np.ndarray, text: str) -> np.ndarray:
-        """Append EOS unless a rendered chat template has it."""
-        vocabulary = self.tokenizer.vocabulary
-        end = self.tokenizer.eos_text
-        if vocabulary.eos is None or (end and text.rstrip().endswith(end)):
-            return tokens
-        return np.append(tokens, vocabulary.eos)
 
     def _separator(self, prompt: str, response: str) -> str:
         """The separator: empty if white space or a special token is at the boundary."""
@@ -268,8 +259,8 @@ class Sequences:
                 self.counts.num_other_prompts += not np.array_equal(
                     both.ids[: len(first.ids)], first.ids
                 )
-                asked = self._begun(asked)[len(self.tokenizer.beginning) :]
-            found.append(self._cut(asked, answer, self._ended(answer, pair[1])))
+                asked = self.tokenizer.begun(asked)[len(self.tokenizer.beginning) :]
+            found.append(self._cut(asked, answer, self.tokenizer.ended(answer, pair[1])))
         return found
 
     def _cut(self, asked: np.ndarray, answer: np.ndarray, ended: np.ndarray) -> Sequence | None:

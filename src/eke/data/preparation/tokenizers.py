@@ -71,6 +71,19 @@ class Tokenizer:
         """Special ids before a text."""
         return np.array(self.vocabulary.frame.prefix, np.int64)
 
+    def begun(self, ids: np.ndarray) -> np.ndarray:
+        """Prepend the tokenizer's prefix unless a rendered chat template has it."""
+        beginning = self.beginning
+        has_it = np.array_equal(ids[: len(beginning)], beginning)
+        return ids if has_it else np.concatenate([beginning, ids])
+
+    def ended(self, ids: np.ndarray, text: str) -> np.ndarray:
+        """Append EOS unless the text ends in it, as a rendered chat template does."""
+        end, eos = self.eos_text, self.vocabulary.eos
+        if eos is None or (end and text.rstrip().endswith(end)):
+            return ids
+        return np.append(ids, eos)
+
     def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[FramedText]:
         """`tokenizer(text, truncation=True, max_length=limit)` of each text.
 

@@ -11,12 +11,10 @@ from eke.data.sources.request import (
     tokenizer_content,
 )
 from eke.data.sources.source_files import (
-    EVAL_FRAC,
     SKIPPED_FOLDERS,
     Corpus,
     Piece,
     count_windows,
-    find_files,
     fingerprint,
     largest_labels,
     longest_window,

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from eke.config.schema import Backend, Checkpointing, Config, Lora
-from eke.estimate.memory.components import NOTHING, Range, range_around, trains_adapters
+from eke.estimate.memory.components import (
+    NARROW_BYTES,
+    NOTHING,
+    Range,
+    range_around,
+    trains_adapters,
+)
 from eke.models.families import (
     FLOAT32_BYTES,
     Kernel,
@@ -136,9 +142,9 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
         parts: `eke.models.sizes.training_structure` of the plan's configuration.
     """
     config = plan.config
-    each = _adapted(config, shape, shape.stacks(attention_kernel(plan, shape)), parts)
+    each = _adapted(plan, shape, shape.stacks(attention_kernel(plan, shape)), parts)
     outer = _outside(config, shape)
-    casts = _cast_bytes(shape, parts)
+    casts = _cast_bytes(plan, parts)
     kept, passing, share = _checkpointed(config, shape, each)
     layer = max((stack.layer.kept for stack in each), default=0)
     forward, backward, least = _logits(config, shape)
@@ -198,14 +204,18 @@ def _outside(config: Config, shape: Shape) -> int:
     return outer + shape.architecture.outside(shape, config.task.option)
 
 
-def _cast_bytes(shape: Shape, parts: tuple[Weight, ...]) -> int:
-    """16-bit copies of what linear layers, and stacks of experts, multiply with."""
-    if not shape.cast:
+def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> int:
+    """16-bit copies of float32 weights that linear layers, and stacks of experts, multiply with."""
+    if plan.compute.autocast is None:
         return 0
+    is_narrow = plan.compute.formats.frozen_bytes < FLOAT32_BYTES
     return sum(
-        shape.compute * prod(w.shape)
+        NARROW_BYTES * prod(w.shape)
         for w in parts
-        if w.tokens is not Tokens.none and len(w.shape) > 1 and not w.four_bits
+        if w.tokens is not Tokens.none
+        and len(w.shape) > 1
+        and not w.four_bits
+        and (w.trained or not is_narrow)
     )
 
 
@@ -233,21 +243,25 @@ def _logits(config: Config, shape: Shape) -> tuple[int, int, int]:
 
 
 def _adapted(
-    config: Config, shape: Shape, each: tuple[Stack, ...], parts: tuple[Weight, ...]
+    plan: Plan, shape: Shape, each: tuple[Stack, ...], parts: tuple[Weight, ...]
 ) -> tuple[Stack, ...]:
     """Stacks whose own weights are frozen: fewer operands kept, and those of the adapters.
 
     A frozen linear layer keeps no input, a frozen norm no normalised one; each adapter keeps its
-    input in its own format (peft's `_cast_input_dtype`) and its inner result.
+    input and its inner result. Without autocast it keeps a float32 copy (peft's
+    `_cast_input_dtype`), with it a 16-bit copy of a float32 one.
     """
+    config = plan.config
     if not trains_adapters(config):
         return each
     total = sum(stack.count for stack in each) or 1
     rank = config.peft.r if isinstance(config.peft, Lora) else 0
     # Of matrix A, (r, in): what is read; those of one input are one tensor without casts.
     read = [w.shape[1] for w in parts if w.is_adapter and len(w.shape) == 2 and w.shape[0] == rank]
-    narrow = shape.cast or shape.weights < FLOAT32_BYTES
-    width = FLOAT32_BYTES if not shape.cast else shape.compute
+    autocast = plan.compute.autocast is not None
+    widened = not autocast or config.peft.option == "dora"  # as training.model.adapters says
+    narrow = shape.cast or (shape.weights < FLOAT32_BYTES and widened)
+    width = shape.compute if autocast else FLOAT32_BYTES
     inputs = sum(read) * width // total if narrow else 0
     results = len(read) * rank * width // total
     tokens = shape.rows * max(shape.source, shape.target if shape.decoder_layers else 0)

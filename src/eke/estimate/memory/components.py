@@ -6,7 +6,7 @@ from enum import Enum
 from typing import cast
 
 from eke.config.schema import FSDP, Adapters, Config, Packing, T5Model
-from eke.models.families import FLOAT32_BYTES, Shape, family_of, head_width
+from eke.models.families import Shape, family_of, head_width
 from eke.models.sizes import STAGE, is_ragged, predicted_frac
 from eke.plan.planner import Micro, Plan, drawn, shares_heads
 
@@ -135,7 +135,7 @@ def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
     family = family_of(config)
     decoders = getattr(model, "num_decoder_layers", None) or model.num_hidden_layers
     micro = micro or drawn(plan).expected
-    weights = FLOAT32_BYTES if plan.compute.weights == "float32" else NARROW_BYTES
+    weights = plan.compute.formats.frozen_bytes
     return Shape(
         architecture=family,
         layers=model.num_hidden_layers,

@@ -7,18 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from eke.common.text import GIB, align, format_bytes, format_number
-from eke.estimate.memory.advice import Advice, Judge, advise
 from eke.estimate.memory.components import Forecast, Method, Verdict
 from eke.estimate.memory.predict_memory import (
     allocated_of,
     forecast,
     highest_phase,
     known_forecast,
-    with_room,
 )
 from eke.models.sizes import shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
-from eke.plan.record import Outcome, PredictedMemory, Record
+from eke.plan.record import PredictedMemory, Record
 
 WIDTH = 80
 
@@ -159,57 +157,8 @@ def _rows(plan: Plan) -> list[str]:
     return [wrapped(f"{text} the mean, {mean}; FLOPs of {tokens:.1f} tokens a sample")]
 
 
-def render_advice(found: Forecast, advice: list[Advice]) -> str:
-    """The largest components, and overrides that reduce memory, numerically equivalent first."""
-    lines = [_dominant(found), ""]
-    if found.verdict is Verdict.unknown:
-        lines.append("The device's memory is not known: hardware=NAME declares one.")
-        return "\n".join(lines)
-    if not advice:
-        lines += [
-            "No single technique, and no two of them, reduce memory enough: a smaller model,",
-            "shorter samples (data.seq_len), more devices (distributed=fsdp) or a larger one",
-            "(hardware=all)",
-        ]
-        return "\n".join(lines)
-    head = "would make it fit" if found.verdict is not Verdict.fits else "would need less"
-    for keeps, whose in ((True, "the same training"), (False, "another training")):
-        group = [each for each in advice if each.keeps is keeps]
-        if group:
-            lines += [] if lines[-1] == "" else [""]
-            lines.append(f"{head}, {whose}, the cheapest first:")
-            lines += [line for each in group for line in _proposal(each)]
-    return "\n".join(lines)
-
-
-def _proposal(advice: Advice) -> list[str]:
-    peak = advice.forecast.peak
-    return [
-        "",
-        f"  {' '.join(advice.overrides)}",
-        wrapped(
-            f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} "
-            f"({METHODS[advice.forecast.method]}): {advice.forecast.verdict.value}",
-            6,
-        ),
-        f"      {_cost(advice)}",
-        *(wrapped(f"source: {reason}", 6) for reason in advice.reasons),
-    ]
-
-
-def _cost(advice: Advice) -> str:
-    """Expected duration of a step with it, formatted."""
-    changes = "" if advice.keeps else "; another training: compare its loss"
-    if advice.slowdown is None:
-        return f"speed depends on the machine{changes}"
-    change = advice.slowdown - 1
-    if abs(change) < 0.005:
-        return f"as fast{changes}"
-    words = f"{change:.0%} more time" if change > 0 else f"{-change:.0%} less time"
-    return f"about {words} per step{changes}"
-
-
-def _dominant(found: Forecast) -> str:
+def dominant(found: Forecast) -> str:
+    """The largest components at the peak."""
     largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
     whole = sum(found.components.values()) or 1
     parts = [f"{LABELS.get(name, name)} {size / whole:.0%}" for name, size in largest]
@@ -327,14 +276,6 @@ def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
     return row.option, memory, word, size, share, row.speed, batch
 
 
-SAVED = 0.85
-"""Share of the expected peak that advice after running out of memory must come down to: a run that
-should have fitted and did not needs more than what a forecast's error may be."""
-
-PROPOSALS = 3
-"""In a record."""
-
-
 def as_record(found: Forecast) -> PredictedMemory:
     """A forecast as the record has it."""
     return PredictedMemory(
@@ -350,45 +291,6 @@ def as_record(found: Forecast) -> PredictedMemory:
     )
 
 
-def advice_for(plan: Plan, judge: Judge | None = None, seen: int | None = None) -> list[str]:
-    """Overrides for a run that ran out of memory.
-
-    Args:
-        plan: of the run.
-        judge: as in `advise`.
-        seen: bytes that it had when there were no more, of what is forecast: plans that need less
-            fit; None where it was not measured.
-    """
-    found = known_forecast(plan)
-    if found.verdict is Verdict.unknown and seen is None:
-        return []
-    expected, capacity = found.peak.expected, found.capacity or found.peak.expected
-    for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
-        if advice := advise(with_room(plan, int(SAVED * most)), PROPOSALS, judge):
-            break
-    else:
-        advice = advise(plan, PROPOSALS, judge)
-    return [" ".join(each.overrides) for each in advice]
-
-
-def note_forecast(
-    record: Record, plan: Plan, judge: Judge | None = None, may_lack: bool = False
-) -> None:
-    """Add the forecast to a record and, after an out-of-memory, overrides that need less.
-
-    Args:
-        record: of a run that has ended.
-        plan: of the run.
-        judge: as in `advise`.
-        may_lack: the host's memory may have run out, although the outcome does not say so; not
-            about a GPU's.
-    """
-    record.memory.predicted = as_record(known_forecast(plan))
-    ran_short = may_lack and plan.device.kind == "cpu"
-    if ran_short or record.outcome == Outcome.oom.value:
-        record.memory.advice = advice_for(plan, judge, memory_seen(plan, record))
-
-
 def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None:
     """Compare what was measured with the forecast of the very micro-batch that was measured.
 
@@ -402,25 +304,6 @@ def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None
         return
     change = allocated_of(plan, micro) - allocated_of(plan, made.expected)
     found.allocated_bytes += change
-
-
-def memory_seen(plan: Plan, record: Record) -> int | None:
-    """Bytes that a run had when it ran out of memory, of what is forecast; None if not measured.
-
-    Of a GPU what PyTorch had reserved, with the driver's context as forecast; of a CPU what
-    the process had grown by since its libraries were loaded.
-    """
-    measured, expected = record.memory.measured, record.memory.predicted
-    if measured is None:
-        return None
-    if plan.device.kind != "cpu":
-        context = expected.components.get("context", 0) if expected else 0
-        reserved = measured.peak_reserved_bytes
-        return reserved + context if reserved else None
-    before, peak = measured.stages.get("kernels_loaded"), measured.process_peak_bytes
-    if before is None or peak is None or peak <= before:
-        return None
-    return peak - before
 
 
 def as_json(found: Forecast) -> dict[str, Any]:

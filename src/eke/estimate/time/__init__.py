@@ -4,8 +4,8 @@ from eke.estimate.time.rates import StepTime, Unknown
 from eke.estimate.time.slowdowns import compile_seconds
 from eke.estimate.time.step_time import (
     forecast_time,
-    note_predictions,
     num_runs,
+    predicted_step,
     render_time,
     slowdown,
     speed_cell,
@@ -14,19 +14,3 @@ from eke.estimate.time.step_time import (
     time_line,
 )
 from eke.estimate.time.time_history import note_pace
-
-__all__ = [
-    "StepTime",
-    "Unknown",
-    "compile_seconds",
-    "forecast_time",
-    "note_pace",
-    "note_predictions",
-    "num_runs",
-    "render_time",
-    "slowdown",
-    "speed_cell",
-    "step_time_json",
-    "sum_line",
-    "time_line",
-]

@@ -48,7 +48,7 @@ def effect_of(plan: Plan) -> WorkFactors:
     if config.kernels.option == "liger":
         moved, launches = moved.by(LIGER), launches.by(LIGER)
     # In 16 bits the projection is computed again in the backward pass
-    # (eke.estimate.memory.advice).
+    # (eke.rules.techniques.fused_loss_share).
     fused = config.kernels.fused_linear_cross_entropy
     head = 4 / 3 if fused and plan.compute.matmul != "float32" else 1.0
     return WorkFactors(moved, launches, head)

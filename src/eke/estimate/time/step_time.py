@@ -10,7 +10,6 @@ from math import exp, expm1, log
 from typing import Any
 
 from eke.common.text import format_count, format_number, format_seconds
-from eke.estimate.memory import note_forecast
 from eke.estimate.memory.render_memory import wrapped
 from eke.estimate.time.rates import NOTHING, PARTS, Span, StepTime, Unknown
 from eke.estimate.time.time_history import (
@@ -25,7 +24,7 @@ from eke.estimate.time.time_history import (
 )
 from eke.estimate.time.work import Work, work_of
 from eke.plan.planner import Plan
-from eke.plan.record import CalibratedStep, PredictedStep, Record
+from eke.plan.record import CalibratedStep, PredictedStep
 
 TITLE = "step time (estimate)"
 
@@ -294,20 +293,6 @@ def num_runs(found: StepTime | Unknown) -> int:
     """Finished runs that an estimate is corrected by, or known from; 0 for datasheets alone."""
     by = None if isinstance(found, Unknown) else found.calibrated
     return by.runs if by is not None and by.factor is not None else 0
-
-
-def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None:
-    """Put into a record what was expected of memory and time.
-
-    Args:
-        record: of a run that has ended.
-        plan: of the run.
-        may_lack: the host's memory may have run out, although the outcome does not say so.
-    """
-    note_forecast(record, plan, slowdown, may_lack)
-    found = forecast_time(plan)
-    if isinstance(found, StepTime):
-        record.timing.predicted_step_s = predicted_step(found)
 
 
 def predicted_step(found: StepTime) -> PredictedStep:

@@ -33,7 +33,6 @@ from eke.config.schema import FSDP, Exchange, NvmeOffload, WeightsPlace
 from eke.estimate.memory.activations import activations
 from eke.estimate.time.rates import Span, exactly
 from eke.models.families import (
-    FLOAT32_BYTES,
     AttentionLayers,
     Role,
     Shape,
@@ -261,7 +260,7 @@ def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
     if config.offload.option == "none" or plan.device.kind == "cpu":
         return 0.0, 0.0, 0.0
     numbers = contents.trained / _shares(plan)
-    width = FLOAT32_BYTES if plan.compute.weights == "float32" else 2
+    width = plan.compute.formats.weight_bytes
     moved = 2 * width * numbers  # gradients there, weights back
     disk = 0.0
     leaves = config.offload.option == "params_cpu"
@@ -269,6 +268,7 @@ def _offloaded(plan: Plan, contents: Contents) -> tuple[float, float, float]:
         disk = STATE_READS * numbers
         leaves = config.offload.weights is not WeightsPlace.device
     if leaves:  # each process brings its part in for every pass
+        width = plan.compute.formats.frozen_bytes
         moved += 2 * plan.batch.accumulation * width * contents.numbers / _shares(plan)
     return moved, numbers, disk
 
@@ -281,8 +281,9 @@ def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
     if count < 2:
         return 0.0, 0
     part = (count - 1) / count
-    width = FLOAT32_BYTES if plan.compute.weights == "float32" else 2
-    weights, gradients = width * contents.numbers, width * contents.trained
+    formats = plan.compute.formats
+    weights = formats.frozen_bytes * contents.numbers
+    gradients = formats.weight_bytes * contents.trained
     layers = max(1, config.model.num_hidden_layers)
     if option == "dp":
         # The first device sends all weights and gathers all gradients, in every micro-batch.

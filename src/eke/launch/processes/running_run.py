@@ -19,7 +19,6 @@ from eke.common.errors import ChangedError, RunError
 from eke.common.files import last_bytes, write_atomic
 from eke.common.paths import RunPaths, user_path
 from eke.config.schema import Adapters, Batch, Tracker
-from eke.estimate.time import note_predictions
 from eke.hardware import environment
 from eke.launch.processes.run_dir import Place, claim, find_place
 from eke.launch.processes.worker_process import Spot, StartWorker, Worker, forward_signals
@@ -44,6 +43,7 @@ from eke.plan.record import (
     read_record,
     write_record,
 )
+from eke.tuning.advice import note_predictions
 
 LOG_LIMIT = 1 << 20
 """Bytes of train.log among which they are."""

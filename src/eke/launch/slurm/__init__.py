@@ -1,5 +1,3 @@
 """Launcher `slurm`: a sweep as job arrays of a cluster."""
 
 from eke.launch.slurm.dispatch import SlurmLauncher
-
-__all__ = ["SlurmLauncher"]

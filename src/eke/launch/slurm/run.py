@@ -11,7 +11,6 @@ from pathlib import Path
 from eke.common.errors import BusyError, EkeError, RunError
 from eke.common.files import append_line, read_json, read_text
 from eke.common.paths import RunPaths
-from eke.estimate.time import note_predictions
 from eke.hardware import software_now, software_places
 from eke.launch.processes.run_dir import Place, claim
 from eke.launch.processes.running_run import machine_of
@@ -29,6 +28,7 @@ from eke.plan.record import (
     read_record,
     write_record,
 )
+from eke.tuning.advice import note_predictions
 
 STOPPED = (Outcome.preempted, Outcome.timeout)
 """Outcome of a run that continues automatically."""

@@ -1,7 +1,6 @@
 """Facts of a checkpoint, read from its small files; no torch, no transformers, no weights."""
 
 from eke.models.checkpoints.locate import (
-    Located,
     is_of_eke_without_tokenizer,
     locate,
     resolve_tokenizer,

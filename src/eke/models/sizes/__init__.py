@@ -10,7 +10,6 @@ from eke.models.sizes.optimizers import (
     quantises_state,
 )
 from eke.models.sizes.parameters import (
-    Flops,
     ModelSize,
     SampleMeans,
     Targets,
@@ -36,7 +35,6 @@ from eke.models.sizes.state import (
     WeightFormats,
     decide_formats,
     flat_pieces,
-    is_written_to_disk,
     largest_part,
     pieces,
     shared_state_bytes,

@@ -18,7 +18,10 @@ from typing import cast
 
 from eke.config.schema import (
     FSDP,
+    Adapters,
+    BaseWeights,
     Config,
+    Evaluation,
     Exchange,
     NvmeOffload,
     QLora,
@@ -26,7 +29,7 @@ from eke.config.schema import (
     Weights,
     WeightsPlace,
 )
-from eke.models.families import FLOAT32_BYTES, Role, Weight
+from eke.models.families import FLOAT32_BYTES, Role, Weight, family_of
 from eke.models.sizes.optimizers import optimizer_bytes, optimizer_entry, paged_bytes
 from eke.models.sizes.parameters import ModelSize, training_structure
 
@@ -72,14 +75,26 @@ class WeightFormats:
     """Number formats of the training state; a plan decides them once."""
 
     weights: str
-    """torch dtype name of weights and gradients."""
+    """torch dtype name of trained weights and gradients; adapters are float32."""
     master: bool
     """The optimizer updates float32 copies of narrower weights."""
+    frozen: str
+    """torch dtype name of frozen weights."""
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of one of the model's own numbers, and of its gradient."""
-        return BFLOAT16_BYTES if self.weights == "bfloat16" else FLOAT32_BYTES
+        """Bytes of a trained weight's number, and of its gradient."""
+        return number_bytes(self.weights)
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of a frozen weight's number, and of one of the residual stream."""
+        return number_bytes(self.frozen)
+
+
+def number_bytes(dtype: str) -> int:
+    """Bytes of one number, by torch's name of its format."""
+    return FLOAT32_BYTES if dtype == "float32" else BFLOAT16_BYTES
 
 
 def decide_formats(config: Config) -> WeightFormats:
@@ -87,7 +102,21 @@ def decide_formats(config: Config) -> WeightFormats:
     precision = config.precision
     wanted = precision.master is Switch.on or config.distributed.option in STAGE
     master = precision.weights is Weights.bfloat16 and wanted
-    return WeightFormats(precision.weights.value, master)
+    return WeightFormats(precision.weights.value, master, _frozen_format(config))
+
+
+def _frozen_format(config: Config) -> str:
+    """Format of frozen weights: the one typed, or of what training and evaluation compute in."""
+    precision, peft = config.precision, config.peft
+    trained: str = precision.weights.value
+    if not isinstance(peft, Adapters):
+        return trained
+    if peft.base_weights is not BaseWeights.auto:
+        return str(peft.base_weights.value)
+    formats: set[str] = {precision.compute.value, precision.evaluation.value} - {
+        Evaluation.same.value
+    }
+    return formats.pop() if len(formats) == 1 else trained
 
 
 def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBytes:
@@ -141,11 +170,16 @@ def _adds_up_whole(config: Config) -> bool:
 
 def _number_bytes(formats: WeightFormats, weight: Weight) -> int:
     """Adapters stay in float32 with narrower weights: PEFT's default."""
-    return FLOAT32_BYTES if weight.is_adapter else formats.weight_bytes
+    if weight.is_adapter:
+        return FLOAT32_BYTES
+    return formats.weight_bytes if weight.trained else formats.frozen_bytes
 
 
 def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
     numbers = prod(weight.shape)
+    kept = family_of(config).float32_layers if formats.frozen == "float16" else ()
+    if weight.module.rpartition(".")[2] in kept and not weight.is_adapter:
+        return FLOAT32_BYTES * numbers
     if not weight.four_bits:
         return _number_bytes(formats, weight) * numbers
     return four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
@@ -351,7 +385,7 @@ def shared_state_bytes(
     formats = formats or decide_formats(config)
     whole = state_bytes(config, formats)
     if host:  # where models are built before they are cut, moved or rounded to 4 bits
-        whole = replace(whole, start=max(whole.start, formats.weight_bytes * size.num_parameters))
+        whole = replace(whole, start=max(whole.start, formats.frozen_bytes * size.num_parameters))
     pages = optimizer_entry(config.optimizer).pages and not host
     if config.distributed.option not in STAGE:
         paged = paged_bytes(config, trained_weights(config)) if pages else 0

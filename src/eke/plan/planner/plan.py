@@ -90,7 +90,9 @@ class ComputePlan:
     pin_memory: bool
     """Page-locked host memory for batches."""
     weights: str = "float32"
-    """torch dtype name of weights and gradients."""
+    """torch dtype name of trained weights and gradients; adapters are float32."""
+    frozen: str = "float32"
+    """torch dtype name of frozen weights; that of `weights` where no adapters are trained."""
     master: bool = False
     """The optimizer steps on float32 copies of narrower weights."""
     float8: str = "off"
@@ -101,7 +103,7 @@ class ComputePlan:
     @property
     def formats(self) -> WeightFormats:
         """Formats of the training state."""
-        return WeightFormats(self.weights, self.master)
+        return WeightFormats(self.weights, self.master, self.frozen)
 
     @property
     def matmul(self) -> str:

@@ -24,6 +24,7 @@ from eke.config.schema import (
     MAX_STEPS,
     Adapters,
     Backend,
+    BaseWeights,
     Compute,
     Config,
     Evaluation,
@@ -206,6 +207,9 @@ def _resolved(
     if isinstance(config.model, PretrainedModel):
         # model.content says what they name; nor does it matter which branch led to a commit.
         answers |= {"model.name_or_path": None, "model.revision": None}
+    if isinstance(config.peft, Adapters):
+        alike = compute.frozen == compute.weights
+        answers["peft.base_weights"] = None if alike else compute.frozen
     if adapted := adapted_layers(config):
         answers["peft.target_modules"] = list(adapted)
     if theirs is not None:
@@ -308,6 +312,13 @@ def _plan_compute(
             reason = "DeepSpeed's ZeRO steps on float32 copies of its share of the weights"
         master = "on" if formats.master else "off"
         decisions.append(Decision("precision.master", master, reason))
+    if isinstance(config.peft, Adapters) and config.peft.base_weights is BaseWeights.auto:
+        reason = (
+            "what is computed in"
+            if formats.frozen == precision.compute.value
+            else ("precision.evaluation is another format than precision.compute")
+        )
+        decisions.append(Decision("peft.base_weights", formats.frozen, reason))
     pin = config.dataloader.pin_memory
     pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
     implementation = _implementation(config, device, decisions)
@@ -329,6 +340,7 @@ def _plan_compute(
         optimizer_implementation=implementation,
         pin_memory=pinned and device.kind == "cuda",
         weights=formats.weights,
+        frozen=formats.frozen,
         master=formats.master,
         float8=precision.float8.value,
         eval_autocast=evaluation,

@@ -1,5 +1,3 @@
 """From records to what people read; needs neither torch nor Hydra."""
 
 from eke.results.report.summary import PlanningLine, label_cells, render_cells, render_summary
-
-__all__ = ["PlanningLine", "label_cells", "render_cells", "render_summary"]

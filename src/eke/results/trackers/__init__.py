@@ -25,15 +25,6 @@ from eke.results.trackers.tracker import (
 )
 from eke.results.trackers.wandb import WandbRun
 
-__all__ = [
-    "TRACKERS",
-    "TrackedRun",
-    "Tracker",
-    "build_tracker",
-    "summary_values",
-    "tracker_id",
-]
-
 ONLINE = Limits(finish_s=30.0)
 """Limit for an upload after the last step; `eke sync` sends the rest."""
 OFFLINE = Limits(finish_s=10.0)

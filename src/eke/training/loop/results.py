@@ -19,7 +19,6 @@ from eke.common.text import format_bytes
 from eke.config.schema import Adapters
 from eke.config.schema.codec import make_converter
 from eke.estimate.memory import note_measured_batch
-from eke.estimate.time import note_predictions
 from eke.hardware import environment
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan, outline_record, software_changes
@@ -37,6 +36,7 @@ from eke.training.model.number_formats import compile_report
 from eke.training.model.save_model import save_pretrained
 from eke.training.observe.effective import AT_THE_END
 from eke.training.observe.memory_stages import device_peak
+from eke.tuning.advice import note_predictions
 
 
 def make_record(

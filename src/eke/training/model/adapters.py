@@ -23,6 +23,7 @@ from eke.config.schema import Adapters, Lora, QLora
 from eke.models.sizes import Targets, choose_targets
 from eke.plan.planner import Plan
 from eke.training.model.checkpointing import find_layers
+from eke.training.model.number_formats import frozen_dtype, trained_dtype
 from eke.training.model.unused import own_random_numbers
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -266,7 +267,7 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
     config.fan_in_fan_out = any(
         not isinstance(model.get_submodule(name), nn.Linear) for name in names
     )
-    config.modules_to_save = _heads(plan, model)
+    config.modules_to_save = _heads(plan, model) or None
     config.task_type = TASK_TYPES[plan.config.task.option]
     # For loading; random weights have no name.
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
@@ -275,8 +276,67 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         # peft 0.21 asks by a name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         adapted: Any = get_peft_model(cast(Any, model), config)
-    config.modules_to_save = _heads(plan, model)  # peft adds names, repeated or of no module
+    config.modules_to_save = (
+        _heads(plan, model) or None
+    )  # peft adds names, repeated or of no module
+    _set_formats(plan, adapted)
     return cast(nn.Module, adapted).train()
+
+
+class _Product(torch.autograd.Function):
+    """Product with a float32 matrix in the input's narrower format.
+
+    Equal to autocast's bit for bit, but keeps the matrix itself for the backward pass, not a copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.to(x.dtype).T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+        x, weight = ctx.saved_tensors
+        of_input = gradient @ weight.to(x.dtype) if ctx.needs_input_grad[0] else None
+        of_weight = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+        return of_input, of_weight.to(weight.dtype)
+
+
+class _Factor(nn.Linear):
+    """One of an adapter's two matrices."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        kind = input.device.type
+        if not torch.is_autocast_enabled(kind):
+            return super().forward(input)
+        with torch.autocast(kind, enabled=False):
+            product: Tensor = cast(Any, _Product).apply(
+                input.to(torch.get_autocast_dtype(kind)), self.weight
+            )
+        return product
+
+
+def _set_formats(plan: Plan, adapted: nn.Module) -> None:
+    """Give the model's own trained tensors their format, and leave the adapters' input as it is.
+
+    Autocast rounds that input anyway: peft's float32 copy of it would only be kept for backward.
+    DoRA computes the norms of weights in the format of that copy.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    trained, frozen = trained_dtype(plan), frozen_dtype(plan)
+    for module in adapted.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            cast(nn.Module, module.original_module).to(frozen)
+        elif isinstance(module, BaseTunerLayer) and plan.compute.autocast:
+            cast(Any, module).cast_input_dtype_enabled = plan.config.peft.option == "dora"
+            for factors in (getattr(module, name, {}) for name in ("lora_A", "lora_B")):
+                for factor in factors.values():
+                    factor.__class__ = _Factor
+    for parameter in adapted.parameters():
+        if parameter.requires_grad and parameter.dtype is frozen:
+            parameter.data = parameter.data.to(trained)
 
 
 def _linear_layers(model: nn.Module) -> dict[str, str]:
@@ -310,11 +370,16 @@ def _check(plan: Plan, model: nn.Module, targets: Targets, names: list[str]) -> 
     )
 
 
-def _heads(plan: Plan, model: nn.Module) -> list[str] | None:
-    """Modules trained whole: the head of a classifier, which the checkpoint seldom has."""
+def trained_modules(plan: Plan, model: nn.Module) -> list[str]:
+    """Names of modules trained whole: the head of a classifier, which a checkpoint seldom has."""
     if plan.config.task.option != "sequence_classification":
-        return None
-    leaves = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+        return []
+    return [n for n, _ in model.named_modules() if n.rpartition(".")[2] in CLASSIFIERS]
+
+
+def _heads(plan: Plan, model: nn.Module) -> list[str]:
+    """Last parts of their names, as peft takes them."""
+    leaves = {name.rpartition(".")[2] for name in trained_modules(plan, model)}
     return [name for name in CLASSIFIERS if name in leaves]
 
 

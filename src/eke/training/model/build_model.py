@@ -22,7 +22,7 @@ from eke.training.model.load_pretrained import (
     load_pretrained,
     set_special_ids,
 )
-from eke.training.model.number_formats import weights_dtype
+from eke.training.model.number_formats import frozen_dtype
 from eke.training.model.unused import (
     HEADS,
     cast_experts,
@@ -45,8 +45,9 @@ def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:
 def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.Module, LoadReport]:
     """Build the model of the plan on `device`, in training mode, with a report.
 
-    Its weights are float32; with peft=qlora those of the Transformer layers become 4-bit on their
-    way from the host to the device.
+    Its weights have the planned format; with adapters that of frozen weights, but for a
+    checkpoint's trained head. With peft=qlora those of the Transformer layers become 4-bit on
+    their way from the host to the device.
 
     Random weights depend on sizes, task and seed alone, not on precision (but for rounding),
     attention or compilation (and on the device type, whose generator draws them). Weights are
@@ -82,7 +83,7 @@ def _random_model(plan: Plan, device: torch.device) -> torch.nn.Module:
     if pad is not None and not is_padding_alone(plan.vocabulary, pad):
         model_config.pad_token_id = None  # drawn as any other token; classifiers need it below
     head = getattr(transformers, HEADS[config.task.option])
-    dtype = weights_dtype(plan)
+    dtype = frozen_dtype(plan)
     with own_random_numbers(device, config.seed), device, drawn_in_float32(dtype):
         model = head.from_config(
             model_config,

@@ -4,9 +4,11 @@ transformers is imported inside the functions: naming a builder must not cost it
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from safetensors import SafetensorError
@@ -19,8 +21,9 @@ from eke.data.sources import Vocabulary
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
+from eke.training.model.adapters import trained_modules
 from eke.training.model.attention_kernels import ATTENTION
-from eke.training.model.number_formats import weights_dtype
+from eke.training.model.number_formats import frozen_dtype, trained_dtype
 from eke.training.model.unused import (
     HEADS,
     check_places,
@@ -52,6 +55,8 @@ class LoadReport:
     """Only in the checkpoint: another task's head."""
     unreached: tuple[str, ...] = ()
     """Frozen, since no output depends on them."""
+    rounded: tuple[str, str] | None = None
+    """Number formats of the checkpoint and of the frozen weights, where the values are rounded."""
     kept_dropouts: tuple[float, ...] = ()
     """Probabilities of dropouts that `model.dropout` does not reach."""
     padding: str = "right"
@@ -72,6 +77,10 @@ class LoadReport:
             found.append(f"{why}: {_counted(self.unused_weights)}")
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
+        if self.rounded:
+            stored, dtype = (name.removeprefix("torch.") for name in self.rounded)
+            why = f"the checkpoint's {stored} weights are rounded to {dtype} where they are frozen"
+            found.append(f"{why} (peft.base_weights={stored} keeps them)")
         if self.kept_dropouts:
             kept = ", ".join(f"{p:g}" for p in self.kept_dropouts)
             found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
@@ -97,7 +106,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     config = plan.config
     head = getattr(transformers, HEADS[config.task.option])
     pretrained = cast(PretrainedModel, config.model)
-    dtype = weights_dtype(plan)
+    dtype = frozen_dtype(plan)
     settings = {
         "dtype": dtype,
         "attn_implementation": ATTENTION[config.attention.option],
@@ -105,7 +114,9 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     }
     try:
         model_config = checkpoint_configuration(plan)
-        with own_random_numbers(device, config.seed), drawn_in_float32(dtype):
+        stored = model_config.dtype
+        heads = _trained_format(plan)
+        with own_random_numbers(device, config.seed), drawn_in_float32(dtype), heads:
             if device.type == "meta":
                 with device:
                     return head.from_config(model_config, **settings), LoadReport()
@@ -128,7 +139,22 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         why = _first_sentence(error) if known else f"{type(error).__name__}: {error}"
         raise _refusal(pretrained, why, "another checkpoint, or another task") from error
     report = _judge(plan, model, info)
-    if not family_of(plan.config).is_known:
+    if stored not in (None, dtype) and dtype.itemsize < torch.float32.itemsize:
+        report = replace(report, rounded=(str(stored), str(dtype)))
+    mixed = frozen_dtype(plan) is not trained_dtype(plan)
+    with torch.autocast(device.type, dtype, enabled=mixed):
+        report = _probe(plan, model, report)
+    return cast(nn.Module, model), report
+
+
+def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
+    """The report with what forward passes over a few tokens show; freezes what none reaches.
+
+    Raises:
+        RunError: the model does not do what the task asks for.
+    """
+    config, pretrained = plan.config, cast(PretrainedModel, plan.config.model)
+    if not family_of(config).is_known:
         check_places(model, config.task.option)
         report = replace(report, unreached=freeze_unreached(model))
         if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
@@ -137,7 +163,31 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     if pretrained.dropout is not None:
         kept = kept_dropouts(model, pretrained.dropout, probe_inputs(model, 0))
         report = replace(report, kept_dropouts=kept)
-    return cast(nn.Module, model), report
+    return report
+
+
+@contextmanager
+def _trained_format(plan: Plan) -> Iterator[None]:
+    """Context in which the trained head of an adapted model is loaded, or drawn, in its own format.
+
+    Transformers 5.23 reads each tensor in the format that the model without data has, and asks for
+    exceptions between the two. In another version all is read in the frozen format:
+    tests/equivalence/test_frozen_weights.py tells.
+    """
+    from transformers import PreTrainedModel
+
+    ask: Any = getattr(PreTrainedModel, "_get_dtype_plan", None)
+    if ask is None or frozen_dtype(plan) is trained_dtype(plan):
+        yield
+        return
+
+    def widen(model: Any, dtype: torch.dtype) -> Any:
+        for name in trained_modules(plan, model):
+            model.get_submodule(name).to(trained_dtype(plan))
+        return ask(model, dtype)
+
+    with patch.object(PreTrainedModel, "_get_dtype_plan", widen):
+        yield
 
 
 def commit_of(model: PretrainedModel) -> str:

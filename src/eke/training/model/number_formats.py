@@ -52,9 +52,15 @@ def _context(autocast: str | None, device: torch.device) -> Context:
     return partial(torch.autocast, device.type, dtype=getattr(torch, autocast))
 
 
-def weights_dtype(plan: Plan) -> torch.dtype:
-    """Format of weights and gradients."""
+def trained_dtype(plan: Plan) -> torch.dtype:
+    """Format of trained weights and gradients; adapters are float32."""
     dtype: torch.dtype = getattr(torch, plan.compute.weights)
+    return dtype
+
+
+def frozen_dtype(plan: Plan) -> torch.dtype:
+    """Format of frozen weights; without adapters that of all weights."""
+    dtype: torch.dtype = getattr(torch, plan.compute.frozen)
     return dtype
 
 

@@ -119,8 +119,9 @@ def note_formats(job: TrainingState) -> None:
     compute = job.plan.compute
     # The model's own weights: adapters may have a wider format.
     dtypes = _dtypes(job.bare_model.parameters())
-    if compute.weights not in dtypes:
-        job.warn(f"precision.weights={compute.weights} had no effect: they are {', '.join(dtypes)}")
+    if compute.frozen not in dtypes:
+        key = "peft.base_weights" if is_adapted(job.bare_model) else "precision.weights"
+        job.warn(f"{key}={compute.frozen} had no effect: they are {', '.join(dtypes)}")
     copies = master_bytes(job.bare_model, job.optimizer)
     if isinstance(job.update, DeepSpeedUpdate):  # ZeRO-3 shows its optimizer none of them
         copies = torch.float32.itemsize * sum(shard_lengths(job.update.engine))

@@ -2,16 +2,7 @@
 
 from eke.tuning.chooser import Situation
 from eke.tuning.recipes.recipes import FASTEST, LARGE_MODEL, LOW_MEMORY
-from eke.tuning.recipes.resolver import Question, Recipe, RecipeOption, RecipeResolver
+from eke.tuning.recipes.resolver import Recipe, RecipeResolver
 
 RECIPES: dict[str, Recipe] = {each.name: each for each in (FASTEST, LOW_MEMORY, LARGE_MODEL)}
 """Option of `recipe=` -> what it wants; the other recipes are fixed selections."""
-
-__all__ = [
-    "RECIPES",
-    "Question",
-    "Recipe",
-    "RecipeOption",
-    "RecipeResolver",
-    "Situation",
-]

@@ -10,7 +10,7 @@ every second layer, and is what `memory=checkpointing memory.every_n=2` is.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,6 @@ def axes_for(
     typed: Sequence[str],
     device: Device,
     numerics: Numerics,
-    fixed: Iterable[str] = (),
 ) -> list[SearchAxis]:
     """What can be varied: every group without an override.
 
@@ -75,9 +74,8 @@ def axes_for(
         typed: given overrides; their groups stay as they are.
         device: what it runs on.
         numerics: how far the arithmetic may move.
-        fixed: further groups that stay as they are.
     """
-    kept = {*map(group_of, typed), *fixed}
+    kept = set(map(group_of, typed))
     names = dict.fromkeys(each.group for each in TECHNIQUES.values() if each.searched)
     axes = [_axis(name, choices, device, numerics, kept) for name in names if name not in kept]
     return [axis for axis in [*axes, *_sharing(device, kept)] if len(axis.values) > 1]

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from prepared import store_of
 from tokenizer_kinds import KINDS, save_kind
 from transformers import AutoTokenizer
 
@@ -165,6 +166,20 @@ def test_a_document_in_chunks_has_the_tokens_of_the_whole(kind, kinds) -> None:
     chunks = [text[a:b] for a, b in pairwise(edges)]
     found = np.concatenate(list(encode_stream(loaded, chunks)))
     assert found.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rendered_document_gets_nothing_twice(kind, kinds, tmp_path) -> None:
+    folder, _ = kinds[kind]
+    begin, end = KINDS[kind][2].partition("$A")[0].replace(" ", ""), KINDS[kind][3]
+    rendered = f"{begin}saw a bird{end.get('eos_token') or end['sep_token']}"
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(rendered)
+    store = store_of("data=text", f"data.path={tmp_path}", f"data.tokenizer={folder}", "model=tiny",
+                     "data.seq_len=4")  # fmt: skip
+    ((row, _),) = made(folder, "causal_lm", (rendered,))
+    assert store.array("tokens").tolist() == row * 3
+    assert store.manifest.num_doubled == 0
 
 
 def test_what_is_doubled() -> None:

@@ -8,7 +8,6 @@ from unit.estimate.time.cases import A100, CPU, large, small
 from eke.estimate.time import (
     Unknown,
     forecast_time,
-    note_predictions,
     render_time,
     slowdown,
     speed_cell,
@@ -18,6 +17,7 @@ from eke.estimate.time import (
 )
 from eke.plan.planner.planner import outline_record
 from eke.plan.record import Failure, Outcome
+from eke.tuning.advice import note_predictions
 
 
 @pytest.fixture(autouse=True)

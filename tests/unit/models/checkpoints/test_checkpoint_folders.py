@@ -20,7 +20,7 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.config.schema.codec import make_converter
 from eke.models.checkpoints import resolve_model
-from eke.models.checkpoints.locate import Located
+from eke.models.checkpoints.locate import Located, resolve_tokenizer
 from eke.models.checkpoints.resolve import weight_files
 from eke.models.families import FAMILIES as RECORDS
 from eke.models.sizes import model_size, state_bytes, structure
@@ -409,6 +409,13 @@ def test_rules_see_the_checkpoint(saved):
     assert TASK_OF["bert"] == "masked_lm"
 
 
+@pytest.mark.parametrize("kind", ["t5", "mt5", "umt5", "longt5"])
+def test_float16_is_too_narrow_for_every_kind_of_t5(kind, saved, tmp_path):
+    edit(shutil.copytree(saved["t5"], tmp_path / "mine"), model_type=kind)
+    plan = plan_of(tmp_path / "mine", "task=seq2seq_lm", "precision=fp16")
+    assert any(f"{kind}'s checkpoints" in text for text in plan.warnings)
+
+
 @pytest.mark.parametrize(
     ("typed", "problem"),
     [
@@ -469,6 +476,18 @@ def test_a_branch_and_its_commit_are_the_same_run(hub, saved):
     put(hub, saved["llama"])
     by_branch, by_commit = plan_of("org/model"), plan_of("org/model", f"model.revision={COMMIT}")
     assert by_branch.run_id == by_commit.run_id
+
+
+def test_the_tokenizer_is_of_the_commit_of_the_weights(hub, saved, monkeypatch):
+    put(hub, saved["llama"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    asked = {}
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda name, **more: asked.update(more)
+    )
+    typed = ["model=pretrained", "model.name_or_path=org/model", "data=python_source"]
+    resolve_tokenizer(compose(typed).config)
+    assert asked["revision"] == COMMIT
 
 
 def test_offline_and_not_cached(hub):

@@ -6,5 +6,3 @@ from eke.results.report.compare.comparison import (
     OneMachine,
     compare_runs,
 )
-
-__all__ = ["Comparison", "ComparisonRow", "OneMachine", "compare_runs"]

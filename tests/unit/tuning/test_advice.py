@@ -1,6 +1,7 @@
 """Proposals that make room: real overrides, accepted by the rules, with room by the forecast."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from unit.plan.cases import CPU, GPU, config_of, plan_of
@@ -8,22 +9,29 @@ from unit.plan.cases import CPU, GPU, config_of, plan_of
 from eke.common.errors import ConfigError
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import (
-    DOES_NOT_FIT,
     Traced,
     Verdict,
-    advise,
     forecast,
-    refuse_what_cannot_fit,
-    render_advice,
     trace_client,
 )
-from eke.estimate.memory.advice import SAVERS
 from eke.estimate.memory.predict_memory import with_room
-from eke.estimate.memory.render_memory import advice_for, memory_seen
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan, outline_record
 from eke.plan.record import MeasuredMemory, Outcome
 from eke.rules import Facts, check
+from eke.rules.techniques import applied
+from eke.tuning import refuse_oom
+from eke.tuning.advice import (
+    CHEAP,
+    DEAR,
+    advice_for,
+    advise,
+    memory_seen,
+    render_advice,
+    smaller_batches,
+    techniques_for,
+)
+from eke.tuning.refuse_oom import DOES_NOT_FIT, refuse_what_cannot_fit
 
 WORK = ("data=synthetic", "model.num_hidden_layers=6", "data.num_samples=4096")
 
@@ -61,17 +69,20 @@ def kept(overrides, more) -> list[str]:
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_overrides_mean_what_was_forecast(case, device) -> None:
-    """The configuration that a saver makes is the one that its overrides compose."""
+    """The configuration that a technique makes is the one that its overrides compose."""
     typed = (*WORK, *case)
     plan = plan_of(*typed, device=device)
-    changes = [change for saver in SAVERS for change in saver(plan)]
-    assert changes
-    for change in changes:
+    axes = [smaller_batches(plan), *techniques_for(plan, (*CHEAP, *DEAR))]
+    changes = [(each, applied(plan.config, [each])) for axis in axes for each in axis]
+    assert any(config for _, config in changes)
+    for change, config in changes:
+        if config is None:
+            continue
         composed = config_of(*kept(typed, change.overrides), *change.overrides)
-        if "optimizer" not in change.overrides[0]:
-            assert composed == change.config, change.overrides
+        if change.group != "optimizer":
+            assert composed == config, change.overrides
         else:
-            assert type(composed.optimizer) is type(change.config.optimizer)
+            assert type(composed.optimizer) is type(config.optimizer)
 
 
 def cramped(*overrides: str, share: float = 0.9, device=CPU):
@@ -103,15 +114,16 @@ def opposite(now: Plan, changed: Plan) -> tuple[float, str]:
     return (1.0 if changed.config.memory.checkpointing.value != "off" else 3.0), "a clock"
 
 
-def test_the_cheapest_by_the_time_model_comes_first() -> None:
+def test_the_cheapest_by_the_time_model_comes_first(monkeypatch) -> None:
     """By published figures smaller batches cost less; this device says otherwise."""
     plan = cramped(share=0.6)
     by_figures, by_clock = advise(plan)[0], advise(plan, judge=opposite)[0]
     assert by_figures.overrides[0].startswith("batch.per_device=")
     assert by_clock.overrides[0].startswith("memory=checkpointing")
     assert (by_clock.slowdown, by_clock.reasons) == (1.0, ("a clock",))
+    monkeypatch.setattr(refuse_oom, "advise", partial(advise, judge=opposite))
     with pytest.raises(ConfigError) as caught:
-        refuse_what_cannot_fit(sized(0.99), forecast(sized(0.99)), opposite)
+        weigh(sized(0.99))
     assert "memory=checkpointing" in str(caught.value.problems[0].fix)
 
 

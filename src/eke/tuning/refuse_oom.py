@@ -5,10 +5,10 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
-from eke.estimate.memory.advice import Advice, Judge, advise
-from eke.estimate.memory.components import Forecast, Method, Verdict
+from eke.estimate.memory import Forecast, Method, Verdict
 from eke.estimate.memory.predict_memory import room
 from eke.plan.planner import Plan
+from eke.tuning.advice import Advice, advise
 
 DOES_NOT_FIT = "does_not_fit"
 """The rule's id. Its condition needs a plan, so it is not among `eke.rules.RULES`."""
@@ -18,13 +18,12 @@ _found: dict[Any, Advice | None] = {}
 memory have one."""
 
 
-def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = None) -> str:
+def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
     """Reject a plan whose lowest forecast exceeds its device's memory.
 
     Args:
         plan: of the run.
         found: its forecast.
-        judge: estimates the cost of the proposed override, as in `advise`.
 
     Returns:
         A warning if the expected or the high peak does not fit; else nothing.
@@ -40,13 +39,13 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = No
         why += f"{format_bytes(peak.expected)} expected"
         # It would fit if other processes held no memory.
         passing = peak.low <= (room(replace(plan, device=at_rest)) or 0)
-        raise ConfigError(_problem(plan, found, judge, why, passing))
+        raise ConfigError(_problem(plan, found, why, passing))
     if found.verdict is Verdict.tight and found.method is Method.closed_form:
         # Formulas are wide: only what is more likely than not is worth a word.
         return ""
     return (
         f"memory: {format_bytes(found.peak.expected)} expected; {_has(plan, found)} "
-        f"({_fix(plan, found, judge)})"
+        f"({_fix(plan, found)})"
     )
 
 
@@ -57,13 +56,12 @@ def cannot_fit(plan: Plan, found: Forecast) -> bool:
     return found.peak.low > found.capacity
 
 
-def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None) -> None:
+def refuse_what_ran_out(plan: Plan, found: Forecast) -> None:
     """Reject a plan that ran out of memory when probed.
 
     Args:
         plan: of the run.
         found: its forecast.
-        judge: as above.
 
     Raises:
         ConfigError: always, unless the user forces it.
@@ -71,11 +69,11 @@ def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None)
     if plan.config.ignore_forecast:
         return
     why = f"ran out of memory in a probe; {format_bytes(found.peak.expected)} were expected"
-    raise ConfigError(_problem(plan, found, judge, why, passing=False))
+    raise ConfigError(_problem(plan, found, why, passing=False))
 
 
-def _problem(plan: Plan, found: Forecast, judge: Judge | None, why: str, passing: bool) -> Problem:
-    fix = _fix(plan, found, judge, "ignore_forecast=true starts it all the same")
+def _problem(plan: Plan, found: Forecast, why: str, passing: bool) -> Problem:
+    fix = _fix(plan, found, "ignore_forecast=true starts it all the same")
     size, why = str(plan.batch.per_device), f"{why}; {_has(plan, found)}"
     return Problem("batch.per_device", size, why, fix, DOES_NOT_FIT, passing)
 
@@ -92,23 +90,22 @@ def _has(plan: Plan, found: Forecast) -> str:
     return f"this machine has {whole}{taken}: {capacity} for tensors{each}"
 
 
-def what_makes_room(plan: Plan, found: Forecast, judge: Judge | None = None) -> Advice | None:
+def what_makes_room(plan: Plan, found: Forecast) -> Advice | None:
     """The first advice for a plan that does not fit; looked for once for all plans like it.
 
     Args:
         plan: of the run.
         found: its forecast.
-        judge: as in `advise`.
     """
     choices = tuple(sorted(plan.choices.items()))
     key = (found.peak, found.capacity, plan.batch, choices)
     if key not in _found:
-        _found[key] = next(iter(advise(plan, 1, judge)), None)
+        _found[key] = next(iter(advise(plan, 1)), None)
     return _found[key]
 
 
-def _fix(plan: Plan, found: Forecast, judge: Judge | None, remark: str = "") -> Fix:
-    advice = what_makes_room(plan, found, judge)
+def _fix(plan: Plan, found: Forecast, remark: str = "") -> Fix:
+    advice = what_makes_room(plan, found)
     if advice:
         return Fix(*advice.overrides, remark=remark)
     explain = "eke plan --why says what needs how much"

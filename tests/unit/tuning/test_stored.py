@@ -4,16 +4,17 @@ import pytest
 from unit.plan.cases import plan_of
 
 from eke.common.paths import RunPaths
-from eke.estimate.memory import forecast, note_forecast
+from eke.estimate.memory import forecast
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, read_record, write_record
+from eke.tuning.advice import note_predictions
 
 
 @pytest.mark.parametrize("outcome", [Outcome.ok, Outcome.oom, Outcome.crashed])
 def test_every_record_has_the_prediction_and_advice_only_after_an_out_of_memory(outcome) -> None:
     plan = plan_of("data=synthetic")
     record = outline_record(plan, [], 0, outcome, None)
-    note_forecast(record, plan)
+    note_predictions(record, plan)
     predicted, found = record.memory.predicted, forecast(plan)
     assert predicted is not None
     assert (predicted.low, predicted.expected, predicted.high) == (
@@ -29,7 +30,7 @@ def test_every_record_has_the_prediction_and_advice_only_after_an_out_of_memory(
 def test_a_record_that_has_a_corrected_forecast_is_still_read(tmp_path) -> None:
     plan = plan_of("data=synthetic")
     record, paths = outline_record(plan, [], 0, Outcome.ok, None), RunPaths(tmp_path)
-    note_forecast(record, plan)
+    note_predictions(record, plan)
     assert record.memory.predicted is not None
     record.memory.predicted.calibrated = {"runs": 7, "needed": 5, "factor": 1.1, "versions": ""}
     write_record(paths, record)

@@ -1,0 +1,346 @@
+"""Advice for runs that run out of memory: overrides whose forecast fits, mildest first.
+
+Proposals are techniques of the table (eke.rules.techniques) and smaller micro-batches; each is
+checked by the rules and forecast.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from math import prod
+
+from eke.common.errors import ConfigError
+from eke.common.text import format_bytes
+from eke.config.schema import Config, PretrainedModel
+from eke.estimate.memory import Forecast, Verdict, known_forecast
+from eke.estimate.memory.predict_memory import with_room
+from eke.estimate.memory.render_memory import METHODS, as_record, dominant, wrapped
+from eke.estimate.time import StepTime, forecast_time, predicted_step, slowdown
+from eke.models.sizes import predicted_frac
+from eke.plan.planner import Plan, replan
+from eke.plan.record import Outcome, Record
+from eke.rules import NOT_BY_SIZE, Facts, check
+from eke.rules.techniques import (
+    CPU,
+    QUARTER_BATCH,
+    TECHNIQUES,
+    Published,
+    Technique,
+    applied,
+    fused_loss_share,
+    precision_slowdown,
+)
+from eke.tuning.chooser import ROOM, combine, mildest
+
+Techniques = tuple[Technique, ...]
+
+CHEAP = (
+    ("attention=sdpa",),
+    ("kernels=sparse_prediction",),
+    ("kernels=fused_linear_cross_entropy",),
+)
+"""Techniques milder than smaller micro-batches; at most one of each group is proposed."""
+
+DEAR = (
+    ("memory=checkpointing_selective", "memory=checkpointing"),
+    ("precision=bf16", "precision=bf16_pure"),
+    ("precision=tf32", "precision=fp32"),
+    ("optimizer=adamw_8bit", "optimizer=adafactor"),
+    ("distributed=zero2", "distributed=zero3", "distributed=fsdp"),
+    ("offload=optimizer_cpu",),
+    ("peft=lora", "peft=qlora"),
+)
+"""Those that are tried after them."""
+
+
+def techniques_for(plan: Plan, groups: Iterable[tuple[str, ...]]) -> list[Techniques]:
+    """Techniques of the table that can pay on the plan's device, with all their overrides."""
+    count = plan.config.distributed.num_processes
+    # An option of `distributed` brings its own number of processes.
+    processes = {"distributed": f" distributed.num_processes={count}"}
+    return [
+        tuple(
+            replace(each, name=each.name + processes.get(each.group, ""))
+            for each in map(TECHNIQUES.__getitem__, names)
+            if plan.device.kind in each.devices
+        )
+        for names in groups
+    ]
+
+
+def smaller_batches(plan: Plan) -> Techniques:
+    """The same samples per step in smaller micro-batches, the largest first."""
+    config, size, found = plan.config, plan.batch.per_device, []
+    for part in range(size - 1, 0, -1):
+        if size % part:
+            continue
+        name, batch = f"batch.per_device={part}", replace(config.batch, per_device=part)
+        if config.batch.target is None:
+            count = plan.batch.accumulation * (size // part)
+            name, batch = f"{name} batch.accumulation={count}", replace(batch, accumulation=count)
+        slower = QUARTER_BATCH.slowdown ** (math.log2(size / part) / 2)
+        found.append(
+            Technique(
+                name,
+                "activations",
+                published=Published(slower, f"4 times smaller: {QUARTER_BATCH.source}"),
+                applies=lambda config: True,
+                edit=partial(replace, batch=batch),
+            )
+        )
+    return tuple(found)
+
+
+def slowdown_of(technique: Technique, plan: Plan, changed: Config) -> float | None:
+    """Time of a step over what it is now, by published figures; None where nothing is known.
+
+    The vocabulary's projection is counted by its size.
+    """
+    num_matmul = plan.size.num_matmul_parameters
+    if technique.name == "kernels=sparse_prediction":
+        projection = changed.model.vocab_size * changed.model.hidden_size
+        return 1 - (1 - predicted_frac(changed)) * projection / max(projection, num_matmul)
+    if technique.name == "kernels=fused_linear_cross_entropy":
+        return 1 + fused_loss_share(plan.config, num_matmul)
+    if technique.group != "precision":
+        return technique.slowdown
+    relative = (technique.slowdown or 1.0) / precision_slowdown(plan.config)
+    # A processor's units for 16 bits may be fast, slow or missing.
+    return None if plan.device.kind == CPU and relative != 1.0 else relative
+
+
+Judge = Callable[[Plan, Plan], tuple[float, str] | None]
+"""A time model: of a plan and a changed one, how much longer a sample takes, and where that is
+known from; None where it does not know the device."""
+
+UNKNOWN_SLOWDOWN = 2.0
+"""Rank of a change whose cost depends on the machine: behind all that are known."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One set of overrides that reduces memory."""
+
+    overrides: tuple[str, ...]
+    plan: Plan
+    """With them."""
+    forecast: Forecast
+    """Of that plan."""
+    slowdown: float | None
+    """Time of a step over what it is now; None where it is not known."""
+    reasons: tuple[str, ...]
+    """Source of each change's slowdown."""
+    keeps: bool
+    """The training computes the same, but for rounding."""
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, float, int]:
+        """Sort key: equivalent training first, then spare memory, low cost and few overrides.
+
+        Adapters of random weights learn little: only where nothing else helps.
+        """
+        config = self.plan.config
+        learns_little = config.peft.option != "none" and not isinstance(
+            config.model, PretrainedModel
+        )
+        slowdown = UNKNOWN_SLOWDOWN if self.slowdown is None else self.slowdown
+        tight = self.forecast.verdict is not Verdict.fits
+        return not self.keeps, learns_little, tight, slowdown, len(self.overrides)
+
+
+def advise(plan: Plan, count: int = 5, judge: Judge = slowdown) -> list[Advice]:
+    """Overrides with which the plan's expected peak fits, ranked.
+
+    Single changes, and pairs whose changes do not suffice alone; if none suffices, pairs with the
+    smallest micro-batch.
+
+    Args:
+        plan: the plan that does not fit, or barely fits.
+        count: proposals at most.
+        judge: estimates the cost of changes on this device; published figures are used where it
+            does not know.
+    """
+    batches = smaller_batches(plan)
+    cheap, dear = techniques_for(plan, CHEAP), techniques_for(plan, DEAR)
+    axes = [*cheap, batches, *dear]
+    alone = [_sufficient(plan, [axis], judge) for axis in axes]
+    found = [advice for each in alone for advice in each]
+    if len(found) < count or not any(advice.keeps for advice in found):
+        too_little = [axis for axis, each in zip(axes, alone, strict=True) if not each]
+        for pair in combinations(too_little, 2):
+            found += _sufficient(plan, pair, judge)
+    if not found:
+        for pair in combinations([*cheap, *dear], 2):
+            found += _sufficient(plan, (batches[-1:], *pair), judge)
+    return ranked(found)[:count]
+
+
+def ranked(found: Iterable[Advice]) -> list[Advice]:
+    """Best first."""
+    return sorted(found, key=lambda advice: advice.rank)
+
+
+def _sufficient(plan: Plan, axes: Sequence[Techniques], judge: Judge) -> list[Advice]:
+    """The mildest that suffices of the changes that keep the training, and of the others."""
+    found = []
+    every = combine(axes)
+    for keeps in (True, False):
+        of_kind = (each for each in every if all(t.keeps_training for t in each) is keeps)
+        tried = (_tried(plan, techniques, judge) for techniques in of_kind)
+        best = mildest((advice for advice in tried if advice), lambda advice: advice.forecast)
+        found += [best] if best else []
+    return found
+
+
+def _replanned(plan: Plan, config: Config) -> Plan | None:
+    """The plan of a configuration; None if rejected by a rule other than a memory bound."""
+    refused, _ = check(Facts(config, plan.device, planning=True), NOT_BY_SIZE)
+    if refused:
+        return None
+    try:
+        return replan(plan, config)
+    except ConfigError:
+        return None
+
+
+def _tried(plan: Plan, techniques: Techniques, judge: Judge) -> Advice | None:
+    """Advice if the techniques apply and the plan fits with them."""
+    config = applied(plan.config, techniques)
+    changed = _replanned(plan, config) if config else None
+    if changed is None:
+        return None
+    found = known_forecast(changed)
+    if found.verdict not in ROOM:
+        return None
+    slower = [slowdown_of(each, plan, changed.config) for each in techniques]
+    known = [each for each in slower if each is not None]
+    total = prod(known) if len(known) == len(slower) else None
+    reasons = tuple(each.reason for each in techniques)
+    judged = judge(plan, changed)
+    if judged is not None:
+        total, reasons = judged[0], (judged[1],)
+    return Advice(
+        overrides=tuple(text for each in techniques for text in each.overrides),
+        plan=changed,
+        forecast=found,
+        slowdown=total,
+        reasons=reasons,
+        keeps=all(each.keeps_training for each in techniques),
+    )
+
+
+def render_advice(found: Forecast, advice: list[Advice]) -> str:
+    """The largest components, and overrides that reduce memory, numerically equivalent first."""
+    lines = [dominant(found), ""]
+    if found.verdict is Verdict.unknown:
+        lines.append("The device's memory is not known: hardware=NAME declares one.")
+        return "\n".join(lines)
+    if not advice:
+        lines += [
+            "No single technique, and no two of them, reduce memory enough: a smaller model,",
+            "shorter samples (data.seq_len), more devices (distributed=fsdp) or a larger one",
+            "(hardware=all)",
+        ]
+        return "\n".join(lines)
+    head = "would make it fit" if found.verdict is not Verdict.fits else "would need less"
+    for keeps, whose in ((True, "the same training"), (False, "another training")):
+        group = [each for each in advice if each.keeps is keeps]
+        if group:
+            lines += [] if lines[-1] == "" else [""]
+            lines.append(f"{head}, {whose}, the cheapest first:")
+            lines += [line for each in group for line in _proposal(each)]
+    return "\n".join(lines)
+
+
+def _proposal(advice: Advice) -> list[str]:
+    peak = advice.forecast.peak
+    return [
+        "",
+        f"  {' '.join(advice.overrides)}",
+        wrapped(
+            f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} "
+            f"({METHODS[advice.forecast.method]}): {advice.forecast.verdict.value}",
+            6,
+        ),
+        f"      {_cost(advice)}",
+        *(wrapped(f"source: {reason}", 6) for reason in advice.reasons),
+    ]
+
+
+def _cost(advice: Advice) -> str:
+    """Expected duration of a step with it, formatted."""
+    changes = "" if advice.keeps else "; another training: compare its loss"
+    if advice.slowdown is None:
+        return f"speed depends on the machine{changes}"
+    change = advice.slowdown - 1
+    if abs(change) < 0.005:
+        return f"as fast{changes}"
+    words = f"{change:.0%} more time" if change > 0 else f"{-change:.0%} less time"
+    return f"about {words} per step{changes}"
+
+
+SAVED = 0.85
+"""Share of the expected peak that advice after running out of memory must come down to: a run that
+should have fitted and did not needs more than what a forecast's error may be."""
+
+PROPOSALS = 3
+"""In a record."""
+
+
+def advice_for(plan: Plan, seen: int | None = None) -> list[str]:
+    """Overrides for a run that ran out of memory.
+
+    Args:
+        plan: of the run.
+        seen: bytes that it had when there were no more, of what is forecast: plans that need less
+            fit; None where it was not measured.
+    """
+    found = known_forecast(plan)
+    if found.verdict is Verdict.unknown and seen is None:
+        return []
+    expected, capacity = found.peak.expected, found.capacity or found.peak.expected
+    for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
+        if advice := advise(with_room(plan, int(SAVED * most)), PROPOSALS):
+            break
+    else:
+        advice = advise(plan, PROPOSALS)
+    return [" ".join(each.overrides) for each in advice]
+
+
+def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None:
+    """Put into a record what was expected of memory and time and, after an out-of-memory, advice.
+
+    Args:
+        record: of a run that has ended.
+        plan: of the run.
+        may_lack: the host's memory may have run out, although the outcome does not say so; not
+            about a GPU's.
+    """
+    record.memory.predicted = as_record(known_forecast(plan))
+    ran_short = may_lack and plan.device.kind == "cpu"
+    if ran_short or record.outcome == Outcome.oom.value:
+        record.memory.advice = advice_for(plan, memory_seen(plan, record))
+    time = forecast_time(plan)
+    if isinstance(time, StepTime):
+        record.timing.predicted_step_s = predicted_step(time)
+
+
+def memory_seen(plan: Plan, record: Record) -> int | None:
+    """Bytes that a run had when it ran out of memory, of what is forecast; None if not measured.
+
+    Of a GPU what PyTorch had reserved, with the driver's context as forecast; of a CPU what
+    the process had grown by since its libraries were loaded.
+    """
+    measured, expected = record.memory.measured, record.memory.predicted
+    if measured is None:
+        return None
+    if plan.device.kind != "cpu":
+        context = expected.components.get("context", 0) if expected else 0
+        reserved = measured.peak_reserved_bytes
+        return reserved + context if reserved else None
+    before, peak = measured.stages.get("kernels_loaded"), measured.process_peak_bytes
+    if before is None or peak is None or peak <= before:
+        return None
+    return peak - before

@@ -1,0 +1,185 @@
+"""Adapters over 16-bit frozen weights compute what plain transformers and PEFT compute."""
+
+import pytest
+import torch
+import transformers
+from checkpoints import FAMILIES, TASK_OF, save_checkpoint
+from peft import PeftModel
+from support import TINY, last_wins
+from trained import continue_job, steps_of, train_job
+from unit.training.model.steps import make_inputs
+
+from eke.config.compose import compose
+from eke.models.sizes import state_bytes
+from eke.training.model.adapters import apply_peft, merge_adapters, quant_tensors, save_adapter
+from eke.training.model.build_model import build_model_and_report
+from eke.training.model.unused import HEADS, set_dropout
+from eke.workflows.planning import plan_for
+
+# peft 0.21 asks by a name that transformers 5.23 has renamed.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)
+
+CPU = torch.device("cpu")
+METHODS = ("lora", "dora", "ia3")
+FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Family and format -> a checkpoint that no test changes."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    found = {}
+    for family in FAMILIES:
+        path = save_checkpoint(root / family, family)
+        found[family, "fp32"] = path
+        for name, dtype in FORMATS.items():
+            plain = getattr(transformers, HEADS[TASK_OF.get(family, "causal_lm")])
+            model = plain.from_pretrained(path, dtype=dtype)
+            model.save_pretrained(root / f"{family}-{name}")
+            found[family, name] = root / f"{family}-{name}"
+    return found
+
+
+def plan_of(path, *overrides):
+    typed = ("model=pretrained", f"model.name_or_path='{path}'", "model.dropout=0.0", *SHORT)
+    return plan_for(compose(last_wins(*typed, *overrides)), planning=True)
+
+
+def build(plan):
+    base, report = build_model_and_report(plan, CPU)
+    model = apply_peft(plan, base)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p += 0.02 * torch.randn(p.shape, generator=generator)
+    return model, report
+
+
+def step(model, dtype):
+    inputs = make_inputs(model.get_base_model())
+    with torch.autocast("cpu", dtype):
+        logits = model(**inputs).logits
+    loss = logits.float().square().mean()
+    loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+    return logits.detach(), loss.item(), gradients
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "mixtral"])
+def test_loss_and_gradients_are_plain_pefts(saved, family, method, precision, tmp_path):
+    task, dtype = TASK_OF.get(family, "causal_lm"), FORMATS[precision]
+    path = saved[family, precision]
+    plan = plan_of(path, f"task={task}", f"peft={method}", f"precision={precision}")
+    model, report = build(plan)
+    assert report.rounded is None
+    save_adapter(model, tmp_path)
+    config = transformers.AutoConfig.from_pretrained(path)
+    set_dropout(config, 0.0)
+    base = getattr(transformers, HEADS[task]).from_pretrained(path, config=config, dtype=dtype)
+    plain = PeftModel.from_pretrained(base, tmp_path, is_trainable=True).train()
+    logits, loss, gradients = step(model, dtype)
+    other_logits, other_loss, other = step(plain, dtype)
+    assert torch.equal(logits, other_logits)
+    assert loss == other_loss
+    assert set(gradients) == set(other)
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, other[name]), name
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("method", [*METHODS, "qlora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_formats_and_bytes_are_the_planned_ones(saved, family, method, precision):
+    task = "sequence_classification" if family in ("bert", "llama") else TASK_OF.get(family)
+    more = (f"task={task or 'causal_lm'}", f"peft={method}", f"precision={precision}")
+    plan = plan_of(saved[family, precision], *more)
+    model, _ = build(plan)
+    trained = {p.dtype for p in model.parameters() if p.requires_grad}
+    assert trained == {torch.float32}
+    held = [*model.parameters(), *quant_tensors(model)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+    assert sum(storages.values()) == state_bytes(plan.config, plan.compute.formats).weights
+
+
+def test_a_head_keeps_the_checkpoints_float32_values(saved, tmp_path):
+    more = ("task=sequence_classification", "precision=bf16")
+    whole, _ = build_model_and_report(plan_of(saved["bert", "fp32"], *more), CPU)
+    plan = plan_of(saved["bert", "fp32"], *more, "peft=lora")
+    model, report = build_model_and_report(plan, CPU)
+    assert report.rounded == ("torch.float32", "torch.bfloat16")
+    assert any("rounded to bfloat16" in warning for warning in report.warnings)
+    assert torch.equal(model.classifier.weight, whole.classifier.weight)
+    frozen = model.bert.embeddings.word_embeddings.weight
+    assert frozen.dtype is torch.bfloat16
+    assert torch.equal(frozen, whole.bert.embeddings.word_embeddings.weight.bfloat16())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_merged_weights_are_plain_pefts(saved, method, tmp_path):
+    path = saved["llama", "bf16"]
+    model, _ = build(plan_of(path, f"peft={method}", "precision=bf16"))
+    save_adapter(model, tmp_path)
+    base = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    plain = PeftModel.from_pretrained(base, tmp_path).merge_and_unload().state_dict()
+    merged = merge_adapters(model).state_dict()
+    assert set(merged) == set(plain)
+    for name, tensor in merged.items():
+        assert tensor.dtype is torch.bfloat16
+        assert torch.equal(tensor, plain[name]), name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "frozen"),
+    [
+        ("precision=fp32", "float32"),
+        ("precision=bf16", "bfloat16"),
+        ("precision=fp16", "float16"),
+        ("precision=bf16 peft.base_weights=float32", "float32"),
+        ("precision=bf16 precision.evaluation=float32", "float32"),
+        ("precision=bf16_pure", "bfloat16"),
+    ],
+)
+def test_the_format_of_frozen_weights(saved, overrides, frozen):
+    plan = plan_of(saved["llama", "bf16"], "peft=lora", *overrides.split())
+    assert plan.compute.frozen == frozen
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
+def test_a_run_continues_bit_for_bit(task, make_plan, tmp_path):
+    more = (f"task={task}", "peft=lora", "peft.dropout=0.1", "precision=bf16", "train.steps=4")
+    plan = make_plan(*last_wins(*TINY, *more, "train.checkpoint_every=2", "train.eval_every=null"))
+    whole = train_job(plan, tmp_path / "whole")
+    rest = continue_job(whole, 2, tmp_path / "rest")
+    assert steps_of(rest) == {n: found for n, found in steps_of(whole).items() if n > 2}
+
+
+def test_less_is_kept_for_the_backward_pass():
+    """Bytes without the parameters themselves; 9,062,404 where frozen weights were float32."""
+    plan = plan_of_random("data.seq_len=128", "batch.per_device=2", "precision=bf16", "peft=lora")
+    model = apply_peft(plan, build_model_and_report(plan, CPU)[0])
+    held = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in held:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    ids = torch.randint(0, 200, (2, 128))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=ids).logits
+        torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
+    assert sum(size for size, _ in kept.values()) <= 0.7 * 9_062_404
+
+
+def plan_of_random(*overrides):
+    typed = ("model=tiny", "model.dropout=0", *SHORT, "train.steps=2", *overrides)
+    return plan_for(compose(last_wins(*typed)), planning=True)
