@@ -11,8 +11,8 @@ has room is taken, so that a model that fits is trained as by recipe=fastest wit
 recipe=low_memory: the least memory that techniques without a large slowdown can reach.
 
 Numerics: products in 16 bits; another optimizer than AdamW (Adafactor, else AdamW with moments of
-8 bits); float32 weights. Products are TF32's, or float32's, where copies in 16 bits need more than
-they save. Clipping and the state's location stay as set, and so does the micro-batch where it fits.
+8 bits); float32 trained weights. Clipping and the state's location stay as set, and so does the
+micro-batch where it fits.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from eke.config.schema import Compute, Packing
 from eke.estimate.memory import Verdict
 from eke.models.sizes import is_ragged, most_predicted
 from eke.rules.techniques import TECHNIQUES, Published
-from eke.tuning.chooser import ROOM, Axis, Change, Chooser, Combination, Situation
+from eke.tuning.chooser import Axis, Change, Chooser, Combination, Situation
 from eke.tuning.recipes.resolver import Ask, Question, Recipe, RecipeOption
 from eke.tuning.recipes.techniques import (
     DECIDES,
@@ -205,78 +205,25 @@ LOW_MEMORY_STATES = Axis.of(
 )
 RECOMPUTATION = Axis.of(("memory", "memory.checkpointing"), *RECOMPUTED)
 
-WIDE = (("precision=tf32",), ("precision=fp32",))
-"""Products without copies, the faster ones first; the last is the default."""
-PURE = ("precision=bf16_pure",)
 PIECES = ("batch=auto",)
-
-WORTH = 1.1
-"""A peak so many times as high is worth slower products: a choice."""
 
 
 def least(
     situation: Situation, is_decided: Callable[[str], bool], change: Change
 ) -> list[RecipeOption]:
     """The combination with the lowest forecast."""
-    chooser, best = lowest(situation, is_decided, change)
+    axes = (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
+    chooser = Chooser.of(situation, is_decided, change, axes)
+    best = chooser.least_memory()
     if best is None:
         return []
-    found, cut = [], in_pieces(best, is_decided, change)
-    wide = None if any(map(is_decided, DECIDES)) else without_copies(best, cut, situation, change)
-    if wide is not None:
-        candidate, situation = wide
-        chooser, again = lowest(situation, is_decided, change)
-        found, best = [candidate], again or best
-        cut = in_pieces(best, is_decided, change)
-    found += explained(chooser, best)
+    cut = in_pieces(best, is_decided, change)
+    found = explained(chooser, best)
     if cut is not None:
         size = format_bytes(best.forecast.peak.expected)
         why = f"{size} would be needed at batch.per_device={best.situation.config.batch.per_device}"
         found.append(RecipeOption(PIECES, f"{why}; as many at once as fit"))
     return found
-
-
-def lowest(
-    situation: Situation, is_decided: Callable[[str], bool], change: Change
-) -> tuple[Chooser, Combination | None]:
-    """The combination with the lowest forecast; None: nothing can be forecast."""
-    axes = (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
-    chooser = Chooser.of(situation, is_decided, change, axes)
-    return chooser, chooser.least_memory()
-
-
-def without_copies(
-    best: Combination, cut: Situation | None, situation: Situation, change: Change
-) -> tuple[RecipeOption, Situation] | None:
-    """Products of float32 weights, where copies in 16 bits need more memory than they save.
-
-    Autocast keeps copies of float32 weights. Where all of them are trained, gradients and states
-    take their place later in the step; where adapters are, nothing does.
-    """
-    for overrides in WIDE:
-        plain = change(situation, overrides)
-        if plain is not None and not situation.found.objection(plain.found, ("precision",)):
-            break
-    else:
-        return None
-    narrow, wide = best.situation, change(best.situation, overrides)
-    if wide is None or wide.forecast is None:
-        return None
-    found = best.forecast if cut is None else cut.forecast
-    makes_room = found is None or found.verdict is Verdict.does_not_fit
-    worth = best.forecast.peak.expected >= WORTH * wide.forecast.peak.expected
-    if not worth and not (makes_room and wide.forecast.verdict in ROOM):
-        return None
-    before, after = (format_bytes(m.peak.expected) for m in (best.forecast, wide.forecast))
-    why = (
-        f"{after} expected, {before} with precision={narrow.config.precision.option}, which keeps "
-        "16-bit copies of the weights, whether they are trained or not"
-    )
-    pure = change(narrow, PURE)
-    if pure and pure.forecast and pure.found.rejected.keys() <= narrow.found.rejected.keys():
-        why += f"; {PURE[0]}, other numerics, has them in 16 bits alone: "
-        why += format_bytes(pure.forecast.peak.expected)
-    return RecipeOption(overrides, why), plain
 
 
 def in_pieces(

@@ -99,7 +99,7 @@ def test_float8_layers_are_counted(trained) -> None:
 CORRUPTED = {
     "weights": (
         (PURE,),
-        "eke.training.model.build_model.weights_dtype",
+        "eke.training.model.build_model.frozen_dtype",
         lambda plan: torch.float32,
     ),
     "master": (
