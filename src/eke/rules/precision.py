@@ -67,15 +67,20 @@ def _loses_updates(facts: Facts) -> bool:
     )
 
 
+def _computed_formats(facts: Facts) -> set[str]:
+    """Number formats that training and evaluation compute in."""
+    precision = facts.config.precision
+    return {precision.compute.value, precision.evaluation.value} - {Evaluation.same.value}
+
+
 def _frozen_differ(facts: Facts) -> bool:
     """Whether frozen weights have a format that something cannot compute with."""
-    precision, peft = facts.config.precision, facts.config.peft
+    peft = facts.config.peft
     if not isinstance(peft, Adapters) or peft.base_weights is BaseWeights.auto:
         return False
     if peft.base_weights is BaseWeights.float32:
         return is_narrow(facts)
-    formats = {precision.compute.value, precision.evaluation.value} - {Evaluation.same.value}
-    return formats != {peft.base_weights.value}
+    return _computed_formats(facts) != {peft.base_weights.value}
 
 
 def _model_type(facts: Facts) -> str:
@@ -129,8 +134,7 @@ RULES = (
         key="peft.base_weights",
         when=_frozen_differ,
         why=lambda f: (
-            f"training computes in {f.config.precision.compute.value}, evaluation in "
-            f"{f.config.precision.evaluation.value.replace('same', 'the same')}, and trained "
+            f"products are computed in {' and '.join(sorted(_computed_formats(f)))}, and trained "
             f"weights are {f.config.precision.weights.value}: autocast narrows weights, and does "
             "not widen them"
         ),
