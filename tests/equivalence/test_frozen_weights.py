@@ -119,11 +119,20 @@ def test_a_head_keeps_the_checkpoints_float32_values(saved, tmp_path):
     plan = plan_of(saved["bert", "fp32"], *more, "peft=lora")
     model, report = build_model_and_report(plan, CPU)
     assert report.rounded == ("torch.float32", "torch.bfloat16")
-    assert any("rounded to bfloat16" in warning for warning in report.warnings)
+    assert any(
+        "rounded to bfloat16" in warning and "base_weights=float32" in warning
+        for warning in report.warnings
+    )
     assert torch.equal(model.classifier.weight, whole.classifier.weight)
     frozen = model.bert.embeddings.word_embeddings.weight
     assert frozen.dtype is torch.bfloat16
     assert torch.equal(frozen, whole.bert.embeddings.word_embeddings.weight.bfloat16())
+
+
+@pytest.mark.parametrize("typed", ["precision=bf16_pure", "precision=bf16_pure peft=lora"])
+def test_no_frozen_weights_no_warning_of_them(saved, typed):
+    plan = plan_of(saved["llama", "fp32"], *typed.split())
+    assert build_model_and_report(plan, CPU)[1].rounded is None
 
 
 @pytest.mark.parametrize("method", METHODS)

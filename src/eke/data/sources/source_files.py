@@ -48,7 +48,7 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
         _check(file, key)
     strange = [f for f in found if f.suffix and not f.name.lower().endswith(ENDINGS[option])]
     if pattern is not None and 0 < len(strange) < len(found):
-        why = f"matches files that do not end in {ENDINGS[option][0]} too: {strange[0].name}"
+        why = f"also matches files that do not end in {ENDINGS[option][0]}: {strange[0].name}"
         raise ConfigError(Problem("data.pattern", pattern, why, Fix("data.pattern=null")))
     # A CSV reader accepts JSON as a header; the other readers detect a wrong format.
     other = other_format(option, [file.name for file in found]) if option == "csv" else ""
@@ -119,8 +119,8 @@ def _check(file: Path, key: str) -> None:
         ConfigError: it is not.
     """
     fix = Fix(f"{key}=FILE_OR_FOLDER")
-    if file.is_fifo():  # opening it would block
-        raise ConfigError(Problem(key, str(file), "is a FIFO, which can be read only once", fix))
+    if not file.is_file():  # a FIFO would block, and can be read only once
+        raise ConfigError(Problem(key, str(file), "is not a regular file", fix))
     try:
         with open(file, "rb") as opened:
             if not opened.read(1):

@@ -215,6 +215,7 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> int:
         if w.tokens is not Tokens.none
         and len(w.shape) > 1
         and not w.four_bits
+        and not w.is_adapter  # its two products cast it each time
         and (w.trained or not is_narrow)
     )
 

@@ -84,15 +84,15 @@ class WeightFormats:
     @property
     def weight_bytes(self) -> int:
         """Bytes of a trained weight's number, and of its gradient."""
-        return number_bytes(self.weights)
+        return _width(self.weights)
 
     @property
     def frozen_bytes(self) -> int:
         """Bytes of a frozen weight's number, and of one of the residual stream."""
-        return number_bytes(self.frozen)
+        return _width(self.frozen)
 
 
-def number_bytes(dtype: str) -> int:
+def _width(dtype: str) -> int:
     """Bytes of one number, by torch's name of its format."""
     return FLOAT32_BYTES if dtype == "float32" else BFLOAT16_BYTES
 

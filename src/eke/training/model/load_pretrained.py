@@ -80,7 +80,7 @@ class LoadReport:
         if self.rounded:
             stored, dtype = (name.removeprefix("torch.") for name in self.rounded)
             why = f"the checkpoint's {stored} weights are rounded to {dtype} where they are frozen"
-            found.append(f"{why} (peft.base_weights={stored} keeps them)")
+            found.append(f"{why} (peft.base_weights=float32 keeps them)")
         if self.kept_dropouts:
             kept = ", ".join(f"{p:g}" for p in self.kept_dropouts)
             found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
@@ -139,9 +139,9 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         why = _first_sentence(error) if known else f"{type(error).__name__}: {error}"
         raise _refusal(pretrained, why, "another checkpoint, or another task") from error
     report = _judge(plan, model, info)
-    if stored not in (None, dtype) and dtype.itemsize < torch.float32.itemsize:
+    mixed = dtype is not trained_dtype(plan)
+    if mixed and stored not in (None, dtype):
         report = replace(report, rounded=(str(stored), str(dtype)))
-    mixed = frozen_dtype(plan) is not trained_dtype(plan)
     with torch.autocast(device.type, dtype, enabled=mixed):
         report = _probe(plan, model, report)
     return cast(nn.Module, model), report
