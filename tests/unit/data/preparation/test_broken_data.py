@@ -426,7 +426,7 @@ def test_an_unreadable_file(tmp_path, monkeypatch) -> None:
     file = tmp_path / "a.jsonl"
     file.mkdir()
     monkeypatch.setattr("pathlib.Path.is_dir", lambda path: False)
-    monkeypatch.setattr("pathlib.Path.is_file", lambda path: True)
+    monkeypatch.setattr("pathlib.Path.is_file", lambda path: path == file or os.path.isfile(path))
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         request_of(config_of("data=jsonl", f"data.path={file}"))
 
