@@ -138,6 +138,7 @@ def test_a_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
     assert not any(torch.equal(a, b) for a, b in zip(before, job.parameters, strict=True))
 
 
+@pytest.mark.slow
 def test_a_new_option_is_offered_and_told_apart(own_options, plan_with, plugin) -> None:
     assert "rmsprop" in help_text(own_options)
     assert "rmsprop" not in help_text()
@@ -150,6 +151,7 @@ def test_a_new_option_is_offered_and_told_apart(own_options, plan_with, plugin) 
     assert str(caught.value.problems[0].fix) == "optimizer=rmsprop"
 
 
+@pytest.mark.slow
 def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with, plugin) -> None:
     assert plan_with("optimizer=rmsprop", "optimizer.eps=1e-6").config.optimizer.eps == 1e-6
     with pytest.raises(ConfigError, match="at least 0 and below 1"):

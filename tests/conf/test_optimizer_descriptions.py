@@ -104,6 +104,7 @@ def named_in(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_else_names_an_optimizer() -> None:
     names = {
         str(path.relative_to(SOURCE)): found

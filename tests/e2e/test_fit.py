@@ -127,6 +127,7 @@ def test_ctrl_c_keeps_what_was_measured(fit, tmp_path) -> None:
     assert "answered from its record" in done.out
 
 
+@pytest.mark.slow
 def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit_here) -> None:
     refused = fit_here(*WORK, "hardware=h100")
     assert refused.code == 2

@@ -35,6 +35,7 @@ def answered(finished: Finished) -> str:
     return finished.out
 
 
+@pytest.mark.slow
 def test_the_configuration(ask) -> None:
     shown = yaml.safe_load(answered(ask("--cfg", "job", "optimizer=sgd", "seed=3")))
     assert shown["optimizer"]["momentum"] == 0.9
@@ -44,6 +45,7 @@ def test_the_configuration(ask) -> None:
     assert {"hydra", "seed"} <= set(yaml.safe_load(answered(ask("--cfg=all"))))
 
 
+@pytest.mark.slow
 def test_a_part_of_it(ask) -> None:
     part = answered(ask("--cfg", "job", "--package", "optimizer", "optimizer.lr=0.5"))
     assert yaml.safe_load(part)["lr"] == 0.5
@@ -51,6 +53,7 @@ def test_a_part_of_it(ask) -> None:
     assert yaml.safe_load(answered(ask("--cfg", "hydra", "-p", "hydra.run"))) == {"dir": "."}
 
 
+@pytest.mark.slow
 def test_interpolations_are_shown_or_resolved(ask, own_options) -> None:
     asked = ("--cfg", "job", "--config-dir", str(own_options), "recipe=mine")
     assert yaml.safe_load(answered(ask(*asked)))["seed"] == "${train.log_every}"
@@ -116,6 +119,7 @@ def test_what_cannot_be_asked(ask, words, fix) -> None:
     assert finished.err.count("->") == 1
 
 
+@pytest.mark.slow
 def test_an_answer_that_cannot_be_written(tmp_path) -> None:
     with open("/dev/full", "w") as full:
         finished = subprocess.run(

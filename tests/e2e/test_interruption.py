@@ -53,6 +53,7 @@ def undisturbed(tmp_path_factory):
     return curve(folder)
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_worker(start, train_py, tmp_path, undisturbed) -> None:
     live = start(*LONG)
     live.wait_for_step(50)

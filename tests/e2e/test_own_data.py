@@ -77,6 +77,7 @@ def test_the_record_says_what_was_read(train_py, tmp_path) -> None:
     assert "answered from" in again.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "words"),
     [

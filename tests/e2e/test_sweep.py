@@ -180,6 +180,7 @@ def test_a_single_run_has_no_launcher(typed, train_main) -> None:
     assert f"python train.py -m {typed} plan_only=true" in done.text
 
 
+@pytest.mark.slow
 def test_a_named_sweep(train_main) -> None:
     done = train_main("-m", "sweep=precision_ladder", "plan_only=true")
     assert done.code == 0, done.text
@@ -199,6 +200,7 @@ def test_glob_and_range(train_main) -> None:
     assert "8 cells" in done.out
 
 
+@pytest.mark.slow
 def test_rows_rounds_and_exclusion_are_shown(train_main) -> None:
     done = train_main(
         "-m", "sweep=guide_table", "model=tiny_bert", "hardware=v100_16", "plan_only=true",
@@ -210,6 +212,7 @@ def test_rows_rounds_and_exclusion_are_shown(train_main) -> None:
     assert "all_adafactor: " in done.out
 
 
+@pytest.mark.slow
 def test_strict_starts_nothing(train_main, tmp_path) -> None:
     done = train_main("-m", *SWEEP, "sweep.strict=true")
     assert done.code == 2, done.text

@@ -264,6 +264,7 @@ LIGHT = {
 """Command -> exit code, of what is answered within a second."""
 
 
+@pytest.mark.slow
 def test_answered_without_torch(tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ASK, *LIGHT],

@@ -20,6 +20,7 @@ CUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_every_cut_of_the_batch_is_the_same_step(case, curve_of) -> None:
     curves = {name: curve_of(*case, *TINY, *RAGGED, *cut) for name, cut in CUTS.items()}
@@ -57,6 +58,7 @@ def test_a_mean_per_micro_batch_is_found_in_ragged_text(curve_of, monkeypatch) -
     assert largest_difference(whole, curve_of(*case, *CUTS["3x4"])) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["adafactor", "sgd", "adamw_forloop"])
 def test_cuts_agree_under_other_optimizers(option, curve_of) -> None:
     case = (*CASES["masked_lm-bert"], *TINY, *RAGGED, f"optimizer={option}")

@@ -167,6 +167,7 @@ def typed_for(folder: Path, rows: list[dict[str, Any]], *overrides: str) -> tupl
     return last_wins(*SHORT, f"data.path={path}", tokenizer, *overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_the_step_of_trl(kind, make_plan, tmp_path) -> None:
     trl = pytest.importorskip("trl", reason="an extra of the tests")

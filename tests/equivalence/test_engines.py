@@ -29,6 +29,7 @@ def slow(name: str) -> object:
     return name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow(name) for name in CASES])
 def test_trainer_on_another_cut_is_the_loop(name, curve_of) -> None:
     case = (*CASES[name], *TINY, *RAGGED)
@@ -73,6 +74,7 @@ def test_techniques_are_the_same_under_both(technique, curve_of) -> None:
     assert loop == trainer
 
 
+@pytest.mark.slow
 def test_trainers_own_loss_would_be_found(curve_of, monkeypatch) -> None:
     """The planted error: each micro-batch's own mean, which is how the stock one comes to 4x."""
     from eke.training.loop.trainer_engine import MICRO_BATCH, PlanTrainer
@@ -93,6 +95,7 @@ def test_trainers_own_loss_would_be_found(curve_of, monkeypatch) -> None:
     assert largest_difference(loop, trainer) > 1e-2
 
 
+@pytest.mark.slow
 def test_stock_trainer_reports_four_times_the_loss() -> None:
     """Reason for our own loss (transformers 5.23). On failure, note in docs/lab/techniques.md."""
     whole, cut = stock_curve(8, 1), stock_curve(2, 4)

@@ -165,6 +165,7 @@ def test_the_format_of_frozen_weights(saved, overrides, frozen):
     assert plan.compute.frozen == frozen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
 def test_a_run_continues_bit_for_bit(task, make_plan, tmp_path):
     more = (f"task={task}", "peft=lora", "peft.dropout=0.1", "precision=bf16", "train.steps=4")

@@ -75,6 +75,7 @@ def test_a_pinned_kernel_keeps_packed_samples_apart(family, backend, curve_of) -
     assert largest_difference(padded, free) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiple", [8, 5])
 def test_padding_to_a_multiple_changes_nothing(multiple, curve_of) -> None:
     for case in (
@@ -89,6 +90,7 @@ def test_padding_to_a_multiple_changes_nothing(multiple, curve_of) -> None:
         assert largest_difference(plain, padded) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
 def test_grouped_samples_are_the_same_step_however_it_is_cut(cut, curve_of) -> None:
     case = ("model=tiny_bert", "task=masked_lm", *TINY, *RAGGED, "data.length_grouping=true")

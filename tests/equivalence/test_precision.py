@@ -25,6 +25,7 @@ BOUNDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", with_slow(BOUNDS, "fp8-rowwise", "fp8-pure"))
 def test_narrow_formats_stay_near_float32(name, curve_of) -> None:
     overrides, bound = BOUNDS[name]
@@ -97,6 +98,7 @@ WIDE = (
 """Nearly all memory is activations of the layers."""
 
 
+@pytest.mark.slow
 def test_bfloat16_halves_what_it_holds(make_plan, tmp_path) -> None:
     """Autocast leaves norms, the residual stream and the loss in float32; bfloat16 weights make
     all but the loss bfloat16."""

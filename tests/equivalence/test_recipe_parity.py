@@ -1,5 +1,6 @@
 """recipe=fastest trains as recipe=baseline does, but for the rounding of its products."""
 
+import pytest
 from support import TINY
 
 WIDE = (
@@ -17,6 +18,7 @@ WIDE = (
 )
 
 
+@pytest.mark.slow
 def test_fastest_has_the_losses_of_the_baseline(curve_of, monkeypatch) -> None:
     """The same samples in the same order from the same weights. The bound is that of 16 bits in
     test_same_mathematics, ten times bfloat16's 2^-9; equal to the last digit would mean that

@@ -49,6 +49,7 @@ def in_time(pair: str, case: str) -> object:
     return pytest.param(PAIRS[pair], CASES[case], marks=slow, id=f"{pair}-{case}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pair", "case"), [in_time(p, c) for p in PAIRS for c in CASES])
 def test_options_agree(pair, case, curve_of) -> None:
     one, other, bound = pair

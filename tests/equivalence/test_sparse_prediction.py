@@ -51,6 +51,7 @@ def test_it_is_the_same_step_with_other_techniques(name, curve_of) -> None:
     assert largest_difference(curve_of(*base), found) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_last_step_of_an_epoch_may_have_fewer_samples(curve_of) -> None:
     """Trainer fills it up with micro-batches that have no label, and nothing to project."""
     base = last_wins(*MASKED, *TINY, *STEP, "data.num_samples=14", "batch.per_device=2")

@@ -49,6 +49,7 @@ def test_a_run_that_hears_nothing_is_killed() -> None:
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.slow
 def test_tests_that_ended_are_known_when_their_file_is_killed(tmp_path) -> None:
     file = tmp_path / "test_killed.py"
     file.write_text(

@@ -81,12 +81,14 @@ def test_what_has_a_plan_imports_no_hydra(module, tmp_path) -> None:
     assert not modules_after(f"import eke.{module}", tmp_path) & set(COMPOSING)
 
 
+@pytest.mark.slow
 def test_a_whole_plan_is_made_without_torch(tmp_path) -> None:
     code = "from eke.workflows import main\nassert main(['plan_only=true', 'hardware=h100']) == 0"
     assert not modules_after(code, tmp_path) & {*HEAVY, "numpy", "eke.launch", "eke.training"}
     assert not list(tmp_path.iterdir()), "planning leaves nothing behind"
 
 
+@pytest.mark.slow
 def test_a_planned_sweep_imports_the_launcher_of_its_own_only(tmp_path) -> None:
     typed = ["-m", "seed=0,1", "plan_only=true", "hardware=cpu", "data=synthetic"]
     code = f"from eke.workflows import main\nassert main({typed}) == 0"
@@ -129,6 +131,7 @@ def long_functions(path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_files_and_functions_stay_small() -> None:
     assert [name_of(p) for p in FILES if len(p.read_text().splitlines()) > 600] == []
     assert [each for path in FILES for each in long_functions(path)] == []
@@ -179,6 +182,7 @@ def said(node) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
+@pytest.mark.slow
 def test_every_public_function_and_class_is_documented() -> None:
     modules = {name_of(path): parsed(path) for path in FILES}
     assert [name for name, module in modules.items() if not ast.get_docstring(module)] == []
@@ -276,6 +280,7 @@ def test_pytest_finds_every_folder_of_tests(request) -> None:
     assert not [name for name in folders if any(fnmatch(name, pattern) for pattern in left_out)]
 
 
+@pytest.mark.slow
 def test_nothing_prints_but_the_command_line() -> None:
     printing = {
         name_of(path)

@@ -69,6 +69,7 @@ def test_problems(typed: str, expected: dict[str, str | None]) -> None:
     assert found == expected
 
 
+@pytest.mark.slow
 def test_options_of_this_machine() -> None:
     found = {(each.group, each.option): each for each in find_options(CPU)}
     nvme = found["offload", "nvme"]

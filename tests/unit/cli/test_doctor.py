@@ -55,6 +55,7 @@ def test_every_option_is_put_to_the_rules() -> None:
     assert set(findings_of(CPU)) == asked - left_out
 
 
+@pytest.mark.slow
 def test_the_fix_of_an_option_is_what_it_needs_beside_it() -> None:
     finding = findings_of(CPU)["memory", "max_savings"]
     assert not finding.usable
@@ -85,6 +86,7 @@ def test_what_cannot_run_is_named_with_its_reason(device, option, words) -> None
     assert finding.fix
 
 
+@pytest.mark.slow
 def test_what_runs_anywhere_is_usable_anywhere() -> None:
     for device in (CPU, H200):
         findings = findings_of(device)
@@ -109,6 +111,7 @@ def test_the_text_fits_its_columns(found) -> None:
     assert "NCCL 2.28.9" in text
 
 
+@pytest.mark.slow
 def test_no_key_is_ever_shown(found, monkeypatch) -> None:
     secret = "5ec4e7" * 7
     monkeypatch.setenv("WANDB_API_KEY", secret)

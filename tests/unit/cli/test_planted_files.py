@@ -81,6 +81,7 @@ MEMORY = 400 << 20
 """Bytes that all commands may take; Python and eke's modules are 60 MB of it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_file_stops_no_command(plant, make_run, runs, tmp_path) -> None:
     commands = []

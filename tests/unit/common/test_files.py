@@ -135,6 +135,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(values)
 def test_plain_values_are_strict_json(value) -> None:

@@ -100,6 +100,7 @@ def test_no_command_passes_it_on(words, piped, runs) -> None:
         assert "\x1b[32mgreen\x1b[0m" in told
 
 
+@pytest.mark.slow
 def test_errors_of_every_kind_are_clean(tmp_path) -> None:
     """What argparse, Hydra or eke say of a word goes through the same stream."""
     wrong = (

@@ -111,6 +111,7 @@ def test_a_record_replaces_a_link_and_not_its_target(run, machine) -> None:
     assert not (run / "record.json").is_symlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o077, 0o022])
 def test_a_dangling_submission_lock_makes_no_file_elsewhere(umask, machine) -> None:
     runs = machine / "runs"
@@ -178,6 +179,7 @@ esac
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
 @pytest.mark.parametrize(("uid", "owner"), [(VICTIM, ATTACKER), (VICTIM, VICTIM), (0, ATTACKER)])
 def test_a_file_of_another_user_names_no_command_and_no_job(
@@ -237,6 +239,7 @@ def test_no_cache_is_written_in_another_users_folder(what, machine) -> None:
     assert not os.listdir(cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", ["folder", "link", "own link", "own"])
 def test_nothing_is_read_from_a_cache_that_another_user_made(planted, machine) -> None:
     cache, other = machine / "cache", machine / "other"
@@ -330,6 +333,7 @@ def test_a_lease_that_another_user_spoils_is_named_with_the_way_out(planted, mac
     assert (machine / "victim" / "thesis.tex").read_text() == "years of work"
 
 
+@pytest.mark.slow
 def test_doctor_warns_of_a_shared_runs_folder(run, machine) -> None:
     code = "from eke.cli.doctor import find_risks\nprint(*find_risks(P(1)), sep='\\n')"
 

@@ -311,6 +311,7 @@ def test_looking_holds_nothing(run) -> None:
     assert not is_locked(paths.lock)
 
 
+@pytest.mark.slow
 def test_thousands_of_runs_are_one_question(tmp_path, queue, monkeypatch) -> None:
     count, runs = 2000, tmp_path / "runs"
     file = tmp_path / "eke-s-1.json"

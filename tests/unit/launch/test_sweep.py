@@ -34,6 +34,7 @@ def test_the_same_command_is_the_same_sweep() -> None:
     assert len(sweep_id(CELLS)) == 12
 
 
+@pytest.mark.slow
 def test_own_options_are_part_of_a_sweeps_identity(tmp_path) -> None:
     """The same words mean something else where the folder of own options has other files."""
     found = {}

@@ -17,6 +17,7 @@ def test_each_run_has_a_folder_of_its_own(tmp_path) -> None:
     assert one.name.startswith("eke-abc-")
 
 
+@pytest.mark.slow
 def test_state_in_memory_has_none(tmp_path) -> None:
     plan = plan_config(config_of(*SYNTHETIC, "model=tiny", "distributed=zero3"))
     assert swap_folder(plan, RunPaths(tmp_path)) is None

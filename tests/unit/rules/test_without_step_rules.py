@@ -237,6 +237,7 @@ def most_gradients_of_a_call(loss: torch.Tensor) -> int:
     return most
 
 
+@pytest.mark.slow
 def test_a_backward_pass_that_is_compiled_whole_returns_all_gradients_together() -> None:
     most = {}
     for option in ("none", "aot_eager"):

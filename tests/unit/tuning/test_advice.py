@@ -286,6 +286,7 @@ def test_an_unknown_memory_refuses_nothing() -> None:
     assert weigh(plan) == ""
 
 
+@pytest.mark.slow
 def test_the_guides_table_is_within_the_bounds_of_a_v100() -> None:
     """Measured by NVML in 2022, context and all; MiB as nvidia-smi prints them."""
     from reference.published import ROWS

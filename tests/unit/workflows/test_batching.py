@@ -117,6 +117,7 @@ def test_rules_that_leave_one_micro_batch_decide(plan, own_machine) -> None:
     assert "smallest" in row(out, "batch.per_device")
 
 
+@pytest.mark.slow
 def test_all_devices_have_a_micro_batch_each(plan) -> None:
     typed = ("model=llama_1b", "data=synthetic", "batch=auto", "batch.target=256",
              "data.num_samples=4096")  # fmt: skip

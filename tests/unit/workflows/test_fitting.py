@@ -44,11 +44,13 @@ def test_the_first_trial_is_what_was_typed_also_with_a_recipe(recipe, capsys) ->
         assert getattr(tried.config, section) == getattr(typed.config, section), section
 
 
+@pytest.mark.slow
 def test_what_a_recipe_chose_may_still_be_changed(capsys) -> None:
     fitting = prepare(wish("recipe=low_memory"))
     assert len({each.point.values for each in fitting.candidates.found}) > 1
 
 
+@pytest.mark.slow
 def test_the_same_command_is_the_same_search_wherever_its_trials_run(capsys) -> None:
     one, same = prepare(wish("seed=1")), prepare(wish("seed=1", "launcher.cpu_slots=2"))
     other = prepare(wish("seed=2"))
@@ -62,6 +64,7 @@ def test_nothing_that_fits_is_told_with_what_to_type(own_machine, capsys) -> Non
         prepare(wish("model.hidden_size=8192", "model.num_hidden_layers=40"))
 
 
+@pytest.mark.slow
 def test_what_would_be_tried_can_be_asked_for_any_device(capsys) -> None:
     assert cli(["fit", *WORK, "plan_only=true", "hardware=h100"]) == 0
     out = capsys.readouterr().out
@@ -89,6 +92,7 @@ def test_searches_for_different_things_are_different_options(flags, name, capsys
     assert f"--name {name}_fit" in told
 
 
+@pytest.mark.slow
 def test_a_free_name_is_no_hindrance(capsys, tmp_path) -> None:
     folder = ("--config-dir", str(tmp_path))
     assert cli(["fit", *folder, "--name", "free", *WORK, "plan_only=true"]) == 0
@@ -125,6 +129,7 @@ def values_of(fitting, axis: str) -> list[tuple[str, ...]]:
     return [v.overrides for v in dict.fromkeys(found) if v.name.startswith(f"{axis}=")]
 
 
+@pytest.mark.slow
 def test_over_an_experiment_techniques_are_what_their_names_say(tmp_path, capsys) -> None:
     """And none of them is what was typed once more, which would be one run tried as two."""
     (tmp_path / "experiment").mkdir()
@@ -145,6 +150,7 @@ def test_over_an_experiment_techniques_are_what_their_names_say(tmp_path, capsys
     assert {each.every_n for each in selective} == {1}
 
 
+@pytest.mark.slow
 def test_hyperparameters_of_an_experiment_stay(tmp_path, capsys) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
@@ -159,6 +165,7 @@ def test_hyperparameters_of_an_experiment_stay(tmp_path, capsys) -> None:
     assert ("optimizer=adamw_8bit",) in values_of(fitting, "optimizer")
 
 
+@pytest.mark.slow
 def test_over_a_recipe_techniques_are_what_their_names_say(capsys) -> None:
     """It types keys of groups that a search may change."""
     mlm = (

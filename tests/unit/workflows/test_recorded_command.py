@@ -55,6 +55,7 @@ def test_of_a_single_run_with_own_options(own, monkeypatch, tmp_path):
     assert typed_again(command_of(plan)).run_id == plan.run_id
 
 
+@pytest.mark.slow
 def test_of_each_run_of_a_sweep(own):
     cells = expand(["sweep=mine", "hardware=cpu", "seed=0,1"], own).cells
     plans = [plan_for(cell.composed, planning=True) for cell in cells]

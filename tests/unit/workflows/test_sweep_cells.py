@@ -13,6 +13,7 @@ def cells_of(*typed: str):
     return plan_cells(expanded.cells, "sweep-1", lambda done, total: None)[0], expanded
 
 
+@pytest.mark.slow
 def test_rows_and_rounds() -> None:
     rows = "sweep.rows={plain:{},small:{memory:checkpointing}}"
     cells, _ = cells_of(rows, "sweep.repeats=2")
@@ -36,6 +37,7 @@ def test_the_rule_of_a_refused_cell() -> None:
     assert [(cell.outcome, bool(cell.rule)) for cell in cells] == [("", False), ("refused", True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "name"),
     [(("sweep=precision_ladder",), "precision_ladder"), (("precision=fp32,bf16",), "")],

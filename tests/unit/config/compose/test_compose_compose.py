@@ -127,6 +127,7 @@ TYPED = st.builds(
 GARBAGE = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(

@@ -75,6 +75,7 @@ def test_mistake_in_a_file(tmp_path: Path, text: str, line: int, why: str, fix: 
     assert fix in str(problem.fix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "train:\n  steps: 7\n", "seed: 1\n# @package _global_\n"])
 def test_an_experiment_without_its_first_line(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, "experiment/mine.yaml", text)

@@ -124,6 +124,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     [(), ("experiment=smoke", "recipe=low_memory"), ("sweep=guide_table", "hydra.job.chdir=true")],
@@ -181,6 +182,7 @@ def test_which_files_stand_alone(tmp_path, group, text, alone) -> None:
     assert stands_alone(group, "mine", make_catalogue(tmp_path)) is alone
 
 
+@pytest.mark.slow
 def test_what_writes_elsewhere_is_joined_with_nothing(tmp_path) -> None:
     """Here it writes what is the default, so that nothing is to be seen of it by itself."""
     file = tmp_path / "memory" / "mine.yaml"

@@ -48,6 +48,7 @@ def test_cells_are_what_hydra_composes() -> None:
         assert list(cell.composed.choices) == list(whole.choices)
 
 
+@pytest.mark.slow
 def test_an_option_that_writes_elsewhere(tmp_path) -> None:
     (tmp_path / "memory").mkdir()
     text = "# @package _global_\n# both.\nmemory: {option: both}\nseed: 7\n"

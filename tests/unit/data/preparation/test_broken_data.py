@@ -558,6 +558,7 @@ print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "values.csv.gz"])
 def test_a_small_file_of_one_huge_line_takes_little_memory(name, tmp_path) -> None:
     """1.5 GB in 1.5 MB: members of a gzip file are one after another."""

@@ -541,6 +541,7 @@ def test_the_hubs_retries_are_one_line(hub, monkeypatch, capsys, caplog):
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_planning_a_checkpoint_needs_no_torch(saved, tmp_path):
     code = (
         "from eke.workflows import main\n"

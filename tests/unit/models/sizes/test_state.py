@@ -154,6 +154,7 @@ def test_adafactor_keeps_rows_and_columns():
     assert state_bytes(config).optimizer < 4 * size.num_parameters / 200
 
 
+@pytest.mark.slow
 def test_every_optimizer_option_is_known():
     for path in (conf_folder() / "optimizer").glob("*.yaml"):
         config = make_config("model=tiny", f"optimizer={path.stem}")

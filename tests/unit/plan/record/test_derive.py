@@ -32,6 +32,7 @@ def test_spread_of_eleven_values_hits_the_deciles() -> None:
     assert found == Spread(5.0, 1.0, 9.0, 11)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
 def test_spread_is_ordered_and_within_its_values(values) -> None:

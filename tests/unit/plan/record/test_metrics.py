@@ -28,6 +28,7 @@ def test_appending_nothing_makes_no_file(path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(first=rows_strategy, second=rows_strategy)
 def test_rows_come_back_as_they_were_written(first, second, tmp_path_factory) -> None:

@@ -56,6 +56,7 @@ def test_a_noisy_row_hides_no_more_than_one_variance_for_all_would(rows, pooled)
     assert np.stack([noise.is_noisy(n) for n in range(rows - 1)]).any(0).mean() <= ALLOWED
 
 
+@pytest.mark.slow
 def test_unequal_noise_makes_no_more_false_claims():
     for rows in (4, 30):
         sigma = 0.02 * np.exp(0.5 * np.random.default_rng(3).normal(size=(TRIALS, 1, rows)))

@@ -151,6 +151,7 @@ def test_csv_starts_no_formula_in_its_heading_or_behind_white_space(tmp_path):
         assert not starts & {"=", "+", "@", "\uff1d"}
 
 
+@pytest.mark.slow
 def test_a_page_holds_everything_as_text(hostile):
     page = render_page(hostile)
     assert page.count("</script>") == 3
@@ -238,6 +239,7 @@ def test_of_one_run_there_is_a_report_too(tmp_path):
     assert "samples/s" in render_page(found)
 
 
+@pytest.mark.slow
 def test_a_thousand_configurations_stay_small(tmp_path):
     runs = [Run({"precision": "fp32"}, keys={"optimizer.lr": n}, speed=float(n))
             for n in range(1, 1001)]  # fmt: skip

@@ -112,6 +112,7 @@ def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 class TestResumed:
     """Looked at from every side. That nobody was connected to is asserted while it is made."""
 
+    @pytest.mark.slow
     def test_no_problem(self, resumed: Resumed) -> None:
         assert resumed.first.count("problem: \n") == resumed.second.count("problem: \n") == 1
         assert "WARNING" not in resumed.first + resumed.second

@@ -67,6 +67,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 class TestFinished:
     """One process, looked at from every side."""
 
+    @pytest.mark.slow
     def test_it_says_nothing(self, finished: Finished) -> None:
         assert (finished.stdout, finished.stderr) == ("logged\nproblem: \n", "")
 
@@ -124,6 +125,7 @@ def has_rows(folder: Path, count: int) -> bool:
     return bool(paths) and paths[0].stat().st_size > 7 and len(only_file(folder).rows) >= count
 
 
+@pytest.mark.slow
 def test_kill_9_loses_at_most_the_last_interval(
     child: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_kill_9_loses_at_most_the_last_interval(
     assert (read.exit_code, read.config["optim"]) == (None, "adafactor")
 
 
+@pytest.mark.slow
 def test_wandb_core_dies_in_mid_run(child: "subprocess.Popen[str]", tmp_path: Path) -> None:
     ask(child, 20)
     wait_until(lambda: has_rows(tmp_path, 19))
@@ -220,6 +223,7 @@ def test_a_folder_that_cannot_be_written_is_not_replaced_by_the_temporary_one(
     assert f"W&B cannot write to {run.directory}" in tracker.problem
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
     # A limit on the size of files; exec keeps it for the process and for wandb-core.
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)); "

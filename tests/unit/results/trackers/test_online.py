@@ -48,6 +48,7 @@ def test_no_telemetry_is_sent(online: Server, make_run: Callable[..., TrackedRun
     assert uploads <= {"config.yaml", "wandb-summary.json"}
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers(online: Server, tmp_path: Path) -> None:
     online.answers.clear()
     child = start_child(tmp_path, "online", "1")

@@ -380,6 +380,7 @@ class TestServersThatFail:
         assert receipt["is_verified"] is False
 
 
+@pytest.mark.slow
 def test_nobody_listens(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     monkeypatch.setenv("WANDB_API_KEY", "ab" * 20)
@@ -403,6 +404,7 @@ def test_a_run_whose_processes_were_all_killed_is_sent_from_its_plan(
     assert online.summaries[plan.run_id]["outcome"] == "crashed"
 
 
+@pytest.mark.slow
 def test_interrupting_keeps_what_was_sent_and_ends_at_once(online: Server, tmp_path: Path) -> None:
     first, second = make_folder(tmp_path), make_folder(tmp_path, name=OTHER)
     command = [sys.executable, "-m", "eke.cli", "sync", str(tmp_path)]

@@ -1,10 +1,12 @@
 """A run that an agent of a W&B sweep has started."""
 
+import pytest
 from wandb_reader import read_wandb_file
 
 from .conftest import find_wandb_files, start_child
 
 
+@pytest.mark.slow
 def test_the_run_stays_in_its_sweep(tmp_path) -> None:
     """W&B's agent has given the run an id; eke's own would be a run outside the sweep."""
     folder = tmp_path / "run"

@@ -32,6 +32,7 @@ def builder(tmp_path):
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_torchs_own_lock_outlives_a_killed_build(tmp_path) -> None:
     """What all of this is for: a new torch in which it is not needed fails here."""
     lock = tmp_path / "lock"
@@ -44,6 +45,7 @@ def test_torchs_own_lock_outlives_a_killed_build(tmp_path) -> None:
     assert not cpp_extension.FileBaton(str(lock)).try_acquire()
 
 
+@pytest.mark.slow
 def test_a_killed_build_frees_its_turn(builder, tmp_path) -> None:
     got = threading.Event()
 

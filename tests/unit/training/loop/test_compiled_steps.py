@@ -1,5 +1,6 @@
 """A step in which the compiler ran is no steady step, whenever it happens."""
 
+import pytest
 from support import TINY
 
 from eke.plan.record import metrics
@@ -19,6 +20,7 @@ RAGGED = (
 EVEN = tuple(text for text in RAGGED if text not in ("data.lengths=uniform", "data.min_len=5"))
 
 
+@pytest.mark.slow
 def test_a_recompilation_after_warm_up_is_left_out(curve_of, tmp_path) -> None:
     """One sample a step, each of another length: the compiler meets new shapes."""
     curve_of(*RAGGED, "compile=eager")
@@ -39,6 +41,7 @@ def test_the_step_whose_memory_is_measured_is_left_out(curve_of, tmp_path) -> No
     assert found[2:].count(True) == 1, "the longest sample's"
 
 
+@pytest.mark.slow
 def test_a_new_graph_in_a_later_step_is_seen(curve_of, tmp_path, monkeypatch) -> None:
     import eke.training.observe.effective as look
 

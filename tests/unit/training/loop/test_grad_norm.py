@@ -88,6 +88,7 @@ def test_where_it_is_needed_leaving_it_out_is_said_to_change_nothing(typed, why,
     assert why in warning
 
 
+@pytest.mark.slow
 def test_where_float16_needs_it_it_is_written(make_plan, tmp_path) -> None:
     plan = make_plan(*last_wins(*WORK, *SILENT, "precision=fp16"))
     job = train_job(plan, tmp_path / "run")

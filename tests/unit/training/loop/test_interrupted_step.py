@@ -38,6 +38,7 @@ def stop_at(job, number: int) -> list[str]:
     return entered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_an_unfinished_step_is_given_up_and_taken_again(engine, make_plan, tmp_path) -> None:
     plan = make_plan(*last_wins(*TYPED, f"engine={engine}"))

@@ -89,6 +89,7 @@ def test_one_of_several_gpus_is_trained_on(make_plan, tmp_path, monkeypatch) -> 
     assert build_arguments(plan, RunPaths(tmp_path)).n_gpu == 0
 
 
+@pytest.mark.slow
 def test_the_record_says_who_took_the_steps(job_of) -> None:
     job = run(job_of())
     told = job.effective["trainer"]
@@ -100,6 +101,7 @@ def test_the_record_says_who_took_the_steps(job_of) -> None:
     assert job.warnings == []
 
 
+@pytest.mark.slow
 def test_rows_have_every_phase_and_the_samples_of_the_step(job_of) -> None:
     rows = rows_of(run(job_of()))
     assert [row[metrics.SAMPLES] for row in rows] == [4, 4, 2] * 3, "ten samples in steps of four"
@@ -111,6 +113,7 @@ def test_rows_have_every_phase_and_the_samples_of_the_step(job_of) -> None:
     assert [metrics.WARMUP in row for row in rows] == [True] * 2 + [False] * 7
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_continues_bit_for_bit(job_of, tmp_path) -> None:
     """Dropout and an uneven epoch: random states, data position and schedule must all be right."""
     dropout = ("model.dropout=0.2", "schedule=linear")
@@ -135,6 +138,7 @@ def test_a_run_that_is_stopped_continues_bit_for_bit(job_of, tmp_path) -> None:
     assert curve(resumed) == whole, "a run that is over was trained on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["loop", "trainer"])
 def test_either_engine_continues_the_others_run(first, job_of, tmp_path) -> None:
     second = {"loop": "trainer", "trainer": "loop"}[first]
@@ -151,6 +155,7 @@ def test_either_engine_continues_the_others_run(first, job_of, tmp_path) -> None
     assert len(ends[0]) == 5
 
 
+@pytest.mark.slow
 def test_a_skipped_step_does_not_hold_the_schedule_up(job_of) -> None:
     """fp16: Trainer moves its schedule only when a step was taken; eke's goes by step number."""
     overrides = ("precision=fp16", "optimizer=adamw_foreach", "schedule=linear")
@@ -170,12 +175,14 @@ def test_a_skipped_step_does_not_hold_the_schedule_up(job_of) -> None:
     assert [(loss, lr) for loss, _, lr in loop] == [(loss, lr) for loss, _, lr in trainer]
 
 
+@pytest.mark.slow
 def test_divergence_ends_it(job_of) -> None:
     job = job_of(*DIVERGES)
     with pytest.raises(Diverged, match="the loss is"):
         run(job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_a_last_evaluation_that_is_no_number_is_no_success(engine, job_of, monkeypatch) -> None:
     monkeypatch.setattr(
@@ -186,6 +193,7 @@ def test_a_last_evaluation_that_is_no_number_is_no_success(engine, job_of, monke
     run(job_of(f"engine={engine}", "train.stop_on_nonfinite=false"))
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_told_with_its_phase(job_of, monkeypatch) -> None:
     job = job_of()
     monkeypatch.setattr(Accelerator, "backward", lambda *_, **__: torch.empty(2**60))
@@ -194,6 +202,7 @@ def test_out_of_memory_is_told_with_its_phase(job_of, monkeypatch) -> None:
     assert job.meter.phase == "backward"
 
 
+@pytest.mark.slow
 def test_extra_arguments_take_effect(job_of, tmp_path) -> None:
     plain = curve(run(job_of()))
     for argument in ("neftune_noise_alpha=5", "label_smoothing_factor=0.1"):
@@ -204,6 +213,7 @@ def test_extra_arguments_take_effect(job_of, tmp_path) -> None:
         assert job.effective["trainer"]["arguments"][name] == float(value)
 
 
+@pytest.mark.slow
 def test_label_smoothing_is_torchs(job_of) -> None:
     job = job_of("trainer.extra.label_smoothing_factor=0.3")
     batch = next(job.data.train_steps(0))
@@ -233,6 +243,7 @@ def test_label_smoothing_goes_through_the_loss_head(job_of, tmp_path, key) -> No
     assert loss_head(job.bare_model).projected is not None
 
 
+@pytest.mark.slow
 def test_an_extra_that_is_the_default_is_warned_about(job_of) -> None:
     job = run(job_of("trainer.extra.full_determinism=false"))
     assert job.warnings == [
@@ -245,6 +256,7 @@ def test_an_update_of_another_kind_is_refused(job_of) -> None:
         run(replace(job_of(), update=SimpleNamespace()))
 
 
+@pytest.mark.slow
 def test_no_value_is_read_between_two_writes(job_of, monkeypatch) -> None:
     """Trainer waits for no device between two writes, either; the first two steps are looked at."""
     from unit.training.loop.test_no_sync import trapped

@@ -83,6 +83,7 @@ def test_names_of_the_unwrapped_model_are_the_eager_ones():
     assert next(iter(compiled._orig_mod.state_dict())) == "model.embed_tokens.weight"
 
 
+@pytest.mark.slow
 def test_weights_loaded_into_the_unwrapped_model_are_used():
     model, compiled = build("compile=eager")
     inputs = make_inputs(model)
@@ -92,6 +93,7 @@ def test_weights_loaded_into_the_unwrapped_model_are_used():
     torch.testing.assert_close(compiled(**inputs).logits, other(**inputs).logits)
 
 
+@pytest.mark.slow
 def test_a_new_shape_is_a_recompilation():
     model, compiled = build("compile=eager")
     step(compiled, **make_inputs(model, length=16))
@@ -118,6 +120,7 @@ def test_graph_breaks_are_counted():
     assert (report["graph_breaks"], report["graphs"]) == (1, 2)
 
 
+@pytest.mark.slow
 def test_compiling_starts_the_report_at_zero():
     model, compiled = build("compile=eager")
     step(compiled, **make_inputs(model))

@@ -107,6 +107,7 @@ def test_files_and_their_content(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_compiled_models_bare_one_is_saved(tmp_path):
     plan = hand_plan("model=tiny", "compile=eager")
     bare = build_model(plan, CPU)

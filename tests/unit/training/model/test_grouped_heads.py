@@ -79,6 +79,7 @@ def test_evaluation_in_float32_repeats_them_though_training_shares(heads) -> Non
 
 
 # torch 2.13's Dynamo uses what torch itself deprecates.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_question_is_no_break_in_a_compiled_model(heads) -> None:
     repeat_heads(dataclasses.replace(hand_plan(*GROUPED), device=DEVICES["h200"]))

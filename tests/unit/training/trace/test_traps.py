@@ -104,6 +104,7 @@ def test_a_constant_on_the_device_is_made_on_the_host_first() -> None:
     assert torch._C._only_lift_cpu_tensors() is before
 
 
+@pytest.mark.slow
 def test_gradients_are_summed_in_place(monkeypatch) -> None:
     """T5 reads its encoder's output in each decoder layer: one sum, not one tensor more."""
     t5 = (*GPU, "model=tiny_t5", "task=seq2seq_lm", "memory=checkpointing",

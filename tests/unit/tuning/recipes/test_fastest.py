@@ -61,6 +61,7 @@ def test_a_gpu_without_a_datasheet_is_known_by_its_generation(monkeypatch) -> No
         assert "another GPU" in said(plan, "precision").reason
 
 
+@pytest.mark.slow
 def test_float8_is_hinted_at_where_matrices_are_wide_and_never_chosen() -> None:
     wide, narrow = (
         planned(FASTEST, *LLAMA, "hardware=h100"),
@@ -73,6 +74,7 @@ def test_float8_is_hinted_at_where_matrices_are_wide_and_never_chosen() -> None:
     assert wide.compute.float8 == "off"
 
 
+@pytest.mark.slow
 def test_the_samples_of_a_step_stay_and_the_micro_batch_is_the_largest_that_fits() -> None:
     plain = planned(*BERT, "batch.per_device=1", "batch.target=32", "hardware=h200")
     plan = planned(FASTEST, *BERT, "batch.target=32", "hardware=h200")
@@ -130,6 +132,7 @@ def test_why_a_heavy_loss_stays_as_it_is() -> None:
 MASKED = ("model=bert_large", "task=masked_lm", "data=synthetic", "data.seq_len=512")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["fastest", "low_memory", "large_model_one_gpu"])
 def test_positions_without_a_label_are_left_out(recipe) -> None:
     """On every device: it is the same training, and less of it."""
@@ -143,6 +146,7 @@ def test_positions_without_a_label_are_left_out(recipe) -> None:
     assert not planned(*asked, *LLAMA, "hardware=h200").config.kernels.sparse_prediction
 
 
+@pytest.mark.slow
 def test_where_there_are_prompts_their_positions_are_left_out(tmp_path) -> None:
     rows = tmp_path / "rows.jsonl"
     each = [{"q": "how many?", "a": f"three, or {number}"} for number in range(64)]
@@ -233,6 +237,7 @@ def test_a_mode_with_graphs_is_not_taken_for_steps_that_may_not_fit_at_once(monk
     assert "at once, which may not fit" in said(plan, "compile").reason
 
 
+@pytest.mark.slow
 def test_ragged_rows_are_not_compiled() -> None:
     plan = planned(FASTEST, *LLAMA, "data.lengths=uniform", LONG, "hardware=a100_80")
     assert plan.choices["compile"] == "none"

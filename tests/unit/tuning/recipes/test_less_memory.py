@@ -50,6 +50,7 @@ def test_low_memory_leaves_what_would_save_nothing() -> None:
     assert tiny.config.memory.checkpointing.value == "off"
 
 
+@pytest.mark.slow
 def test_low_memory_cuts_the_micro_batch_where_nothing_else_makes_room() -> None:
     long = (LOW, "model=llama_1b", "data=synthetic", "data.seq_len=16384")
     asked = (*long, "hardware=a100_40")
@@ -65,6 +66,7 @@ def test_low_memory_cuts_the_micro_batch_where_nothing_else_makes_room() -> None
     assert "batch" not in chosen(planned(*long, "hardware=h200"))
 
 
+@pytest.mark.slow
 def test_low_memory_does_not_cut_where_pieces_need_more() -> None:
     """Gradients of 7 B parameters are kept from one piece to the next."""
     asked = (LOW, *SEVEN[:2], "data.seq_len=512", "precision=bf16", "hardware=rtx3090")
@@ -75,6 +77,7 @@ def test_low_memory_does_not_cut_where_pieces_need_more() -> None:
 ADAPTERS = (LOW, "model=llama_1b", "data=synthetic", "peft=lora")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hardware", "half"), [("rtx3090", "bf16"), ("v100_16", "fp16")])
 def test_low_memory_keeps_frozen_weights_in_16_bits(hardware, half, packages) -> None:
     packages("peft", "bitsandbytes", "torchao")
@@ -135,6 +138,7 @@ def test_without_the_packages_something_else_is_taken_and_the_reason_names_them(
     said(alone, "memory forecast")
 
 
+@pytest.mark.slow
 def test_updates_in_the_backward_pass_only_where_nothing_is_clipped(packages) -> None:
     """Clipping is part of the training: no recipe switches it off."""
     packages()
@@ -146,6 +150,7 @@ def test_updates_in_the_backward_pass_only_where_nothing_is_clipped(packages) ->
     assert free.config.memory.optimizer_in_backward
 
 
+@pytest.mark.slow
 def test_what_fits_nowhere_is_said(packages) -> None:
     packages()
     plan = planned(LARGE, "model=mixtral_8x7b", "data=synthetic", "hardware=t4")

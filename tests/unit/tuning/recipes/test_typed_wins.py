@@ -48,6 +48,7 @@ def test_an_optimizer_without_a_key_that_was_typed_is_passed_over(packages) -> N
     assert "not optimizer=adafactor: it contradicts your overrides" in reason
 
 
+@pytest.mark.slow
 def test_what_an_experiment_sets_stays() -> None:
     plan = planned("recipe=fastest", "experiment=guide_single_gpu", "hardware=h200")
     assert plan.choices["batch"] == "guide"
@@ -76,6 +77,7 @@ def test_an_experiment_of_the_users_own(tmp_path) -> None:
     assert plan.batch.per_device == 2
 
 
+@pytest.mark.slow
 def test_a_row_of_a_sweep_stays_and_its_other_settings_do_not() -> None:
     from eke.workflows.planning import plan_for
 
@@ -140,6 +142,7 @@ def test_what_only_the_recipe_makes_possible_is_possible(packages) -> None:
     assert plan.batch.per_device == 4
 
 
+@pytest.mark.slow
 def test_the_trainer_engine_is_given_what_it_takes() -> None:
     plain = planned(*BERT, "engine=trainer", "hardware=h100")
     for recipe in RECIPES:

@@ -35,6 +35,7 @@ def of_class():
     return make
 
 
+@pytest.mark.slow
 def test_the_typed_configuration_is_among_them_and_first_points_at_it(own_machine):
     plan, found = candidates("batch.per_device=4", "batch.accumulation=4")
     first = found.found[found.first]
@@ -62,6 +63,7 @@ def test_what_is_typed_stays(own_machine, typed):
             assert group_of(typed) not in map(group_of, value.overrides)
 
 
+@pytest.mark.slow
 def test_classes_of_numerics_hold_each_other(own_machine, of_class):
     names = {}
     for numerics in Numerics:
@@ -84,6 +86,7 @@ def test_no_group_is_decided_twice(own_machine, of_class):
     assert seen == {"optimizer=adamw_bf16_sr", "optimizer=adamw_8bit"}
 
 
+@pytest.mark.slow
 def test_what_rules_refuse_is_counted_by_rule(own_machine):
     _, found = candidates("model=tiny_bert", "task=masked_lm", "model.dropout=0.1",
                           numerics=Numerics.reduced)  # fmt: skip
@@ -91,6 +94,7 @@ def test_what_rules_refuse_is_counted_by_rule(own_machine):
     assert all(count > 0 for count in found.refused.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [(16, 1), (4, 4)], ids=["at once", "in pieces"])
 def test_rules_are_asked_of_each_micro_batch(cut):
     """CUDA graphs take one micro-batch, whichever was typed; the rest is free to be cut."""
@@ -102,6 +106,7 @@ def test_rules_are_asked_of_each_micro_batch(cut):
     assert {each.plan.batch.accumulation for each in found.found} > {1, 4}
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_left_out_and_the_rest_keeps_its_room(own_machine):
     _, everything = candidates("batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
     assert everything.too_large == 0
@@ -120,6 +125,7 @@ def test_the_time_model_is_asked_for_each(own_machine):
     }
 
 
+@pytest.mark.slow
 def test_a_candidates_overrides_compose_to_its_plan(own_machine):
     """What is forecast is what would be run."""
     typed = ("batch.per_device=4", "batch.accumulation=2")
@@ -133,6 +139,7 @@ def test_a_candidates_overrides_compose_to_its_plan(own_machine):
         assert plan.config.optimizer == each.plan.config.optimizer
 
 
+@pytest.mark.slow
 def test_every_technique_is_an_override_that_composes():
     for name, technique in TECHNIQUES.items():
         assert " ".join(technique.overrides) == name
@@ -176,6 +183,7 @@ def test_what_rules_say_has_no_effect_takes_no_trial(own_machine, typed, useless
     assert kept.first is not None
 
 
+@pytest.mark.slow
 def test_advice_about_a_model_is_no_objection_to_a_format(own_machine):
     """Sizes that tensor cores like are the model's matter, and 16 bits pay all the same."""
     odd = ("hardware=h100", "model.vocab_size=333")
@@ -183,6 +191,7 @@ def test_advice_about_a_model_is_no_objection_to_a_format(own_machine):
     assert "precision=bf16" in {v.name for each in found.found for v in each.values}
 
 
+@pytest.mark.slow
 def test_a_technique_whose_package_is_missing_takes_no_trial(own_machine, monkeypatch):
     monkeypatch.setattr("eke.rules.device._is_there", lambda name: name != "bitsandbytes")
     _, found = candidates(numerics=Numerics.reduced)

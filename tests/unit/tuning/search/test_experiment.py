@@ -36,6 +36,7 @@ def test_it_is_the_same_run(tmp_path, typed):
     assert after.run_id == before.run_id
 
 
+@pytest.mark.slow
 def test_a_key_without_a_default_is_in_it(tmp_path):
     (tmp_path / "a b.txt").write_text("words and 'words'\n" * 400)
     typed = ["data=text", f"data.path='{tmp_path}/a b.txt'", "data.seq_len=16", "tracker=none"]

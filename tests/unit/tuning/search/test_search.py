@@ -29,6 +29,7 @@ def estimated():
     return [search(make(seed, estimated=True), seed + 1) for seed in SEEDS]
 
 
+@pytest.mark.slow
 def test_with_a_time_model_it_ends_within_five_percent(estimated):
     """The issue's bound, on surfaces whose generator shares nothing with the time model."""
     near = sum(found.off <= OFF for found in estimated)
@@ -36,6 +37,7 @@ def test_with_a_time_model_it_ends_within_five_percent(estimated):
     assert median(found.off for found in estimated) <= 1.02
 
 
+@pytest.mark.slow
 def test_it_does_so_where_techniques_act_on_parts_of_a_step():
     """Another generator: what a technique is worth depends on the others and on the micro-batch."""
     surfaces = [make_of_parts(seed, estimated=True) for seed in SEEDS]
@@ -50,6 +52,7 @@ def test_it_keeps_to_its_budget_and_to_one_out_of_memory(estimated):
     assert max(found.num_out_of_memory for found in estimated) <= 1
 
 
+@pytest.mark.slow
 def test_without_a_time_model_it_still_gains_most_of_what_there_is():
     surfaces = [make(seed, estimated=False) for seed in SEEDS]
     ends = [search(surface, seed + 1) for seed, surface in zip(SEEDS, surfaces, strict=True)]

@@ -74,6 +74,7 @@ def without_ids(tree: Any) -> Any:
     return [without_ids(each) for each in tree] if isinstance(tree, list) else tree
 
 
+@pytest.mark.slow
 def test_runs_that_eke_sync_sent_are_those_it_shows(
     online: Server, sweep: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
