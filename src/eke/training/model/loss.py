@@ -234,9 +234,9 @@ def build_shift(plan: Plan) -> Shift | None:
     inputs = [] if methods else list(inspect.signature(alone).parameters)[1:]
     read = " ".join([*inputs, *map(inspect.getsource, methods)])
     for name in ("decoder_start_token_id", "pad_token_id"):
-        if name in read and getattr(config, name, None) is None:
+        if name in read and getattr(config, name, None) not in range(config.vocab_size):
             raise RunError(
-                f"config.json has no {name}, which {kind.__name__} needs -> add it there"
+                f"config.json has no valid {name}, which {kind.__name__} needs -> add it there"
             )
     if methods:
         return cast(Shift, methods[0])

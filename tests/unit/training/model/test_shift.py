@@ -103,9 +103,10 @@ def test_other_tasks_have_no_shift(task) -> None:
         ("t5", {**T5, "decoder_start_token_id": 0, "pad_token_id": None}, "pad_token_id"),
         ("bart", {**WIDE, "decoder_start_token_id": None}, "decoder_start_token_id"),
         ("mbart", {**WIDE, "pad_token_id": None}, "pad_token_id"),
+        ("marian", {**WIDE, "decoder_start_token_id": 10**6}, "decoder_start_token_id"),
     ],
 )
 def test_what_the_shift_reads_and_config_json_lacks_is_named(kind, sizes, lacks, tmp_path) -> None:
     transformers.AutoConfig.for_model(kind, **sizes).save_pretrained(tmp_path)
-    with pytest.raises(RunError, match=f"config.json has no {lacks}, which"):
+    with pytest.raises(RunError, match=f"config.json has no valid {lacks}, which"):
         build_shift(planned(tmp_path))
