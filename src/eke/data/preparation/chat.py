@@ -596,5 +596,6 @@ class ChatRows:
         """The manifest's statistics of conversations."""
         return {
             "num_trained": self.num_trained,
+            "chat_template": self.template.source,
             "plain_markers": tuple(self.template.plain_markers),
         }

@@ -134,6 +134,8 @@ class Manifest:
     """Rows that do not begin with the tokens of the prompt tokenized alone, as in generation."""
     num_trained: int = 0
     """Tokens that are trained, of conversations."""
+    chat_template: str = ""
+    """The template that rendered conversations, in jinja."""
     plain_markers: tuple[str, ...] = ()
     """Markers of the chat template that are ordinary tokens."""
     num_doubled: int = 0

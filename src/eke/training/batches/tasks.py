@@ -10,6 +10,7 @@ import torch
 from eke.common.errors import ChangedError
 from eke.common.text import IGNORED
 from eke.config.schema import (
+    Chat,
     Config,
     MaskedLM,
     Packing,
@@ -235,6 +236,13 @@ def class_names(plan: Plan) -> tuple[str, ...]:
     corpus = open_corpus(config)
     assert corpus is not None, "all that is neither synthetic nor rows is text"
     return tuple(largest_labels(corpus, config.task.num_labels))
+
+
+def chat_template(plan: Plan) -> str:
+    """The template of `data.chat_template`, in jinja; empty for the tokenizer's default."""
+    data = plan.config.data
+    chosen = isinstance(data, Chat) and data.chat_template
+    return _open(plan).manifest.chat_template if chosen else ""
 
 
 def _random(
