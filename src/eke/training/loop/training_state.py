@@ -11,13 +11,13 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from eke.common.paths import RunPaths
+from eke.common.paths import EXPORT, RunPaths
 from eke.plan.planner import Micro, Plan, remove_swap, swap_folder
 from eke.plan.record import metrics
 from eke.results.trackers import Tracker
 from eke.training.batches.batches import CacheRelease, Transfer
 from eke.training.batches.dataset import TrainingData, build_data, load_plan_tokenizer
-from eke.training.checkpoint import EXPORT, load_checkpoint, load_part, newest_complete
+from eke.training.checkpoint import load_checkpoint, load_part, newest_complete
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     build_engine,

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from eke.common.errors import RunError
+from eke.common.errors import EkeError, RunError
 from eke.common.text import format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
 from eke.plan.planner import Plan
@@ -27,7 +28,9 @@ from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
     adapter_tensors,
     apply_peft,
+    frozen_at_random,
     is_adapted,
+    merge_adapters,
     read_tensors,
     save_adapter,
 )
@@ -221,6 +224,39 @@ def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     apply_loss(plan, model)
     apply_checkpointing(plan, model)
     return model, report
+
+
+def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
+    """Write the base model of a plan with a saved adapter merged into it, on the host.
+
+    Weights have the planned format of frozen weights.
+
+    Args:
+        plan: of the run that trained the adapter; its base model is a checkpoint.
+        adapter: folder that `save_pretrained` wrote.
+        folder: is made if it is not there.
+
+    Returns:
+        A sentence on what is missing; empty if nothing is.
+
+    Raises:
+        RunError: the base model cannot be loaded, or the adapter is not all that was trained.
+        OSError: the disk is full.
+    """
+    attention = replace(plan.config.attention, option="eager")  # the run's may need its GPU
+    plan = replace(plan, config=replace(plan.config, attention=attention))
+    base, report = build_model_and_report(plan, torch.device("cpu"))
+    model = apply_peft(plan, base)
+    if drawn := frozen_at_random(model, (*report.new_weights, *report.resized_weights)):
+        raise RunError(f"{drawn[0]}; the run did not save them")
+    load_weights(model, adapter)
+    missing = ""
+    try:
+        name_classes(plan, base, report)
+    except (EkeError, OSError) as error:
+        missing = f"config.json does not name the classes: {error}"
+    save_pretrained(merge_adapters(plan, model), folder)
+    return missing
 
 
 def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
