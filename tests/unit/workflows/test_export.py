@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 TEMPLATE = (
-    "{% for m in messages %}{{ '<' + m.role + '>' + m.content + eos_token }}{% endfor %}"
+    "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<sep>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 KINDS = {
@@ -120,6 +120,7 @@ def test_a_model_is_what_was_trained(trained, export, tmp_path) -> None:
     assert torch.equal(logits(loaded), logits(trained("full").bare_model))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.chat_template == TEMPLATE
+    assert loaded.generation_config.eos_token_id == [2, tokenizer.sep_token_id]
     card = (tmp_path / "out" / "README.md").read_text()
     record = record_of(trained("full"))
     told = (
@@ -163,7 +164,7 @@ def test_an_adapter_is_loaded_by_peft_and_merges_into_the_same_weights(
     assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
     for name, tensor in expected.state_dict().items():
         assert torch.equal(tensor, saved[name]), name
-    assert loaded.generation_config.eos_token_id == 2
+    assert loaded.generation_config.eos_token_id == [2, 4], "the base's own, and the end of turn"
     plain_files = {"config.json", "generation_config.json", "model.safetensors", "README.md"}
     assert names_in(tmp_path / "merged") == plain_files | TOKENIZER
 
@@ -201,7 +202,7 @@ def test_names_that_are_gone_are_told(trained, export, tmp_path, monkeypatch) ->
     finally:
         shutil.move("elsewhere.jsonl", "rows.jsonl")
     assert code == 0
-    assert "warning: config.json does not name the classes: " in out
+    assert "warning: the configuration does not name the classes: " in out
 
 
 def test_merging_without_adapters_is_told(export, tmp_path) -> None:

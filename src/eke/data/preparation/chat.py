@@ -539,6 +539,7 @@ class ChatRows:
         self.request, self.tokenizer = request, tokenizer
         self.column = request.messages
         self.num_trained = 0
+        self.ends: set[int] = set()
         if not tokenizer.knows_ends:
             why = "does not say which characters its tokens stand for, so answers are not found"
             fix = Fix("data.tokenizer=FOLDER", remark="one with a tokenizer.json")
@@ -576,6 +577,7 @@ class ChatRows:
             self.template, self.tokenizer, given, request.train_on, request.seq_len
         )
         self.num_trained += int(trained.sum())
+        self.ends.add(int(ids[trained][-1]))
         text = json.dumps([given.messages, given.tools], sort_keys=True, default=str)
         return Fields((text,), ids=ids, trained=trained)
 
@@ -594,8 +596,11 @@ class ChatRows:
 
     def found(self) -> dict[str, Any]:
         """The manifest's statistics of conversations."""
+        ends, special = sorted(self.ends), set(self.tokenizer.special_texts)
+        words = self.tokenizer.decode(ends)
         return {
             "num_trained": self.num_trained,
             "chat_template": self.template.source,
+            "ends_of_turn": tuple(t for t, w in zip(ends, words, strict=True) if w in special),
             "plain_markers": tuple(self.template.plain_markers),
         }

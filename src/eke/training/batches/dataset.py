@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from eke.config.schema import Packing, Synthetic
+from eke.config.schema import Chat, Packing, Synthetic
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
@@ -21,7 +21,7 @@ from eke.training.batches.batches import (
     cut_step,
     in_bursts,
 )
-from eke.training.batches.tasks import PackedSamples, TaskSamples, chat_template, open_split
+from eke.training.batches.tasks import PackedSamples, TaskSamples, chat_manifest, open_split
 from eke.training.model.loss import build_shift, is_sparse
 
 
@@ -229,6 +229,7 @@ def load_plan_tokenizer(plan: Plan) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(plan.vocabulary.tokenizer)
     if plan.vocabulary.pad_is_eos:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(plan.vocabulary.pad)
-    if template := chat_template(plan):
-        tokenizer.chat_template = template
+    data, chat = plan.config.data, chat_manifest(plan)
+    if chat and isinstance(data, Chat) and data.chat_template:  # else its own one was chosen
+        tokenizer.chat_template = chat.chat_template
     return tokenizer

@@ -22,6 +22,7 @@ from eke.config.schema import (
 from eke.data.sources import (
     BYTE_TOKENS,
     Frame,
+    Manifest,
     Packs,
     Store,
     Vocabulary,
@@ -238,11 +239,9 @@ def class_names(plan: Plan) -> tuple[str, ...]:
     return tuple(largest_labels(corpus, config.task.num_labels))
 
 
-def chat_template(plan: Plan) -> str:
-    """The template of `data.chat_template`, in jinja; empty for the tokenizer's default."""
-    data = plan.config.data
-    chosen = isinstance(data, Chat) and data.chat_template
-    return _open(plan).manifest.chat_template if chosen else ""
+def chat_manifest(plan: Plan) -> Manifest | None:
+    """What is known of the plan's conversations; None for other data."""
+    return _open(plan).manifest if isinstance(plan.config.data, Chat) else None
 
 
 def _random(

@@ -38,7 +38,7 @@ from eke.training.model.checkpointing import build_activation_offload
 from eke.training.model.load_pretrained import LoadReport
 from eke.training.model.loss import LossFunction, build_loss
 from eke.training.model.number_formats import Formats, build_formats, compile_model
-from eke.training.model.save_model import build_trainable, load_weights, name_classes
+from eke.training.model.save_model import build_trainable, load_weights, name_classes, stop_at_turns
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
 from eke.training.optimizer.update import PlainUpdate, Update
@@ -144,6 +144,7 @@ def build_job(
         cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )
     bare, report = build_trainable(plan, _build_device(plan, device))
+    stop_at_turns(plan, bare)
     expect_unreached(plan, bare, accelerator)
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from eke.common.errors import EkeError, RunError
 from eke.common.text import format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
+from eke.models.families import is_classification
 from eke.plan.planner import Plan
-from eke.training.batches.tasks import class_names, is_packed
+from eke.training.batches.tasks import chat_manifest, class_names, is_packed
 from eke.training.distributed.fsdp import cut_like, part
 from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
@@ -253,10 +254,27 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
     missing = ""
     try:
         name_classes(plan, base, report)
+        stop_at_turns(plan, base)
     except (EkeError, OSError) as error:
-        missing = f"config.json does not name the classes: {error}"
+        what = "name the classes" if is_classification(plan.config) else "stop at ends of turn"
+        missing = f"the configuration does not {what}: {error}"
     save_pretrained(merge_adapters(plan, model), folder)
     return missing
+
+
+def stop_at_turns(plan: Plan, model: nn.Module) -> None:
+    """Let generation stop where the trained answers of conversations end.
+
+    A base model's own end of text is seldom the end of turn of the template it is trained with.
+    """
+    mine: Any = model
+    chat, generation = chat_manifest(plan), getattr(mine, "generation_config", None)
+    if chat is None or generation is None:
+        return
+    known = generation.eos_token_id
+    stops = [] if known is None else [known] if isinstance(known, int) else list(known)
+    stops += [token for token in chat.ends_of_turn if token not in stops]
+    generation.eos_token_id = stops[0] if len(stops) == 1 else stops or None
 
 
 def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
