@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, RunError
-from eke.common.files import is_own, open_file, read_json
-from eke.common.paths import CHECKPOINT_FILES, EXPORT, RunPaths, program, user_path
+from eke.common.files import is_locked, is_own, open_file, read_json
+from eke.common.paths import CHECKPOINT_FILES, EXPORT, RunPaths, SweepPaths, program, user_path
 from eke.common.text import format_bytes, format_number
 from eke.config.schema import Config, PretrainedModel
 from eke.plan.planner import MODEL, Plan, change_of, read_plan
@@ -78,6 +78,9 @@ def _find(run: str) -> RunPaths:
     """The run of a folder, or of an id in the folder that runs are written to by default."""
     places = [RunPaths(user_path(run)), RunPaths(user_path(Config().paths.runs) / run)]
     found = [paths for paths in places if paths.plan.exists() or paths.record.exists()]
+    if SweepPaths(places[0].folder).sweep.exists():
+        fix = Fix(remark=f"eke status {shlex.quote(run)} names its runs")
+        raise ConfigError(Problem("RUN", run, "is a sweep, and a run is exported", fix))
     if not found:
         raise ConfigError(no_runs([user_path(run)], "export", usual="runs/ID DIR"))
     return found[0]
@@ -94,8 +97,10 @@ def _finished(paths: RunPaths) -> Record:
     if record and is_own(paths.record):  # another user's command is not suggested
         again = shlex.join(record.command)
     if record is None or not Outcome[record.outcome].is_final:
-        state = record.outcome if record else "no record"
-        why, fix = f"is not finished ({state})", f"{again}   (continues it)"
+        running = is_locked(paths.lock)
+        state = "running" if running else record.outcome if record else "no record"
+        fix = f"eke status {paths.folder}" if running else f"{again}   (continues it)"
+        why = f"is not finished ({state})"
     elif record.outcome != Outcome.ok.name:
         why, fix = f"ended as {record.outcome}", f"eke logs {shlex.quote(str(paths.folder))}"
     elif not paths.exported(record.steps_done).is_dir():

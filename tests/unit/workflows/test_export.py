@@ -1,6 +1,8 @@
 """`eke export`: what plain libraries load is what was trained; what cannot be exported says why."""
 
+import fcntl
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -100,6 +102,8 @@ def names_in(folder):
     return {path.name for path in folder.iterdir()}
 
 
+HELD = []
+"""Descriptors of locked files."""
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 IDS = torch.arange(5, 17).reshape(1, 12)
 
@@ -219,6 +223,8 @@ def test_merging_without_adapters_is_told(export, tmp_path) -> None:
         pytest.param("full", lambda run, out: out.touch(), "", "is a file", id="a file"),
         pytest.param("full", lambda run, out: run.record.unlink(), "",
                      "is not finished (no record)", id="no record"),
+        pytest.param("full", lambda run, out: (run.record.unlink(), lock(run)), "",
+                     "is not finished (running)\n      -> eke status runs/copy", id="running"),
         pytest.param("full", lambda run, out: change_record(run, outcome="preempted"), "",
                      "is not finished (preempted)", id="interrupted"),
         pytest.param("full", lambda run, out: change_record(run, outcome="diverged"), "",
@@ -252,6 +258,8 @@ def test_what_cannot_be_exported_leaves_nothing(
         before = sorted(tmp_path.rglob("*"))
         code = main(["export", "runs/copy", str(out), *words.split()])
     finally:
+        while HELD:
+            os.close(HELD.pop())
         shutil.rmtree(run.folder)
     assert code in (1, 2)
     assert expected in capsys.readouterr().err
@@ -260,6 +268,12 @@ def test_what_cannot_be_exported_leaves_nothing(
 
 def change_record(run, **values):
     run.record.write_text(json.dumps(json.loads(run.record.read_text()) | values))
+
+
+def lock(run):
+    """As the process that works on a run does."""
+    HELD.append(os.open(run.lock, os.O_RDWR | os.O_CREAT))
+    fcntl.flock(HELD[-1], fcntl.LOCK_EX)
 
 
 def change_plan(run, name="", kind=""):
@@ -290,6 +304,12 @@ def link(run, name):
 def test_a_folder_without_a_run_is_no_run(trained, tmp_path, capsys) -> None:
     assert main(["export", "nothing", str(tmp_path / "out")]) == 2
     assert "eke export runs/ID DIR" in capsys.readouterr().err
+    (tmp_path / "sweep.json").touch()
+    assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert (
+        f"is a sweep, and a run is exported\n      -> eke status {tmp_path}"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_was_left_random_is_not_merged(export, tmp_path, monkeypatch) -> None:
@@ -305,7 +325,7 @@ def test_what_was_left_random_is_not_merged(export, tmp_path, monkeypatch) -> No
 class FakeHub:
     """An HfApi that writes down what it is asked."""
 
-    asked: list[tuple] = []  # noqa: RUF012
+    asked = ()
     fails_at = ""
 
     def __getattr__(self, name):

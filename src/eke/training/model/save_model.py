@@ -244,8 +244,9 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
         RunError: the base model cannot be loaded, or the adapter is not all that was trained.
         OSError: the disk is full.
     """
-    attention = replace(plan.config.attention, option="eager")  # the run's may need its GPU
-    plan = replace(plan, config=replace(plan.config, attention=attention))
+    # What the run computed with may need its GPU.
+    config = replace(plan.config, attention=replace(plan.config.attention, option="eager"))
+    plan = replace(plan, config=config, compute=replace(plan.compute, float8="off"))
     base, report = build_model_and_report(plan, torch.device("cpu"))
     model = apply_peft(plan, base)
     if drawn := frozen_at_random(model, (*report.new_weights, *report.resized_weights)):
