@@ -144,7 +144,6 @@ def build_job(
         cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )
     bare, report = build_trainable(plan, _build_device(plan, device))
-    stop_at_turns(plan, bare)
     expect_unreached(plan, bare, accelerator)
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
@@ -191,6 +190,7 @@ def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
     random = (*report.new_weights, *report.resized_weights)
     adapted = [*frozen_at_random(job.bare_model, random), *experts_left_out(job.bare_model)]
     headed = name_classes(job.plan, job.bare_model, report)
+    stop_at_turns(job.plan, job.bare_model)
     for warning in (*report.warnings, *adapted, *headed):
         job.warn(warning)
     rows = job.paths.metrics
