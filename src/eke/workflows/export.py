@@ -51,21 +51,25 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
         why = "is a folder with files" if target.is_dir() else "is a file"
         raise ConfigError(Problem("DIR", folder, why, Fix(remark="another name, or an empty one")))
     send = _hub(push) if push else None
+    try:
+        card = render_card(record, merged=plan is not None)
+        notes = [] if plan else _unmerged(record, adapted, merge)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
     with _whole(target) as unfinished:
         _copy(paths.exported(record.steps_done), unfinished)
-        notes = _merge(plan, unfinished) if plan else _unmerged(record, adapted, merge)
-        card = render_card(record, merged=plan is not None)
+        notes += _merge(plan, unfinished) if plan else []
         (unfinished / CARD).write_text(card, encoding="utf-8")
     sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
     kind = "model with its adapters merged" if plan else "adapter" if adapted else "model"
     size = f"{format_number(len(sizes), 'file')}, {format_bytes(sum(sizes))}"
-    lines = [f"{folder}: {kind} ({size})", *(f"  warning: {note}" for note in notes if note)]
+    lines = [f"{folder}: {kind} ({size})", *(f"  warning: {note}" for note in notes)]
     return "\n".join([*lines, send(target)] if send else lines)
 
 
 def _unmerged(record: Record, adapted: bool, merge: bool) -> list[str]:
     """Warnings about an export as the run saved it."""
-    base = record.config["model"].get("name_or_path")
+    base = record.config.get("model", {}).get("name_or_path")
     if merge:
         return ["--merge has no effect: the run has no adapters"]
     if adapted and (base is None or Path(base).is_absolute()):
@@ -87,11 +91,7 @@ def _find(run: str) -> RunPaths:
 
 
 def _finished(paths: RunPaths) -> Record:
-    """The record of a run whose last weights were saved.
-
-    Raises:
-        ConfigError: it is not finished, it failed, or it saved no model.
-    """
+    """The record of a run that ended well and saved its last weights."""
     record = read_record(paths)
     again = f"{program()} with the run's overrides"
     if record and is_own(paths.record):  # another user's command is not suggested
@@ -112,11 +112,7 @@ def _finished(paths: RunPaths) -> Record:
 
 
 def _mergeable(paths: RunPaths) -> Plan:
-    """The plan of a run whose base model is as it was.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """The plan of a run, if its base model is as it was."""
     plan = read_plan(paths)
     if not isinstance(plan.config.model, PretrainedModel) and plan.device.kind != "cpu":
         why = "has adapters over random weights that a GPU drew, which were not saved"
@@ -147,12 +143,7 @@ def _whole(target: Path) -> Iterator[Path]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy the files of a checkpoint's export that its list names.
-
-    Raises:
-        EkeError: a file is damaged, or missing.
-        OSError: another user may have planted it, or the disk is full.
-    """
+    """Copy the files of a checkpoint's export that its list names; refuse what is damaged."""
     try:
         listed = read_json(source.parent / CHECKPOINT_FILES).items()
         inside = f"{EXPORT}/"
@@ -178,11 +169,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _merge(plan: Plan, folder: Path) -> list[str]:
-    """Replace an adapter in `folder` by the merged model; returns warnings.
-
-    Raises:
-        EkeError: its base model cannot be loaded.
-    """
+    """Replace an adapter in `folder` by the merged model; returns warnings."""
     from eke.training.loop.environment import quiet_libraries  # slow: torch
 
     quiet_libraries(plan)

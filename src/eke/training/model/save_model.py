@@ -230,15 +230,8 @@ def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
 def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
     """Write the base model of a plan with a saved adapter merged into it, on the host.
 
-    Weights have the planned format of frozen weights.
-
-    Args:
-        plan: of the run that trained the adapter; its base model is a checkpoint.
-        adapter: folder that `save_pretrained` wrote.
-        folder: is made if it is not there.
-
-    Returns:
-        A sentence on what is missing; empty if nothing is.
+    Weights have the planned format of frozen weights. Returns a sentence on what is missing, if
+    anything is.
 
     Raises:
         RunError: the base model cannot be loaded, or the adapter is not all that was trained.
