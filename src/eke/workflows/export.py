@@ -193,7 +193,7 @@ def _hub(name: str) -> Callable[[Path], str]:
         EkeError: there is no token, no connection, or no such name.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # 2.4: lazy
 
     def ask(what: Callable[[], Any], fix: str) -> Any:
         try:
