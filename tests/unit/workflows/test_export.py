@@ -173,6 +173,7 @@ def test_an_adapter_is_loaded_by_peft_and_merges_into_the_same_weights(
     assert names_in(tmp_path / "merged") == plain_files | TOKENIZER
 
 
+@pytest.mark.slow
 def test_four_bit_weights_become_16_bit_ones(trained, export, tmp_path) -> None:
     assert export("qlora", tmp_path / "out", "--merge")[0] == 0
     saved = load_file(tmp_path / "out" / "model.safetensors")
@@ -183,6 +184,7 @@ def test_four_bit_weights_become_16_bit_ones(trained, export, tmp_path) -> None:
     torch.testing.assert_close(logits(loaded), mine.float(), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
 def test_a_merged_classifier_has_its_head_and_its_names(trained, export, tmp_path) -> None:
     assert export("classes", tmp_path / "out", "--merge")[0] == 0
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
@@ -190,6 +192,7 @@ def test_a_merged_classifier_has_its_head_and_its_names(trained, export, tmp_pat
     assert loaded.config.id2label == {0: "n", 1: "y"}
 
 
+@pytest.mark.slow
 def test_random_weights_are_drawn_again(trained, export, tmp_path) -> None:
     assert "no file holds: --merge gives" in export("random", tmp_path / "alone")[1]
     assert export("random", tmp_path / "out", "--merge")[0] == 0
@@ -197,6 +200,7 @@ def test_random_weights_are_drawn_again(trained, export, tmp_path) -> None:
     torch.testing.assert_close(logits(loaded), logits(trained("random").bare_model))
 
 
+@pytest.mark.slow
 def test_names_that_are_gone_are_told(trained, export, tmp_path, monkeypatch) -> None:
     trained("classes")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
@@ -244,7 +248,7 @@ def test_merging_without_adapters_is_told(export, tmp_path) -> None:
         pytest.param("lora", lambda run, out: change_plan(run, name="runs"), "--merge",
                      "base model is not what it was", id="another base"),
         pytest.param("random", lambda run, out: change_plan(run, kind="cuda"), "--merge",
-                     "random weights that a GPU drew", id="random base"),
+                     "random weights that a GPU drew", id="random base", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_what_cannot_be_exported_leaves_nothing(
