@@ -74,7 +74,7 @@ def _unmerged(record: Record, adapted: bool, merge: bool) -> list[str]:
         return ["--merge has no effect: the run has no adapters"]
     if adapted and (base is None or Path(base).is_absolute()):
         where = f"the folder {base}" if base else "random weights, which no file holds"
-        return [f"the adapter's base model is {where}: --merge gives a model without it"]
+        return [f"the adapter's base model is {where}: --merge gives a model that needs none"]
     return []
 
 
