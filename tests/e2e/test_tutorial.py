@@ -10,17 +10,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from chat_templates import FAMILIES, saved
 from checkpoints import save_checkpoint
 from live import Live, record_of, rows_of
+from prepared import write_jsonl
 from support import REPO, Finished, environment
+from tokenizers.decoders import ByteLevel
 from unit.results.trackers.stub import serving
 
 TUTORIAL = (REPO / "docs" / "tutorial" / "afternoon.md").read_text()
+UNFENCED = re.sub(r"^```.*?^```", "", TUTORIAL, flags=re.M | re.S)
 
 
 def commands(section: str) -> list[str]:
     """The indented lines of a section."""
-    body = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", TUTORIAL, re.M | re.S)
+    body = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", UNFENCED, re.M | re.S)
     assert body, section
     return [line.strip() for line in body[1].splitlines() if line.startswith("    ")]
 
@@ -33,15 +37,20 @@ def fenced(language: str) -> str:
 
 @pytest.fixture
 def afternoon(tmp_path: Path) -> Path:
-    """The user's folder: a checkpoint with its tokenizer, and questions with answers."""
-    save_checkpoint(tmp_path / "my_model", "llama", tokenizer=True)
-    chance = random.Random(0)
-    with open(tmp_path / "my_data.jsonl", "w") as file:
-        for _ in range(200):
-            a, b = chance.randint(0, 9), chance.randint(0, 9)
-            row = {"question": f"what is {a} plus {b}", "answer": f"it is {a + b}"}
-            file.write(json.dumps(row) + "\n")
-    option = tmp_path / "my_conf" / "experiment" / "answers.yaml"
+    """The user's folder: conversations, and a checkpoint with a tokenizer and a chat template."""
+    family = FAMILIES["chatml"]
+    loaded = saved(family, tmp_path / "my_model")
+    loaded.backend_tokenizer.decoder = ByteLevel()
+    loaded.save_pretrained(tmp_path / "my_model")
+    save_checkpoint(tmp_path / "my_model", "llama", vocab_size=330)
+    shown, chance, rows = json.loads(fenced("json")), random.Random(0), []
+    for _ in range(400):
+        a, b = chance.randint(0, 9), chance.randint(0, 9)
+        texts = (f"what is {a} plus {b}?", f"it is {a + b}")
+        pairs = zip(shown["messages"], texts, strict=True)
+        rows.append({"messages": [{**message, "content": text} for message, text in pairs]})
+    write_jsonl(tmp_path / "chats.jsonl", [shown, *rows])
+    option = tmp_path / "my_conf" / "experiment" / "chat.yaml"
     option.parent.mkdir(parents=True)
     option.write_text(fenced("yaml"))
     return tmp_path
@@ -66,59 +75,95 @@ def typed(folder: Path, command: str, **variables: str) -> Finished:
 
 @pytest.mark.slow
 def test_the_afternoon(afternoon: Path) -> None:
-    (plan,) = commands("Look before you run")
-    looked = typed(afternoon, plan)
+    (show,) = commands("Look at the data")
+    looked = typed(afternoon, show)
     assert looked.code == 0, looked.text
-    assert "of 200 read; 0 bad, 0 empty" in looked.out
-    assert "data.tokenizer" in looked.out
+    assert fenced("text") in looked.out
+
+    (plan,) = commands("Plan")
+    planned = typed(afternoon, plan)
+    assert planned.code == 0, planned.text
+    told = ("of 401 read; 0 bad", "data trained", "learning rate", "usual for lora", "memory: ")
+    for what in told:
+        assert what in planned.out, what
     assert not (afternoon / "runs").exists()
 
-    first, *watching = commands("Train, on two processes")
-    words = shlex.split(first)[2:]
-    live = Live(afternoon, tuple(words))
+    run = train(afternoon)
+    compare(afternoon)
+    export(afternoon, run)
+    (sync,) = commands("Show it to others")
+    sync_all(afternoon, sync, run)
+
+
+def train(afternoon: Path) -> Path:
+    """Interrupted, continued, answered; the folder of the run that the summary names."""
+    first, watch, again = commands("Train an adapter")
+    live = Live(afternoon, tuple(shlex.split(first)[2:]))
     live.wait_for_step(5)
-    for command in watching:
-        seen = typed(afternoon, command)
-        assert seen.code == 0, seen.text
-        assert seen.out.strip()
+    seen = typed(afternoon, watch)
+    assert seen.code == 0, seen.text
+    assert "train/global_step" in seen.out
     live.signal(signal.SIGINT)  # Ctrl-C
     said = live.finish()
     assert live.process.returncode == 75, said
-
-    (again,) = commands("Interrupt it")
     assert again == first
     finished = typed(afternoon, again)
     assert finished.code == 0, finished.text
-    (folder,) = (p.parent for p in (afternoon / "runs").glob("*/record.json"))
-    record = record_of(folder)
+    (run,) = re.findall(r"^  record +(runs/\w+)$", finished.out, re.M)
+    record = record_of(afternoon / run)
     assert (record["outcome"], record["attempt"]) == ("ok", 1)
-    assert record["plan"]["batch"]["world_size"] == 2
     assert record["loss"]["eval_final"] < record["loss"]["eval_start"]
     assert "answered from" in typed(afternoon, again).out
+    return afternoon / run
 
-    (afternoon / "use.py").write_text(fenced("python"))
+
+def compare(afternoon: Path) -> None:
+    """Two settings run, the third is the run that is there."""
+    sweep, report = commands("Compare three settings")
+    ran = typed(afternoon, sweep)
+    assert ran.code == 0, ran.text
+    assert ran.out.count("] ok in ") == 2
+    compared = typed(afternoon, report)
+    assert compared.code == 0, compared.text
+    assert "3 runs of 3 configurations: 3 ok" in compared.out
+    for setting in ("lora", "qlora", "none"):
+        assert re.search(rf"^peft={setting}\b.*MiB", compared.out, re.M), compared.out
+    assert (afternoon / "runs" / "report.html").is_file()
+
+
+def export(afternoon: Path, run: Path) -> None:
+    """Plain transformers, with no peft to import, chats with what was trained."""
+    (command,) = commands("Take the model with you")
+    done = typed(afternoon, command.replace("runs/ID", f"runs/{run.name}"))
+    assert done.code == 0, done.text
+    assert "model with its adapters merged" in done.out
+    card = (afternoon / "my_chat" / "README.md").read_text()
+    assert f"{record_of(run)['loss']['eval_final']:.5g}" in card
+    without_peft = "import sys; sys.modules['peft'] = None\n"
+    (afternoon / "use.py").write_text(without_peft + fenced("python"))
     used = typed(afternoon, "python use.py")
     assert used.code == 0, used.text
-    assert used.out.startswith("what is 4 plus 5"), used.out
-
-    (compared,) = commands("Compare two techniques")
-    sweep = typed(afternoon, compared)
-    assert sweep.code == 0, sweep.text
-    assert sweep.out.count("] ok in ") == 2
-
-    (sync,) = commands("Show it to others")
-    sync_all(afternoon, sync, folder)
+    assert used.out.strip()
+    assert "<|im_" not in used.out
 
 
-def sync_all(afternoon: Path, command: str, folder: Path) -> None:
-    """Three runs reach a server on this machine; a second time there is nothing to send."""
+def sync_all(afternoon: Path, command: str, run: Path) -> None:
+    """Three runs reach a server on this machine, as the page's table says; a second time none."""
+    shown = re.findall(r"^\| (?!Weights|---).*? \| (.*) \|$", TUTORIAL.split("## Show it")[1], re.M)
+    curves, times, settings, results = (re.findall(r"`([\w/]+)`", row) for row in shown)
     with serving() as server:
         account = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "0" * 40}
         synced = typed(afternoon, command, **account)
         assert synced.code == 0, synced.text
         assert len(list((afternoon / "runs").glob("*/sync.json"))) == 3
-        steps = {row["train/global_step"] for row in rows_of(folder)}
-        assert len(steps) == record_of(folder)["plan"]["steps"]["total"] + 1
+        assert set(server.runs) == {p.parent.name for p in afternoon.glob("runs/*/record.json")}
+        rows, summary = server.rows[run.name], server.summaries[run.name]
+        assert {*curves, *times} <= {key for row in rows for key in row}
+        assert set(settings) <= set(json.loads(server.runs[run.name]["config"]))
+        assert set(results) <= set(summary)
+        assert len({row["train/global_step"] for row in rows}) == len(
+            {row["train/global_step"] for row in rows_of(run)}
+        )
         sent = [path for path in server.requests if "file_stream" in path]
         assert sent
         assert typed(afternoon, command, **account).code == 0
@@ -127,7 +172,5 @@ def sync_all(afternoon: Path, command: str, folder: Path) -> None:
 
 def test_every_command_is_typed_somewhere() -> None:
     """A command that is added to the page without a place in the test fails here."""
-    lines = [line for line in TUTORIAL.splitlines() if line.startswith("    ")]
-    inside = "".join(re.findall(r"```.*?```", TUTORIAL, re.S))
-    outside = [line for line in lines if line not in inside]
-    assert len(outside) == 7, outside
+    lines = [line for line in UNFENCED.splitlines() if line.startswith("    ")]
+    assert len(lines) == 9, lines

@@ -138,11 +138,12 @@ def test_no_frozen_weights_no_warning_of_them(saved, typed):
 @pytest.mark.parametrize("method", METHODS)
 def test_merged_weights_are_plain_pefts(saved, method, tmp_path):
     path = saved["llama", "bf16"]
-    model, _ = build(plan_of(path, f"peft={method}", "precision=bf16"))
+    plan = plan_of(path, f"peft={method}", "precision=bf16")
+    model, _ = build(plan)
     save_adapter(model, tmp_path)
     base = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     plain = PeftModel.from_pretrained(base, tmp_path).merge_and_unload().state_dict()
-    merged = merge_adapters(model).state_dict()
+    merged = merge_adapters(plan, model).state_dict()
     assert set(merged) == set(plain)
     for name, tensor in merged.items():
         assert tensor.dtype is torch.bfloat16

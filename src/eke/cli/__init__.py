@@ -34,6 +34,8 @@ eke: find, run and compare the training recipes that get the most out of your GP
   eke retry DIR            runs again what crashed, diverged or ran out of memory
   eke report DIR...        which techniques pay, by how much, and how sure that is
                            (eke report --help; --publish: at Weights & Biases)
+  eke export RUN DIR       the model of a finished run, for transformers, PEFT or the hub
+                           (--merge: adapters in the weights; eke export --help)
   eke sync RUNS...         send runs to Weights & Biases, and see that they arrived
                            (eke sync --help)
   eke --version
@@ -42,7 +44,7 @@ Overrides and options: eke train --help   (of one group: eke train --help GROUP)
 """
 
 
-_OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "sync")
+_OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "export", "sync")
 """Commands with a module of the same name, imported only when needed."""
 
 _OF_FOLDERS = ("status", "logs", "cancel", "retry")

@@ -22,6 +22,18 @@ WORLD_SIZE, LOCAL_WORLD_SIZE = "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
 
+CHECKPOINT_FILES = "manifest.json"
+"""File of a checkpoint with the size and the checksum of each of its files."""
+
+EXPORT = "model"
+"""Folder of a checkpoint with the exported model in the Hub's layout."""
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder name of the checkpoint after `step` optimizer steps."""
+    return f"step-{step:08d}"
+
+
 class _Inside:
     """A file or folder inside the `folder` of its owner."""
 
@@ -78,14 +90,17 @@ class RunPaths:
     """Fingerprint of the machine that planned a run for a cluster."""
     checkpoints = _Inside("checkpoints")
     """One folder per checkpoint."""
+
+    def exported(self, step: int) -> Path:
+        """The exported model in the checkpoint after `step` optimizer steps."""
+        return self.checkpoints / checkpoint_name(step) / EXPORT
+
     receipt = _Inside("sync.json")
     """Data that `eke sync` has sent, and its destination."""
     sync_lock = _Inside(".sync.lock")
     """Held (flock) by the `eke sync` that sends the run."""
     model = _Inside("model")
     """Link to the newest checkpoint's export, which plain transformers can load."""
-    merged = _Inside("merged")
-    """The model with its adapters merged (`peft.save_merged`)."""
     lock = _Inside(".lock")
     """Held (flock) by the process that works on the run."""
 

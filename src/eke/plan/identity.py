@@ -22,7 +22,6 @@ PRESENTATION_KEYS = {
     "train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final"),
     "distributed": ("timeout_s",),
     "offload": ("path",),
-    "peft": ("save_merged",),
 }
 """The same for keys of other groups: no timing includes checkpoints,
 and a limit of rows changes none that is read."""

@@ -31,6 +31,7 @@ from eke.common.files import (
     remove_tree,
     write_json,
 )
+from eke.common.paths import CHECKPOINT_FILES, EXPORT, checkpoint_name
 from eke.config.schema import Exchange
 from eke.training.distributed.fsdp import (
     WholeState,
@@ -60,18 +61,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPTIMIZER, STATE, MANIFEST = "optimizer.pt", "state.json", "manifest.json"
+OPTIMIZER, STATE = "optimizer.pt", "state.json"
 NAME = r"step-\d{8}"
 """What `checkpoint_name` makes."""
-EXPORT = "model"
-"""Folder of a checkpoint with the exported model in the Hub's layout."""
 PART = r"optimizer-\d{5}-of-(\d{5})\.pt"
 """Names that `part_name` makes."""
-
-
-def checkpoint_name(step: int) -> str:
-    """Folder name of the checkpoint after `step` optimizer steps."""
-    return f"step-{step:08d}"
 
 
 def save_checkpoint(
@@ -143,7 +137,7 @@ def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
     Drops all but the newest `keep` complete checkpoints.
     """
     final = unfinished.parent / checkpoint_name(step)
-    write_json(unfinished / MANIFEST, _manifest(unfinished))
+    write_json(unfinished / CHECKPOINT_FILES, _manifest(unfinished))
     if final.is_dir() and not final.is_symlink():
         remove_tree(final)
     else:  # what a damaged file system may leave, and no folder can be named over
@@ -230,7 +224,7 @@ def find_damage(path: Path) -> str:
     """Reason that a checkpoint is unusable; empty if it is intact."""
     try:
         with hold_folder(path, own=True):
-            manifest = read_json(path / MANIFEST)
+            manifest = read_json(path / CHECKPOINT_FILES)
         for name, (size, checksum) in manifest.items():
             file = path / name
             if file.stat().st_size != size:
@@ -287,7 +281,7 @@ def _prune(newest: Path, keep: int) -> None:
     it would push out the only checkpoint that can be used.
     """
     folder = newest.parent
-    mine = [path for path in checkpoints_in(folder) if (path / MANIFEST).is_file()]
+    mine = [path for path in checkpoints_in(folder) if (path / CHECKPOINT_FILES).is_file()]
     written = [path for path in mine if path.name <= newest.name]
     for path in sorted(written, reverse=True)[keep:]:
         remove_tree(path)
@@ -338,10 +332,6 @@ class ShardedUpdate:
             weights = gather_weights(self.model, keep, frozen=not is_adapted(self.model))
         training = gather_parameters(optimizer, keep) if mine else []  # which are back by now
         return WholeState(weights, state, training)
-
-    def all_weights(self, keep: bool) -> dict[str, Tensor]:
-        """Every weight, frozen ones too, where `keep`; every rank must call it."""
-        return gather_weights(self.model, keep)
 
 
 def save_parts(

@@ -130,8 +130,6 @@ class Adapters(Peft):
     target_modules: list[str] | None = None
     """Linear layers that are adapted, by the end of their names: [q_proj,v_proj]. null is every
     one in a Transformer layer (ia3: keys, values and the feed-forward's last)."""
-    save_merged: bool = False
-    """Write the model with its adapters merged into the weights, too, when training ends."""
 
 
 @dataclass

@@ -538,7 +538,7 @@ class ChatRows:
         """
         self.request, self.tokenizer = request, tokenizer
         self.column = request.messages
-        self.num_trained = 0
+        self.num_trained, self.ends = 0, set[int]()
         if not tokenizer.knows_ends:
             why = "does not say which characters its tokens stand for, so answers are not found"
             fix = Fix("data.tokenizer=FOLDER", remark="one with a tokenizer.json")
@@ -553,11 +553,10 @@ class ChatRows:
             return chosen
         if (chosen or "default") in named:
             return named[chosen or "default"]
+        why = f"the tokenizer {self.request.tokenizer} has no chat template"
         if chosen:
             names = ", ".join(named) or "none"
             why = f"is neither a file nor one of the tokenizer's templates ({names})"
-        else:
-            why = f"the tokenizer {self.request.tokenizer} has no chat template"
         fix = Fix("data.chat_template=FILE", remark="a template in jinja")
         raise ConfigError(Problem("data.chat_template", chosen, why, fix))
 
@@ -571,11 +570,11 @@ class ChatRows:
         if self.column is None:
             self.column = self._find(row)
         given = read_conversation(row, self.column)
-        request = self.request
         ids, trained = encode_conversation(
-            self.template, self.tokenizer, given, request.train_on, request.seq_len
+            self.template, self.tokenizer, given, self.request.train_on, self.request.seq_len
         )
         self.num_trained += int(trained.sum())
+        self.ends.add(int(ids[trained][-1]))
         text = json.dumps([given.messages, given.tools], sort_keys=True, default=str)
         return Fields((text,), ids=ids, trained=trained)
 
@@ -583,18 +582,19 @@ class ChatRows:
         found = columns_of(row)
         if len(found) == 1:
             return found[0]
+        names = ", ".join(map(str, row)) or "none"
+        why = f"no column of {self.request.path} holds a conversation; it has: {names}"
+        fixes = Fix("data.messages=COLUMN", remark="or data=jsonl for texts")
         if found:
             why = f"{' and '.join(found)} hold conversations: say which one is trained on"
             fixes = Fix(f"data.messages={found[0]}")
-        else:
-            names = ", ".join(map(str, row)) or "none"
-            why = f"no column of {self.request.path} holds a conversation; it has: {names}"
-            fixes = Fix("data.messages=COLUMN", remark="or data=jsonl for texts")
         raise ConfigError(Problem("data.messages", "null", why, fixes))
 
     def found(self) -> dict[str, Any]:
         """The manifest's statistics of conversations."""
         return {
             "num_trained": self.num_trained,
+            "chat_template": self.template.source,
+            "ends_of_turn": self.tokenizer.special_among(sorted(self.ends)),
             "plain_markers": tuple(self.template.plain_markers),
         }

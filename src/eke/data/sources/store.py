@@ -134,6 +134,10 @@ class Manifest:
     """Rows that do not begin with the tokens of the prompt tokenized alone, as in generation."""
     num_trained: int = 0
     """Tokens that are trained, of conversations."""
+    chat_template: str = ""
+    """The template that rendered conversations, in jinja."""
+    ends_of_turn: tuple[int, ...] = ()
+    """Special tokens that end the last trained answer of a conversation."""
     plain_markers: tuple[str, ...] = ()
     """Markers of the chat template that are ordinary tokens."""
     num_doubled: int = 0

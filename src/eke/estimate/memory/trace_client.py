@@ -63,7 +63,7 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
         "length_grouping",
     ),
     "distributed": ("timeout_s", "p2p"),
-    "peft": ("save_merged", "alpha"),
+    "peft": ("alpha",),
     "precision": ("tf32",),
 }  # fmt: skip
 """Keys that no trace depends on: None for a whole group. Any other key counts, a new one too."""

@@ -18,7 +18,7 @@ import yaml
 from eke.common.errors import ChangedError, RunError
 from eke.common.files import last_bytes, write_atomic
 from eke.common.paths import RunPaths, user_path
-from eke.config.schema import Adapters, Batch, Tracker
+from eke.config.schema import Batch, Tracker
 from eke.hardware import environment
 from eke.launch.processes.run_dir import Place, claim, find_place
 from eke.launch.processes.worker_process import Spot, StartWorker, Worker, forward_signals
@@ -336,13 +336,8 @@ def trial_of(plan: Plan) -> Plan:
         save_final=False,
         stop_on_nonfinite=False,
     )
-    peft = config.peft
-    if isinstance(peft, Adapters):
-        peft = dataclasses.replace(peft, save_merged=False)
     tracker = Tracker(option="none")
-    cut = replan(
-        plan, dataclasses.replace(config, batch=batch, train=train, peft=peft, tracker=tracker)
-    )
+    cut = replan(plan, dataclasses.replace(config, batch=batch, train=train, tracker=tracker))
     shape = cut.batch
     evaluated = shape.eval_per_device * shape.world_size * shape.devices
     steps = dataclasses.replace(

@@ -1,6 +1,8 @@
 """The plan: what will be run, decided and explained before anything heavy is imported."""
 
 from eke.plan.planner.inputs import (
+    MODEL,
+    change_of,
     check_inputs,
     check_software,
     software_changes,

@@ -48,15 +48,21 @@ def check_inputs(plan: Plan) -> None:
     Raises:
         ChangedError: the content of an input is another one, or it is gone.
     """
-    for key, planned in plan.inputs.items():
-        try:
-            why = "" if _read(plan.config, key) == planned else "its content has changed"
-        except EkeError as error:
-            why = error.short()
-        except OSError as error:
-            why = of_system(error)
-        if why:
+    for key in plan.inputs:
+        if why := change_of(plan, key):
             raise ChangedError(_changed(plan.config, key, why))
+
+
+def change_of(plan: Plan, key: str) -> str:
+    """Why an input is not what was planned; empty if it is, or if the plan has no such input."""
+    if key not in plan.inputs:
+        return ""
+    try:
+        return "" if _read(plan.config, key) == plan.inputs[key] else "its content has changed"
+    except EkeError as error:
+        return error.short()
+    except OSError as error:
+        return of_system(error)
 
 
 def _read(config: Config, key: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from eke.config.schema import Packing, Synthetic
+from eke.config.schema import Chat, Packing, Synthetic
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
@@ -21,7 +21,7 @@ from eke.training.batches.batches import (
     cut_step,
     in_bursts,
 )
-from eke.training.batches.tasks import PackedSamples, TaskSamples, open_split
+from eke.training.batches.tasks import PackedSamples, TaskSamples, chat_manifest, open_split
 from eke.training.model.loss import build_shift, is_sparse
 
 
@@ -219,7 +219,8 @@ def build_data(plan: Plan, left: bool = False) -> TrainingData:
 def load_plan_tokenizer(plan: Plan) -> Any:
     """Load the plan's tokenizer, to be saved with a model; None for bytes.
 
-    Where it has no padding token, its end of text is one, as it was in training.
+    Where it has no padding token, its end of text is one, as it was in training. Its chat template
+    is the one that was trained with.
     """
     if plan.vocabulary.is_bytes:
         return None
@@ -228,4 +229,7 @@ def load_plan_tokenizer(plan: Plan) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(plan.vocabulary.tokenizer)
     if plan.vocabulary.pad_is_eos:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(plan.vocabulary.pad)
+    data, chat = plan.config.data, chat_manifest(plan)
+    if chat and isinstance(data, Chat) and data.chat_template:  # else its own one was chosen
+        tokenizer.chat_template = chat.chat_template
     return tokenizer

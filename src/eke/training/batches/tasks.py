@@ -10,6 +10,7 @@ import torch
 from eke.common.errors import ChangedError
 from eke.common.text import IGNORED
 from eke.config.schema import (
+    Chat,
     Config,
     MaskedLM,
     Packing,
@@ -21,6 +22,7 @@ from eke.config.schema import (
 from eke.data.sources import (
     BYTE_TOKENS,
     Frame,
+    Manifest,
     Packs,
     Store,
     Vocabulary,
@@ -235,6 +237,11 @@ def class_names(plan: Plan) -> tuple[str, ...]:
     corpus = open_corpus(config)
     assert corpus is not None, "all that is neither synthetic nor rows is text"
     return tuple(largest_labels(corpus, config.task.num_labels))
+
+
+def chat_manifest(plan: Plan) -> Manifest | None:
+    """What is known of the plan's conversations; None for other data."""
+    return _open(plan).manifest if isinstance(plan.config.data, Chat) else None
 
 
 def _random(

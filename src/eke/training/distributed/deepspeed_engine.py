@@ -125,7 +125,7 @@ def engine_weights(engine: Engine) -> list[nn.Parameter]:
     return [weight for group in groups for weight in group]
 
 
-def gather_engine_weights(engine: Engine, keep: bool, frozen: bool = True) -> dict[str, Tensor]:
+def gather_engine_weights(engine: Engine, keep: bool, frozen: bool) -> dict[str, Tensor]:
     """All weights under the model's own names, on the host, module by module; a collective.
 
     Args:
@@ -228,12 +228,9 @@ class DeepSpeedUpdate:
 
         A collective: every rank must call it.
         """
-        return self.all_weights(keep, frozen=not is_adapted(self.engine.module))
-
-    def all_weights(self, keep: bool, frozen: bool = True) -> dict[str, Tensor] | None:
-        """All weights, including frozen ones, which a checkpoint of adapters omits."""
         if self.engine.zero_optimization_stage() < 3:
             return None
+        frozen = not is_adapted(self.engine.module)  # a checkpoint of adapters omits them
         return gather_engine_weights(self.engine, keep, frozen)
 
     def part(self) -> dict[str, Any]:

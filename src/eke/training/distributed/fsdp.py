@@ -6,7 +6,7 @@ is loaded is cut without a word between the processes: each of them reads the wh
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,26 +113,6 @@ def gather_weights(model: nn.Module, keep: bool, frozen: bool = True) -> dict[st
             once[id(tensor)] = gathered.cpu() if keep else tensor
         names[name] = once[id(tensor)]
     return names if keep else {}
-
-
-def put_together(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give a model that holds parts, FSDP2's or DeepSpeed's, its whole weights; for good.
-
-    4-bit weights keep what belongs to them.
-
-    Args:
-        model: changed in place; it can be saved and merged afterwards, not trained.
-        weights: all of them, under the names of `named_parameters`.
-    """
-    from torch.distributed.tensor import DTensor
-
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, own in list(module.named_parameters(recurse=False)):
-            found = weights[f"{prefix}.{name}".lstrip(".")]
-            if isinstance(own, DTensor):
-                module._parameters[name] = nn.Parameter(found, requires_grad=False)
-            else:
-                own.data = found.to(own.device)
 
 
 def gather_parameters(optimizer: torch.optim.Optimizer, keep: bool) -> list[Tensor]:

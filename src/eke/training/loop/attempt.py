@@ -32,9 +32,8 @@ from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.results import (
     make_record,
     open_tracker,
-    save_merged,
     summary_values,
-    write_cards,
+    write_card,
 )
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, build_job, torch_device
@@ -52,7 +51,6 @@ def run_engine(job: TrainingState) -> None:
     """
     with pinned_backend(job.plan):
         ENGINES[job.plan.config.engine.option](job)
-    save_merged(job)
 
 
 def _trainer_engine(job: TrainingState) -> None:
@@ -103,7 +101,7 @@ def work(attempt: Attempt) -> int:
         record.shared_device = True
     write_record(attempt.paths, record)  # before the tracker, which may be slow
     with contextlib.suppress(OSError):  # the summary is optional
-        write_cards(attempt.paths, record)
+        write_card(attempt.paths, record)
     note_pace(plan, record)
     tracker.summary(summary_values(record))
     tracker.finish(outcome.exit_code)

@@ -20,7 +20,7 @@ from eke.common.paths import RunPaths
 from eke.common.text import format_seconds
 from eke.plan.record import metrics
 from eke.training.batches.batches import MicroBatch
-from eke.training.checkpoint import EXPORT, checkpoint_name, save_checkpoint, save_parts
+from eke.training.checkpoint import save_checkpoint, save_parts
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.failure import Diverged
@@ -253,7 +253,7 @@ def save(job: TrainingState, step: int) -> None:
 
 def link_model(paths: RunPaths, step: int) -> None:
     """`model` in the run folder is the newest export: a name to load that stays the same."""
-    target = f"{paths.checkpoints.name}/{checkpoint_name(step)}/{EXPORT}"
+    target = str(paths.exported(step).relative_to(paths.folder))
     with contextlib.suppress(OSError):  # a file system without links: the folder has a name, too
         if not paths.model.exists() or paths.model.is_symlink():
             replace_link(paths.model, target)

@@ -1,39 +1,28 @@
 """Results of an attempt: record, tracker, model card, and merged adapters."""
 
 import contextlib
-import json
-import logging
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import eke
-from eke.common.files import remove_tree, write_atomic
+from eke.common.files import write_atomic
 from eke.common.paths import RunPaths
 from eke.common.runtime import lacking
-from eke.common.text import format_bytes
-from eke.config.schema import Adapters
 from eke.config.schema.codec import make_converter
 from eke.estimate.memory import note_measured_batch
 from eke.hardware import environment
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan, outline_record, software_changes
 from eke.plan.record import Failure, MeasuredMemory, Outcome, Record, metrics, read_attempts
+from eke.results.card import CARD, render_card
 from eke.results.trackers import TrackedRun, Tracker, build_tracker, tracker_id
 from eke.results.trackers import summary_values as summary_values  # the worker's end
 from eke.results.trackers.tracker import shown_of
-from eke.training.checkpoint import ShardedUpdate
-from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
-from eke.training.distributed.fsdp import put_together
 from eke.training.loop.environment import process_peak
 from eke.training.loop.training_state import TrainingState
-from eke.training.model.adapters import merge_adapters
 from eke.training.model.number_formats import compile_report
-from eke.training.model.save_model import save_pretrained
 from eke.training.observe.effective import AT_THE_END
 from eke.training.observe.memory_stages import device_peak
 from eke.tuning.advice import note_predictions
@@ -154,72 +143,8 @@ def open_tracker(plan: Plan, paths: RunPaths, attempt: int) -> Tracker:
     )
 
 
-CARD = "README.md"
-"""What the Hugging Face hub shows of a model (https://huggingface.co/docs/hub/model-cards)."""
-
-
-def write_cards(paths: RunPaths, record: Record) -> None:
-    """Put the card into each export that the run has."""
-    for folder in (paths.model, paths.merged):
-        real = folder.resolve()  # `model` is a link to a checkpoint of this run
-        if real.is_dir() and real.is_relative_to(paths.folder.resolve()):
-            write_atomic(real / CARD, render_card(record))
-
-
-def render_card(record: Record) -> str:
-    """Markdown below the metadata that is known; the license is for the model's owner to add."""
-    model, data = record.config.get("model", {}), record.config.get("data", {})
-    choices, memory = record.choices, record.memory.measured
-    base, source = model.get("name_or_path"), data.get("name") or data.get("path") or ""
-    metadata = {
-        "library_name": "transformers" if choices.get("peft", "none") == "none" else "peft",
-        "base_model": base if base and not Path(base).expanduser().exists() else None,
-        "datasets": [source] if choices.get("data") == "hub" else None,
-    }
-    facts = {
-        "base model": base or f"none: random weights of model={choices.get('model')}",
-        "task": choices.get("task"),
-        "data": f"{choices.get('data')} {source}",
-        "steps": f"{record.steps_done} ({record.outcome})",
-        "evaluation loss, nats per target": record.loss.eval_final,
-        "training loss, nats per target": record.loss.train_final,
-        "samples/s in training": record.throughput.samples_per_s,
-        "peak memory": format_bytes(memory.peak_allocated_bytes or 0) if memory else None,
-        "machine": record.machine.get("device"),
-        "run": f"{record.run_id} of eke {eke.__version__}",
-    }
-    told = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in facts.items() if v}
-    head = [f"{key}: {json.dumps(value)}" for key, value in metadata.items() if value]
-    body = [f"- {key}: {value}" for key, value in told.items()]
-    return "\n".join(["---", *head, "---", "", f"# {record.name}", "", *body, ""])
-
-
-log = logging.getLogger(__name__)
-
-
-def save_merged(job: TrainingState) -> None:
-    """Write `merged` into the run folder where `peft.save_merged` asks for it; the last act.
-
-    It is in the hub's layout, complete under its name or not there, and replaces an earlier one.
-
-    Raises:
-        OSError: the disk is full.
-    """
-    config, final = job.plan.config.peft, job.paths.merged
-    if not (isinstance(config, Adapters) and config.save_merged):
-        return
-    weights = None
-    if isinstance(job.update, ShardedUpdate | DeepSpeedUpdate):
-        weights = job.update.all_weights(keep=job.ranks.is_main)  # of all ranks
-    if not job.ranks.is_main:
-        return
-    if weights is not None:
-        put_together(job.bare_model, weights)
-    unfinished = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    try:
-        save_pretrained(merge_adapters(job.bare_model), unfinished, job.tokenizer)
-        remove_tree(final)
-        os.replace(unfinished, final)
-    finally:
-        remove_tree(unfinished)
-    log.info("merged model: %s", final)
+def write_card(paths: RunPaths, record: Record) -> None:
+    """Put the card into the newest export of the run, if it has one."""
+    real = paths.model.resolve()  # a link to a checkpoint of this run
+    if real.is_dir() and real.is_relative_to(paths.folder.resolve()):
+        write_atomic(real / CARD, render_card(record))

@@ -11,13 +11,13 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from eke.common.paths import RunPaths
+from eke.common.paths import EXPORT, RunPaths
 from eke.plan.planner import Micro, Plan, remove_swap, swap_folder
 from eke.plan.record import metrics
 from eke.results.trackers import Tracker
 from eke.training.batches.batches import CacheRelease, Transfer
 from eke.training.batches.dataset import TrainingData, build_data, load_plan_tokenizer
-from eke.training.checkpoint import EXPORT, load_checkpoint, load_part, newest_complete
+from eke.training.checkpoint import load_checkpoint, load_part, newest_complete
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     build_engine,
@@ -38,7 +38,7 @@ from eke.training.model.checkpointing import build_activation_offload
 from eke.training.model.load_pretrained import LoadReport
 from eke.training.model.loss import LossFunction, build_loss
 from eke.training.model.number_formats import Formats, build_formats, compile_model
-from eke.training.model.save_model import build_trainable, load_weights, name_classes
+from eke.training.model.save_model import build_trainable, load_weights, name_classes, stop_at_turns
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
 from eke.training.optimizer.update import PlainUpdate, Update
@@ -190,6 +190,7 @@ def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
     random = (*report.new_weights, *report.resized_weights)
     adapted = [*frozen_at_random(job.bare_model, random), *experts_left_out(job.bare_model)]
     headed = name_classes(job.plan, job.bare_model, report)
+    stop_at_turns(job.plan, job.bare_model)
     for warning in (*report.warnings, *adapted, *headed):
         job.warn(warning)
     rows = job.paths.metrics

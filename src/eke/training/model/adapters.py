@@ -184,8 +184,11 @@ def _quantise_parameters(experts: nn.Module, config: QLora, device: torch.device
         del parameter
 
 
-def dequantised(layer: nn.Module, delta: Tensor | None = None) -> nn.Module:
-    """The float32 layer that a 4-bit one stands for, on the host; `delta` (out, in) is added."""
+def dequantised(layer: nn.Module, dtype: torch.dtype, delta: Tensor | None = None) -> nn.Module:
+    """The layer that a 4-bit one stands for, on the host.
+
+    `delta` (out, in) is added in float32; the sum is rounded to `dtype` once.
+    """
     from bitsandbytes.functional import dequantize_4bit
     from transformers.pytorch_utils import Conv1D
 
@@ -193,26 +196,26 @@ def dequantised(layer: nn.Module, delta: Tensor | None = None) -> nn.Module:
     state = getattr(mine.weight, "quant_state", None)
     state = state or mine.quant_state  # FSDP2, which has cut the weight, leaves the layer's
     weight = dequantize_4bit(mine.weight.data.to(state.absmax.device), state).to(torch.float32)
-    weight = (weight if delta is None else weight + delta).cpu()
+    weight = (weight if delta is None else weight + delta).to(dtype).cpu()
     out, inp = weight.shape
     with torch.device("meta"):
         plain: Any = Conv1D(out, inp) if mine.stores_transposed else nn.Linear(inp, out, bias=False)
     plain.weight = nn.Parameter(weight.T.contiguous() if mine.stores_transposed else weight)
-    plain.bias = None if mine.bias is None else nn.Parameter(mine.bias.detach().float().cpu())
+    plain.bias = None if mine.bias is None else nn.Parameter(mine.bias.detach().to(dtype).cpu())
     return cast(nn.Module, plain)
 
 
-def dequantise_rest(model: nn.Module) -> None:
+def dequantise_rest(model: nn.Module, dtype: torch.dtype) -> None:
     """Undo `quantise` wherever 4-bit weights are left, in place and on the host."""
     from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
     for name, module in list(model.named_modules()):
         if hasattr(module, "stores_transposed"):
             parent = model.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], dequantised(module))
+            setattr(parent, name.rpartition(".")[2], dequantised(module, dtype))
         elif is_parametrized(module):
             for parameter in list(cast(Any, module).parametrizations):
-                whole = nn.Parameter(getattr(module, parameter).detach().float().cpu())
+                whole = nn.Parameter(getattr(module, parameter).detach().to(dtype).cpu())
                 remove_parametrizations(module, parameter, leave_parametrized=False)
                 setattr(module, parameter, whole)
 
@@ -407,11 +410,11 @@ def _ia3(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
     )
 
 
-def merge_adapters(model: nn.Module) -> nn.Module:
+def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
     """The plain model that computes what the adapted one does; the adapted one is used up.
 
-    4-bit weights become float32 on the host, and are not rounded again with the adapters in them.
-    (peft 0.21's own merging rounds them, and fails on a classifier's head with IA3.)
+    4-bit weights get the planned format of frozen weights, on the host. (peft 0.21's own merging
+    rounds them to 4 bits again, and fails on a classifier's head with IA3.)
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
@@ -428,11 +431,12 @@ def merge_adapters(model: nn.Module) -> nn.Module:
             layer: Any = module
             merged = layer.get_base_layer()
             if hasattr(merged, "stores_transposed"):
-                merged = dequantised(merged, layer.get_delta_weight("default"))
+                delta = layer.get_delta_weight("default")
+                merged = dequantised(merged, frozen_dtype(plan), delta)
             else:
                 layer.merge()
         setattr(parent, leaf, merged)
-    dequantise_rest(plain)
+    dequantise_rest(plain, frozen_dtype(plan))
     vars(plain).pop("peft_config", None)
     return plain
 

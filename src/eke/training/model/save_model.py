@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,17 +18,20 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from eke.common.errors import RunError
+from eke.common.errors import EkeError, RunError
 from eke.common.text import format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
+from eke.models.families import is_classification
 from eke.plan.planner import Plan
-from eke.training.batches.tasks import class_names, is_packed
+from eke.training.batches.tasks import chat_manifest, class_names, is_packed
 from eke.training.distributed.fsdp import cut_like, part
 from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
     adapter_tensors,
     apply_peft,
+    frozen_at_random,
     is_adapted,
+    merge_adapters,
     read_tensors,
     save_adapter,
 )
@@ -221,6 +225,50 @@ def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     apply_loss(plan, model)
     apply_checkpointing(plan, model)
     return model, report
+
+
+def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
+    """Write the base model of a plan with a saved adapter merged into it, on the host.
+
+    Weights have the planned format of frozen weights. Returns a sentence on what is missing, if
+    anything is.
+
+    Raises:
+        RunError: the base model cannot be loaded, or the adapter is not all that was trained.
+        OSError: the disk is full.
+    """
+    # What the run computed with may need its GPU.
+    config = replace(plan.config, attention=replace(plan.config.attention, option="eager"))
+    plan = replace(plan, config=config, compute=replace(plan.compute, float8="off"))
+    base, report = build_model_and_report(plan, torch.device("cpu"))
+    model = apply_peft(plan, base)
+    if drawn := frozen_at_random(model, (*report.new_weights, *report.resized_weights)):
+        raise RunError(f"{drawn[0]}; the run did not save them")
+    load_weights(model, adapter)
+    missing = ""
+    try:
+        name_classes(plan, base, report)
+        stop_at_turns(plan, base)
+    except (EkeError, OSError) as error:
+        what = "name the classes" if is_classification(plan.config) else "stop at ends of turn"
+        missing = f"the configuration does not {what}: {error}"
+    save_pretrained(merge_adapters(plan, model), folder)
+    return missing
+
+
+def stop_at_turns(plan: Plan, model: nn.Module) -> None:
+    """Let generation stop where the trained answers of conversations end.
+
+    A base model's own end of text is seldom the end of turn of the template it is trained with.
+    """
+    mine: Any = model
+    chat, generation = chat_manifest(plan), getattr(mine, "generation_config", None)
+    if chat is None or generation is None:
+        return
+    known = generation.eos_token_id
+    stops = [] if known is None else [known] if isinstance(known, int) else list(known)
+    stops += [token for token in chat.ends_of_turn if token not in stops]
+    generation.eos_token_id = stops[0] if len(stops) == 1 else stops or None
 
 
 def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from chat_templates import FAMILIES as CHAT_FAMILIES
+from chat_templates import saved
 from prepared import BERT, GPT, numbered, save_bpe, store_of, texts_of, write_jsonl
 from support import PATIENCE_S, environment
 from unit.plan.cases import config_of, decision, plan_of
@@ -550,3 +552,21 @@ def test_the_tokenizer_is_there_to_be_saved(rows_file, tmp_path) -> None:
     tokenizer = load_plan_tokenizer(plan_of(*typed, f"data.tokenizer={folder}"))
     assert tokenizer.pad_token == "<|endoftext|>"
     assert load_plan_tokenizer(plan_of(*typed, f"data.tokenizer={BYTES}")) is None
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["its own template", "another template"])
+def test_its_chat_template_is_the_one_that_was_trained_with(typed, tmp_path) -> None:
+    own = saved(CHAT_FAMILIES["chatml"], tmp_path / "tok").chat_template
+    template = tmp_path / "other.jinja"
+    template.write_text("{{ 'talk ' }}" + own)
+    messages = [{"role": "user", "content": "so?"}, {"role": "assistant", "content": "so."}]
+    write_jsonl(tmp_path / "chats.jsonl", [{"messages": messages}] * 20)
+    more = [f"data.chat_template={template}"] if typed else []
+    data = (
+        f"data.path={tmp_path}/chats.jsonl",
+        f"data.tokenizer={tmp_path}/tok",
+        "model.vocab_size=330",
+    )
+    plan = plan_of("data=chat", *data, *more, "train.steps=1")
+    template.unlink()  # once the rows are prepared
+    assert load_plan_tokenizer(plan).chat_template == ("{{ 'talk ' }}" if typed else "") + own

@@ -19,8 +19,8 @@ from torch import nn
 
 from eke.common.errors import RunError
 from eke.training.checkpoint import (
+    CHECKPOINT_FILES,
     EXPORT,
-    MANIFEST,
     OPTIMIZER,
     STATE,
     checkpoint_name,
@@ -250,18 +250,18 @@ def flip(name):
 
 def rewrite_manifest(change):
     def damage(path):
-        manifest = json.loads((path / MANIFEST).read_text())
-        (path / MANIFEST).write_text(json.dumps(change(manifest)))
+        manifest = json.loads((path / CHECKPOINT_FILES).read_text())
+        (path / CHECKPOINT_FILES).write_text(json.dumps(change(manifest)))
 
     return damage
 
 
 FILES = (MODEL, OPTIMIZER, STATE)
 DAMAGE = {
-    **{f"{name} cut": cut(name) for name in (*FILES, MANIFEST)},
+    **{f"{name} cut": cut(name) for name in (*FILES, CHECKPOINT_FILES)},
     **{f"{name} with a flipped bit": flip(name) for name in FILES},
     **{f"{name} missing": lambda path, name=name: (path / name).unlink() for name in FILES},
-    "no manifest": lambda path: (path / MANIFEST).unlink(),
+    "no manifest": lambda path: (path / CHECKPOINT_FILES).unlink(),
     "empty manifest": rewrite_manifest(lambda _: {}),
     "manifest of other files": rewrite_manifest(lambda m: {MODEL: m[MODEL]}),
     "manifest is a list": rewrite_manifest(lambda _: [1]),
@@ -295,7 +295,7 @@ def test_what_others_load_holds_nothing_of_the_training(saved) -> None:
     *_, path = saved
     exported = {file.name for file in (path / EXPORT).iterdir()}
     assert exported == {"config.json", "generation_config.json", WEIGHTS}
-    assert {file.name for file in path.iterdir()} == {EXPORT, OPTIMIZER, STATE, MANIFEST}
+    assert {file.name for file in path.iterdir()} == {EXPORT, OPTIMIZER, STATE, CHECKPOINT_FILES}
 
 
 def test_a_file_beside_the_others_does_no_harm(saved) -> None:

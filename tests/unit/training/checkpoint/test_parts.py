@@ -10,7 +10,7 @@ from unit.training.checkpoint.test_checkpoint import make
 
 from eke.common.errors import RunError
 from eke.training.checkpoint import (
-    MANIFEST,
+    CHECKPOINT_FILES,
     find_damage,
     load_part,
     newest_complete,
@@ -59,9 +59,9 @@ def test_a_part_that_is_missing_or_harmed_is_noticed(tmp_path) -> None:
 def test_a_manifest_without_all_parts_is_incomplete(tmp_path) -> None:
     path = save(tmp_path)
     (path / part_name(0, 1)).rename(path / part_name(0, 2))
-    manifest = json.loads((path / MANIFEST).read_text())
+    manifest = json.loads((path / CHECKPOINT_FILES).read_text())
     manifest[part_name(0, 2)] = manifest.pop(part_name(0, 1))
-    (path / MANIFEST).write_text(json.dumps(manifest))
+    (path / CHECKPOINT_FILES).write_text(json.dumps(manifest))
     assert find_damage(path) == "the manifest is incomplete"
 
 

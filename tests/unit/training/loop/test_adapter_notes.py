@@ -79,20 +79,6 @@ def test_weights_that_stayed_whole_are_told(job_of, monkeypatch) -> None:
     assert any("peft=qlora did not take effect: the model has lora" in w for w in job.warnings)
 
 
-def test_the_merged_model_is_written_at_the_end(job_of) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    job = job_of("peft.save_merged=true", "train.save_final=true")
-    assert {p.name for p in job.paths.merged.iterdir()} >= {"config.json", "model.safetensors"}
-    assert (job.paths.model / "adapter_config.json").is_file()
-    loaded = AutoModelForCausalLM.from_pretrained(job.paths.merged)
-    ids = torch.arange(8, 20).reshape(1, 12)
-    with torch.no_grad():
-        mine, theirs = (m.eval()(ids).logits for m in (job.bare_model.get_base_model(), loaded))
-    torch.testing.assert_close(mine, theirs)
-
-
 def test_a_run_continues_from_its_adapters_to_the_bit(job_of, tmp_path) -> None:
     from eke.plan.record import metrics
 

@@ -6,7 +6,8 @@ import pytest
 from unit.results.report.made import Run, make_record
 
 from eke.common.paths import RunPaths
-from eke.training.loop.results import CARD, render_card, write_cards
+from eke.results.card import CARD, render_card
+from eke.training.loop.results import write_card
 
 
 @pytest.fixture
@@ -47,11 +48,11 @@ def test_what_lies_on_this_machine_is_no_name_of_the_hub(record, tmp_path) -> No
 
 def test_each_export_has_one(record, tmp_path) -> None:
     paths = RunPaths(tmp_path)
-    write_cards(paths, record)
+    write_card(paths, record)
     assert not list(tmp_path.rglob(CARD))
     export = paths.checkpoints / "step-00000004" / "model"
     export.mkdir(parents=True)
     paths.model.symlink_to(export.relative_to(tmp_path))
-    write_cards(paths, record)
+    write_card(paths, record)
     assert (export / CARD).read_text() == render_card(record)
     assert paths.model.is_symlink()

@@ -119,7 +119,7 @@ def test_adapters_begin_as_the_model_and_merge_into_what_they_became(option, tas
     after = logits(model)
     assert (after - before).abs().max() > 1e-4
     kind = type(base)
-    plain = merge_adapters(model)
+    plain = merge_adapters(plan, model)
     assert type(plain) is kind
     torch.testing.assert_close(logits(plain), after, rtol=1e-5, atol=2e-5)
     names = set(build_model(plan_of(option, task, "peft=none"), CPU).state_dict())

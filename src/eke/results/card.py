@@ -1,0 +1,59 @@
+"""Model card: what the Hugging Face hub shows of a model, from a run's record."""
+
+import json
+import shlex
+from pathlib import Path
+
+import eke
+from eke.common.masking import mask
+from eke.common.text import format_bytes
+from eke.plan.record import Record
+
+CARD = "README.md"
+"""Name of the card's file (https://huggingface.co/docs/hub/model-cards)."""
+
+
+def _name(base: str) -> str:
+    """A hub model as it is typed; a folder without its place on this machine."""
+    return f"{Path(base).name} (a folder)" if Path(base).is_absolute() else base
+
+
+def render_card(record: Record, merged: bool = False) -> str:
+    """Markdown below the metadata that is known; the license is for the model's owner to add.
+
+    Args:
+        record: of the run.
+        merged: the weights hold the adapters of a run that trained some.
+    """
+    model, data = record.config.get("model", {}), record.config.get("data", {})
+    choices, memory, losses = record.choices, record.memory.measured, record.loss
+    base, source = model.get("name_or_path"), data.get("name") or data.get("path") or ""
+    adapter = choices.get("peft", "none")
+    metadata = {
+        "library_name": "transformers" if merged or adapter == "none" else "peft",
+        "base_model": base if base and not Path(base).expanduser().exists() else None,
+        "datasets": [source] if choices.get("data") == "hub" else None,
+    }
+    software = record.environment.get("versions", {})
+    facts = {
+        "base model": _name(base) if base else f"random weights of model={choices.get('model')}",
+        "trained": "all weights" if adapter == "none" else f"peft={adapter}",
+        "merged": "the adapters are part of the weights" if merged else None,
+        "task": choices.get("task"),
+        "data": f"{choices.get('data')} {source}",
+        "data fingerprint": record.plan.get("data_fingerprint"),
+        "steps": f"{record.steps_done} ({record.outcome})",
+        "evaluation loss before training, nats per target": losses.eval_start,
+        "evaluation loss, nats per target": losses.eval_final,
+        "training loss, nats per target": losses.train_final,
+        "samples/s in training": record.throughput.samples_per_s,
+        "peak memory": format_bytes(memory.peak_allocated_bytes or 0) if memory else None,
+        "machine": record.machine.get("device"),
+        "libraries": ", ".join(f"{name} {version}" for name, version in software.items()),
+        "run": f"{record.run_id} of eke {software.get('eke', eke.__version__)}",
+        "command": f"`{mask(shlex.join(record.command))}`" if record.command else None,
+    }
+    told = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in facts.items() if v}
+    head = [f"{key}: {json.dumps(value)}" for key, value in metadata.items() if value]
+    body = [f"- {key}: {value}" for key, value in told.items()]
+    return "\n".join(["---", *head, "---", "", f"# {record.name}", "", *body, ""])

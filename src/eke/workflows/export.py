@@ -1,0 +1,215 @@
+"""`eke export`: the model of a finished run as a folder for other libraries and for the hub.
+
+A run's folder may be another user's. Its files are data: they are copied if no other user can have
+put a link or a special file in their place, checked, and loaded from the copy.
+"""
+
+import os
+import shlex
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, RunError
+from eke.common.files import is_locked, is_own, open_file, read_json
+from eke.common.paths import CHECKPOINT_FILES, EXPORT, RunPaths, SweepPaths, program, user_path
+from eke.common.text import format_bytes, format_number
+from eke.config.schema import Config, PretrainedModel
+from eke.plan.planner import MODEL, Plan, change_of, read_plan
+from eke.plan.record import Outcome, Record, no_runs, read_record
+from eke.results.card import CARD, render_card
+
+ADAPTER = "adapter_"
+"""Prefix of PEFT's files."""
+
+
+def export(run: str, folder: str, merge: bool = False, push: str | None = None) -> str:
+    """Write the model of a finished run.
+
+    Args:
+        run: its folder, or its id.
+        folder: where to; new or empty.
+        merge: put trained adapters into the weights of their base model.
+        push: name of a repository on the hub; a new one is private.
+
+    Returns:
+        What was written, with warnings, for people.
+
+    Raises:
+        ConfigError: there is no such run, it has no model, or the folder is in use.
+        EkeError: the model is damaged, its base cannot be loaded, or the hub does not take it.
+        OSError: the disk is full; nothing is left in the folder.
+    """
+    paths, target = _find(run), user_path(folder).resolve()
+    record = _finished(paths)
+    adapted = record.choices.get("peft", "none") != "none"
+    plan = _mergeable(paths) if merge and adapted else None
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        why = "is a folder with files" if target.is_dir() else "is a file"
+        raise ConfigError(Problem("DIR", folder, why, Fix(remark="another name, or an empty one")))
+    send = _hub(push) if push else None
+    try:
+        card = render_card(record, merged=plan is not None)
+        notes = [] if plan else _unmerged(record, adapted, merge)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
+    with _whole(target) as unfinished:
+        _copy(paths.exported(record.steps_done), unfinished)
+        notes += _merge(plan, unfinished) if plan else []
+        (unfinished / CARD).write_text(card, encoding="utf-8")
+    sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
+    kind = "model with its adapters merged" if plan else "adapter" if adapted else "model"
+    size = f"{format_number(len(sizes), 'file')}, {format_bytes(sum(sizes))}"
+    lines = [f"{folder}: {kind} ({size})", *(f"  warning: {note}" for note in notes)]
+    return "\n".join([*lines, send(target)] if send else lines)
+
+
+def _unmerged(record: Record, adapted: bool, merge: bool) -> list[str]:
+    """Warnings about an export as the run saved it."""
+    base = record.config.get("model", {}).get("name_or_path")
+    if merge:
+        return ["--merge has no effect: the run has no adapters"]
+    if adapted and (base is None or Path(base).is_absolute()):
+        where = f"the folder {base}" if base else "random weights, which no file holds"
+        return [f"the adapter's base model is {where}: --merge gives a model that needs none"]
+    return []
+
+
+def _find(run: str) -> RunPaths:
+    """The run of a folder, or of an id in the folder that runs are written to by default."""
+    places = [RunPaths(user_path(run)), RunPaths(user_path(Config().paths.runs) / run)]
+    found = [paths for paths in places if paths.plan.exists() or paths.record.exists()]
+    if SweepPaths(places[0].folder).sweep.exists():
+        fix = Fix(remark=f"eke status {shlex.quote(run)} names its runs")
+        raise ConfigError(Problem("RUN", run, "is a sweep, and a run is exported", fix))
+    if not found:
+        raise ConfigError(no_runs([user_path(run)], "export", usual="runs/ID DIR"))
+    return found[0]
+
+
+def _finished(paths: RunPaths) -> Record:
+    """The record of a run that ended well and saved its last weights."""
+    record = read_record(paths)
+    again = f"{program()} with the run's overrides"
+    if record and is_own(paths.record):  # another user's command is not suggested
+        again = shlex.join(record.command)
+    if record is None or not Outcome[record.outcome].is_final:
+        running = is_locked(paths.lock)
+        state = "running" if running else record.outcome if record else "no record"
+        fix = f"eke status {paths.folder}" if running else f"{again}   (continues it)"
+        why = f"is not finished ({state})"
+    elif record.outcome != Outcome.ok.name:
+        why, fix = f"ended as {record.outcome}", f"eke logs {shlex.quote(str(paths.folder))}"
+    elif not paths.exported(record.steps_done).is_dir():
+        why = f"has no checkpoint of its last step ({record.steps_done})"
+        fix = f"{again} train.save_final=true rerun=true"
+    else:
+        return record
+    raise ConfigError(Problem("RUN", str(paths.folder), why, Fix(remark=fix)))
+
+
+def _mergeable(paths: RunPaths) -> Plan:
+    """The plan of a run, if its base model is as it was."""
+    plan = read_plan(paths)
+    if not isinstance(plan.config.model, PretrainedModel) and plan.device.kind != "cpu":
+        why = "has adapters over random weights that a GPU drew, which were not saved"
+        fix = Fix(remark="model=pretrained, or peft=none")
+        raise ConfigError(Problem("RUN", str(paths.folder), why, fix))
+    if found := change_of(plan, MODEL):
+        why = f"the adapter's base model is not what it was ({found.partition(' -> ')[0]})"
+        fix = Fix(remark="put it back, or export without --merge: the adapter alone")
+        raise ConfigError(Problem("RUN", str(paths.folder), why, fix))
+    return plan
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A folder beside `target` whose files are moved there in the end; removed on errors."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        if target.is_dir():
+            for path in unfinished.iterdir():
+                shutil.move(path, target)
+        else:
+            unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy the files of a checkpoint's export that its list names; refuse what is damaged."""
+    try:
+        listed = read_json(source.parent / CHECKPOINT_FILES).items()
+        inside = f"{EXPORT}/"
+        wanted = {n.removeprefix(inside): list(v) for n, v in listed if n.startswith(inside)}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        why = f"not a readable list of its files ({error})"
+        raise EkeError(f"{source.parent / CHECKPOINT_FILES}: {why}") from error
+    there = {path.relative_to(source).as_posix(): path for path in source.rglob("*")}
+    for name in wanted:
+        if name not in there:
+            raise EkeError(f"{source / name}: is missing, so the checkpoint is not whole")
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        size, checksum = 0, 0
+        with (
+            open(open_file(there[name], os.O_RDONLY, shared=True), "rb") as old,
+            open(target / name, "xb") as new,
+        ):
+            while block := old.read(1 << 20):
+                new.write(block)
+                size, checksum = size + len(block), zlib.crc32(block, checksum)
+        if [size, checksum] != wanted[name]:
+            raise EkeError(f"{there[name]}: is damaged: it is not what the run wrote")
+
+
+def _merge(plan: Plan, folder: Path) -> list[str]:
+    """Replace an adapter in `folder` by the merged model; returns warnings."""
+    from eke.training.loop.environment import quiet_libraries  # slow: torch
+
+    quiet_libraries(plan)
+    from eke.training.model.save_model import save_merged_adapter
+
+    try:
+        missing = save_merged_adapter(plan, folder, folder)
+    except RunError as error:
+        raise EkeError(f"cannot merge: {error.short().partition(' -> ')[0]}") from error
+    except ImportError as error:
+        raise EkeError(f'cannot merge: {error}\n  -> pip install "eke[all]"') from error
+    for path in folder.glob(f"{ADAPTER}*"):
+        path.unlink()
+    return [missing] if missing else []
+
+
+def _hub(name: str) -> Callable[[Path], str]:
+    """What sends a folder to a repository and returns its address; asks now who the user is.
+
+    Raises:
+        EkeError: there is no token, no connection, or no such name.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # 2.4: lazy
+
+    def ask(what: Callable[[], Any], fix: str) -> Any:
+        try:
+            return what()
+        except Exception as error:  # OSError, ValueError, or one of its HTTP library
+            line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise EkeError(f"--push {name}: {line}\n  -> {fix}") from error
+
+    api = HfApi()
+    ask(lambda: validate_repo_id(name), "--push OWNER/NAME")
+    ask(api.whoami, "hf auth login, and a connection")
+
+    def send(folder: Path) -> str:
+        again = f"hf upload {shlex.quote(name)} {shlex.quote(str(folder))}   (the folder is whole)"
+        ask(lambda: api.create_repo(name, private=True, exist_ok=True), again)
+        found = ask(lambda: api.upload_folder(repo_id=name, folder_path=folder), again)
+        return str(found.repo_url)
+
+    return send

@@ -1,0 +1,385 @@
+"""`eke export`: what plain libraries load is what was trained; what cannot be exported says why."""
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from checkpoints import save_checkpoint
+from peft import PeftModel
+from prepared import write_jsonl
+from safetensors.torch import load_file
+from support import last_wins
+from trained import record_of, train_job
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
+
+from eke.cli import main
+from eke.common.paths import CHECKPOINT_FILES, RunPaths
+from eke.config.compose import compose
+from eke.data.preparation.rows import prepare_store
+from eke.plan.planner import write_plan
+from eke.plan.record import write_record
+from eke.workflows.planning import plan_for
+
+# peft 0.21 asks by a name that transformers 5.23 has renamed.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<sep>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+KINDS = {
+    "full": ("data=chat",),
+    "lora": ("data=chat", "peft=lora", "precision=bf16"),
+    "qlora": ("data=chat", "peft=qlora", "precision=bf16"),
+    "classes": ("data=jsonl", "peft=lora", "task=sequence_classification", "precision=fp32"),
+    "random": ("data=synthetic", "peft=lora", "model=tiny", "model.hidden_size=32",
+               "model.num_attention_heads=2", "model.intermediate_size=64"),
+}  # fmt: skip
+SHORT = (
+    "model=pretrained", "model.name_or_path=base", "data.path=rows.jsonl", "data.seq_len=64",
+    "train.steps=2", "train.eval_every=null", "optimizer.lr=0.01", "hardware=cpu", "tracker=none",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Kind -> the job of a finished run with an id of the same name, in a folder of its own."""
+    root, jobs = tmp_path_factory.mktemp("export"), {}
+    save_checkpoint(root / "base", tokenizer=True)
+    tokenizer = AutoTokenizer.from_pretrained(root / "base")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(root / "base")
+    GenerationConfig(eos_token_id=2, pad_token_id=0).save_pretrained(root / "base")
+    talk = [{"role": "user", "content": "a fox?"}, {"role": "assistant", "content": "a dog"}]
+    rows = [{"messages": talk, "text": f"fox {n}", "label": "ny"[n % 2]} for n in range(40)]
+    write_jsonl(root / "rows.jsonl", rows)
+
+    def make(kind):
+        if kind not in jobs:
+            typed = last_wins(*SHORT, *KINDS[kind])
+            if kind == "random":
+                typed = tuple(t for t in typed if not t.startswith(("model.name", "data.path")))
+            plan = plan_for(compose(typed), planning=False)
+            folder = root / "runs" / kind
+            folder.mkdir(parents=True)
+            job = jobs[kind] = train_job(plan, folder)
+            write_plan(job.paths, plan)
+            write_record(job.paths, record_of(job))
+        return jobs[kind]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        patch.setattr("eke.data.sources.request._prepare", prepare_store)
+        yield make
+
+
+@pytest.fixture
+def export(trained, capsys):
+    """Kind and arguments -> exit code, output, errors."""
+
+    def run(kind, *words):
+        trained(kind)
+        code = main(["export", kind, *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def names_in(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+HELD = []
+"""Descriptors of locked files."""
+TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+IDS = torch.arange(5, 17).reshape(1, 12)
+
+
+@torch.no_grad()
+def logits(model):
+    return model.eval()(IDS).logits
+
+
+def test_a_model_is_what_was_trained(trained, export, tmp_path) -> None:
+    code, out, err = export("full", tmp_path / "out")
+    assert (code, err) == (0, "")
+    found = names_in(tmp_path / "out")
+    weights = {"config.json", "generation_config.json", "model.safetensors", "README.md"}
+    assert found == weights | TOKENIZER
+    assert f"out: model ({len(found)} files, " in out
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(logits(loaded), logits(trained("full").bare_model))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.chat_template == TEMPLATE
+    assert loaded.generation_config.eos_token_id == [2, tokenizer.sep_token_id]
+    card = (tmp_path / "out" / "README.md").read_text()
+    record = record_of(trained("full"))
+    told = (
+        *(
+            "base model: base (a folder)",
+            "chat rows.jsonl",
+            "data.path=rows.jsonl",
+            "trained: all weights",
+        ),
+        *(record.plan["data_fingerprint"], f"{record.loss.eval_final:.5g}", record.run_id),
+        f"torch {record.environment['versions']['torch']}",
+    )
+    for words in told:
+        assert words in card
+
+
+def test_an_adapter_is_loaded_by_peft_and_merges_into_the_same_weights(
+    trained, export, tmp_path
+) -> None:
+    code, out, _ = export("lora", tmp_path / "adapter")
+    assert code == 0
+    assert "adapter: adapter (" in out
+    assert f"warning: the adapter's base model is the folder {Path('base').absolute()}" in out
+    own = {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    assert names_in(tmp_path / "adapter") == own | TOKENIZER
+    base = AutoModelForCausalLM.from_pretrained("base", dtype=torch.bfloat16)
+    plain = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(logits(plain), logits(trained("lora").bare_model))
+
+    (tmp_path / "merged").mkdir()  # an empty one is as good as none
+    code, out, _ = export("lora", tmp_path / "merged", "--merge")
+    assert code == 0
+    assert "merged: model with its adapters merged (" in out
+    assert 'library_name: "transformers"' in (tmp_path / "merged" / "README.md").read_text()
+    expected = plain.merge_and_unload()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert not hasattr(loaded, "peft_config")
+    assert torch.equal(logits(loaded), logits(expected))
+    saved = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(tensor, saved[name]), name
+    assert loaded.generation_config.eos_token_id == [2, 4], "the base's own, and the end of turn"
+    plain_files = {"config.json", "generation_config.json", "model.safetensors", "README.md"}
+    assert names_in(tmp_path / "merged") == plain_files | TOKENIZER
+
+
+@pytest.mark.slow
+def test_four_bit_weights_become_16_bit_ones(trained, export, tmp_path) -> None:
+    assert export("qlora", tmp_path / "out", "--merge")[0] == 0
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        mine = logits(trained("qlora").bare_model)
+    torch.testing.assert_close(logits(loaded), mine.float(), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.slow
+def test_a_merged_classifier_has_its_head_and_its_names(trained, export, tmp_path) -> None:
+    assert export("classes", tmp_path / "out", "--merge")[0] == 0
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(logits(loaded), logits(trained("classes").bare_model))
+    assert loaded.config.id2label == {0: "n", 1: "y"}
+
+
+@pytest.mark.slow
+def test_random_weights_are_drawn_again(trained, export, tmp_path) -> None:
+    assert "no file holds: --merge gives" in export("random", tmp_path / "alone")[1]
+    assert export("random", tmp_path / "out", "--merge")[0] == 0
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(logits(loaded), logits(trained("random").bare_model))
+
+
+@pytest.mark.slow
+def test_names_that_are_gone_are_told(trained, export, tmp_path, monkeypatch) -> None:
+    trained("classes")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    shutil.move("rows.jsonl", "elsewhere.jsonl")
+    try:
+        code, out, _ = export("classes", tmp_path / "out", "--merge")
+    finally:
+        shutil.move("elsewhere.jsonl", "rows.jsonl")
+    assert code == 0
+    assert "warning: the configuration does not name the classes: " in out
+
+
+def test_merging_without_adapters_is_told(export, tmp_path) -> None:
+    code, out, _ = export("full", tmp_path / "out", "--merge")
+    assert code == 0
+    assert "warning: --merge has no effect: the run has no adapters" in out
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words", "expected"),
+    [
+        pytest.param("full", lambda run, out: (out.mkdir(), (out / "a").touch()), "",
+                     "is a folder with files", id="not empty"),
+        pytest.param("full", lambda run, out: out.touch(), "", "is a file", id="a file"),
+        pytest.param("full", lambda run, out: run.record.unlink(), "",
+                     "is not finished (no record)", id="no record"),
+        pytest.param("full", lambda run, out: (run.record.unlink(), lock(run)), "",
+                     "is not finished (running)\n      -> eke status runs/copy", id="running"),
+        pytest.param("full", lambda run, out: change_record(run, outcome="preempted"), "",
+                     "is not finished (preempted)", id="interrupted"),
+        pytest.param("full", lambda run, out: change_record(run, outcome="diverged"), "",
+                     "ended as diverged\n      -> eke logs runs/copy", id="diverged"),
+        pytest.param("full", lambda run, out: shutil.rmtree(run.checkpoints), "",
+                     "train.save_final=true rerun=true", id="no checkpoint"),
+        pytest.param("full", lambda run, out: cut(run, "model.safetensors"), "",
+                     "is damaged", id="damaged"),
+        pytest.param("full", lambda run, out: of(run, "config.json").unlink(), "",
+                     "config.json: is missing", id="missing"),
+        pytest.param("full", lambda run, out: link(run, "tokenizer.json"), "",
+                     "tokenizer.json: is a link", id="a link"),
+        pytest.param("full", lambda run, out: listing(run).write_text("[]"), "",
+                     "not a readable list", id="no list"),
+        pytest.param("lora", lambda run, out: change_plan(run, name="not there"), "--merge",
+                     "model.name_or_path = not there there is no", id="no base"),
+        pytest.param("lora", lambda run, out: change_plan(run, name="runs"), "--merge",
+                     "base model is not what it was", id="another base"),
+        pytest.param("random", lambda run, out: change_plan(run, kind="cuda"), "--merge",
+                     "random weights that a GPU drew", id="random base", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_exported_leaves_nothing(
+    kind, change, words, expected, trained, tmp_path, capsys
+) -> None:
+    run = RunPaths(trained(kind).paths.folder.with_name("copy"))
+    shutil.copytree(trained(kind).paths.folder, run.folder, symlinks=True)
+    out = tmp_path / "out"
+    try:
+        change(run, out)
+        before = sorted(tmp_path.rglob("*"))
+        code = main(["export", "runs/copy", str(out), *words.split()])
+    finally:
+        while HELD:
+            os.close(HELD.pop())
+        shutil.rmtree(run.folder)
+    assert code in (1, 2)
+    assert expected in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def change_record(run, **values):
+    run.record.write_text(json.dumps(json.loads(run.record.read_text()) | values))
+
+
+def lock(run):
+    """As the process that works on a run does."""
+    HELD.append(os.open(run.lock, os.O_RDWR | os.O_CREAT))
+    fcntl.flock(HELD[-1], fcntl.LOCK_EX)
+
+
+def change_plan(run, name="", kind=""):
+    plan = json.loads(run.plan.read_text())
+    if name:
+        plan["config"]["model"]["name_or_path"] = name
+    plan["device"]["kind"] = kind or "cpu"
+    run.plan.write_text(json.dumps(plan))
+
+
+def of(run, name):
+    return run.exported(2) / name
+
+
+def listing(run):
+    return run.exported(2).parent / CHECKPOINT_FILES
+
+
+def cut(run, name):
+    of(run, name).write_bytes(of(run, name).read_bytes()[:-8] + bytes(8))
+
+
+def link(run, name):
+    of(run, name).rename(run.folder / name)
+    of(run, name).symlink_to(run.folder / name)
+
+
+def test_a_folder_without_a_run_is_no_run(trained, tmp_path, capsys) -> None:
+    assert main(["export", "nothing", str(tmp_path / "out")]) == 2
+    assert "eke export runs/ID DIR" in capsys.readouterr().err
+    (tmp_path / "sweep.json").touch()
+    assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert (
+        f"is a sweep, and a run is exported\n      -> eke status {tmp_path}"
+        in capsys.readouterr().err
+    )
+
+
+def test_what_was_left_random_is_not_merged(export, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "eke.training.model.save_model.frozen_at_random", lambda *_: ["1 tensor left random: x"]
+    )
+    code, _, err = export("lora", tmp_path / "out", "--merge")
+    assert code == 1
+    assert err == "cannot merge: 1 tensor left random: x; the run did not save them\n"
+    assert not any(tmp_path.iterdir())
+
+
+class FakeHub:
+    """An HfApi that writes down what it is asked."""
+
+    asked = ()
+    fails_at = ""
+
+    def __getattr__(self, name):
+        def ask(*words, **named):
+            self.asked.append((name, words, named))
+            if name == self.fails_at:
+                raise OSError(f"{name} is not possible\nmore lines")
+            return type("Commit", (), {"repo_url": "https://huggingface.co/me/mine"})
+
+        return ask
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "HfApi", FakeHub)
+    monkeypatch.setattr(FakeHub, "asked", [])
+    return monkeypatch
+
+
+def test_it_is_sent_to_the_hub(hub, export, tmp_path) -> None:
+    code, out, _ = export("lora", tmp_path / "out", "--push", "me/mine")
+    assert code == 0
+    assert [name for name, _, _ in FakeHub.asked] == ["whoami", "create_repo", "upload_folder"]
+    assert FakeHub.asked[1][1:] == (("me/mine",), {"private": True, "exist_ok": True})
+    assert FakeHub.asked[2][2] == {"repo_id": "me/mine", "folder_path": tmp_path / "out"}
+    assert out.endswith("https://huggingface.co/me/mine\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "fails_at", "expected"),
+    [
+        ("me/mine", "whoami", "--push me/mine: whoami is not possible\n  -> hf auth login"),
+        ("me//mine", "", "\n  -> --push OWNER/NAME\n"),
+        ("me/mine", "create_repo", "create_repo is not possible\n  -> hf upload me/mine "),
+        ("me/mine", "upload_folder", "upload_folder is not possible\n  -> hf upload me/mine "),
+    ],
+)
+def test_a_hub_that_refuses_is_one_message(name, fails_at, expected, hub, export, tmp_path) -> None:
+    hub.setattr(FakeHub, "fails_at", fails_at)
+    code, _, err = export("lora", tmp_path / "out", "--push", name)
+    assert code == 1
+    assert expected in err
+    sent_too_late = fails_at in ("create_repo", "upload_folder")
+    assert (tmp_path / "out").exists() is sent_too_late
+
+
+def test_without_a_token_nothing_is_written(export, tmp_path, monkeypatch) -> None:
+    """The hub's own client, which has no connection here."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, _, err = export("lora", tmp_path / "out", "--push", "me/mine")
+    assert code == 1
+    assert "-> hf auth login, and a connection" in err
+    assert not any(tmp_path.iterdir())
