@@ -249,7 +249,10 @@ RARE_OPTIONS = {
 }
 """Options with a smaller chance than their share, by option."""
 
-NEVER = {"chat": "needs a tokenizer with a template; tests/unit/data/preparation/test_chat.py"}
+NEVER = dict.fromkeys(
+    ("chat", "chat_hub"),
+    "needs a tokenizer with a template; tests/unit/data/preparation/test_chat.py",
+)
 """Options of `data` that are never drawn, and why."""
 
 TECHNIQUES = (

@@ -22,7 +22,7 @@ def needed(group: str, option: str) -> list[str]:
     places = {
         "data": {
             "text": "path", "jsonl": "path", "csv": "path", "parquet": "path", "chat": "path",
-            "hub": "name",
+            "hub": "name", "chat_hub": "name",
         },
         "model": {"pretrained": "name_or_path"},
         "offload": {"nvme": "path"},

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eke.common.errors import Fix
-from eke.config.schema import DEFAULT_PER_DEVICE, Chat, CompileMode, Packing, TextColumns
+from eke.config.schema import DEFAULT_PER_DEVICE, CompileMode, Conversations, Packing, TextColumns
 from eke.models.families import FAMILIES, Family, family_of
 from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
@@ -213,7 +213,7 @@ def _has_all_labels(facts: Facts) -> bool:
     data = facts.config.data
     if facts.config.task.option == "masked_lm":
         return False
-    if isinstance(data, Chat):
+    if isinstance(data, Conversations):
         return False
     if isinstance(data, TextColumns) and data.prompt is not None:
         return facts.config.task.option == "seq2seq_lm" and data.packing is not Packing.off

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from eke.common.errors import Fix
 from eke.common.text import NUM_SPECIAL_TOKENS
 from eke.config.schema import (
-    Chat,
-    Hub,
+    Conversations,
+    HubRows,
     Lengths,
     Packing,
     PretrainedModel,
@@ -208,16 +208,20 @@ RULES = (
     Rule(
         id="chat_is_causal",
         key="task",
-        when=lambda f: isinstance(f.config.data, Chat) and f.config.task.option != "causal_lm",
+        when=lambda f: (
+            isinstance(f.config.data, Conversations) and f.config.task.option != "causal_lm"
+        ),
         value=lambda f: f.config.task.option,
-        why="data=chat trains on the answers of conversations, which task=causal_lm predicts",
+        why="answers of conversations are what task=causal_lm predicts",
         fix=Fix("task=causal_lm", remark="with a decoder as the model"),
         source="docs/how-to/data.md",
     ),
     Rule(
         id="chat_needs_a_tokenizer",
         key="data.tokenizer",
-        when=lambda f: isinstance(f.config.data, Chat) and tokenizer_of(f.config.data) == BYTES,
+        when=lambda f: (
+            isinstance(f.config.data, Conversations) and tokenizer_of(f.config.data) == BYTES
+        ),
         value=lambda f: tokenizer_of(f.config.data),
         why="bytes have no chat template and no token that ends a turn",
         fix=Fix("data.tokenizer=FOLDER_OR_HUB_NAME", remark="model=pretrained brings its own"),
@@ -227,7 +231,7 @@ RULES = (
         id="streaming_needs_num_samples",
         key="data.streaming",
         when=lambda f: (
-            isinstance(f.config.data, Hub)
+            isinstance(f.config.data, HubRows)
             and f.config.data.streaming
             and f.config.data.num_samples is None
         ),

@@ -34,6 +34,7 @@ NEEDED = {
     "data=parquet": "data.path",
     "data=chat": "data.path",
     "data=hub": "data.name",
+    "data=chat_hub": "data.name",
     "offload=nvme": "offload.path",
 }
 """Option -> its key without a default."""

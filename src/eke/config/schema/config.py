@@ -103,6 +103,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "lines": work.Lines,
         "hub": work.Hub,
         "chat": work.Chat,
+        "chat_hub": work.ChatHub,
     },
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,

@@ -20,7 +20,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "csv": tuple(".csv" + c for c in _COMPRESSED),
     "parquet": (".parquet", ".pq"),
 }
-ENDINGS["chat"] = ENDINGS["jsonl"] + ENDINGS["parquet"]
+ENDINGS["chat"] = ENDINGS["jsonl"] + ENDINGS["parquet"] + ENDINGS["csv"]
 """Option of the group `data` -> endings of its files in a folder."""
 
 
@@ -198,8 +198,8 @@ class Lines(Files):
 
 
 @dataclass
-class Hub(TextColumns, Rows):
-    """A data set of the Hugging Face hub, or a local folder in the hub's layout."""
+class HubRows(Rows):
+    """Rows of a data set of the Hugging Face hub, or of a local folder in the hub's layout."""
 
     name: str = "???"
     """Name on the hub (`owner/name`), or a folder."""
@@ -213,6 +213,11 @@ class Hub(TextColumns, Rows):
     """Branch, tag or commit; null is the newest at the time of the first download."""
     streaming: bool = False
     """Read the first `num_samples` rows without downloading all."""
+
+
+@dataclass
+class Hub(TextColumns, HubRows):
+    """Texts of the hub."""
 
 
 class TrainOn(Enum):
@@ -231,8 +236,8 @@ class BadRows(Enum):
 
 
 @dataclass
-class Chat(LocalRows):
-    """Local files of conversations (jsonl or parquet)."""
+class Conversations(Rows):
+    """Which column is a conversation, how it is rendered, and what of it is trained."""
 
     messages: str | None = None
     """Column of the conversation: messages with role and content, or ShareGPT's from and value; or
@@ -245,13 +250,24 @@ class Chat(LocalRows):
     token."""
     bad_rows: BadRows = BadRows.error
     """error refuses the data if a row cannot be trained on; skip counts such rows and goes on."""
-    max_row_bytes: int = field(default=16 << 20, metadata=between(1, 2**30))
-    """Longest row, after decompression; a file with a longer one is refused."""
 
     @property
     def max_bad_frac(self) -> float:
         """Share of rows that may be unusable."""
         return 1.0 if self.bad_rows is BadRows.skip else 0.0
+
+
+@dataclass
+class Chat(Conversations, LocalRows):
+    """Local files of conversations."""
+
+    max_row_bytes: int = field(default=16 << 20, metadata=between(1, 2**30))
+    """Longest row, after decompression; a file with a longer one is refused."""
+
+
+@dataclass
+class ChatHub(Conversations, HubRows):
+    """Conversations of the hub."""
 
 
 @dataclass

@@ -474,7 +474,7 @@ def _load(source: HubSource, split: str, key: str, columns: Columns) -> Any:
     chosen = loaded[split]
     if chosen.column_names is not None:
         columns.require_in(list(chosen.column_names))
-        chosen = chosen.select_columns(columns.names_wanted)
+        chosen = chosen.select_columns(columns.names_wanted or chosen.column_names)
     return chosen
 
 

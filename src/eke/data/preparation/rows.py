@@ -301,9 +301,9 @@ READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 
 
 def _reader(option: str, file: str) -> Callable[[str, str, Columns], Iterator[Row | None]]:
-    if option != "chat":
-        return READERS[option]
-    return parquet_rows if file.endswith(ENDINGS["parquet"]) else jsonl_rows
+    endings = ENDINGS if option == "chat" else {}
+    kinds = [kind for kind in READERS if file.lower().endswith(endings.get(kind, ()))]
+    return READERS[kinds[0]] if kinds else READERS.get(option, jsonl_rows)
 
 
 @dataclass

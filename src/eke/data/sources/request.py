@@ -20,13 +20,15 @@ from eke.common.paths import user_path
 from eke.common.process_env import child_environment, module_command
 from eke.common.streams import speak
 from eke.config.schema import (
-    Chat,
     Config,
+    Conversations,
     Files,
     Hub,
+    HubRows,
     LocalRows,
     Packing,
     PythonSource,
+    Rows,
     Seq2SeqLM,
     SequenceClassification,
     Text,
@@ -142,34 +144,38 @@ def request_of(config: Config) -> PrepareRequest | None:
     data = config.data
     if isinstance(data, PythonSource | Text):
         return None if tokenizer_of(data) == BYTES else _documents(config, data)
-    if isinstance(data, Chat):
-        return _files(_conversations(config, data), data)
-    if not isinstance(data, Hub | Files):
-        return None
-    request = _rows(config, data)
-    return _hub(request, data) if isinstance(data, Hub) else _files(request, data)
+    if isinstance(data, Conversations):
+        request = _conversations(config, data)
+    elif isinstance(data, Hub | Files):
+        request = _rows(config, data)
+    if isinstance(data, HubRows):
+        return _hub(request, data)
+    return _files(request, data) if isinstance(data, LocalRows) else None
 
 
-def _common(config: Config, option: str, path: str, tokenizer: str) -> PrepareRequest:
-    target_len = 0
+def _common(config: Config) -> PrepareRequest:
+    data, target_len, tokenizer = config.data, 0, tokenizer_of(config.data)
+    has_path = isinstance(data, LocalRows | Text)
+    path = data.path if has_path else data.name if isinstance(data, HubRows) else data.option
     if isinstance(config.task, Seq2SeqLM):
         target_len = config.task.target_len or config.data.seq_len
     labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 0
     return PrepareRequest(
-        option=option,
+        option=data.option,
         path=path,
         content="",
         task=config.task.option,
         num_labels=labels,
         tokenizer=_absolute(tokenizer),
         tokenizer_content=tokenizer_content(tokenizer),
-        seq_len=config.data.seq_len,
+        seq_len=data.seq_len,
         target_len=target_len,
-        packing=config.data.packing is Packing.on,
+        packing=data.packing is Packing.on,
+        eval_frac=data.eval_frac if isinstance(data, Rows) else 0.1,
     )
 
 
-def _conversations(config: Config, data: Chat) -> PrepareRequest:
+def _conversations(config: Config, data: Conversations) -> PrepareRequest:
     template = data.chat_template or ""
     file = user_path(template)
     if template and file.is_file():
@@ -180,27 +186,24 @@ def _conversations(config: Config, data: Chat) -> PrepareRequest:
             fix = Fix("data.chat_template=FILE")
             raise ConfigError(Problem("data.chat_template", str(file), why, fix)) from error
     return dataclasses.replace(
-        _common(config, data.option, data.path, tokenizer_of(data)),
+        _common(config),
         messages=data.messages,
         chat_template=template,
         train_on=data.train_on.value,
-        eval_frac=data.eval_frac,
     )
 
 
 def _rows(config: Config, data: Hub | Files) -> PrepareRequest:
-    path = data.path if isinstance(data, Files) else data.name
     task = config.task.option
     pairs = task == "seq2seq_lm" or (task == "causal_lm" and data.prompt is not None)
     return dataclasses.replace(
-        _common(config, data.option, path, tokenizer_of(data)),
+        _common(config),
         text=None if pairs else data.text,
         prompt=data.prompt if pairs else None,
         response=data.response if pairs else None,
         separator=data.separator if pairs and task == "causal_lm" else None,
         label=data.label if task == "sequence_classification" else None,
         head_labels=_head_labels(config),
-        eval_frac=data.eval_frac,
     )
 
 
@@ -236,7 +239,7 @@ def _content(files: list[tuple[str, Path]]) -> str:
         raise ConfigError(Problem("data.path", str(error.filename), why, fix)) from error
 
 
-def _hub(request: PrepareRequest, data: Hub) -> PrepareRequest:
+def _hub(request: PrepareRequest, data: HubRows) -> PrepareRequest:
     folder = user_path(data.name)
     content = ""
     if folder.is_dir():
@@ -262,13 +265,13 @@ def _documents(config: Config, data: PythonSource | Text) -> PrepareRequest:
         labels = largest_labels(corpus, config.task.num_labels)
     else:
         labels = sorted({piece.label for piece in corpus.pieces()})
-    path = data.path if isinstance(data, Text) else data.option
 
     def listed(pieces: tuple[Piece, ...], kept: bool) -> list[tuple[str, int, int, str, bool]]:
         return [(str(p.path.absolute()), p.start, p.size, p.label, kept) for p in pieces]
 
     return dataclasses.replace(
-        _common(config, "text", path, tokenizer_of(data)),
+        _common(config),
+        option="text",
         content=fingerprint(corpus),
         pieces=tuple(listed(corpus.train, False) + listed(corpus.evaluation, True)),
         labels=tuple(labels),

@@ -13,10 +13,10 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
-    Chat,
     Config,
+    Conversations,
     Data,
-    Hub,
+    HubRows,
     Packing,
     PretrainedModel,
     Rows,
@@ -196,14 +196,14 @@ def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
 
 def _too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
     data = config.data
-    if not isinstance(data, TextColumns | Chat) or not manifest.num_bad:
+    if not isinstance(data, TextColumns | Conversations) or not manifest.num_bad:
         return []
     share = manifest.num_bad / manifest.num_rows
     if share <= data.max_bad_frac:
         return []
     limit = f", more than data.max_bad_frac = {data.max_bad_frac:g}"
     tolerated = f"data.max_bad_frac={min(1.0, math.ceil(share * 1000) / 1000):g}"
-    if isinstance(data, Chat):
+    if isinstance(data, Conversations):
         limit, tolerated = "", "data.bad_rows=skip"
     why = (
         f"{manifest.num_bad} of {manifest.num_rows} rows cannot be used ({share:.2%}){limit}: "
@@ -211,7 +211,7 @@ def _too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
     )
     more = " ..." if manifest.num_bad > len(manifest.bad_rows) else ""
     fix = Fix(manifest.bad_fix or tolerated)
-    key = "data.name" if isinstance(data, Hub) else "data.path"
+    key = "data.name" if isinstance(data, HubRows) else "data.path"
     return [Problem(key, getattr(data, key.partition(".")[2]), why + more, fix, "bad_rows")]
 
 

@@ -1,5 +1,6 @@
 """Chat data: what is trained on, beside an oracle that works on characters."""
 
+import csv
 import random
 from pathlib import Path
 from typing import Any
@@ -286,3 +287,41 @@ def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path, monke
     assert cut.num_bad == 10
     whole = store_of(*typed, cut.bad_fix).manifest
     assert whole.num_bad == 0
+
+
+@pytest.mark.parametrize("more", [(), ("data.streaming=true", "data.num_samples=20")])
+def test_conversations_of_the_hub_are_those_of_a_file(more, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    saved(FAMILIES["chatml"], tmp_path / "tokenizer")
+    rows = [{"id": n, "messages": [{**ASK, "content": f"{n}?"}, SAY]} for n in range(20)]
+    (tmp_path / "mine").mkdir()
+    file = write_jsonl(tmp_path / "mine" / "train.jsonl", rows)
+    write_jsonl(tmp_path / "mine" / "test.jsonl", rows[:3])
+    tokenizer = f"data.tokenizer={tmp_path / 'tokenizer'}"
+    hub = store_of(
+        "data=chat_hub", f"data.name={file.parent}", "data.eval_split=test", tokenizer, *more
+    )
+    held_out = f"data.eval_path={file.parent / 'test.jsonl'}"
+    local = store_of("data=chat", f"data.path={file}", held_out, tokenizer)
+    assert hub.manifest.num_trained == local.manifest.num_trained > 0
+    for name in ("tokens", "train", "evaluation"):
+        assert hub.array(name).tolist() == local.array(name).tolist()
+
+
+def test_a_table_of_instructions_is_conversations(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    saved(FAMILIES["chatml"], tmp_path / "tokenizer")
+    rows = [{"instruction": f"say {n}", "input": "", "output": str(n)} for n in range(20)]
+    with (tmp_path / "rows.csv").open("w") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    found = [
+        store_of(
+            "data=chat", f"data.path={tmp_path / name}", f"data.tokenizer={tmp_path / 'tokenizer'}"
+        )
+        for name in ("rows.csv", "rows.jsonl")
+    ]
+    assert found[0].manifest.num_rows == 20
+    assert found[0].array("tokens").tolist() == found[1].array("tokens").tolist()
