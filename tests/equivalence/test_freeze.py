@@ -4,6 +4,8 @@ import pytest
 import torch
 import transformers
 from checkpoints import TASK_OF, save_checkpoint, save_unknown
+from equivalence_cases import CASES, RAGGED
+from equivalence_compare import largest_difference
 from support import TINY, last_wins
 from trained import continue_job, steps_of, train_job
 from unit.training.model.steps import make_inputs
@@ -12,6 +14,7 @@ from eke.common.errors import ConfigError, RunError
 from eke.config.compose import compose
 from eke.models.freezing import is_frozen
 from eke.models.sizes import state_bytes
+from eke.plan.record import metrics
 from eke.training.model.build_model import build_model_and_report
 from eke.training.model.save_model import save_pretrained
 from eke.training.model.unused import HEADS, set_dropout
@@ -167,3 +170,37 @@ def test_a_run_continues_bit_for_bit_and_saves_every_weight(make_plan, tmp_path)
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
     inputs = make_inputs(model)
     assert torch.equal(plain(**inputs).logits, model.float().eval()(**inputs).logits)
+
+
+FROZEN = (
+    *CASES["causal_lm-llama"], *TINY, *RAGGED, "model.freeze=[embed_tokens,layers.0]",
+    "precision=bf16", "train.max_grad_norm=null",
+)  # fmt: skip
+
+TECHNIQUES = {
+    "trainer": ("engine=trainer",),
+    "checkpointing": ("memory=checkpointing",),
+    "selective": ("memory=checkpointing_selective",),
+    "in backward": ("memory=optimizer_in_backward",),
+    "compiled": ("compile=aot_eager",),
+    "fused loss": ("kernels=fused_linear_cross_entropy",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("technique", TECHNIQUES.values(), ids=TECHNIQUES.keys())
+def test_techniques_train_the_same(technique, curve_of) -> None:
+    plain, other = (curve_of(*FROZEN, "batch.per_device=6", *more) for more in ((), technique))
+    assert largest_difference(plain, other) < 2**-8
+    assert plain[0][0] != plain[-1][0], "the loss never moved"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distributed", ["ddp", "fsdp", "zero1", "zero2", "zero3"])
+def test_ranks_train_the_same(distributed, curve_of, train_ranks) -> None:
+    one = curve_of(*FROZEN, "batch.per_device=12")
+    folder = train_ranks(*FROZEN, f"distributed={distributed}", "batch.per_device=6")
+    rows, _ = metrics.read_rows(folder / "metrics.jsonl")
+    rows = metrics.latest(rows, metrics.LOSS)
+    two = [(row[metrics.LOSS], row[metrics.GRAD_NORM]) for row in rows]
+    assert largest_difference(one, two) < 2**-8
