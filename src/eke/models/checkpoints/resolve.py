@@ -88,18 +88,12 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
 
 
 def _counts(model: PretrainedModel, shapes: Shapes) -> dict[str, int | None]:
-    """Sizes of an architecture whose tensors only the checkpoint names.
-
-    Raises:
-        ConfigError: `model.freeze` names none of them, or all.
-    """
+    """Sizes of an architecture whose tensors the checkpoint alone names."""
     if problem := find_problem(model.freeze, {(n,): True for n in shapes}, "the checkpoint"):
         raise ConfigError(problem)
-    frozen = sum(prod(shape) for n, shape in shapes.items() if is_frozen(model.freeze, [n]))
-    return {
-        "num_parameters": sum(map(prod, shapes.values())),
-        "num_frozen_parameters": frozen if model.freeze else None,
-    }
+    sizes = {name: prod(shape) for name, shape in shapes.items()}
+    frozen = sum(size for name, size in sizes.items() if is_frozen(model.freeze, [name]))
+    return {"num_parameters": sum(sizes.values()), "num_frozen_parameters": frozen or None}
 
 
 def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:

@@ -119,14 +119,7 @@ class Structure:
     attention: tuple[AttentionLayers, ...]
 
 
-def linear(
-    out: int,
-    inp: int,
-    tokens: Tokens,
-    *,
-    bias: bool,
-    module: str,
-) -> Iterator[Weight]:
+def linear(out: int, inp: int, tokens: Tokens, *, bias: bool, module: str) -> Iterator[Weight]:
     """A linear layer in a Transformer layer, weight as torch stores it: [out, in]."""
     yield Weight((out, inp), tokens, module=module)
     if bias:
@@ -143,10 +136,10 @@ def head(
     out: int, inp: int, tokens: Tokens, name: str, *, bias: bool, is_head: bool = False
 ) -> Iterator[Weight]:
     """A linear layer behind the last Transformer layer."""
-    weight, shift = (f"{name}.weight",), (f"{name}.bias",)
-    yield Weight((out, inp), tokens, place=Role.outer, is_head=is_head, names=weight)
+    names = (f"{name}.weight",)
+    yield Weight((out, inp), tokens, place=Role.outer, is_head=is_head, names=names)
     if bias:
-        yield Weight((out,), is_head=is_head, names=shift)
+        yield Weight((out,), is_head=is_head, names=(f"{name}.bias",))
 
 
 def norm(width: int, name: str) -> Weight:

@@ -106,18 +106,15 @@ def _other(config: Config) -> Structure:
     count = model.num_parameters or 0
     embedding = model.vocab_size * model.hidden_size
     counted = not is_classification(config) and model.tie_word_embeddings
-    looked_up = 0 if counted else min(embedding, count)
-    frozen, weights = model.num_frozen_parameters or 0, []
-    for numbers, is_table in ((count - looked_up, False), (looked_up, True)):
-        held = min(frozen, numbers)  # which ones is not known
-        frozen -= held
-        for size, trained in ((held, False), (numbers - held, True)):
-            rows, rest = divmod(size, model.hidden_size)
-            whole = table(rows, model.hidden_size)
-            if not is_table:
-                whole = Weight((rows, model.hidden_size), Tokens.source)
-            parts = (whole if rows else None, Weight((rest,)) if rest else None)
-            weights += [replace(part, trained=trained) for part in parts if part]
+    frozen = model.num_frozen_parameters or 0  # which ones is not known
+    looked_up = 0 if counted else min(embedding, count - frozen)
+    rows, rest = divmod(count - looked_up - frozen, model.hidden_size)
+    weights = [Weight((rows, model.hidden_size), Tokens.source)] if rows else []
+    weights += [Weight((rest,))] if rest else []
+    weights += [Weight((frozen,), trained=False)] if frozen else []
+    if looked_up:
+        rows, rest = divmod(looked_up, model.hidden_size)
+        weights += [table(rows, model.hidden_size), *([Weight((rest,))] if rest else [])]
     if not model.num_attention_heads or not model.num_hidden_layers:
         return Structure(tuple(weights), ())
     width = model.head_dim or model.hidden_size // model.num_attention_heads

@@ -304,7 +304,8 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
     parts = structure(config)
     trained = adapt(config, parts)
     multiplied = with_sparse_head(config, trained)
-    known = parts.attention and _is_known(config)
+    told = family_of(config).is_known or not config.model.freeze  # which are frozen, if any
+    known = parts.attention and _is_known(config) and told
     flops = training_flops(config, multiplied, means) if known else None
     samples = means or full_samples(config)
     tokens = samples.source + (samples.target if config.task.option == "seq2seq_lm" else 0)

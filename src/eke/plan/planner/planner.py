@@ -353,10 +353,9 @@ def _plan_compute(
 def _tied_head(config: Config) -> str:
     """A clause where a frozen embedding is the output projection, too."""
     weights = training_structure(config).weights if config.model.freeze else ()
-    tables = (w for w in weights if w.place is Role.embedding and w.tokens is not Tokens.none)
-    if any(not table.trained for table in tables):
-        return "; the output projection is the embedding's tensor, and frozen with it"
-    return ""
+    frozen = [w.place is Role.embedding and w.tokens for w in weights if not w.trained]
+    tied = any(tokens and tokens is not Tokens.none for tokens in frozen)
+    return "; the output projection is the embedding's tensor, and frozen with it" if tied else ""
 
 
 def _autocast(compute: str, weights: Weights) -> str | None:

@@ -40,48 +40,31 @@ class _Norm(nn.LayerNorm):
 
 
 def freeze(plan: Plan, model: nn.Module) -> None:
-    """Stop training what `model.freeze` names, in the planned format of frozen weights.
+    """Stop training what `model.freeze` names, and give it the planned format; any number of times.
 
     Raises:
         RunError: an entry names nothing of this class, or nothing is left to train.
     """
-    entries, narrow = plan.config.model.freeze, frozen_dtype(plan)
+    entries, narrow, mine = plan.config.model.freeze, frozen_dtype(plan), cast(Any, model)
     if not entries:
         return
-    weights = {tuple(names): p.requires_grad for p, names in _names(model).items()}
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    weights = {tuple(found): p.requires_grad for p, found in names.items()}
     if problem := find_problem(entries, weights, type(model).__name__):
         raise RunError(ConfigError(problem).short())
-    for parameter in narrow_frozen(plan, model):
+    # Kept in float32 as transformers 5.23 loads them (`PreTrainedModel._get_dtype_plan`).
+    kept = tuple(getattr(mine, "_keep_in_fp32_modules_strict", None) or ())
+    if narrow is torch.float16:
+        kept += tuple(getattr(mine, "_keep_in_fp32_modules", None) or ())
+    for parameter in (p for p, found in names.items() if is_frozen(entries, found)):
         parameter.requires_grad_(False)
-    for module in model.modules():
+        if not any(part in names[parameter][0] for part in kept):
+            parameter.data = parameter.data.to(narrow)
+    for module in model.modules() if narrow is not trained_dtype(plan) else ():
         if type(module) is nn.LayerNorm and any(p.dtype is narrow for p in module.parameters()):
             module.__class__ = _Norm
-
-
-def narrow_frozen(plan: Plan, model: nn.Module) -> list[nn.Parameter]:
-    """Cast what `model.freeze` names, but for what its class keeps in float32; returns all of it.
-
-    Source: transformers 5.23, `PreTrainedModel._get_dtype_plan`.
-    """
-    mine, dtype = cast(Any, model), frozen_dtype(plan)
-    kept = [*(getattr(mine, "_keep_in_fp32_modules_strict", None) or ())]
-    if dtype is torch.float16:
-        kept += getattr(mine, "_keep_in_fp32_modules", None) or ()
-    found = []
-    for parameter, names in _names(model).items():
-        if is_frozen(plan.config.model.freeze, names):
-            found.append(parameter)
-            if dtype is not trained_dtype(plan) and not any(k in names[0] for k in kept):
-                parameter.data = parameter.data.to(dtype)
-    return found
-
-
-def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Each parameter, shared ones once, and all of its names."""
-    found: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        found.setdefault(parameter, []).append(name)
-    return found
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -502,7 +485,7 @@ def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
     if not frozen:
         return []
     more = ", ..." if len(frozen) > 1 else ""
-    why = "only adapters are trained" if is_adapted(model) else "model.freeze names them"
+    why = "only adapters are trained" if is_adapted(model) else "they are frozen"
     return [f"{format_number(len(frozen), 'tensor')} left random, since {why}: {frozen[0]}{more}"]
 
 

@@ -21,7 +21,7 @@ from eke.data.sources import Vocabulary
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
-from eke.training.model.adapters import freeze, narrow_frozen, trained_modules
+from eke.training.model.adapters import freeze, trained_modules
 from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
 from eke.training.model.unused import (
@@ -56,8 +56,7 @@ class LoadReport:
     unreached: tuple[str, ...] = ()
     """Frozen, since no output depends on them."""
     rounded: tuple[str, str, str] | None = None
-    """Number formats of the checkpoint and of the frozen weights, where the values are rounded, and
-    the override that keeps them."""
+    """Where values are rounded: formats of the checkpoint and of frozen weights, and what helps."""
     kept_dropouts: tuple[float, ...] = ()
     """Probabilities of dropouts that `model.dropout` does not reach."""
     padding: str = "right"
@@ -185,15 +184,14 @@ def _own_formats(plan: Plan) -> Iterator[None]:
         yield
         return
 
-    def ask_after(model: Any, dtype: torch.dtype) -> Any:
-        if plan.config.model.freeze:
-            narrow_frozen(plan, model)
-        else:
-            for name in trained_modules(plan, model):
-                model.get_submodule(name).to(trained_dtype(plan))
+    def prepare(model: Any, dtype: torch.dtype) -> Any:
+        freeze(plan, model)
+        heads = [] if plan.config.model.freeze else trained_modules(plan, model)
+        for name in heads:
+            model.get_submodule(name).to(trained_dtype(plan))
         return ask(model, dtype)
 
-    with patch.object(PreTrainedModel, "_get_dtype_plan", ask_after):
+    with patch.object(PreTrainedModel, "_get_dtype_plan", prepare):
         yield
 
 
