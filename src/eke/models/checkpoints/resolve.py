@@ -87,7 +87,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     return dataclasses.replace(config, model=filled)
 
 
-def _counts(model: PretrainedModel, shapes: Shapes) -> dict[str, int | None]:
+def _counts(model: PretrainedModel, shapes: Shapes) -> dict[str, Any]:
     """Sizes of an architecture whose tensors the checkpoint alone names."""
     if problem := find_problem(model.freeze, {(n,): True for n in shapes}, "the checkpoint"):
         raise ConfigError(problem)

@@ -46,8 +46,8 @@ def _bert_structure(config: Config) -> Structure:
     model = cast(BertModel, config.model)
     hidden = model.hidden_size
     around, lm_head = "bert.embeddings", "cls.predictions"
-    table_name, biases = f"{around}.word_embeddings", (f"{lm_head}.decoder.bias", f"{lm_head}.bias")
-    first, last = embedding_and_lm_head(config, table_name, f"{lm_head}.decoder")
+    names = f"{around}.word_embeddings", f"{lm_head}.decoder"
+    first, last = embedding_and_lm_head(config, *names)
     weights = [
         *first,
         table(model.max_position_embeddings, hidden, f"{around}.position_embeddings"),
@@ -61,11 +61,11 @@ def _bert_structure(config: Config) -> Structure:
     else:
         weights += head(hidden, hidden, Tokens.source, f"{lm_head}.transform.dense", bias=True)
         weights += [*layer_norm(hidden, f"{lm_head}.transform.LayerNorm"), *last]
+        biases = [f"{lm_head}.decoder.bias", f"{lm_head}.bias"]
         if not model.tie_word_embeddings:
             # transformers 5 then keeps a second bias, `cls.predictions.bias`, that nothing reads.
-            weights.append(Weight((model.vocab_size,), trained=False, names=biases[1:]))
-            biases = biases[:1]
-        weights.append(Weight((model.vocab_size,), names=biases))
+            weights.append(Weight((model.vocab_size,), trained=False, names=(biases.pop(),)))
+        weights.append(Weight((model.vocab_size,), names=tuple(biases)))
     attention = AttentionLayers(model.num_hidden_layers, hidden, causal=False)
     return Structure(tuple(weights), (attention,))
 
