@@ -477,7 +477,8 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
 def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
     """A warning where tensors stay as they were drawn: neither loaded nor trained."""
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    every = model.named_parameters(remove_duplicate=False)
+    trained = {name for name, p in every if p.requires_grad}
     mine: Any = model
     saved = mine.peft_config["default"].modules_to_save if is_adapted(model) else ()
     whole = tuple(f".{name}." for name in saved or ())
