@@ -116,6 +116,8 @@ def test_formats_and_bytes_are_the_planned_ones(saved, family, freeze, precision
     plan, model, _ = build(saved[family], f"task={TASK_OF.get(family, 'causal_lm')}", *more)
     computed = "float32" if precision == "fp32" else plan.compute.matmul
     assert plan.compute.frozen == computed
+    (reason,) = (d.reason for d in plan.decisions if d.key == "frozen weights")
+    assert ("frozen with it" in reason) is (family in ("bert", "gpt2", "t5"))
     trained = [p for p in model.parameters() if p.requires_grad]
     assert {str(p.dtype) for p in trained} == {f"torch.{plan.compute.weights}"}
     state = state_bytes(plan.config, plan.compute.formats)
@@ -153,6 +155,8 @@ def test_what_is_named_must_exist_and_leave_something(saved):
             plan_of(saved["bert"], "task=masked_lm", f"model.freeze=[{freeze}]")
         text = caught.value.short().replace("'", "")
         assert re.search(words, text), text
+    with pytest.raises(ConfigError, match="freeze trains none"):
+        plan_of(saved["bert"], CLASSIFY, "model.freeze=[encoder]", "optimizer=muon")
     with pytest.raises(ConfigError, match="names no weight of the checkpoint"):
         plan_of(saved["other"], "model.freeze=[embeddings]")
 
