@@ -48,9 +48,9 @@ def find_problem(entries: Sequence[str], weights: Weights, what: str) -> Problem
     wrong = [e for e in entries if not any(is_frozen([e], names) for names in weights)]
     if wrong:
         near = {entry: _nearest(entry, weights) for entry in wrong}
-        instead = ",".join(near[entry][0] if entry in near else entry for entry in entries)
-        shown = ", ".join(near[wrong[0]])
-        why = f"names no weight of {what}, which has {shown} and more"
+        instead = ",".join(name for e in entries for name in near.get(e, [e])[:1])
+        shown = ", ".join(near[wrong[0]]) or "no known names"
+        why = f"names no weight of {what}, which has {shown}, ..."
         value = ",".join(map(format_value, wrong))
         return Problem("model.freeze", value, why, Fix(f"model.freeze=[{instead}]"))
     if entries and all(is_frozen(entries, n) for n, trained in weights.items() if trained):
@@ -63,7 +63,7 @@ def _nearest(entry: str, weights: Weights) -> list[str]:
     """Similar names of modules and weights, the nearest first, with the numbers that were typed."""
     known: dict[str, str] = {}
     for parts in (name.split(".") for names in weights for name in names):
-        for start in (0, 1):  # with and without what all names begin with
+        for start in range(2 if len(parts) > 2 else 1):  # without what all begin with, too
             for stop in range(start + 1, len(parts) + 1):
                 path = ".".join(parts[start:stop])
                 known.setdefault(_NUMBER.sub("#", path), path)

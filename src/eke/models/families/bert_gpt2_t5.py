@@ -272,10 +272,8 @@ def _t5_structure(config: Config) -> Structure:
     weights = [table(model.vocab_size, hidden, *names)]
     if not classify and not untied:
         weights = [table(model.vocab_size, hidden, *names, "lm_head", tokens=Tokens.target)]
-    for part, count, tokens in (
-        ("encoder", encoders, Tokens.source),
-        ("decoder", decoders, Tokens.target),
-    ):
+    stacks = (("encoder", encoders, Tokens.source), ("decoder", decoders, Tokens.target))
+    for part, count, tokens in stacks:
         # Relative positions live in the first layer of each stack; a norm ends each stack.
         relative = f"{base}{part}.block.0.layer.0.SelfAttention.relative_attention_bias"
         weights.append(table(RELATIVE_BUCKETS, heads, relative))
