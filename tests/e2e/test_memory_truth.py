@@ -6,8 +6,9 @@
 import statistics
 
 import pytest
-from memory_truth import MODELS, Outcome, cases, measured_apart, plan_of, step_peak
+from memory_truth import COMMON, MODELS, Case, Outcome, cases, measured_apart, plan_of, step_peak
 
+from eke.estimate.memory.predict_memory import forecast
 from eke.estimate.memory.trace_client import trace_all
 
 SEED, COUNT = 11, 20
@@ -24,6 +25,31 @@ def outcomes(tmp_path_factory) -> list[Outcome]:
             Outcome(case, answer.traced and step_peak(answer.traced.allocated), peak, answer.reason)
             for case, answer, peak in zip(chosen, answers, map(measured_apart, chosen), strict=True)
         ]
+
+
+PARTS = (
+    "model=tiny_bert task=sequence_classification model.freeze=[embeddings,encoder.layer.0-1]",
+    "model=tiny memory=checkpointing model.freeze=[layers.1-2]",
+    "model=tiny_t5 task=seq2seq_lm batch.accumulation=2 model.freeze=[encoder]",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", PARTS)
+def test_what_is_frozen_is_predicted_to_the_byte_nearly(words, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    typed = [*words.split(), "precision=bf16", "batch.per_device=4", "data.seq_len=64", *COMMON]
+    typed += ["data.num_samples=32", "model.vocab_size=1000"]
+    frozen = Case("", tuple(typed))
+    whole = Case("", tuple(word for word in typed if "freeze" not in word))
+    (answer,) = trace_all([plan_of(frozen)])
+    peak = measured_apart(frozen)
+    assert answer.traced is not None
+    assert step_peak(answer.traced.allocated) == pytest.approx(peak, rel=0.01)
+    bounds = forecast(plan_of(frozen)).allocated
+    assert bounds.low <= peak <= bounds.high
+    assert peak < measured_apart(whole)
 
 
 @pytest.mark.slow

@@ -61,7 +61,8 @@ def _installed() -> str:
 
 def _loses_frozen_weights(facts: Facts) -> bool:
     config = facts.config
-    frozen = config.distributed.option == "zero3" and config.peft.option != "none"
+    frozen = config.peft.option != "none" or bool(config.model.freeze)
+    frozen = frozen and config.distributed.option == "zero3"
     if facts.planning or not frozen or config.memory.checkpointing is Checkpointing.off:
         return False
     numbers = [int(n) for n in re.findall(r"\d+", _installed())[:3]]

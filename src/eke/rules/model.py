@@ -10,6 +10,7 @@ import math
 from eke.common.errors import Fix
 from eke.common.text import BYTE_VOCABULARY, format_value
 from eke.config.schema import (
+    Adapters,
     BertModel,
     Compute,
     Evaluation,
@@ -267,6 +268,18 @@ RULES = (
         why=f"is smaller than the byte tokenizer's {BYTE_VOCABULARY} tokens",
         fix=lambda f: Fix("data=synthetic") if _is_pretrained(f) else Fix("model.vocab_size=320"),
         source="eke.common.text",
+    ),
+    Rule(
+        id="adapters_freeze_everything",
+        key="model.freeze",
+        when=lambda f: bool(f.config.model.freeze) and isinstance(f.config.peft, Adapters),
+        value=lambda f: format_value(f.config.model.freeze),
+        why=lambda f: (
+            f"peft={f.config.peft.option} freezes all of the model's own weights, but for a "
+            "classifier's head"
+        ),
+        fix=Fix("model.freeze=[]"),
+        source="https://huggingface.co/docs/peft",
     ),
     Rule(
         id="t5_is_always_tied",

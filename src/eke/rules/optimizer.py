@@ -28,6 +28,7 @@ from eke.models.sizes import (
     projection_rank,
     quantises_state,
     structure,
+    training_structure,
 )
 from eke.rules.rule import (
     Facts,
@@ -70,13 +71,26 @@ def _rank_limit(facts: Facts) -> int:
     )
 
 
+def _trains_no_matrix(facts: Facts) -> bool:
+    """Whether nothing of a known architecture is trained but vectors, tables and heads."""
+    weights = training_structure(facts.config).weights
+    found = any(w.trained and w.role is Role.hidden for w in weights)
+    return family_of(facts.config).is_known and not found
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="muon_needs_matrices",
         key="optimizer",
-        when=lambda f: _known(f).needs_matrices and f.config.peft.option == "ia3",
-        why="updates matrices inside Transformer layers; peft=ia3 trains vectors alone",
+        when=lambda f: (
+            _known(f).needs_matrices and (f.config.peft.option == "ia3" or _trains_no_matrix(f))
+        ),
+        why=lambda f: (
+            "updates matrices inside Transformer layers, of which "
+            f"{'model.freeze' if f.config.model.freeze else 'peft=ia3'} trains none"
+        ),
         fix=Fix("optimizer=adamw"),
+        sized=True,
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html",
     ),
     Rule(

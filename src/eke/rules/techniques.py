@@ -380,13 +380,14 @@ _TABLE = (
         "peft=lora", "gradients, states", "trains added matrices alone",
         Published(0.8, "a quarter faster: arXiv:2106.09685, section 4.2"),
         numerics=Numerics.reduced,
-        applies=lambda c: c.peft.option == "none", edit=_new("peft", Lora(option="lora")),
+        applies=lambda c: c.peft.option == "none" and not c.model.freeze,
+        edit=_new("peft", Lora(option="lora")),
     ),
     Technique(
         "peft=qlora", "weights, gradients, states",
         "each layer is unpacked when it is used: arXiv:2305.14314, section 3",
         numerics=Numerics.reduced,
-        applies=lambda c: c.peft.option in ("none", "lora"),
+        applies=lambda c: c.peft.option in ("none", "lora") and not c.model.freeze,
         edit=_become("peft", QLora, option="qlora"),
     ),
 )  # fmt: skip

@@ -97,6 +97,7 @@ OTHER = {
     "data.pad_to_multiple_of": 8,
     "dataloader.prefetch": 4,
     "hardware.network_gbit_per_s": 100.0,
+    "model.freeze": ["embed_tokens"],
     "model.head_dim": 8,
     "model.num_decoder_layers": 3,
     "model.num_key_value_heads": 2,

@@ -6,6 +6,7 @@ from eke.hardware import Device
 
 CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "adapted_layers_exist": (("peft=lora", "peft.target_modules=[q_proj,c_attn]"), CPU),
+    "adapters_freeze_everything": (("peft=lora", "model.freeze=[embed_tokens]"), CPU),
     "adapters_on_random_weights": (("peft=dora",), CPU),
     "adapter_rank_saves_nothing": (("peft=lora", "peft.r=64"), CPU),
     "rslora_needs_rank": (("peft=lora", "peft.r=1", "peft.use_rslora=true"), CPU),

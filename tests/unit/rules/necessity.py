@@ -136,6 +136,7 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "float8_in_narrow_layers": "test_torchao_leaves_narrow_layers_out_itself",
     },
     (Kind.wrong, PRECISION): {
+        "adapters_freeze_everything": "test_with_adapters_a_named_head_is_trained_all_the_same",
         "narrow_weights_need_their_compute":
             "test_narrow_weights_multiply_in_their_own_format_whatever_is_asked_for",
         "frozen_weights_have_the_computed_format":

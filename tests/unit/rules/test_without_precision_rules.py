@@ -57,6 +57,12 @@ def test_frozen_weights_multiply_in_their_own_format_without_autocast(tmp_path) 
     assert "bfloat16" in job.effective["matmul_dtypes"]
 
 
+def test_with_adapters_a_named_head_is_trained_all_the_same(tmp_path) -> None:
+    job = trained(tmp_path, "task=sequence_classification", "peft=lora", "model.freeze=[score]")
+    trained_heads = [n for n, p in job.bare_model.named_parameters() if p.requires_grad]
+    assert any("score" in name for name in trained_heads)
+
+
 def test_float16_cannot_hold_the_range_of_bf16_weights() -> None:
     weight = torch.tensor(1e5, dtype=torch.bfloat16)
     assert weight.isfinite()

@@ -36,6 +36,9 @@ class Model:
     checkpoint has (model=pretrained only)."""
     tie_word_embeddings: bool = True
     """Share the input embedding with the output projection."""
+    freeze: list[str] = field(default_factory=list)
+    """Modules or weights that are not trained, by whole parts of their names in transformers'
+    class: [embeddings,encoder.layer.0-5]. They have the format that is computed in."""
 
 
 @dataclass
@@ -104,8 +107,9 @@ class T5Model(Model):
 class PretrainedModel(Model):
     """A checkpoint: a local folder or a name on the Hugging Face hub.
 
-    Only the first three keys are typed. The others say what was found in the checkpoint: eke fills
-    them in before it checks and plans, so that rules, sizes and the run's identity see them.
+    Only the first three keys and `freeze` are typed. The others say what was found in the
+    checkpoint: eke fills them in before it checks and plans, so that rules, sizes and the run's
+    identity see them.
     """
 
     name_or_path: str = MISSING
@@ -120,6 +124,8 @@ class PretrainedModel(Model):
     """Filled in: transformers' name of the architecture."""
     num_parameters: int | None = field(default=None, metadata=at_least(0))
     """Filled in for architectures without a closed form: numbers in the checkpoint's tensors."""
+    num_frozen_parameters: int | None = field(default=None, metadata=at_least(0))
+    """Filled in, likewise: of these, numbers in the tensors that `freeze` names."""
     hidden_size: int = field(default=0, metadata=at_least(0))
     """Filled in."""
     num_hidden_layers: int = field(default=0, metadata=at_least(0))

@@ -31,6 +31,7 @@ from eke.models.sizes import (
     flat_pieces,
     most_predicted,
     optimizer_entry,
+    passed_layers,
     projection_rank,
     quantises_state,
 )
@@ -143,6 +144,8 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
     """
     config = plan.config
     each = _adapted(plan, shape, shape.stacks(attention_kernel(plan, shape)), parts)
+    passed = passed_layers(config, [stack.count for stack in each])
+    each = tuple(Stack(stack.layer, n) for stack, n in zip(each, passed, strict=True))
     outer = _outside(config, shape)
     casts = _cast_bytes(plan, parts)
     kept, passing, share = _checkpointed(config, shape, each)
@@ -155,6 +158,8 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
     needed = sum(s.layer.needed * s.count for s in each)
     if trains_adapters(config) or config.memory.checkpointing is not Checkpointing.off:
         needed = 0
+    if config.model.freeze:  # a frozen layer keeps no operands, and is computed all the same
+        kept, needed = max(kept, layer), 0
     return Activations(
         kept=kept + outer,
         needed=min(needed, kept),

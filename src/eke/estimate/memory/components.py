@@ -135,7 +135,9 @@ def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
     family = family_of(config)
     decoders = getattr(model, "num_decoder_layers", None) or model.num_hidden_layers
     micro = micro or drawn(plan).expected
-    weights = plan.compute.formats.frozen_bytes
+    formats = plan.compute.formats
+    # Behind trained weights the residual stream is as wide as these.
+    weights = formats.weight_bytes if model.freeze else formats.frozen_bytes
     return Shape(
         architecture=family,
         layers=model.num_hidden_layers,
@@ -202,6 +204,10 @@ DOUBTS = {
     "adapters": Reason(
         lambda plan, shape: trains_adapters(plan.config),
         "adapters change what each layer keeps",
+    ),
+    "frozen": Reason(
+        lambda plan, shape: plan.config.model.freeze,
+        "frozen layers keep less than trained ones, which are counted",
     ),
     "experts": Reason(
         lambda plan, shape: shape.experts,

@@ -64,6 +64,8 @@ class Group:
     numbers: float
     """That a token passes through."""
     trained: float
+    passed: float
+    """That a gradient passes."""
     stored: float
     """With the experts a token does not pass through."""
     widths: float
@@ -130,6 +132,7 @@ def _summed_up(found: Structure) -> Contents:
                 head=head,
                 numbers=float(sum(w.num_active for w in mine)),
                 trained=float(sum(w.num_active for w in mine if w.trained)),
+                passed=float(sum(w.num_active for w in mine if w.backward)),
                 stored=float(sum(prod(w.shape) for w in mine)),
                 # Of a stack of experts, those that a token passes through.
                 widths=float(
@@ -176,8 +179,8 @@ def products(
         each = 2 * group.numbers * tokens
         operands = (group.widths * tokens + group.stored) * shape.compute
         if backward:
-            share = group.trained / group.numbers if group.numbers else 0.0
-            each, operands = each * (1 + share), operands * (1 + share)
+            share = (group.passed + group.trained) / group.numbers if group.numbers else 0.0
+            each, operands = each * share, operands * share
         found.append(Product("head" if group.head else "linear", each, operands))
     found += [_attention(one, shape, fused, backward) for one in contents.attention]
     return found
@@ -187,13 +190,14 @@ def _attention(one: AttentionLayers, shape: Shape, fused: bool, backward: bool) 
     queries, keys = _count(shape, one.queries), _count(shape, one.keys)
     length = shape.source if one.keys is Tokens.source else shape.target
     scores = float(queries * length)
-    flops = 4.0 * one.num_layers * one.width * scores
-    vectors = (queries + keys) / 2 * one.width * one.num_layers * shape.compute
+    layers = one.num_layers - (one.idle if backward else 0)
+    flops = 4.0 * layers * one.width * scores
+    vectors = (queries + keys) / 2 * one.width * layers * shape.compute
     if fused:
         flops *= (0.5 if one.causal else 1.0) * (FUSED_BACKWARD if backward else 1.0)
         return Product("attention", flops, vectors * OPERAND_READS[backward], fused=True)
     flops *= PLAIN_BACKWARD if backward else 1.0
-    matrices = scores * shape.heads * one.num_layers * shape.compute
+    matrices = scores * shape.heads * layers * shape.compute
     moved = matrices * SCORE_READS[backward] + vectors * OPERAND_READS[backward]
     return Product("attention", flops, moved)
 

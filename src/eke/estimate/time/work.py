@@ -28,6 +28,7 @@ from eke.estimate.time.transfers import (
     updates,
 )
 from eke.models.families import FAMILIES, Shape, is_classification
+from eke.models.sizes import passed_layers
 from eke.plan.planner import Plan, drawn
 
 Units = dict[str, float]
@@ -126,7 +127,11 @@ def passes(plan: Plan, shape: Shape) -> tuple[Pass, Pass, Pass]:
     found = []
     for phase in ("forward", "backward"):
         moved, launches = 0.0, 0.0
-        for stack, count in stacks_of(shape).items():
+        stacks = stacks_of(shape)
+        if phase == "backward":
+            passed = passed_layers(plan.config, list(stacks.values()))
+            stacks = dict(zip(stacks, passed, strict=True))
+        for stack, count in stacks.items():
             entry = layers[stack][phase]
             moved += count * _bytes(entry, layer_units(shape, stack))
             launches += count * entry["launches"]
@@ -227,7 +232,8 @@ def _repeated(
     if memory.checkpointing is Checkpointing.off:
         return [], 0.0, NOTHING
     count = max(1, shape.layers + shape.decoder_layers)
-    share = len(range(0, count, memory.every_n)) / count
+    passed = sum(passed_layers(plan.config, list(stacks_of(shape).values())))
+    share = len(range(0, count, memory.every_n)) / count * passed / count
     moved, launches = share * layers.moved, share * layers.launches
     if memory.checkpointing is Checkpointing.selective:
         return [], moved, Span(launches / 2, launches, SELECTIVE_HOST * launches)

@@ -29,13 +29,14 @@ from eke.models.checkpoints.architecture import (
 from eke.models.checkpoints.locate import CONFIG, KEY, Located, locate, refuse
 from eke.models.families import FAMILIES
 from eke.models.families.family_record import Sizes
+from eke.models.freezing import find_problem, is_frozen
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 Shapes = dict[str, tuple[int, ...]]
 
-TYPED = ("option", "family", "name_or_path", "revision", "dropout")
+TYPED = ("option", "family", "name_or_path", "revision", "dropout", "freeze")
 """Fields of `PretrainedModel` that are not the checkpoint's to say."""
 
 _OTHER = re.compile(r"position|\bwpe\b|\btransform\b|dense|(?<!\.weight)$").search
@@ -81,9 +82,18 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
         model_type=str(raw["model_type"]),
         name_or_path=str(found.folder) if found.is_local else found.typed,
         content=content_of(found),
-        num_parameters=sum(map(prod, shapes.values())) if family == "other" else None,
+        **(_counts(model, shapes) if family == "other" else {}),
     )
     return dataclasses.replace(config, model=filled)
+
+
+def _counts(model: PretrainedModel, shapes: Shapes) -> dict[str, Any]:
+    """Sizes of an architecture whose tensors the checkpoint alone names."""
+    if problem := find_problem(model.freeze, {(n,): True for n in shapes}, "the checkpoint"):
+        raise ConfigError(problem)
+    sizes = {name: prod(shape) for name, shape in shapes.items()}
+    frozen = sum(size for name, size in sizes.items() if is_frozen(model.freeze, [name]))
+    return {"num_parameters": sum(sizes.values()), "num_frozen_parameters": frozen or None}
 
 
 def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:

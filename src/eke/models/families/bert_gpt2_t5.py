@@ -32,7 +32,9 @@ from eke.models.families.family_record import (
     is_classification,
     kept_by_attention,
     layer_norm,
+    layers,
     linear,
+    norm,
     num_labels,
     table,
     working_bytes,
@@ -43,22 +45,27 @@ def _bert_structure(config: Config) -> Structure:
     """BertForMaskedLM and BertForSequenceClassification."""
     model = cast(BertModel, config.model)
     hidden = model.hidden_size
+    around, lm_head = "bert.embeddings", "cls.predictions"
+    names = f"{around}.word_embeddings", f"{lm_head}.decoder"
+    first, last = embedding_and_lm_head(config, *names)
     weights = [
-        *embedding_and_lm_head(config),
-        table(model.max_position_embeddings, hidden),
-        table(model.type_vocab_size, hidden),
-        *layer_norm(hidden),
-        *(w for _ in range(model.num_hidden_layers) for w in _bert_weights(model)),
+        *first,
+        table(model.max_position_embeddings, hidden, f"{around}.position_embeddings"),
+        table(model.type_vocab_size, hidden, f"{around}.token_type_embeddings"),
+        *layer_norm(hidden, f"{around}.LayerNorm"),
+        *layers("bert.encoder.layer", model.num_hidden_layers, _bert_weights(model)),
     ]
     if is_classification(config):
-        weights += head(hidden, hidden, Tokens.sample, bias=True, is_head=True)  # the pooler
-        weights += head(num_labels(config), hidden, Tokens.sample, bias=True, is_head=True)
+        for name, out in {"bert.pooler.dense": hidden, "classifier": num_labels(config)}.items():
+            weights += head(out, hidden, Tokens.sample, name, bias=True, is_head=True)
     else:
-        weights += head(hidden, hidden, Tokens.source, bias=True)
-        weights += [*layer_norm(hidden), Weight((model.vocab_size,))]  # bias of the projection
+        weights += head(hidden, hidden, Tokens.source, f"{lm_head}.transform.dense", bias=True)
+        weights += [*layer_norm(hidden, f"{lm_head}.transform.LayerNorm"), *last]
+        biases = [f"{lm_head}.decoder.bias", f"{lm_head}.bias"]
         if not model.tie_word_embeddings:
             # transformers 5 then keeps a second bias, `cls.predictions.bias`, that nothing reads.
-            weights.append(Weight((model.vocab_size,), trained=False))
+            weights.append(Weight((model.vocab_size,), trained=False, names=(biases.pop(),)))
+        weights.append(Weight((model.vocab_size,), names=tuple(biases)))
     attention = AttentionLayers(model.num_hidden_layers, hidden, causal=False)
     return Structure(tuple(weights), (attention,))
 
@@ -75,8 +82,8 @@ def _bert_weights(model: BertModel) -> Iterator[Weight]:
     }
     for name, (out, inp) in shapes.items():
         yield from linear(out, inp, Tokens.source, bias=True, module=name)
-    yield from layer_norm(hidden)
-    yield from layer_norm(hidden)
+    yield from layer_norm(hidden, "attention.output.LayerNorm")
+    yield from layer_norm(hidden, "output.LayerNorm")
 
 
 def _norm_stacks(
@@ -159,14 +166,17 @@ def _gpt2_structure(config: Config) -> Structure:
     """GPT2LMHeadModel and GPT2ForSequenceClassification."""
     model = cast(GPT2Model, config.model)
     hidden = model.hidden_size
+    first, last = embedding_and_lm_head(config, "transformer.wte", "lm_head")
     weights = [
-        *embedding_and_lm_head(config),
-        table(model.max_position_embeddings, hidden),
-        *(w for _ in range(model.num_hidden_layers) for w in _gpt2_weights(model)),
-        *layer_norm(hidden),
+        *first,
+        table(model.max_position_embeddings, hidden, "transformer.wpe"),
+        *layers("transformer.h", model.num_hidden_layers, _gpt2_weights(model)),
+        *layer_norm(hidden, "transformer.ln_f"),
+        *last,
     ]
     if is_classification(config):
-        weights += head(num_labels(config), hidden, Tokens.source, bias=False, is_head=True)
+        labels = num_labels(config)
+        weights += head(labels, hidden, Tokens.source, "score", bias=False, is_head=True)
     attention = AttentionLayers(model.num_hidden_layers, hidden, causal=True)
     return Structure(tuple(weights), (attention,))
 
@@ -183,8 +193,8 @@ def _gpt2_weights(model: GPT2Model) -> Iterator[Weight]:
     for name, (inp, out) in shapes.items():
         yield Weight((inp, out), Tokens.source, module=name)
         yield Weight((out,), module=name)
-    yield from layer_norm(hidden)
-    yield from layer_norm(hidden)
+    yield from layer_norm(hidden, "ln_1")
+    yield from layer_norm(hidden, "ln_2")
 
 
 def _gpt2_outside(shape: Shape, task: str) -> int:
@@ -255,20 +265,25 @@ def _t5_structure(config: Config) -> Structure:
     encoders = model.num_hidden_layers
     decoders = model.num_decoder_layers or encoders
     classify = is_classification(config)
-    weights = [
-        table(model.vocab_size, hidden, Tokens.none if classify else Tokens.target),
-        *(w for _ in range(encoders) for w in _t5_weights(model, Tokens.source)),
-        *(w for _ in range(decoders) for w in _t5_weights(model, Tokens.target)),
-    ]
-    if isinstance(model, PretrainedModel) and not model.tie_word_embeddings and not classify:
-        # Of a checkpoint with both, transformers 5 keeps both: T5 v1.1, Flan-T5.
-        weights[0] = table(model.vocab_size, hidden)
-        weights += head(model.vocab_size, hidden, Tokens.target, bias=False)
-    # Relative positions live in the first layer of each stack; a norm ends each stack.
-    weights += [table(RELATIVE_BUCKETS, heads), Weight((hidden,))] * 2
-    if classify:
-        weights += head(hidden, hidden, Tokens.sample, bias=True, is_head=True)
-        weights += head(num_labels(config), hidden, Tokens.sample, bias=True, is_head=True)
+    base = "transformer." if classify else ""
+    names = [f"{base}{name}" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
+    # Of a checkpoint with both, transformers 5 keeps both: T5 v1.1, Flan-T5.
+    untied = isinstance(model, PretrainedModel) and not model.tie_word_embeddings and not classify
+    weights = [table(model.vocab_size, hidden, *names)]
+    if not classify and not untied:
+        weights = [table(model.vocab_size, hidden, *names, "lm_head", tokens=Tokens.target)]
+    stacks = (("encoder", encoders, Tokens.source), ("decoder", decoders, Tokens.target))
+    for part, count, tokens in stacks:
+        # Relative positions live in the first layer of each stack; a norm ends each stack.
+        relative = f"{base}{part}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        weights.append(table(RELATIVE_BUCKETS, heads, relative))
+        weights += layers(f"{base}{part}.block", count, _t5_weights(model, tokens))
+        weights.append(norm(hidden, f"{base}{part}.final_layer_norm"))
+    if untied:
+        weights += head(model.vocab_size, hidden, Tokens.target, "lm_head", bias=False)
+    for name, out in {"dense": hidden, "out_proj": num_labels(config)}.items() if classify else ():
+        name = f"classification_head.{name}"
+        weights += head(out, hidden, Tokens.sample, name, bias=True, is_head=True)
     width = heads * head_width(model)
     attention = (
         AttentionLayers(encoders, width, causal=False),
@@ -291,7 +306,7 @@ def _t5_weights(model: T5Model, tokens: Tokens) -> Iterator[Weight]:
     for name, (out, inp) in shapes.items():
         module = f"layer.{last}.DenseReluDense.{name}"
         yield from linear(out, inp, tokens, bias=False, module=module)
-    yield Weight((hidden,))
+    yield norm(hidden, f"layer.{last}.layer_norm")
 
 
 def _t5_attention_weights(
@@ -301,7 +316,7 @@ def _t5_attention_weights(
     for part, tokens in {"q": queries, "k": keys, "v": keys}.items():
         yield from linear(width, hidden, tokens, bias=False, module=f"{name}.{part}")
     yield from linear(hidden, width, queries, bias=False, module=f"{name}.o")
-    yield Weight((hidden,))
+    yield norm(hidden, f"{name.rpartition('.')[0]}.layer_norm")
 
 
 def _t5_stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:

@@ -8,8 +8,8 @@ multiplication keeps its operands; a product keeps both factors where both need 
 autocast each linear layer casts its input.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from math import prod
@@ -61,7 +61,11 @@ class Weight:
     tokens: Tokens = Tokens.none
     """A tied output projection is one weight, multiplied with the tokens it is applied to."""
     trained: bool = True
-    """False for a tensor that no output depends on: it gets no gradient and no optimizer state."""
+    """False for a frozen tensor, or one that no output depends on: no gradient, no state."""
+    names: tuple[str, ...] = ()
+    """In transformers' class with its head, several of a shared tensor; () where unknown."""
+    backward: bool = True
+    """False where no gradient passes: neither it nor anything before it is trained."""
     active: tuple[int, int] = (1, 1)
     """Of a mixture of experts: how many of how many experts a token passes through."""
     place: Role = Role.hidden
@@ -102,6 +106,8 @@ class AttentionLayers:
     queries: Tokens = Tokens.source
     keys: Tokens = Tokens.source
     causal: bool = field(kw_only=True)
+    idle: int = 0
+    """Of these layers, the first ones that no gradient passes."""
 
 
 @dataclass(frozen=True)
@@ -109,42 +115,54 @@ class Structure:
     """One model with its task head."""
 
     weights: tuple[Weight, ...]
-    """Every trainable tensor, shared ones once."""
+    """Every trainable tensor, shared ones once; what is computed first comes first."""
     attention: tuple[AttentionLayers, ...]
 
 
-def linear(
-    out: int,
-    inp: int,
-    tokens: Tokens,
-    *,
-    bias: bool,
-    place: Role = Role.hidden,
-    module: str = "",
-    is_head: bool = False,
-) -> Iterator[Weight]:
-    """A linear layer, weight as torch stores it: [out, in]."""
-    yield Weight((out, inp), tokens, place=place, module=module, is_head=is_head)
+def linear(out: int, inp: int, tokens: Tokens, *, bias: bool, module: str) -> Iterator[Weight]:
+    """A linear layer in a Transformer layer, weight as torch stores it: [out, in]."""
+    yield Weight((out, inp), tokens, module=module)
     if bias:
-        yield Weight((out,), module=module, is_head=is_head)
+        yield Weight((out,), module=module)
 
 
-def table(rows: int, width: int, tokens: Tokens = Tokens.none) -> Weight:
+def table(rows: int, width: int, *names: str, tokens: Tokens = Tokens.none) -> Weight:
     """An embedding; it is multiplied with `tokens` where it is the output projection, too."""
-    return Weight((rows, width), tokens, place=Role.embedding)
+    whole = tuple(f"{name}.weight" for name in names)
+    return Weight((rows, width), tokens, place=Role.embedding, names=whole)
 
 
 def head(
-    out: int, inp: int, tokens: Tokens, *, bias: bool, is_head: bool = False
+    out: int, inp: int, tokens: Tokens, name: str, *, bias: bool, is_head: bool = False
 ) -> Iterator[Weight]:
     """A linear layer behind the last Transformer layer."""
-    return linear(out, inp, tokens, bias=bias, place=Role.outer, is_head=is_head)
+    names = (f"{name}.weight",)
+    yield Weight((out, inp), tokens, place=Role.outer, is_head=is_head, names=names)
+    if bias:
+        yield Weight((out,), is_head=is_head, names=(f"{name}.bias",))
 
 
-def layer_norm(width: int) -> Iterator[Weight]:
-    """Scale and shift; RMSNorm is a lone `Weight((width,))`."""
-    yield Weight((width,))
-    yield Weight((width,))
+def norm(width: int, name: str) -> Weight:
+    """Of an RMSNorm."""
+    return Weight((width,), names=(f"{name}.weight",))
+
+
+def layer_norm(width: int, name: str) -> Iterator[Weight]:
+    """Scale and shift."""
+    yield norm(width, name)
+    yield Weight((width,), names=(f"{name}.bias",))
+
+
+_ENDS = {1: ".bias", 2: ".weight", 3: ""}
+"""Number of dimensions of what has a module's name -> end of its own; experts are one parameter."""
+
+
+def layers(stack: str, count: int, each: Iterable[Weight]) -> Iterator[Weight]:
+    """The tensors of a stack of equal layers, of which `each` has names from the layer on."""
+    named = [(w, w.names[0] if w.names else w.module + _ENDS[len(w.shape)]) for w in each]
+    for number in range(count):
+        for weight, name in named:
+            yield replace(weight, names=(f"{stack}.{number}.{name}",))
 
 
 Kernel = Literal["fused", "math", "eager"]
@@ -423,15 +441,16 @@ def head_width(model: LlamaModel | T5Model) -> int:
     return model.head_dim or model.hidden_size // model.num_attention_heads
 
 
-def embedding_and_lm_head(config: Config) -> Iterator[Weight]:
-    """The input embedding, and the output projection unless it is tied."""
+def embedding_and_lm_head(config: Config, embedding: str, lm_head: str) -> tuple[list[Weight], ...]:
+    """The input embedding; and what comes last: the output projection, unless it is tied."""
     model = config.model
     rows, width = model.vocab_size, model.hidden_size
-    has_lm_head = not is_classification(config)
-    tied = has_lm_head and model.tie_word_embeddings
-    yield table(rows, width, Tokens.source if tied else Tokens.none)
-    if has_lm_head and not tied:
-        yield from head(rows, width, Tokens.source, bias=False)
+    if is_classification(config):
+        return [table(rows, width, embedding)], []
+    if model.tie_word_embeddings:
+        return [table(rows, width, embedding, lm_head, tokens=Tokens.source)], []
+    last = head(rows, width, Tokens.source, lm_head, bias=False)
+    return [table(rows, width, embedding)], list(last)
 
 
 def kept_by_attention(

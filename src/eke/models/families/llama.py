@@ -26,6 +26,8 @@ from eke.models.families.family_record import (
     head_width,
     is_classification,
     kept_by_attention,
+    layers,
+    norm,
     num_labels,
     table,
     working_bytes,
@@ -50,7 +52,7 @@ def _qwen2(config: Config) -> Structure:
 def _qwen3(config: Config) -> Structure:
     """Qwen3ForCausalLM and its classifier: Llama with RMSNorm of each head's query and key."""
     model = cast(LlamaModel, config.model)
-    norms = [Weight((head_width(model),))] * 2
+    norms = [norm(head_width(model), f"self_attn.{name}") for name in ("q_norm", "k_norm")]
     return _structure(config, _llama_attention(model) + norms + _llama_feed_forward(model))
 
 
@@ -60,7 +62,8 @@ def _mixtral(config: Config) -> Structure:
     hidden, inner, experts = model.hidden_size, model.intermediate_size, model.num_local_experts
     active = (model.num_experts_per_tok, experts)
     feed_forward = [
-        Weight((experts, hidden), Tokens.source),  # the router sees every token
+        # The router sees every token.
+        Weight((experts, hidden), Tokens.source, names=("mlp.gate.weight",)),
         *(
             Weight(shape, Tokens.source, active=active, module=f"mlp.experts.{name}")
             for name, shape in (
@@ -76,15 +79,17 @@ def _structure(config: Config, layer: list[Weight]) -> Structure:
     """A decoder of equal layers, each with two RMSNorms added to `layer`."""
     model = cast(LlamaModel, config.model)
     width = model.num_attention_heads * head_width(model)
-    norm = Weight((model.hidden_size,))
+    norms = [norm(model.hidden_size, n) for n in ("input_layernorm", "post_attention_layernorm")]
+    first, last = embedding_and_lm_head(config, "model.embed_tokens", "lm_head")
     weights = [
-        *embedding_and_lm_head(config),
-        *(w for _ in range(model.num_hidden_layers) for w in (*layer, norm, norm)),
-        Weight((model.hidden_size,)),
+        *first,
+        *layers("model.layers", model.num_hidden_layers, (*layer, *norms)),
+        norm(model.hidden_size, "model.norm"),
+        *last,
     ]
     if is_classification(config):
         labels = num_labels(config)
-        weights += head(labels, model.hidden_size, Tokens.source, bias=False, is_head=True)
+        weights += head(labels, model.hidden_size, Tokens.source, "score", bias=False, is_head=True)
     attention = AttentionLayers(model.num_hidden_layers, width, causal=True)
     return Structure(tuple(weights), (attention,))
 
@@ -101,12 +106,15 @@ def _other(config: Config) -> Structure:
     count = model.num_parameters or 0
     embedding = model.vocab_size * model.hidden_size
     counted = not is_classification(config) and model.tie_word_embeddings
-    looked_up = 0 if counted else min(embedding, count)
-    rows, rest = divmod(count - looked_up, model.hidden_size)
+    frozen = model.num_frozen_parameters or 0  # which ones is not known
+    looked_up = 0 if counted else min(embedding, count - frozen)
+    rows, rest = divmod(count - looked_up - frozen, model.hidden_size)
     weights = [Weight((rows, model.hidden_size), Tokens.source)] if rows else []
     weights += [Weight((rest,))] if rest else []
+    weights += [Weight((frozen,), trained=False)] if frozen else []
     if looked_up:
-        weights.append(table(looked_up // model.hidden_size, model.hidden_size))
+        rows, rest = divmod(looked_up, model.hidden_size)
+        weights += [table(rows, model.hidden_size), *([Weight((rest,))] if rest else [])]
     if not model.num_attention_heads or not model.num_hidden_layers:
         return Structure(tuple(weights), ())
     width = model.head_dim or model.hidden_size // model.num_attention_heads

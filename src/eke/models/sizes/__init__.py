@@ -20,6 +20,7 @@ from eke.models.sizes.parameters import (
     linear_layers,
     model_size,
     most_predicted,
+    passed_layers,
     predicted_frac,
     structure,
     training_flops,

@@ -8,8 +8,9 @@ counts half, because half of the score matrix is masked: Dao 2023, arXiv:2307.08
 (PaLM counts it in full; implementations that compute the masked half do more work than this).
 Of a mixture of experts only those count that a token passes through.
 A frozen weight needs no gradient, only that of its input: 4 instead of 6 (Hu et al.
-2021, arXiv:2106.09685, section 4.2). Where nothing below a layer is trained not even that is
-needed; it is counted, at most the first layer's attention projections.
+2021, arXiv:2106.09685, section 4.2). Where nothing before a layer is trained not even that is
+needed: 2, and a third of attention's FLOPs, with `model.freeze`. Of the first layer in which
+anything is trained it is counted throughout, at most one layer's.
 Positions without a label, where the projection onto the vocabulary skips them, are not counted.
 Left out: norms, activations, softmax, dropout, rotary positions, the loss, the optimizer's own
 arithmetic, and recomputation, which is overhead and no model FLOPs.
@@ -19,6 +20,7 @@ the modules and tensors of the peft library is tested for every family.
 """
 
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +40,8 @@ from eke.config.schema import (
     Synthetic,
     TrainedBias,
 )
-from eke.models.families import AttentionLayers, Structure, Tokens, Weight, family_of
+from eke.models.families import AttentionLayers, Role, Structure, Tokens, Weight, family_of
+from eke.models.freezing import find_problem, is_frozen
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,8 @@ PER_FROZEN_PARAMETER = 4
 """Without the gradient of the weight itself."""
 PER_SCORE = 12
 """Two products of attention, 2 FLOPs each, three times (forward, two gradients): same source."""
+PER_IDLE_PARAMETER, PER_IDLE_SCORE = 2, 4
+"""Forward alone: neither it nor anything before it is trained."""
 
 
 @dataclass(frozen=True)
@@ -185,13 +190,16 @@ def training_flops(config: Config, structure: Structure, means: SampleMeans | No
 
 
 def _per_parameter(weight: Weight) -> int:
+    if not weight.backward:
+        return PER_IDLE_PARAMETER
     return PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER
 
 
 def attention_flops(attention: AttentionLayers, tokens: Counts) -> float:
     """Training FLOPs per sample of one stack's attention."""
     scores = tokens[attention.queries, attention.keys] * (0.5 if attention.causal else 1)
-    return PER_SCORE * attention.num_layers * attention.width * scores
+    passed = attention.num_layers - attention.idle
+    return attention.width * scores * (PER_SCORE * passed + PER_IDLE_SCORE * attention.idle)
 
 
 def _formula(structure: Structure, tokens: Counts) -> str:
@@ -204,19 +212,21 @@ def _formula(structure: Structure, tokens: Counts) -> str:
     }
     parts = []
     for kind, unit in units.items():
-        for trained in (True, False):
-            counted = [w for w in structure.weights if (w.trained, w.tokens) == (trained, kind)]
+        of_kind = [w for w in structure.weights if w.tokens is kind]
+        for factor in (PER_PARAMETER, PER_FROZEN_PARAMETER, PER_IDLE_PARAMETER):
+            counted = [w for w in of_kind if _per_parameter(w) == factor]
             if not counted:
                 continue
-            factor = PER_PARAMETER if trained else PER_FROZEN_PARAMETER
             active = any(w.num_active != prod(w.shape) for w in counted)
-            words = f"{' active' if active else ''}{'' if trained else ' frozen'}"
+            words = f"{' active' if active else ''}{'' if factor == PER_PARAMETER else ' frozen'}"
             size = sum(w.num_active for w in counted)
             parts.append(f"{factor} x {size}{words} x {_short(tokens[kind])} {unit}")
     parts += [
-        f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {_scores(a, tokens)}"
+        f"{each} x {num} layers x {a.width} x {_scores(a, tokens)}"
         f"{' / 2 (causal)' if a.causal else ''}"
         for a in structure.attention
+        for each, num in ((PER_SCORE, a.num_layers - a.idle), (PER_IDLE_SCORE, a.idle))
+        if num
     ]
     return " + ".join(parts)
 
@@ -269,11 +279,17 @@ def training_structure(config: Config) -> Structure:
     """The tensors as they are trained: with adapters, frozen and 4-bit weights.
 
     Raises:
-        ConfigError: if the family has no head for the task.
+        ConfigError: the family has no head for the task, or `model.freeze` cannot be followed.
     """
     sparse = config.kernels.sparse_prediction
     content = repr((config.model, config.task, config.peft, sparse))
     return _once(content, lambda: with_sparse_head(config, adapt(config, structure(config))))
+
+
+def passed_layers(config: Config, counts: Sequence[int]) -> list[int]:
+    """Of so many layers in each stack, those that a gradient passes."""
+    idle = [part.idle for part in training_structure(config).attention]
+    return [n - (idle[stack] if idle else 0) for stack, n in enumerate(counts)]
 
 
 def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
@@ -288,7 +304,8 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
     parts = structure(config)
     trained = adapt(config, parts)
     multiplied = with_sparse_head(config, trained)
-    known = parts.attention and _is_known(config)
+    told = family_of(config).is_known or not config.model.freeze  # which are frozen, if any
+    known = parts.attention and _is_known(config) and told
     flops = training_flops(config, multiplied, means) if known else None
     samples = means or full_samples(config)
     tokens = samples.source + (samples.target if config.task.option == "seq2seq_lm" else 0)
@@ -379,14 +396,45 @@ def linear_layers(structure: Structure) -> tuple[str, ...]:
 
 
 def adapt(config: Config, structure: Structure) -> Structure:
-    """The model with its adapters: what is added, what is frozen, what is kept in 4 bits."""
+    """The model as trained: what adapters add, what is frozen, what is kept in 4 bits."""
     if not isinstance(config.peft, Adapters):
-        return structure
+        return freeze(config, structure)
     targets = choose_targets(config, linear_layers(structure))
     weights = (
         part for weight in structure.weights for part in _adapted_tensors(config, weight, targets)
     )
     return replace(structure, weights=tuple(weights))
+
+
+_LAYER = re.compile(r"^.*?\.\d+\.")
+"""Of a tensor's name, up to the number of its Transformer layer; heads and tables have none."""
+
+
+def freeze(config: Config, structure: Structure) -> Structure:
+    """The model without training of what `model.freeze` names; a tied projection comes last.
+
+    Raises:
+        ConfigError: an entry names nothing, or nothing is left to train.
+    """
+    entries, family = config.model.freeze, family_of(config)
+    if not entries or not family.is_known:
+        return structure
+    all_names = {w.names: w.trained for w in structure.weights}
+    if problem := find_problem(entries, all_names, f"a {family.name} model with this task's head"):
+        raise ConfigError(problem)
+    weights = [
+        replace(w, trained=w.trained and not is_frozen(entries, w.names)) for w in structure.weights
+    ]
+    first = next(place for place, weight in enumerate(weights) if weight.trained)
+    for place, weight in enumerate(weights[:first]):
+        if weight.place is not Role.embedding or weight.tokens is Tokens.none:
+            weights[place] = replace(weight, backward=False)
+    below, above = ({layer for w in part for layer in _LAYER.findall(w.names[0])}
+                    for part in (weights[:first], weights[first:]))  # fmt: skip
+    idle, (stack, *others) = len(below - above), structure.attention
+    encoder = min(idle, stack.num_layers)
+    attention = [replace(part, idle=idle - encoder) for part in others]
+    return Structure(tuple(weights), (replace(stack, idle=encoder), *attention))
 
 
 def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterator[Weight]:

@@ -88,7 +88,7 @@ class WeightFormats:
 
     @property
     def frozen_bytes(self) -> int:
-        """Bytes of a frozen weight's number, and of one of the residual stream."""
+        """Bytes of a frozen weight's number; with adapters, of one of the residual stream, too."""
         return _width(self.frozen)
 
 
@@ -109,10 +109,10 @@ def _frozen_format(config: Config) -> str:
     """Format of frozen weights: the one typed, or of what training and evaluation compute in."""
     precision, peft = config.precision, config.peft
     trained: str = precision.weights.value
-    if not isinstance(peft, Adapters):
-        return trained
-    if peft.base_weights is not BaseWeights.auto:
+    if isinstance(peft, Adapters) and peft.base_weights is not BaseWeights.auto:
         return str(peft.base_weights.value)
+    if not isinstance(peft, Adapters) and not config.model.freeze:
+        return trained
     formats: set[str] = {precision.compute.value, precision.evaluation.value} - {
         Evaluation.same.value
     }

@@ -92,7 +92,7 @@ class ComputePlan:
     weights: str = "float32"
     """torch dtype name of trained weights and gradients; adapters are float32."""
     frozen: str = "float32"
-    """torch dtype name of frozen weights; that of `weights` where no adapters are trained."""
+    """torch dtype name of frozen weights; that of `weights` where none are."""
     master: bool = False
     """The optimizer steps on float32 copies of narrower weights."""
     float8: str = "off"
@@ -225,9 +225,10 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
     elif plan.device.available_bytes is not None:
         free = f"{format_bytes(plan.device.available_bytes)} of it free now"
     trained, peft = size.num_trained_parameters, plan.config.peft.option
-    share = f"peft={peft}; the built model tells"
+    by = "model.freeze" if plan.config.model.freeze else f"peft={peft}"
+    share = f"{by}; the built model tells"
     if trained is not None:
-        share = f"{trained / size.num_parameters:.2%} as many as the model has, by peft={peft}"
+        share = f"{trained / size.num_parameters:.2%} as many as the model has, by {by}"
     count = "unknown" if trained is None else format_count(trained)
     # The last step of an epoch has what is left of it.
     epochs, more = divmod(steps.total, steps.per_epoch)
@@ -235,7 +236,7 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
     num_samples = epochs * steps.num_train_samples + left
     return [
         ("parameters", format_count(size.num_parameters), _which_model(plan)),
-        *([("trained parameters", count, share)] if peft != "none" else []),
+        *([("trained parameters", count, share)] if by != "peft=none" else []),
         ("model FLOPs per step", step, size.flops_formula),
         (
             "samples in all",

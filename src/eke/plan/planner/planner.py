@@ -35,7 +35,7 @@ from eke.config.schema import (
 )
 from eke.config.schema.codec import make_converter
 from eke.hardware import Device, machine_fingerprint, usable_cores
-from eke.models.families import FLOAT32_BYTES, family_of
+from eke.models.families import FLOAT32_BYTES, Role, Tokens, family_of
 from eke.models.sizes import (
     STAGE,
     adapted_layers,
@@ -44,6 +44,7 @@ from eke.models.sizes import (
     model_size,
     optimizer_entry,
     projection_rank,
+    training_structure,
 )
 from eke.models.sizes.optimizers import AUTO
 from eke.plan.identity import run_id
@@ -312,13 +313,15 @@ def _plan_compute(
             reason = "DeepSpeed's ZeRO steps on float32 copies of its share of the weights"
         master = "on" if formats.master else "off"
         decisions.append(Decision("precision.master", master, reason))
-    if isinstance(config.peft, Adapters) and config.peft.base_weights is BaseWeights.auto:
+    base = getattr(config.peft, "base_weights", BaseWeights.auto if config.model.freeze else None)
+    if base is BaseWeights.auto:
         reason = (
             "what is computed in"
             if formats.frozen == precision.compute.value
             else ("precision.evaluation is another format than precision.compute")
         )
-        decisions.append(Decision("peft.base_weights", formats.frozen, reason))
+        key = "frozen weights" if config.model.freeze else "peft.base_weights"
+        decisions.append(Decision(key, formats.frozen, reason + _tied_head(config)))
     pin = config.dataloader.pin_memory
     pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
     implementation = _implementation(config, device, decisions)
@@ -345,6 +348,14 @@ def _plan_compute(
         float8=precision.float8.value,
         eval_autocast=evaluation,
     )
+
+
+def _tied_head(config: Config) -> str:
+    """A clause where a frozen embedding is the output projection, too."""
+    weights = training_structure(config).weights if config.model.freeze else ()
+    frozen = [w.place is Role.embedding and w.tokens for w in weights if not w.trained]
+    tied = any(tokens and tokens is not Tokens.none for tokens in frozen)
+    return "; the output projection is the embedding's tensor, and frozen with it" if tied else ""
 
 
 def _autocast(compute: str, weights: Weights) -> str | None:

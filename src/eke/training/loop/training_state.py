@@ -187,7 +187,8 @@ def build_job(
 
 
 def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
-    random = (*report.new_weights, *report.resized_weights)
+    drawn = (*report.new_weights, *report.resized_weights)
+    random = [name for name in drawn if name not in report.unreached]
     adapted = [*frozen_at_random(job.bare_model, random), *experts_left_out(job.bare_model)]
     headed = name_classes(job.plan, job.bare_model, report)
     stop_at_turns(job.plan, job.bare_model)

@@ -17,9 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from eke.common.errors import RunError
+from eke.common.errors import ConfigError, RunError
 from eke.common.text import format_number
 from eke.config.schema import Adapters, Lora, QLora
+from eke.models.freezing import find_problem, is_frozen
 from eke.models.sizes import Targets, choose_targets
 from eke.plan.planner import Plan
 from eke.training.model.checkpointing import find_layers
@@ -27,6 +28,43 @@ from eke.training.model.number_formats import frozen_dtype, trained_dtype
 from eke.training.model.unused import own_random_numbers
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+class _Norm(nn.LayerNorm):
+    """Frozen in 16 bits: PyTorch's CPU kernel takes no weights that are narrower than its input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, bias = (p if p is None else p.to(torch.promote_types(p.dtype, input.dtype))
+                        for p in (self.weight, self.bias))  # fmt: skip
+        return nn.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+
+
+def freeze(plan: Plan, model: nn.Module) -> None:
+    """Stop training what `model.freeze` names, and give it the planned format; any number of times.
+
+    Raises:
+        RunError: an entry names nothing of this class, or nothing is left to train.
+    """
+    entries, narrow, mine = plan.config.model.freeze, frozen_dtype(plan), cast(Any, model)
+    if not entries:
+        return
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    weights = {tuple(found): p.requires_grad for p, found in names.items()}
+    if problem := find_problem(entries, weights, type(model).__name__):
+        raise RunError(ConfigError(problem).short())
+    # Kept in float32 as transformers 5.23 loads them (`PreTrainedModel._get_dtype_plan`).
+    kept = tuple(getattr(mine, "_keep_in_fp32_modules_strict", None) or ())
+    if narrow is torch.float16:
+        kept += tuple(getattr(mine, "_keep_in_fp32_modules", None) or ())
+    for parameter in (p for p, found in names.items() if is_frozen(entries, found)):
+        parameter.requires_grad_(False)
+        if not any(part in names[parameter][0] for part in kept):
+            parameter.data = parameter.data.to(narrow)
+    for module in model.modules() if narrow is not trained_dtype(plan) else ():
+        if type(module) is nn.LayerNorm and any(p.dtype is narrow for p in module.parameters()):
+            module.__class__ = _Norm
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -443,19 +481,17 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
 
 def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
     """A warning where tensors stay as they were drawn: neither loaded nor trained."""
-    if not is_adapted(model):
-        return []
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    every = model.named_parameters(remove_duplicate=False)
+    trained = {name for name, p in every if p.requires_grad}
     mine: Any = model
-    whole = tuple(f".{name}." for name in mine.peft_config["default"].modules_to_save or ())
+    saved = mine.peft_config["default"].modules_to_save if is_adapted(model) else ()
+    whole = tuple(f".{name}." for name in saved or ())
     frozen = [n for n in new_weights if n not in trained and not any(w in f".{n}" for w in whole)]
     if not frozen:
         return []
     more = ", ..." if len(frozen) > 1 else ""
-    return [
-        f"{format_number(len(frozen), 'tensor')} left random, since only adapters are trained: "
-        f"{frozen[0]}{more}"
-    ]
+    why = "only adapters are trained" if is_adapted(model) else "they are frozen"
+    return [f"{format_number(len(frozen), 'tensor')} left random, since {why}: {frozen[0]}{more}"]
 
 
 def experts_left_out(model: nn.Module) -> list[str]:

@@ -12,7 +12,7 @@ from eke.common.text import BOS, EOS, PAD
 from eke.config.schema import Config, PretrainedModel
 from eke.models.families import family_of, is_classification, num_labels
 from eke.plan.planner import Plan
-from eke.training.model.adapters import convert_linear_layers, is_four_bit, quantise
+from eke.training.model.adapters import convert_linear_layers, freeze, is_four_bit, quantise
 from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.load_pretrained import (
     LoadReport,
@@ -22,7 +22,7 @@ from eke.training.model.load_pretrained import (
     load_pretrained,
     set_special_ids,
 )
-from eke.training.model.number_formats import frozen_dtype
+from eke.training.model.number_formats import base_dtype
 from eke.training.model.unused import (
     HEADS,
     cast_experts,
@@ -45,15 +45,15 @@ def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:
 def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.Module, LoadReport]:
     """Build the model of the plan on `device`, in training mode, with a report.
 
-    Its weights have the planned format; with adapters that of frozen weights, but for a
+    Its weights have the planned formats; with adapters that of frozen weights, but for a
     checkpoint's trained head. With peft=qlora those of the Transformer layers become 4-bit on
     their way from the host to the device.
 
     Random weights depend on sizes, task and seed alone, not on precision (but for rounding),
     attention or compilation (and on the device type, whose generator draws them). Weights are
     created or loaded on the device, once; the caller's random state is left as it was. Parameters
-    that no output of this task depends on are frozen. The loss is computed from the logits, so
-    `forward` takes no labels.
+    that no output of this task depends on are frozen, and those that `model.freeze` names. The loss
+    is computed from the logits, so `forward` takes no labels.
 
     Raises:
         RunError: a checkpoint does not hold what the plan was made for.
@@ -64,6 +64,7 @@ def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.M
         model, report = load_pretrained(plan, place)
     else:
         model, report = _random_model(plan, place), LoadReport()
+    freeze(plan, model)
     learn_padding(plan, model)
     freeze_unused(model)
     cast_experts(model)
@@ -83,7 +84,7 @@ def _random_model(plan: Plan, device: torch.device) -> torch.nn.Module:
     if pad is not None and not is_padding_alone(plan.vocabulary, pad):
         model_config.pad_token_id = None  # drawn as any other token; classifiers need it below
     head = getattr(transformers, HEADS[config.task.option])
-    dtype = frozen_dtype(plan)
+    dtype = base_dtype(plan)
     with own_random_numbers(device, config.seed), device, drawn_in_float32(dtype):
         model = head.from_config(
             model_config,

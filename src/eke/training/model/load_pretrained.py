@@ -21,9 +21,9 @@ from eke.data.sources import Vocabulary
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
-from eke.training.model.adapters import trained_modules
+from eke.training.model.adapters import freeze, trained_modules
 from eke.training.model.attention_kernels import ATTENTION
-from eke.training.model.number_formats import frozen_dtype, trained_dtype
+from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
 from eke.training.model.unused import (
     HEADS,
     check_places,
@@ -55,8 +55,8 @@ class LoadReport:
     """Only in the checkpoint: another task's head."""
     unreached: tuple[str, ...] = ()
     """Frozen, since no output depends on them."""
-    rounded: tuple[str, str] | None = None
-    """Number formats of the checkpoint and of the frozen weights, where the values are rounded."""
+    rounded: tuple[str, str, str] | None = None
+    """Where values are rounded: formats of the checkpoint and of frozen weights, and what helps."""
     kept_dropouts: tuple[float, ...] = ()
     """Probabilities of dropouts that `model.dropout` does not reach."""
     padding: str = "right"
@@ -78,9 +78,9 @@ class LoadReport:
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
         if self.rounded:
-            stored, dtype = (name.removeprefix("torch.") for name in self.rounded)
+            stored, dtype, instead = (name.removeprefix("torch.") for name in self.rounded)
             why = f"the checkpoint's {stored} weights are rounded to {dtype} where they are frozen"
-            found.append(f"{why} (peft.base_weights=float32 keeps them)")
+            found.append(f"{why} ({instead} keeps them)")
         if self.kept_dropouts:
             kept = ", ".join(f"{p:g}" for p in self.kept_dropouts)
             found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
@@ -106,7 +106,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     config = plan.config
     head = getattr(transformers, HEADS[config.task.option])
     pretrained = cast(PretrainedModel, config.model)
-    dtype = frozen_dtype(plan)
+    dtype = base_dtype(plan)
     settings = {
         "dtype": dtype,
         "attn_implementation": ATTENTION[config.attention.option],
@@ -115,8 +115,8 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     try:
         model_config = checkpoint_configuration(plan)
         stored = model_config.dtype
-        heads = _trained_format(plan)
-        with own_random_numbers(device, config.seed), drawn_in_float32(dtype), heads:
+        formats = _own_formats(plan)
+        with own_random_numbers(device, config.seed), drawn_in_float32(dtype), formats:
             if device.type == "meta":
                 with device:
                     return head.from_config(model_config, **settings), LoadReport()
@@ -139,10 +139,13 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         why = _first_sentence(error) if known else f"{type(error).__name__}: {error}"
         raise _refusal(pretrained, why, "another checkpoint, or another task") from error
     report = _judge(plan, model, info)
-    mixed = dtype is not trained_dtype(plan)
-    if mixed and stored not in (None, dtype):
-        report = replace(report, rounded=(str(stored), str(dtype)))
-    with torch.autocast(device.type, dtype, enabled=mixed):
+    frozen = frozen_dtype(plan)
+    mixed = frozen is not trained_dtype(plan)
+    if mixed and stored not in (None, frozen):
+        instead = "precision=fp32" if config.model.freeze else "peft.base_weights=float32"
+        report = replace(report, rounded=(str(stored), str(frozen), instead))
+    freeze(plan, model)  # so that both formats meet where modules expect it
+    with torch.autocast(device.type, frozen, enabled=mixed):
         report = _probe(plan, model, report)
     return cast(nn.Module, model), report
 
@@ -167,11 +170,11 @@ def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
 
 
 @contextmanager
-def _trained_format(plan: Plan) -> Iterator[None]:
-    """Context in which the trained head of an adapted model is loaded, or drawn, in its own format.
+def _own_formats(plan: Plan) -> Iterator[None]:
+    """Context in which trained and frozen weights are loaded, or drawn, each in their own format.
 
     Transformers 5.23 reads each tensor in the format that the model without data has, and asks for
-    exceptions between the two. In another version all is read in the frozen format:
+    exceptions between the two. In another version all is read in the same format:
     tests/equivalence/test_frozen_weights.py tells.
     """
     from transformers import PreTrainedModel
@@ -181,12 +184,14 @@ def _trained_format(plan: Plan) -> Iterator[None]:
         yield
         return
 
-    def widen(model: Any, dtype: torch.dtype) -> Any:
-        for name in trained_modules(plan, model):
+    def prepare(model: Any, dtype: torch.dtype) -> Any:
+        freeze(plan, model)
+        heads = [] if plan.config.model.freeze else trained_modules(plan, model)
+        for name in heads:
             model.get_submodule(name).to(trained_dtype(plan))
         return ask(model, dtype)
 
-    with patch.object(PreTrainedModel, "_get_dtype_plan", widen):
+    with patch.object(PreTrainedModel, "_get_dtype_plan", prepare):
         yield
 
 

@@ -59,9 +59,14 @@ def trained_dtype(plan: Plan) -> torch.dtype:
 
 
 def frozen_dtype(plan: Plan) -> torch.dtype:
-    """Format of frozen weights; without adapters that of all weights."""
+    """Format of frozen weights; where none are that of all weights."""
     dtype: torch.dtype = getattr(torch, plan.compute.frozen)
     return dtype
+
+
+def base_dtype(plan: Plan) -> torch.dtype:
+    """Format that a model is built in; `model.freeze` narrows what it names."""
+    return trained_dtype(plan) if plan.config.model.freeze else frozen_dtype(plan)
 
 
 def set_tf32(on: bool) -> None:

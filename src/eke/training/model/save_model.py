@@ -78,7 +78,7 @@ def save_pretrained(
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         for name in (CONFIG, GENERATION):
-            _drop_training_settings(folder / name)
+            _drop_training_settings(folder / name, _widest(model))
     except Exception as error:
         system = system_error(error)
         if system is None:
@@ -176,15 +176,16 @@ def _read_through_transformers(model: nn.Module, folder: Path) -> Iterator[tuple
     """
     cls: Any = type(model)
     config = copy.deepcopy(model.config)
-    dtype = next(model.parameters()).dtype
     loaded, info = cls.from_pretrained(
-        folder, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True
+        folder, config=config, dtype=_widest(model), output_loading_info=True, use_safetensors=True
     )
     for what in ("missing_keys", "unexpected_keys"):
         if info[what]:
             words = f"{len(info[what])} {what.replace('_keys', ' tensors')}: {min(info[what])}"
             raise RunError(f"{folder}: {words}")
-    yield from loaded.state_dict().items()
+    places = model.state_dict()
+    for name, tensor in loaded.state_dict().items():
+        yield name, tensor.to(places[name].dtype)  # where that is narrower it was saved so
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
@@ -202,13 +203,24 @@ def _read(_: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
         yield from read_tensors(path)
 
 
-def _drop_training_settings(path: Path) -> None:
-    """`use_cache=false` is right for training alone; without it, generation has its default."""
+def _widest(model: nn.Module) -> torch.dtype:
+    """The format that holds all of the model's values: frozen weights may be narrower."""
+    return max((p.dtype for p in model.parameters()), key=lambda dtype: dtype.itemsize)
+
+
+def _drop_training_settings(path: Path, dtype: torch.dtype) -> None:
+    """`use_cache=false` is right for training alone; without it, generation has its default.
+
+    transformers 5.23 writes the format of the first tensor, and would load all others in it, too.
+    """
     if not path.is_file():
         return
     content = json.loads(path.read_text())
-    if content.pop("use_cache", True) is False:
-        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    after = {key: value for key, value in content.items() if (key, value) != ("use_cache", False)}
+    if "dtype" in content:
+        after["dtype"] = str(dtype).removeprefix("torch.")
+    if after != content:
+        path.write_text(json.dumps(after, indent=2, sort_keys=True) + "\n")
 
 
 def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:

@@ -122,6 +122,10 @@ def note_formats(job: TrainingState) -> None:
     if compute.frozen not in dtypes:
         key = "peft.base_weights" if is_adapted(job.bare_model) else "precision.weights"
         job.warn(f"{key}={compute.frozen} had no effect: they are {', '.join(dtypes)}")
+    if job.plan.config.model.freeze:
+        frozen = [p for p in job.bare_model.parameters() if not p.requires_grad]
+        job.effective["frozen_parameters"] = sum(map(_numbers, frozen))
+        job.effective["frozen_dtypes"] = _dtypes(frozen)
     copies = master_bytes(job.bare_model, job.optimizer)
     if isinstance(job.update, DeepSpeedUpdate):  # ZeRO-3 shows its optimizer none of them
         copies = torch.float32.itemsize * sum(shard_lengths(job.update.engine))

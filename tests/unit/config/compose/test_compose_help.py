@@ -58,7 +58,8 @@ def test_the_page_of_a_group_has_all_its_options_and_keys(topic) -> None:
 
 FILLED_IN = {
     "model": {
-        "content", "model_type", "num_parameters", "label_names", "supports_sdpa",
+        "content", "model_type", "num_parameters", "num_frozen_parameters", "label_names",
+        "supports_sdpa",
         "supports_flash_attn", "supports_flex_attn",
     },
 }  # fmt: skip

@@ -15,6 +15,7 @@ from checkpoints import FAMILIES, TASK_OF, save_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import environment, last_wins
+from unit.models.sizes.test_measure import names_and_shapes
 
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
@@ -83,8 +84,8 @@ def test_sizes_are_those_of_the_loaded_model(saved, family, task):
     config = resolved(saved[family], f"task={task}")
     loaded = getattr(transformers, HEADS[task]).from_pretrained(saved[family])
     assert config.model.family != "other"
-    shapes = sorted(tuple(p.shape) for p in loaded.parameters())
-    assert sorted(weight.shape for weight in structure(config).weights) == shapes
+    planned = [(sorted(w.names), w.shape) for w in structure(config).weights]
+    assert sorted(planned) == names_and_shapes(loaded)
     assert config.model.vocab_size == loaded.config.vocab_size
     assert config.model.max_position_embeddings == getattr(
         loaded.config, "max_position_embeddings", None

@@ -8,6 +8,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from unit.models.sizes.configs import FAMILY_CASES, TINY_CASES, make_config
 
+from eke.models.freezing import is_frozen
 from eke.models.sizes import SampleMeans, model_size, structure, training_flops, training_structure
 from eke.training.model.build_model import make_model_config
 from eke.training.model.unused import HEADS
@@ -121,3 +122,33 @@ def test_adapters_cost_what_they_say(option, task):
     whole = training_flops(config, full_attention(structure(config))).total
     layers = config.model.num_hidden_layers
     assert expected * (1 - 1 / (3 * layers)) < counted <= expected * (1 + 1e-9) < whole
+
+
+@pytest.mark.parametrize(
+    ("option", "task", "freeze"),
+    [
+        ("tiny", "causal_lm", "embed_tokens,layers.0-1"),
+        ("tiny_bert", "sequence_classification", "embeddings,encoder.layer.0-2"),
+        ("tiny_gpt2", "causal_lm", "h.1-2,wpe"),
+        ("tiny_t5", "seq2seq_lm", "shared,encoder"),
+        ("tiny_moe", "causal_lm", "experts,lm_head"),
+    ],
+)
+def test_no_gradient_passes_what_is_frozen_below_all_that_is_trained(option, task, freeze):
+    """PyTorch leaves out a little more: of the first layer with anything to train."""
+    overrides = (f"model={option}", f"task={task}", f"data.seq_len={SEQ}")
+    config = make_config(*overrides, f"model.freeze=[{freeze}]")
+
+    def frozen(model):
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if is_frozen(config.model.freeze, [name]):
+                parameter.requires_grad_(False)
+        return model
+
+    counted = counted_flops(config, SEQ, frozen)
+    parts = full_attention(training_structure(config))
+    expected = training_flops(config, parts).total
+    whole = training_flops(config, full_attention(structure(config))).total
+    layers = config.model.num_hidden_layers
+    assert expected - whole / (4 * layers) < counted <= expected * (1 + 1e-9) < whole
+    assert whole - expected > 0.1 * whole

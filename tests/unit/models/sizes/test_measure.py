@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from math import prod
 
 import pytest
 import torch
@@ -47,11 +48,18 @@ def real_model(config, device="meta"):
 
 
 def assert_same_tensors(config):
-    parameters = list(real_model(config).parameters())
-    assert sorted(weight.shape for weight in structure(config).weights) == sorted(
-        tuple(p.shape) for p in parameters
-    )
-    assert model_size(config).num_parameters == sum(p.numel() for p in parameters)
+    named = names_and_shapes(real_model(config))
+    planned = [(sorted(w.names), w.shape) for w in structure(config).weights]
+    assert sorted(planned) == named
+    assert model_size(config).num_parameters == sum(prod(shape) for _, shape in named)
+
+
+def names_and_shapes(model):
+    """All names of each parameter, and its shape."""
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(parameter, []).append(name)
+    return sorted((sorted(names), tuple(p.shape)) for p, names in found.items())
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -233,7 +233,9 @@ def test_new_weights_that_no_adapter_trains_are_told():
     assert "1 tensor left random" in words
     _, classifier = adapted("tiny_bert", "sequence_classification")
     assert frozen_at_random(classifier, ("classifier.weight", "bert.pooler.dense.bias")) == []
-    assert frozen_at_random(build_model(plan_of("tiny", "causal_lm"), CPU), ("a",)) == []
+    plain = build_model(plan_of("tiny", "causal_lm", "model.freeze=[norm]"), CPU)
+    (words,) = frozen_at_random(plain, ("model.norm.weight", "lm_head.weight"))
+    assert words == "1 tensor left random, since they are frozen: model.norm.weight"
 
 
 def test_the_written_configuration_is_short_and_names_its_base(tmp_path):

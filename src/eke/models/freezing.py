@@ -1,0 +1,78 @@
+"""`model.freeze`: which weights its entries name, and what else there is to name.
+
+An entry is dotted, and names every weight in whose name its parts follow each other, each a whole
+part: `embeddings`, `encoder.layer.0-5.attention`. `0-5` stands for the numbers from 0 to 5.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+from eke.common.errors import Fix, Problem
+from eke.common.text import format_value
+
+SHOWN = 4
+"""Names listed in an error."""
+
+Weights = Mapping[tuple[str, ...], bool]
+"""Names of a weight, several of a shared tensor -> whether it is trained where it is not frozen."""
+
+_NUMBER = re.compile(r"\b\d+(?:-\d+)?\b")
+
+
+def is_frozen(entries: Iterable[str], names: Sequence[str]) -> bool:
+    """Whether any entry names a weight by any of its names."""
+    return any(_is_named(entry.split("."), n.split(".")) for n in names for entry in entries)
+
+
+def _is_named(wanted: list[str], parts: list[str]) -> bool:
+    places = range(len(parts) - len(wanted) + 1)
+    return any(all(map(_is_part, wanted, parts[place:])) for place in places)
+
+
+def _is_part(wanted: str, part: str) -> bool:
+    if part.isdecimal() and _NUMBER.fullmatch(wanted):
+        low, _, high = wanted.partition("-")
+        return int(low) <= int(part) <= int(high or low)
+    return wanted == part
+
+
+def find_problem(entries: Sequence[str], weights: Weights, what: str) -> Problem | None:
+    """An entry that names nothing, or nothing that is left to train; None if there is neither.
+
+    Args:
+        entries: of `model.freeze`.
+        weights: of the model.
+        what: the model, in words.
+    """
+    wrong = [e for e in entries if not any(is_frozen([e], names) for names in weights)]
+    if wrong:
+        near = {entry: _nearest(entry, weights) for entry in wrong}
+        instead = ",".join(name for e in entries for name in near.get(e, [e])[:1])
+        shown = ", ".join(near[wrong[0]]) or "no known names"
+        why = f"names no weight of {what}, which has {shown}, ..."
+        value = ",".join(map(format_value, wrong))
+        return Problem("model.freeze", value, why, Fix(f"model.freeze=[{instead}]"))
+    if entries and all(is_frozen(entries, n) for n, trained in weights.items() if trained):
+        why, fix = f"names every weight of {what}: nothing is left to train", Fix("model.freeze=[]")
+        return Problem("model.freeze", format_value(list(entries)), why, fix)
+    return None
+
+
+def _nearest(entry: str, weights: Weights) -> list[str]:
+    """Similar names of modules and weights, the nearest first, with the numbers that were typed."""
+    known: dict[str, str] = {}
+    for parts in (name.split(".") for names in weights for name in names):
+        for start in range(2 if len(parts) > 2 else 1):  # without what all begin with, too
+            for stop in range(start + 1, len(parts) + 1):
+                path = ".".join(parts[start:stop])
+                known.setdefault(_NUMBER.sub("#", path), path)
+
+    def spelt(path: str) -> str:
+        typed = path
+        for number in _NUMBER.findall(entry):
+            typed = typed.replace("#", number, 1)
+        return typed if any(is_frozen([typed], names) for names in weights) else known[path]
+
+    near = get_close_matches(_NUMBER.sub("#", entry), known, SHOWN, cutoff=0)
+    return [spelt(path) for path in near]

@@ -1,0 +1,215 @@
+"""`model.freeze` outside PEFT: what plain transformers computes with the same weights frozen."""
+
+import re
+
+import pytest
+import torch
+import transformers
+from checkpoints import TASK_OF, save_checkpoint, save_unknown
+from equivalence_cases import CASES, RAGGED
+from equivalence_compare import largest_difference
+from support import TINY, last_wins
+from trained import continue_job, steps_of, train_job
+from unit.training.model.steps import make_inputs
+
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.models.freezing import is_frozen
+from eke.models.sizes import state_bytes
+from eke.plan.record import metrics
+from eke.training.model.build_model import build_model_and_report
+from eke.training.model.save_model import save_pretrained
+from eke.training.model.unused import HEADS, set_dropout
+from eke.workflows.planning import plan_for
+
+CPU = torch.device("cpu")
+SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")
+CLASSIFY = "task=sequence_classification"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Family -> a checkpoint in bfloat16 that no test changes."""
+    root, found = tmp_path_factory.mktemp("checkpoints"), {}
+    for family in ("llama", "bert", "gpt2", "t5", "mixtral", "qwen2", "qwen3"):
+        path = save_checkpoint(root / "wide" / family, family)
+        plain = getattr(transformers, HEADS[TASK_OF.get(family, "causal_lm")])
+        plain.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(root / family)
+        found[family] = root / family
+    found["other"] = save_unknown(root / "other")
+    found["wide"] = root / "wide" / "bert"
+    return found
+
+
+def plan_of(path, *overrides):
+    typed = ("model=pretrained", f"model.name_or_path='{path}'", "model.dropout=0.0", *SHORT)
+    return plan_for(compose(last_wins(*typed, *overrides)), planning=True)
+
+
+def build(path, *overrides):
+    plan = plan_of(path, *overrides)
+    return plan, *build_model_and_report(plan, CPU)
+
+
+def step(model):
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(**make_inputs(model)).logits
+    loss = logits.float().square().mean()
+    loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+    return logits.detach(), loss.item(), gradients
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "freeze"),
+    [
+        ("bert", CLASSIFY, "embeddings,encoder.layer.0-0"),
+        ("gpt2", "task=causal_lm", "wpe,wte,h.0"),
+        ("llama", "task=causal_lm", "embed_tokens,layers.0"),
+        ("llama", CLASSIFY, "layers.1,norm"),
+        ("t5", "task=seq2seq_lm", "encoder"),
+        ("mixtral", "task=causal_lm", "embed_tokens,mlp.gate,experts.down_proj"),
+    ],
+)
+def test_loss_and_gradients_are_plain_transformers(saved, family, task, freeze):
+    more = (task, f"model.freeze=[{freeze}]", "precision=bf16")
+    plan, model, report = build(saved[family], *more)
+    assert report.rounded is None
+    config = transformers.AutoConfig.from_pretrained(saved[family])
+    set_dropout(config, 0.0)
+    config.num_labels = model.config.num_labels
+    head = getattr(transformers, HEADS[plan.config.task.option])
+    plain = head.from_pretrained(saved[family], config=config, dtype=torch.float32).train()
+    plain.config.pad_token_id = model.config.pad_token_id
+    for name, p in plain.named_parameters(remove_duplicate=False):
+        if any(name == new for new in report.new_weights):  # drawn: the head
+            p.data = model.get_parameter(name).detach().clone()
+        if is_frozen(freeze.split(","), [name]):
+            p.requires_grad_(False).data = p.data.to(torch.bfloat16)
+    logits, loss, gradients = step(model)
+    other_logits, other_loss, other = step(plain)
+    assert torch.equal(logits, other_logits)
+    assert loss == other_loss
+    assert 0 < len(gradients) < len(list(model.parameters()))
+    assert set(gradients) == set(other)
+    for name, gradient in gradients.items():
+        same = gradient is other[name] is None or torch.equal(gradient, other[name])
+        assert same, name
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16_pure", "fp32"])
+@pytest.mark.parametrize(
+    ("family", "freeze"),
+    [
+        ("llama", "lm_head,layers.0"),
+        ("bert", "decoder,layer.1"),
+        ("gpt2", "wte"),
+        ("t5", "decoder"),
+        ("mixtral", "layers.0.mlp"),
+        ("qwen2", "self_attn"),
+        ("qwen3", "model.layers.0-1"),
+        ("other", "embed_tokens,layers.0"),
+    ],
+)
+def test_formats_and_bytes_are_the_planned_ones(saved, family, freeze, precision):
+    more = (f"model.freeze=[{freeze}]", f"precision={precision}")
+    plan, model, _ = build(saved[family], f"task={TASK_OF.get(family, 'causal_lm')}", *more)
+    computed = "float32" if precision == "fp32" else plan.compute.matmul
+    assert plan.compute.frozen == computed
+    (reason,) = (d.reason for d in plan.decisions if d.key == "frozen weights")
+    assert ("frozen with it" in reason) is (family in ("bert", "gpt2", "t5"))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert {str(p.dtype) for p in trained} == {f"torch.{plan.compute.weights}"}
+    state = state_bytes(plan.config, plan.compute.formats)
+    assert sum(p.nbytes for p in model.parameters()) == state.weights
+    assert sum(p.nbytes for p in trained) == state.gradients
+    assert sum(p.numel() for p in trained) == plan.size.num_trained_parameters
+
+
+def test_a_rounded_checkpoint_is_told_and_trained_weights_are_not_rounded(saved):
+    _, other, report = build(
+        saved["wide"], CLASSIFY, "model.freeze=[embeddings,pooler]", "precision=bf16"
+    )
+    whole = build(saved["wide"], CLASSIFY)[1]
+    assert any("rounded to bfloat16" in w and "precision=fp32" in w for w in report.warnings)
+    for name, p in other.named_parameters():
+        kept = whole.get_parameter(name)
+        assert torch.equal(p, kept.to(p.dtype)), name
+        assert (p.dtype is torch.bfloat16) is ("embeddings" in name or "pooler" in name)
+
+
+def test_behind_trained_weights_a_frozen_norm_takes_float32(saved):
+    _, model, _ = build(saved["bert"], CLASSIFY, "model.freeze=[layer.0-1]", "precision=bf16")
+    logits, _, gradients = step(model)
+    assert logits.isfinite().all()
+    assert gradients["bert.embeddings.word_embeddings.weight"].abs().sum() > 0
+
+
+def test_what_is_named_must_exist_and_leave_something(saved):
+    cases = {
+        "encoder.layers.0-1": r"names no weight.*-> model.freeze=\[encoder.layer.0-1\]",
+        "bert,cls": r"nothing is left to train.*-> model.freeze=\[\]",
+    }
+    for freeze, words in cases.items():
+        with pytest.raises(ConfigError) as caught:
+            plan_of(saved["bert"], "task=masked_lm", f"model.freeze=[{freeze}]")
+        text = caught.value.short().replace("'", "")
+        assert re.search(words, text), text
+    with pytest.raises(ConfigError, match="freeze trains none"):
+        plan_of(saved["bert"], CLASSIFY, "model.freeze=[encoder]", "optimizer=muon")
+    with pytest.raises(ConfigError, match="names no weight of the checkpoint"):
+        plan_of(saved["other"], "model.freeze=[embeddings]")
+
+
+def test_a_run_continues_bit_for_bit_and_saves_every_weight(make_plan, tmp_path):
+    more = ("model=tiny_moe", "model.freeze=[embed_tokens,layers.0]", "precision=bf16")
+    length = ("train.steps=4", "train.checkpoint_every=2", "train.eval_every=null")
+    whole = train_job(make_plan(*last_wins(*TINY, *more, *length)), tmp_path / "whole")
+    rest = continue_job(whole, 2, tmp_path / "rest")
+    assert steps_of(rest) == {n: found for n, found in steps_of(whole).items() if n > 2}
+    model, frozen = whole.bare_model, whole.plan.size.num_parameters
+    frozen -= whole.plan.size.num_trained_parameters
+    assert whole.effective["frozen_parameters"] == frozen
+    assert whole.effective["frozen_dtypes"] == ["bfloat16"]
+    assert whole.warnings == []
+    before = build_model_and_report(whole.plan, CPU)[0]
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before.get_parameter(name)) is not p.requires_grad, name
+    save_pretrained(model, tmp_path / "saved")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert {p.dtype for p in plain.parameters()} == {torch.float32}
+    inputs = make_inputs(model)
+    assert torch.equal(plain(**inputs).logits, model.float().eval()(**inputs).logits)
+
+
+FROZEN = (
+    *CASES["causal_lm-llama"], *TINY, *RAGGED, "model.freeze=[embed_tokens,layers.0]",
+    "precision=bf16", "train.max_grad_norm=null",
+)  # fmt: skip
+
+TECHNIQUES = {
+    "trainer": ("engine=trainer",),
+    "checkpointing": ("memory=checkpointing",),
+    "selective": ("memory=checkpointing_selective",),
+    "in backward": ("memory=optimizer_in_backward",),
+    "compiled": ("compile=aot_eager",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("technique", TECHNIQUES.values(), ids=TECHNIQUES.keys())
+def test_techniques_train_the_same(technique, curve_of) -> None:
+    plain, other = (curve_of(*FROZEN, "batch.per_device=6", *more) for more in ((), technique))
+    assert largest_difference(plain, other) < 2**-8
+    assert plain[0][0] != plain[-1][0], "the loss never moved"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distributed", ["ddp", "fsdp", "zero1", "zero2", "zero3"])
+def test_ranks_train_the_same(distributed, curve_of, train_ranks) -> None:
+    one = curve_of(*FROZEN, "batch.per_device=12")
+    folder = train_ranks(*FROZEN, f"distributed={distributed}", "batch.per_device=6")
+    rows, _ = metrics.read_rows(folder / "metrics.jsonl")
+    rows = metrics.latest(rows, metrics.LOSS)
+    two = [(row[metrics.LOSS], row[metrics.GRAD_NORM]) for row in rows]
+    assert largest_difference(one, two) < 2**-8
