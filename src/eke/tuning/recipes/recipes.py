@@ -179,7 +179,8 @@ def conclusion(situation: Situation) -> str:
         Verdict.fits: f"fits: {size} with batch.per_device={count}",
         Verdict.tight: f"may just fit: {size} with batch.per_device={count}",
     }
-    lost = f"nothing that is known makes it fit: {size}; peft=qlora trains less of the model"
+    less = "; peft=qlora trains less of the model" if situation.config.peft.option == "none" else ""
+    lost = f"nothing that is known makes it fit: {size}{less}"
     return words.get(found.verdict, lost)
 
 
