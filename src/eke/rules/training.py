@@ -102,19 +102,16 @@ def _needs_norm(facts: Facts) -> str:
     return ""
 
 
-FAR_OFF = 10  # a choice
-
-
 def _usual_rule(key: str) -> Rule:
     def value(facts: Facts) -> Any:
         batch = plan_batch(facts.config, [])
         return batch.samples_per_step if key == SAMPLES else configured(facts.config, key)
 
     def is_far_off(facts: Facts) -> bool:
-        usual, now = usual_values(facts.config).get(key), value(facts)
-        if usual is None or now is None or not any(map(facts.is_set, SET_BY[key])):
+        usual = usual_values(facts.config).get(key)
+        if usual is None or value(facts) is None or not any(map(facts.is_set, SET_BY[key])):
             return False
-        return not usual.low / FAR_OFF <= now <= usual.high * FAR_OFF
+        return not usual.low / FAR_OFF <= value(facts) <= usual.high * FAR_OFF
 
     def why(facts: Facts) -> str:
         usual = usual_values(facts.config)[key]
@@ -139,6 +136,7 @@ def _usual_rule(key: str) -> Rule:
     )
 
 
+FAR_OFF = 10  # times above or below the usual values: a choice
 LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 
 RULES = (

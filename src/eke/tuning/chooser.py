@@ -258,12 +258,11 @@ class Chooser:
         taken = [tuple(each for each in some if each is not none) for some in combined]
         for techniques in sorted(taken, key=cost_of):
             situation = self._with(techniques)
-            if situation is None or situation.forecast is None:
-                continue
-            peaks[techniques] = peak = situation.forecast.peak.expected
-            kept = tuple(each for each in techniques if each.keeps_training)  # comes before
-            if kept == techniques or peaks.get(kept, 2 * peak) >= WORTH_IT * peak:
-                yield Combination(techniques, situation, situation.forecast)
+            if situation is not None and situation.forecast is not None:
+                peaks[techniques] = peak = situation.forecast.peak.expected
+                kept = tuple(each for each in techniques if each.keeps_training)  # comes before
+                if kept == techniques or peaks.get(kept, 2 * peak) >= WORTH_IT * peak:
+                    yield Combination(techniques, situation, situation.forecast)
 
     def mildest_that_fits(self) -> Combination | None:
         """The first that fits, else the first that may just fit, else the one that needs least.

@@ -31,12 +31,10 @@ from eke.plan.planner import (
     Plan,
     RecipeDecision,
     make_plan,
-    possible_batches,
     replan,
-    samples_to_keep,
     with_batch,
 )
-from eke.plan.planner.samples import plan_batch
+from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
 from eke.rules import BY_SIZE, Facts, check
 from eke.tuning.recipes import RECIPES, RecipeResolver, Situation
 from eke.tuning.refuse_oom import refuse_what_ran_out
@@ -287,14 +285,15 @@ def fine_tuned(
     for quantity, each in usual.items():
         if any(is_set(composed, key) for key in SET_BY[quantity]) or (own and quantity != LR):
             continue
-        group, _, name = quantity.partition(".")
+        (group, _, name), words = quantity.partition("."), "usual"
         changes: dict[str, float] | None = {name: each.value}
         if quantity == SAMPLES:
-            group, changes = "batch", _accumulated(config, int(each.value), count)
+            group, words = "batch", f"at least {each.value:g} are usual"
+            changes = _accumulated(config, int(each.value), count)
         if changes is None:
             continue
         config = replace(config, **{group: replace(getattr(config, group), **changes)})
-        reason = f"usual for {each.source}; no {SET_BY[quantity][0]} was set"
+        reason = f"{words} for {each.source}; no {SET_BY[quantity][0]} was set"
         row = "learning rate" if quantity == LR else quantity
         decisions.append(Decision(row, f"{each.value:g}", reason))
     if LR not in usual and not is_set(composed, LR):

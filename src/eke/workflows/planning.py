@@ -98,9 +98,8 @@ def plan_on(
         config = follow_head(config)
 
     def count(config: Config) -> int:
-        """Samples of an epoch; 0 where a rule rejects it, which is reported later."""
         refused, _ = check(Facts(config, device, planning, num_nodes), NOT_BY_SIZE)
-        return 0 if refused else plan_data(config, []).train
+        return 0 if refused else plan_data(config, []).train  # what is refused is told later
 
     config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
     recipe = adapted(composed, config, device, num_nodes)
