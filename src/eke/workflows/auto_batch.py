@@ -286,7 +286,7 @@ def fine_tuned(
         if any(is_set(composed, key) for key in SET_BY[quantity]) or (own and quantity != LR):
             continue
         (group, _, name), words = quantity.partition("."), "usual"
-        changes: dict[str, float] | None = {name: each.value}
+        changes: Mapping[str, float | None] | None = {name: each.value}
         if quantity == SAMPLES:
             group, words = "batch", f"at least {each.value:g} are usual"
             changes = _accumulated(config, int(each.value), count)
@@ -311,14 +311,14 @@ def fine_tuned(
 
 def _accumulated(
     config: Config, wanted: int, count: Callable[[Config], int]
-) -> dict[str, float] | None:
+) -> dict[str, int | None] | None:
     """Keys for so many samples in a step; None for a set micro-batch, or where there are less."""
     batch, unit = config.batch, DEFAULT_PER_DEVICE * config.distributed.num_processes
     if batch.per_device not in (None, DEFAULT_PER_DEVICE) or batch.accumulation or batch.target:
         return None
-    if wanted <= unit:
+    if (times := -(-wanted // unit)) == 1:
         return {}
-    times = -(-wanted // unit)
-    more = {"target": times * unit} if batch.per_device is None else {"accumulation": times}
-    enough = count(replace(config, batch=replace(batch, **more))) >= times * unit
-    return {**more} if enough else None
+    target, more = (times * unit, None) if batch.per_device is None else (None, times)
+    batch = replace(batch, target=target, accumulation=more)
+    enough = count(replace(config, batch=batch)) >= times * unit
+    return {"target": target, "accumulation": more} if enough else None
