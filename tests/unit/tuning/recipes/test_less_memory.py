@@ -154,6 +154,7 @@ def test_what_fits_nowhere_is_said(packages) -> None:
     lost = "nothing that is known makes it fit"
     assert lost in said(plan, "memory forecast").reason
     assert "peft=qlora" in said(plan, "memory forecast").reason
+    packages("peft", "bitsandbytes")
     adapted = said(planned(*asked, "peft=qlora"), "memory forecast").reason
     assert lost in adapted
     assert "peft=qlora" not in adapted
