@@ -43,6 +43,8 @@ class Facts:
     """Only a plan is made; nothing runs here."""
     num_nodes: int = 1
     """Number of machines that the run can use."""
+    is_set: Callable[[str], bool] = lambda key: False
+    """Whether the user set a key path; by default nothing counts as set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +74,13 @@ class Rule:
 
     def problem(self, facts: Facts) -> Problem:
         """The problem that the rule reports."""
-        value = self.value(facts) if self.value else _configured(facts.config, self.key)
+        value = self.value(facts) if self.value else configured(facts.config, self.key)
         why = self.why if isinstance(self.why, str) else self.why(facts)
         fix = self.fix if isinstance(self.fix, Fix) else self.fix(facts)
         return Problem(self.key, format_value(value), why, fix, self.id, self.passing)
 
 
-def _configured(config: Config, key: str) -> object:
+def configured(config: Config, key: str) -> Any:
     """The value of a key, or a group's option, as on the command line."""
     value: Any = functools.reduce(getattr, key.split("."), config)
     if isinstance(value, Enum):

@@ -1,8 +1,9 @@
-"""Rules about batch, length of training, schedule, loader and files."""
+"""Rules about batch, length of training, schedule, fine-tuning, loader and files."""
 
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from eke.common.errors import Fix
 from eke.common.paths import user_path
@@ -10,7 +11,9 @@ from eke.common.text import closest_path
 from eke.config.schema import SGD, Compute, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
-from eke.rules.rule import Facts, Rule, Severity
+from eke.plan.fine_tuning import SAMPLES, SET_BY, usual_values
+from eke.plan.planner.samples import batch_of, plan_batch
+from eke.rules.rule import Facts, Rule, Severity, configured
 
 
 def _step_samples(facts: Facts) -> int:
@@ -99,6 +102,41 @@ def _needs_norm(facts: Facts) -> str:
     return ""
 
 
+def _usual_rule(key: str) -> Rule:
+    def value(facts: Facts) -> Any:
+        batch = plan_batch(facts.config, [])
+        return batch.samples_per_step if key == SAMPLES else configured(facts.config, key)
+
+    def is_far_off(facts: Facts) -> bool:
+        usual = usual_values(facts.config).get(key)
+        if usual is None or value(facts) is None or not any(map(facts.is_set, SET_BY[key])):
+            return False
+        return not usual.low / FAR_OFF <= value(facts) <= usual.high * FAR_OFF
+
+    def why(facts: Facts) -> str:
+        usual = usual_values(facts.config)[key]
+        span = f"{usual.low:g} to {usual.high:g}"
+        return f"more than {FAR_OFF} times off the usual values, {span}, of {usual.source}"
+
+    def fix(facts: Facts) -> Fix:
+        instead = usual_values(facts.config)[key].value
+        if key == SAMPLES:
+            return batch_of(facts.config, plan_batch(facts.config, []), int(instead))
+        return Fix(f"{key}={instead:g}")
+
+    return Rule(
+        id=f"{key.rpartition('.')[2].replace(' ', '_')}_far_off",
+        verdict=Severity.unsafe,
+        key="batch" if key == SAMPLES else key,
+        when=is_far_off,
+        value=lambda f: f"{value(f):g}{f' {SAMPLES}' if key == SAMPLES else ''}",
+        why=why,
+        fix=fix,
+        source="eke.plan.fine_tuning: a source for each value",
+    )
+
+
+FAR_OFF = 10  # times above or below the usual values: a choice
 LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 
 RULES = (
@@ -271,4 +309,5 @@ RULES = (
         source="the file system",
         passing=True,
     ),
+    *map(_usual_rule, SET_BY),
 )

@@ -217,6 +217,9 @@ AS_GOOD = 1.01
 """Peaks within this of the least are one: of those the mildest is taken. Formulas are no better
 than a few per cent (docs/how-to/forecast.md)."""
 
+WORTH_IT = 1.05
+"""Peaks without and with what changes the training, at the least: formulas are no better."""
+
 ROOM = {Verdict.fits: 0, Verdict.tight: 1}
 """Of combinations that are as good those with room come first."""
 
@@ -248,14 +251,18 @@ class Chooser:
         return chooser
 
     def combinations(self) -> Iterator[Combination]:
-        """Every combination that rules permit, the one with the least cost first."""
+        """Every combination that rules permit and that saves enough, the least cost first."""
+        peaks: dict[tuple[Technique, ...], int] = {}
         none = Technique("", "")
         combined = combine([(none, *axis.techniques) for axis in self.axes])
         taken = [tuple(each for each in some if each is not none) for some in combined]
         for techniques in sorted(taken, key=cost_of):
             situation = self._with(techniques)
             if situation is not None and situation.forecast is not None:
-                yield Combination(techniques, situation, situation.forecast)
+                peaks[techniques] = peak = situation.forecast.peak.expected
+                kept = tuple(each for each in techniques if each.keeps_training)  # comes before
+                if kept == techniques or peaks.get(kept, 2 * peak) >= WORTH_IT * peak:
+                    yield Combination(techniques, situation, situation.forecast)
 
     def mildest_that_fits(self) -> Combination | None:
         """The first that fits, else the first that may just fit, else the one that needs least.

@@ -1,10 +1,10 @@
 """Choice of the micro-batch, of adaptive recipes, and of fine-tuning defaults.
 
-The learning rates of optimizer options are meant for random weights.
+Rates, decay and clipping of options are meant for random weights.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,15 +12,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
 from eke.config.compose import Composed, claims, compose_with, is_set
 from eke.config.compose.catalogue import make_catalogue
-from eke.config.schema import (
-    DEFAULT_PER_DEVICE,
-    Adapters,
-    Config,
-    Lora,
-    Optimizer,
-    PretrainedModel,
-    Rows,
-)
+from eke.config.schema import DEFAULT_PER_DEVICE, Config, Rows
 from eke.estimate.memory import (
     BatchSearch,
     Chosen,
@@ -33,16 +25,16 @@ from eke.estimate.memory import (
     room_for_a_batch,
 )
 from eke.hardware import Device, bfloat16_units, usable_cores
+from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, usual_values
 from eke.plan.planner import (
     Decision,
     Plan,
     RecipeDecision,
     make_plan,
-    possible_batches,
     replan,
-    samples_to_keep,
     with_batch,
 )
+from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
 from eke.rules import BY_SIZE, Facts, check
 from eke.tuning.recipes import RECIPES, RecipeResolver, Situation
 from eke.tuning.refuse_oom import refuse_what_ran_out
@@ -254,8 +246,10 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
     recipe = RECIPES.get(composed.choices.get("recipe", "none"))
     if recipe is None:
         return Adapted(config, composed.choices)
+    mine = config.batch.accumulation is not None and not is_set(composed, "batch.accumulation")
+    kept = (f"batch.target={plan_batch(config, []).samples_per_step}",) if mine else ()
     resolver = RecipeResolver(
-        recipe, claims(composed), lambda more: compose_with(composed, more).config
+        recipe, claims(composed), lambda more: compose_with(composed, (*kept, *more)).config
     )
     start = Situation(
         config=config,
@@ -274,36 +268,39 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
     return Adapted(chosen, {**composed.choices, **options}, tuple(decided))
 
 
-FULL_LR = 5e-5
-"""transformers' TrainingArguments.learning_rate."""
-
-LORA_LR = 2e-4
-"""Dettmers et al. 2023, arXiv:2305.14314, table 9: 7B and 13B."""
-
-ADAPTER_LR = 3e-3
-"""Liu et al. 2022, arXiv:2205.05638, 3.3: IA3."""
-
 EPOCHS = 3.0
 """transformers' TrainingArguments.num_train_epochs."""
 
 
-def fine_tuned(config: Config, composed: Composed) -> tuple[Config, tuple[Decision, ...], str]:
-    """The configuration with the usual values of fine-tuning, their reasons, and a warning."""
-    if not isinstance(config.model, PretrainedModel):
+def fine_tuned(
+    config: Config, composed: Composed, count: Callable[[Config], int]
+) -> tuple[Config, tuple[Decision, ...], str]:
+    """With the usual values of fine-tuning; their reasons, a warning. Counts an epoch's samples."""
+    usual = usual_values(config)
+    if not usual:
         return config, (), ""
     decisions, warning = [], ""
-    if not is_set(composed, "optimizer.lr"):
-        lr = _usual_lr(config)
-        if lr is None:
-            warning = (
-                f"optimizer.lr = {config.optimizer.lr:g} is {config.optimizer.option}'s for random "
-                "weights; fine-tuning usually takes less (optimizer.lr=...)"
-            )
-        else:
-            config = replace(config, optimizer=replace(config.optimizer, lr=lr))
-            kind = "fine-tuning" if not isinstance(config.peft, Adapters) else config.peft.option
-            reason = f"usual for {kind} with model=pretrained; no optimizer.lr was set"
-            decisions.append(Decision("optimizer.lr", f"{lr:g}", reason))
+    # A file of DeepSpeed's may say the same: what it has to agree with stays.
+    own = getattr(config.distributed, "deepspeed_config", None) is not None
+    for quantity, each in usual.items():
+        if any(is_set(composed, key) for key in SET_BY[quantity]) or (own and quantity != LR):
+            continue
+        (group, _, name), words = quantity.partition("."), "usual"
+        changes: Mapping[str, float | None] | None = {name: each.value}
+        if quantity == SAMPLES:
+            group, words = "batch", f"at least {each.value:g} are usual"
+            changes = _accumulated(config, int(each.value), count)
+        if changes is None:
+            continue
+        config = replace(config, **{group: replace(getattr(config, group), **changes)})
+        reason = f"{words} for {each.source}; no {SET_BY[quantity][0]} was set"
+        row = "learning rate" if quantity == LR else quantity
+        decisions.append(Decision(row, f"{each.value:g}", reason))
+    if LR not in usual and not is_set(composed, LR):
+        warning = (
+            f"optimizer.lr = {config.optimizer.lr:g} is {config.optimizer.option}'s for random "
+            "weights; fine-tuning usually takes less (optimizer.lr=...)"
+        )
     open_end = config.train.epochs is None and config.train.steps is None
     if open_end and isinstance(config.data, Rows):
         config = replace(config, train=replace(config.train, epochs=EPOCHS))
@@ -312,9 +309,16 @@ def fine_tuned(config: Config, composed: Composed) -> tuple[Config, tuple[Decisi
     return config, tuple(decisions), warning
 
 
-def _usual_lr(config: Config) -> float | None:
-    """None for optimizers that interpret the rate differently: their option files set it."""
-    usual = FULL_LR
-    if isinstance(config.peft, Adapters):
-        usual = LORA_LR if isinstance(config.peft, Lora) else ADAPTER_LR
-    return usual if config.optimizer.lr in (Optimizer().lr, usual) else None
+def _accumulated(
+    config: Config, wanted: int, count: Callable[[Config], int]
+) -> dict[str, int | None] | None:
+    """Keys for so many samples in a step; None for a set micro-batch, or where there are less."""
+    batch, unit = config.batch, DEFAULT_PER_DEVICE * config.distributed.num_processes
+    if batch.per_device not in (None, DEFAULT_PER_DEVICE) or batch.accumulation or batch.target:
+        return None
+    if (times := -(-wanted // unit)) == 1:
+        return {}
+    target, more = (times * unit, None) if batch.per_device is None else (None, times)
+    batch = replace(batch, target=target, accumulation=more)
+    enough = count(replace(config, batch=batch)) >= times * unit
+    return {"target": target, "accumulation": more} if enough else None

@@ -25,7 +25,8 @@ from eke.estimate.memory import (
 from eke.hardware import Device, choose_device
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner import Decision, Plan, make_plan
-from eke.rules import BY_SIZE, Facts, check
+from eke.plan.planner.samples import plan_data
+from eke.rules import BY_SIZE, NOT_BY_SIZE, Facts, check
 from eke.tuning.refuse_oom import refuse_what_cannot_fit, what_makes_room
 from eke.workflows import print_once
 from eke.workflows.auto_batch import (
@@ -95,15 +96,20 @@ def plan_on(
     composed = replace(composed, choices=choices)
     if not is_set(composed, "task.num_labels"):
         config = follow_head(config)
-    config, first, _ = fine_tuned(resolve_tokenizer(config), composed)
+
+    def count(config: Config) -> int:
+        refused, _ = check(Facts(config, device, planning, num_nodes), NOT_BY_SIZE)
+        return 0 if refused else plan_data(config, []).train  # what is refused is told later
+
+    config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
     recipe = adapted(composed, config, device, num_nodes)
     # Once more, since a recipe may have chosen another optimizer.
-    config, again, remark = fine_tuned(recipe.config, composed)
+    config, again, remark = fine_tuned(recipe.config, composed, count)
     usual = {decision.key: decision for decision in (*first, *again)}
     refuse = not planning if refuse is None else refuse
     # The forecast shows it, in more detail; or the user knows.
     lenient = not refuse or config.ignore_forecast
-    facts = Facts(config, device, planning, num_nodes)
+    facts = Facts(config, device, planning, num_nodes, partial(is_set, composed))
 
     def plan_of(each: Permitted) -> Plan:
         made = make_plan(
@@ -125,10 +131,9 @@ def plan_on(
 
 def _explained(plan: Plan, usual: dict[str, Decision], remark: str) -> Plan:
     """The plan with what fine-tuning usually takes, and why."""
-    rate = usual.pop("optimizer.lr", None)
     decisions = tuple(
-        replace(each, reason=f"{rate.reason}; {each.reason}")
-        if rate is not None and each.key == "learning rate"
+        replace(each, reason=f"{usual.pop(each.key).reason}; {each.reason}")
+        if each.key in usual
         else each
         for each in plan.decisions
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,11 @@ from unit.rules import (
     cases_peft,
     cases_precision,
     cases_shapes,
+    cases_usual,
 )
 from unit.rules.devices import CPU, H200
 
-from eke.config.compose import compose
+from eke.config.compose import compose, is_set
 from eke.hardware import Device
 from eke.models.checkpoints import resolve_model
 from eke.rules import Facts
@@ -45,6 +47,7 @@ TOPICS = (
     cases_nvme,
     cases_peft,
     cases_engine,
+    cases_usual,
 )
 """Modules with the cases of one group's rules."""
 
@@ -239,4 +242,5 @@ def facts_of(case: tuple[tuple[str, ...], Device], tmp: Path) -> Facts:
     overrides, device = case
     composed = compose([o.format(tmp=tmp) for o in overrides])
     config = resolve_model(composed.config)
-    return Facts(config, dataclasses.replace(device, present=device is not H200))
+    present = dataclasses.replace(device, present=device is not H200)
+    return Facts(config, present, is_set=partial(is_set, composed))

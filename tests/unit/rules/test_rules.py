@@ -1,6 +1,7 @@
 """Every rule: it is found, and its fix mends it. What it is needed for: test_necessity.py."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from unit.rules.cases import CASES, FIX_IS_WORDS, TOPICS, facts_of, prepare
 from unit.rules.devices import CPU, H200
 
 from eke.common.errors import ConfigError
-from eke.config.compose import compose
+from eke.config.compose import compose, is_set
 from eke.models.checkpoints import resolve_model
 from eke.rules import RULES, Facts, Severity, check
 from eke.workflows.planning import plan_for
@@ -40,7 +41,9 @@ def test_rule_is_found_and_named_and_its_fix_mends_it(rule, world) -> None:
     typed = problem.fix.words
     keys = {fix.split("=")[0] for fix in typed}
     kept = [o.format(tmp=world) for o in overrides if o.split("=")[0] not in keys]
-    mended = Facts(resolve_model(compose([*kept, *typed]).config), facts.device)
+    composed = compose([*kept, *typed])
+    setting = partial(is_set, composed)
+    mended = Facts(resolve_model(composed.config), facts.device, is_set=setting)
     refused, warned = check(mended)
     assert rule not in {p.id for p in refused + warned}
 

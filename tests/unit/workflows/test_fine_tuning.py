@@ -35,6 +35,7 @@ def planned(files, *more, config_dir=None):
         (("peft=ia3",), 3e-3),
         (("optimizer=adafactor",), 5e-5),
         (("optimizer=muon",), 5e-5),
+        (("optimizer=muon", "optimizer.adjust_lr=original"), 1e-3),
         (("optimizer=sgd",), 0.1),
         (("optimizer=lion",), 3e-4),
         (("optimizer.lr=1e-3",), 1e-3),
@@ -45,7 +46,6 @@ def planned(files, *more, config_dir=None):
         (("peft=qlora", "hardware=a100_80"), 2e-4),
         (("recipe=low_memory",), 5e-5),
         (("recipe=fastest",), 5e-5),
-        (("recipe=fastest", "hardware=a100_80"), 5e-5),
     ],
     ids=str,
 )
@@ -69,11 +69,11 @@ def test_rows_are_trained_on_three_times(files) -> None:
 
 def test_the_plan_says_once_how_the_rate_goes(files) -> None:
     plan = planned(files, "optimizer.weight_decay=0.25", "schedule=linear", "train.steps=40")
-    assert plan.steps.warmup == 2, "the schedule's 5 %"
+    assert plan.steps.warmup == 1, "3 %"
     rows = [line for line in render_plan(plan).splitlines() if "5e-05" in line]
     assert len(rows) == 1
     (reason,) = [d.reason for d in plan.decisions if d.key == "learning rate"]
-    for part in ("fine-tuning", "schedule=linear", "from 1/2", "decay 0.25", "norm 1"):
+    for part in ("fine-tuning", "schedule=linear", "from 1/1", "decay 0.25", "norm 1"):
         assert part in reason
     unclipped = planned(files, "train.max_grad_norm=null").decisions
     assert any(d.key == "learning rate" and "not clipped" in d.reason for d in unclipped)
@@ -95,10 +95,125 @@ def test_a_sweeps_fixed_part_and_its_rows_win(files, tmp_path, fixed, rates) -> 
     assert found == rates
 
 
+USUAL = (
+    "optimizer.lr=5e-5", "train.epochs=3", "optimizer.weight_decay=0.1", "train.max_grad_norm=1",
+    "schedule.warmup_frac=0.03", "batch.per_device=8",
+)  # fmt: skip
+
+
 def test_typing_the_usual_values_is_the_same_run(files) -> None:
-    typed = planned(files, "optimizer.lr=5e-5", "train.epochs=3")
+    typed = planned(files, *USUAL)
     assert typed.run_id == planned(files).run_id
     assert planned(files, "optimizer.lr=1e-3").run_id != typed.run_id
+
+
+def set_values(plan) -> tuple:
+    """Samples per step, decay, clipping and warm-up."""
+    config = plan.config
+    return (
+        plan.batch.samples_per_step, config.optimizer.weight_decay, config.train.max_grad_norm,
+        config.schedule.warmup_frac,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ((), (8, 0.1, 1.0, 0.03)),
+        (("peft=lora",), (16, 0.0, 0.3, 0.03)),
+        (("peft=ia3",), (8, 0.01, 1.0, 0.06)),
+        (("peft=lora", "optimizer=lion"), (16, 0.03, 1.0, 0.03)),
+        (("peft=lora", *USUAL), (8, 0.1, 1.0, 0.03)),
+        (("peft=lora", "train.max_grad_norm=null"), (16, 0.0, None, 0.03)),
+        (("peft=lora", "batch=guide"), (4, 0.0, 0.3, 0.03)),
+        (("peft=lora", "batch=auto", "hardware=h100"), (16, 0.0, 0.3, 0.03)),
+        (("peft=lora", "recipe=fastest", "hardware=h100"), (16, 0.0, 0.3, 0.03)),
+        (("peft=lora", "data.num_samples=15"), (8, 0.0, 0.3, 0.03)),
+        (("peft=lora", "distributed=ddp", "distributed.num_processes=2"), (16, 0.0, 0.3, 0.03)),
+        (
+            (
+                "peft=lora", "memory=optimizer_in_backward", "train.max_grad_norm=null",
+                "train.record_grad_norm=false",
+            ),
+            (8, 0.0, None, 0.03),
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_was_not_set_is_what_is_usual(files, typed, expected) -> None:
+    assert set_values(planned(files, *typed)) == expected
+
+
+def test_the_plan_names_sources(files) -> None:
+    reasons = {d.key: d.reason for d in planned(files, "peft=lora").decisions}
+    for row in ("samples per step", "learning rate", "optimizer.weight_decay",
+                "train.max_grad_norm", "schedule.warmup_frac"):  # fmt: skip
+        assert reasons[row].count("usual for LoRA (QLoRA, ") == 1, row
+    assert "8 per device x 2 accumulated" in reasons["samples per step"]
+
+
+def test_encoders_and_encoder_decoders(files, tmp_path) -> None:
+    bert = save_checkpoint(tmp_path / "bert", "bert")
+    plan = planned(files, f"model.name_or_path={bert}", "task=masked_lm")
+    assert set_values(plan) == (16, 0.01, 1.0, 0.06)
+    t5 = save_checkpoint(tmp_path / "t5", "t5")
+    typed = ["model=pretrained", f"model.name_or_path={t5}", "task=seq2seq_lm", "data=synthetic"]
+    plan = plan_for(compose([*typed, "hardware=cpu"]), planning=True)
+    assert set_values(plan) == (8, 0.01, 1.0, 0.05)
+
+
+def test_a_deepspeed_file_is_not_contradicted(files, tmp_path) -> None:
+    (tmp_path / "own.json").write_text('{"gradient_clipping": 1.0, "train_batch_size": 8}')
+    own = f"distributed.deepspeed_config={tmp_path / 'own.json'}"
+    one = ("distributed=zero2", "distributed.num_processes=1", "peft=lora")
+    assert set_values(planned(files, *one, own, "hardware=h100")) == (8, 0.01, 1.0, 0.05)
+
+
+def far_off(plan) -> list[str]:
+    return [text.partition(":")[0] for text in plan.warnings if "more than 10 times" in text]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("optimizer.lr=2e-5", "optimizer.weight_decay=0.1", "batch.target=32"),
+        ("peft=lora", "optimizer.lr=1e-4", "optimizer.weight_decay=0", "batch.target=32"),
+        ("peft=lora", "train.max_grad_norm=0.3", "schedule.warmup_frac=0.03", "batch.target=16"),
+        ("peft=ia3", "optimizer=adafactor", "optimizer.lr=3e-3", "schedule.warmup_steps=60",
+         "train.steps=1000"),
+        ("optimizer.weight_decay=0", "schedule.warmup_frac=0", "train.max_grad_norm=null"),
+        ("optimizer=sgd", "optimizer.lr=1"),
+        ("optimizer=lion", "optimizer.lr=1e-7"),
+        ("optimizer=muon", "optimizer.adjust_lr=original", "optimizer.lr=0.02"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_of_the_sources_are_not_warned_of(files, typed) -> None:
+    assert far_off(planned(files, *typed)) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (("optimizer.lr=1e-3",), ["optimizer.lr = 0.001"]),
+        (("optimizer.lr=1e-6", "peft=lora"), ["optimizer.lr = 1e-06"]),
+        (("optimizer=muon", "optimizer.lr=0.02"), ["optimizer.lr = 0.02"]),
+        (
+            ("optimizer.weight_decay=2", "train.max_grad_norm=20"),
+            ["optimizer.weight_decay = 2", "train.max_grad_norm = 20"],
+        ),
+        (("peft=lora", "batch.per_device=1"), ["batch = 1 samples per step"]),
+        (("peft=lora", "batch.per_device=1", "batch.accumulation=2"), []),
+        (("schedule.warmup_frac=0.5",), ["schedule.warmup_frac = 0.5"]),
+    ],
+    ids=str,
+)
+def test_a_set_value_that_is_far_off_is_warned_of(files, typed, told) -> None:
+    plan = planned(files, *typed)
+    assert far_off(plan) == told
+    for text in plan.warnings:
+        if "more than 10 times" in text:
+            assert "arXiv" in text or "transformers" in text or "github.com" in text
 
 
 def test_an_experiment_and_an_option_of_the_user_win(files, tmp_path) -> None:
@@ -122,3 +237,6 @@ def test_an_experiment_and_an_option_of_the_user_win(files, tmp_path) -> None:
 def test_random_weights_keep_the_options_own() -> None:
     plan = plan_for(compose(["model=tiny", "data=synthetic", "hardware=cpu"]), planning=True)
     assert (plan.config.optimizer.lr, plan.steps.total) == (1e-3, 300)
+    assert set_values(plan) == (8, 0.01, 1.0, 0.05)
+    odd = ["model=tiny", "data=synthetic", "hardware=cpu", "optimizer.lr=1", "batch.per_device=500"]
+    assert far_off(plan_for(compose(odd), planning=True)) == []

@@ -283,7 +283,7 @@ class Batch:
     """Forward passes per optimizer step; null is derived from `target`, else 1."""
     target: int | None = field(default=None, metadata=at_least(1))
     """Samples per optimizer step on all devices; null: per_device x accumulation x processes, for
-    batch=auto 8 x processes."""
+    batch=auto 8 x processes; fine-tuning may take more (docs/how-to/models.md)."""
     eval_per_device: int | None = field(default=None, metadata=at_least(1))
     """Samples per device in evaluation; null is per_device."""
 

@@ -352,6 +352,8 @@ class OptimizerEntry:
     """Of bfloat16 weights, so that small updates add up."""
     averages: bool = False
     """Trains an average of weights in place of a schedule."""
+    steps_like_adamw: Callable[[Optimizer], bool] = lambda optimizer: False
+    """Whether AdamW's learning rates make updates about as large as AdamW's."""
     needs_matrices: bool = False
     """There is nothing to do for it where no matrix inside a layer is trained."""
 
@@ -384,8 +386,10 @@ COUNTS = "counts the steps of a group of weights, which is stepped once for each
 
 BUILDERS = "eke.training.optimizer.builders:"
 
+_adamw_sized = partial(OptimizerEntry, steps_like_adamw=lambda optimizer: True)
+
 _torch_adamw = partial(
-    OptimizerEntry,
+    _adamw_sized,
     builder=f"{BUILDERS}adamw",
     state_bytes=_adamw,
     built=("AdamW torch",),
@@ -406,10 +410,11 @@ _adamw_bitsandbytes = partial(
     state_bytes=_adamw_8bit,
     quantises=_quantised_by_bitsandbytes,
     num_tables=2,
+    steps_like_adamw=lambda optimizer: True,
 )
 
 _torchao = partial(
-    OptimizerEntry,
+    _adamw_sized,
     package="torchao",
     install='pip install "eke[torchao]"',
     temporaries=torchao,
@@ -429,7 +434,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
     "adamw_forloop": _torch_adamw(implementation="forloop"),
     "adamw_foreach": _torch_adamw(implementation="foreach"),
     "adamw_fused": _torch_adamw(implementation="fused"),
-    "adamw_apex_fused": OptimizerEntry(
+    "adamw_apex_fused": _adamw_sized(
         builder=f"{BUILDERS}adamw_apex_fused",
         state_bytes=_adamw,
         package="apex.optimizers",
@@ -500,7 +505,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
             "draws the random numbers of a step once, and the same for each weight then"
         ),
     ),
-    "adafactor": OptimizerEntry(
+    "adafactor": _adamw_sized(
         builder=f"{BUILDERS}adafactor",
         state_bytes=_adafactor,
         built=("Adafactor transformers",),
@@ -526,6 +531,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         update_flops=_newton_schulz,
         built=("Muon+AdamW torch", "Muon torch"),
         temporaries=muon,
+        steps_like_adamw=lambda o: cast(Muon, o).adjust_lr.value == "match_rms_adamw",
         needs_matrices=True,
         fails_on_pieces=(
             f"orthogonalizes matrices; {PIECES} (torch: Param gradient must be a 2D matrix)"

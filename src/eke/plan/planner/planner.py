@@ -57,7 +57,7 @@ from eke.plan.planner.deepspeed_config import (
 from eke.plan.planner.inputs import inputs_of
 from eke.plan.planner.lengths import sample_means
 from eke.plan.planner.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan, plan_to_plain
-from eke.plan.planner.samples import DataPlan, plan_batch, plan_data, smaller_batch
+from eke.plan.planner.samples import DataPlan, batch_of, plan_batch, plan_data
 from eke.plan.record import Failure, Outcome, Record, Timing, metrics
 
 DEFAULT_STEPS = 300
@@ -257,7 +257,7 @@ def _impossible_lengths(
             f"makes steps of {batch.samples_per_step} samples; there are {num_samples} to train "
             "on, and no step has a sample twice"
         )
-        fix = smaller_batch(config, batch, num_samples)
+        fix = batch_of(config, batch, num_samples)
         key = "per_device" if config.batch.target is None else "target"
         problems.append(Problem(f"batch.{key}", str(getattr(config.batch, key)), why, fix))
     if total > MAX_STEPS:

@@ -346,7 +346,7 @@ def plan_batch(config: Config, decisions: list[Decision]) -> BatchPlan:
     return plan
 
 
-def smaller_batch(config: Config, batch: BatchPlan, num_samples: int) -> Fix:
+def batch_of(config: Config, batch: BatchPlan, num_samples: int) -> Fix:
     """The largest batch of which there is a whole one."""
     count = batch.world_size * batch.devices
     unit = batch.per_device * count

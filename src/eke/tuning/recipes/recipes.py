@@ -10,9 +10,9 @@ has room is taken, so that a model that fits is trained as by recipe=fastest wit
 
 recipe=low_memory: the least memory that techniques without a large slowdown can reach.
 
-Numerics: products in 16 bits; another optimizer than AdamW (Adafactor, else AdamW with moments of
-8 bits); float32 trained weights. Clipping and the state's location stay as set, and so does the
-micro-batch where it fits.
+Numerics: products in 16 bits; float32 trained weights; where it saves 5 %, another optimizer than
+AdamW (Adafactor, else AdamW with moments of 8 bits). Clipping and the state's location stay as
+set, and so does the micro-batch where it fits.
 """
 
 from collections.abc import Callable
@@ -179,7 +179,8 @@ def conclusion(situation: Situation) -> str:
         Verdict.fits: f"fits: {size} with batch.per_device={count}",
         Verdict.tight: f"may just fit: {size} with batch.per_device={count}",
     }
-    lost = f"nothing that is known makes it fit: {size}; peft=qlora trains less of the model"
+    less = "; peft=qlora trains less of the model" if situation.config.peft.option == "none" else ""
+    lost = f"nothing that is known makes it fit: {size}{less}"
     return words.get(found.verdict, lost)
 
 

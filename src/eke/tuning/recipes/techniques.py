@@ -130,6 +130,7 @@ def half_and_hint(situation: Situation) -> Question:
     fast = (
         situation.device.kind == "cuda"
         and (situation.device.capability or (0, 0)) >= FLOAT8_CAPABILITY
+        and situation.config.peft.option == "none"  # measured where all is trained
     )
     if not fast or (situation.config.model.hidden_size or 0) < FLOAT8_WIDTH:
         return question

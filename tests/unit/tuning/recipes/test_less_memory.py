@@ -84,6 +84,7 @@ def test_low_memory_keeps_frozen_weights_in_16_bits(hardware, half, packages) ->
     plan = planned(*ADAPTERS, f"hardware={hardware}")
     assert plan.choices["precision"] == half
     assert plan.compute.frozen == {"bf16": "bfloat16", "fp16": "float16"}[half]
+    assert plan.choices["optimizer"] == "adamw", "states of adapters are not worth another training"
     assert 1.4 * peak(plan) < peak(planned(*ADAPTERS, "precision=fp32", f"hardware={hardware}"))
 
 
@@ -153,8 +154,15 @@ def test_updates_in_the_backward_pass_only_where_nothing_is_clipped(packages) ->
 @pytest.mark.slow
 def test_what_fits_nowhere_is_said(packages) -> None:
     packages()
-    plan = planned(LARGE, "model=mixtral_8x7b", "data=synthetic", "hardware=t4")
-    assert "nothing that is known makes it fit" in said(plan, "memory forecast").reason
+    asked = (LARGE, "model=mixtral_8x7b", "data=synthetic", "hardware=t4")
+    plan = planned(*asked)
+    lost = "nothing that is known makes it fit"
+    assert lost in said(plan, "memory forecast").reason
+    assert "peft=qlora" in said(plan, "memory forecast").reason
+    packages("peft", "bitsandbytes")
+    adapted = said(planned(*asked, "peft=qlora"), "memory forecast").reason
+    assert lost in adapted
+    assert "peft=qlora" not in adapted
     assert forecast(plan).verdict is Verdict.does_not_fit
 
 
