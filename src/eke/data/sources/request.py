@@ -155,8 +155,11 @@ def request_of(config: Config) -> PrepareRequest | None:
 
 def _common(config: Config) -> PrepareRequest:
     data, target_len, tokenizer = config.data, 0, tokenizer_of(config.data)
-    has_path = isinstance(data, LocalRows | Text)
-    path = data.path if has_path else data.name if isinstance(data, HubRows) else data.option
+    path = data.option
+    if isinstance(data, LocalRows | Text):
+        path = data.path
+    elif isinstance(data, HubRows):
+        path = data.name
     if isinstance(config.task, Seq2SeqLM):
         target_len = config.task.target_len or config.data.seq_len
     labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 0
