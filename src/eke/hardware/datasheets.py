@@ -8,14 +8,16 @@ format that the device's matrix units lack has no entry.
 Bandwidth of the memory and of NVLink (both directions together, as NVIDIA prints it) is of the same
 datasheets. A GeForce's or TITAN's NVLink is a bridge that may not be there. PCI Express with 16
 lanes carries 15.75, 31.5 and 63 GB/s a direction in generations 3, 4 and 5: 8, 16 and 32 GT/s, 128
-of 130 bits (PCI-SIG).
+of 130 bits (PCI-SIG). Two GPUs of a GB200 or GB300 share 450 GB/s a direction to their host.
 
 Network is that of the machine which the device is sold in, for each device of it: DGX-1 (four
-adapters of 100 Gbit/s, eight V100), DGX A100 (eight of 200), DGX H100, H200 and B200 (eight of 400)
-by their data sheets, and Amazon's g4dn.metal (100 Gbit/s, eight T4).
+adapters of 100 Gbit/s, eight V100), DGX A100 (eight of 200), DGX H100, H200 and B200 (eight of
+400), GB200 and GB300 NVL72 (one of 400 or 800 for each GPU) by their data sheets, and Amazon's
+g4dn.metal, g5.48xlarge, g6.48xlarge (100 Gbit/s for eight T4, A10G, L4) and g6e.48xlarge (400 for
+eight L40S).
 
 Memory is `memory.total` as nvidia-smi prints it with drivers from R510 on; it is less than the name
-says where error correction takes its share (T4) or the vendor counts in powers of ten.
+says where error correction takes its share (T4, A10G, L4) or the vendor counts in powers of ten.
 """
 
 from dataclasses import dataclass, replace
@@ -90,9 +92,29 @@ _H100 = "https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper"
 _H200 = "https://www.nvidia.com/en-us/data-center/h200/"
 # Per board of eight, with sparsity: 36 PFLOP/s in 16 bits, 18 in tf32; 600 TFLOP/s float32.
 _HGX = "https://www.nvidia.com/en-us/data-center/hgx/"
+# Of 72 GPUs, with sparsity: 360 PFLOP/s in 16 bits, 180 in tf32; 5,760 TFLOP/s float32.
+_GB200 = "https://www.nvidia.com/en-us/data-center/gb200-nvl72/"
+_GB300 = "https://www.nvidia.com/en-us/data-center/gb300-nvl72/"
+_L4 = "https://www.nvidia.com/en-us/data-center/l4/"
+_L40S = "https://www.nvidia.com/en-us/data-center/l40s/"
+# Amazon's variant of the A10: more in float32, half of it on the tensor cores.
+_A10G = (
+    "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"
+)
+_BLACKWELL = (
+    "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/"
+    "nvidia-rtx-blackwell-gpu-architecture.pdf"
+)
+_PRO_BLACKWELL = (
+    "https://www.nvidia.com/content/dam/en-zz/Solutions/design-visualization/"
+    "quadro-product-literature/NVIDIA-RTX-Blackwell-PRO-GPU-Architecture-v1.0.pdf"
+)
 
 
-PCIE_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
+GRACE = 0
+"""In place of PCI Express: NVLink-C2C to a Grace processor."""
+
+PCIE_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, GRACE: 225.0}
 """Generation of PCI Express -> GB/s of 16 lanes in one direction."""
 
 
@@ -123,6 +145,7 @@ def _declared(
 
 _VOLTA_PEAKS = {"float32": 15.7, "float16": 125.0}
 _A100_PEAKS = {"float32": 19.5, "tf32": 156.0, "float16": 312.0, "bfloat16": 312.0}
+_NVL72_PEAKS = {"float32": 80.0, "tf32": 1250.0, "float16": 2500.0, "bfloat16": 2500.0}
 _HOPPER_PEAKS = {"float32": 66.9, "tf32": 494.7, "float16": 989.4, "bfloat16": 989.4}
 
 DEVICES: dict[str, Device] = {
@@ -157,6 +180,61 @@ DEVICES: dict[str, Device] = {
         float16=165.2,  # 330.3 with float16 accumulation
         bfloat16=165.2,
     ),
+    "rtx5090": _declared(
+        "NVIDIA GeForce RTX 5090",
+        32607,
+        (12, 0),
+        _BLACKWELL,
+        (1792, None, 5, None),
+        float32=104.8,
+        tf32=104.8,
+        float16=209.5,  # 419 with float16 accumulation
+        bfloat16=209.5,
+    ),
+    "rtx_pro_6000": _declared(
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+        97887,
+        (12, 0),
+        _PRO_BLACKWELL,
+        (1792, None, 5, None),
+        float32=126.0,
+        tf32=251.9,
+        float16=503.8,
+        bfloat16=503.8,
+    ),
+    "a10g": _declared(
+        "NVIDIA A10G",
+        23028,
+        (8, 6),
+        _A10G,
+        (600, None, 4, 12.5),
+        float32=35.0,
+        tf32=35.0,
+        float16=70.0,
+        bfloat16=70.0,
+    ),
+    "l4": _declared(
+        "NVIDIA L4",
+        23034,
+        (8, 9),
+        _L4,
+        (300, None, 4, 12.5),
+        float32=30.3,
+        tf32=60.0,
+        float16=121.0,
+        bfloat16=121.0,
+    ),
+    "l40s": _declared(
+        "NVIDIA L40S",
+        46068,
+        (8, 9),
+        _L40S,
+        (864, None, 4, 50),
+        float32=91.6,
+        tf32=183.0,
+        float16=362.05,
+        bfloat16=362.05,
+    ),
     "a100_40": _declared(
         "NVIDIA A100-SXM4-40GB", 40960, (8, 0), _A100, (1555, 600, 4, 200), **_A100_PEAKS
     ),
@@ -178,6 +256,12 @@ DEVICES: dict[str, Device] = {
         float16=2250.0,
         bfloat16=2250.0,
     ),
+    "gb200": _declared(
+        "NVIDIA GB200", 189471, (10, 0), _GB200, (8000, 1800, GRACE, 400), **_NVL72_PEAKS
+    ),
+    "gb300": _declared(
+        "NVIDIA GB300", 284208, (10, 3), _GB300, (8000, 1800, GRACE, 800), **_NVL72_PEAKS
+    ),
 }
 """Option of `hardware=` -> the device; `cpu` and `auto` are looked at, not looked up."""
 
@@ -187,8 +271,12 @@ _SAME_PEAKS = {
     "V100-SXM2-32GB": "v100_16",
     "A100-PCIE-40GB": "a100_40",
     "A100 80GB PCIe": "a100_80",
+    "RTX PRO 6000 Blackwell Server Edition": "rtx_pro_6000",
 }
-_OTHER_MEMORY = {"A100 80GB PCIe": 1935e9}  # the A100 datasheet's other column
+_OTHER_MEMORY = {  # of their own datasheets
+    "A100 80GB PCIe": 1935e9,
+    "RTX PRO 6000 Blackwell Server Edition": 1597e9,
+}
 
 
 def _model(name: str) -> str:

@@ -35,7 +35,8 @@ def test_a_format_has_a_peak_exactly_where_the_matrix_units_have_it(option: str)
 # Tensor cores and multiply-adds per core and clock (float16 operands, float32 accumulation, dense)
 # of the architecture whitepapers; boost clocks in GHz. A headline number, sparse or accumulated in
 # float16, would be off by two. V100: 640 x 64. TU102: 576 x 64, T4: 320 x 64. GA102: 328 x 64 (half
-# of its 128). AD102: 512 x 64 (half of 128). A100: 432 x 256. H100: 528 x 512.
+# of its 128). AD102: 512 x 64 (half of 128), L4: 232 x 128. GB202: 680 x 64
+# (half of 128), in an RTX PRO 752 x 128. A100: 432 x 256. H100: 528 x 512.
 SHAPES = {
     "v100_16": (640 * 64, 1.530),
     "titan_rtx": (576 * 64, 1.770),
@@ -44,6 +45,9 @@ SHAPES = {
     "rtx4090": (512 * 64, 2.520),
     "a100_40": (432 * 256, 1.410),
     "a100_80": (432 * 256, 1.410),
+    "l4": (232 * 128, 2.040),
+    "rtx5090": (680 * 64, 2.407),
+    "rtx_pro_6000": (752 * 128, 2.617),
     "h100": (528 * 512, 1.830),
     "h200": (528 * 512, 1.830),
 }
@@ -65,6 +69,10 @@ def test_peak_follows_from_the_chip_dense_and_accumulated_in_float32(option: str
         pytest.param("GeForce RTX 3090", "rtx3090", id="3090-old-driver"),
         pytest.param("A100-SXM4-40GB", "a100_40", id="a100-old-driver"),
         pytest.param("NVIDIA H100 80GB HBM3", "h100", id="h100-sxm"),
+        pytest.param("NVIDIA L40S", "l40s", id="l40s"),
+        pytest.param("NVIDIA L40", None, id="l40"),
+        pytest.param("NVIDIA A10", None, id="a10"),
+        pytest.param("NVIDIA GB200", "gb200", id="gb200"),
         pytest.param("NVIDIA H100 PCIe", None, id="h100-pcie"),
         pytest.param("NVIDIA H100 NVL", None, id="h100-nvl"),
         pytest.param("NVIDIA GeForce RTX 3090 Ti", None, id="3090-ti"),

@@ -169,7 +169,8 @@ def test_devices_that_formulas_are_not_sure_of_are_traced(kept, capsys) -> None:
     out = capsys.readouterr().out
     asked = {plan.choices["hardware"] for plan in kept}
     assert 0 < len(asked) < len(DEVICES)
-    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.split()[:1]}
+    table = out.partition("micro-batch: ")[0]
+    rows = {line.split()[0]: line.split() for line in table.splitlines() if line.split()[:1]}
     named = out.partition("by formulas; traced: ")[2].partition("\n\n")[0].replace("\n", " ")
     for option in asked:
         assert rows[option][2] == "fits"
