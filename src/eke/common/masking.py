@@ -9,9 +9,12 @@ from typing import Any
 
 MASK = "***"
 
-_WORD = r"(?:token|secret|password|passwd|passphrase|(?:api|access|secret|private|auth)key)"
-_NAME = rf"(?:[\w.-]*{_WORD}|[\w.-]*(?<=[_.?&-])key)_?\d*"
-"""Matches the last word of a name: HF_TOKEN, trainer.extra.hub_token, apiKey; not `key` alone."""
+_WORD = (
+    "(?:token|secret|password|passwd|passphrase|signature|(?:api|access|secret|private|auth)key)"
+)
+_NAME = rf"(?:[\w.-]*{_WORD}|[\w.-]*(?<=[_.?&-])key|(?<=[?&])sig)_?\d*"
+"""Matches the last word of a name: HF_TOKEN, trainer.extra.hub_token, apiKey; not `key` alone. URLs
+that Amazon and Azure have signed give access: X-Amz-Signature, sig."""
 
 _VOCABULARY = re.compile(r"(?i)(max|min|num|per|pad|eos|bos|unk|sep|cls|mask)_?token_?\d*\W*$")
 """Names of text tokens and token counts, which are not secrets."""

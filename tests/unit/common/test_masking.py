@@ -20,7 +20,8 @@ SECRETS = [
     "hf login --token=Zq9", "HF_TOKEN=${HF_TOKEN:-Zq9}", "slurm.options.export='ALL,X_SECRET=Zq9'",
     "tracker.uri=https://me:Zq9@host/x", "tracker.uri=https://Zq9@host", "http_proxy=http://u:Zq9@p:1",
     "git clone https://Zq9@github.com/a", "ssh://u:Zq9@host", "https://h/?token=Zq9&x=1",
-    "https://h/?x=1&api_key=Zq9", "https://h?key=Zq9", "trainer.extra.hub_token=Zq9",
+    "https://h/?x=1&api_key=Zq9", "https://h?key=Zq9", "https://h/a?X-Amz-Signature=Zq9",
+    "https://h/a?se=1&sig=Zq9", "trainer.extra.hub_token=Zq9",
     "+trainer.extra.hub_token=Zq9", "trainer.extra={hub_token: Zq9}", '{"hub_token":"Zq9", "a": 1}',
     "hydra.job.env_set.WANDB_API_KEY=Zq9", "trainer.extra.hub_token = Zq9", "DB_PASSWORD=123Zq9",
 ]  # fmt: skip
