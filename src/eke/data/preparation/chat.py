@@ -584,7 +584,7 @@ class ChatRows:
             return found[0]
         names = ", ".join(map(str, row)) or "none"
         why = f"no column of {self.request.path} holds a conversation; it has: {names}"
-        fixes = Fix("data.messages=COLUMN", remark="or data=jsonl for texts")
+        fixes = Fix("data.messages=COLUMN", remark="or data=jsonl or hub for texts")
         if found:
             why = f"{' and '.join(found)} hold conversations: say which one is trained on"
             fixes = Fix(f"data.messages={found[0]}")

@@ -7,6 +7,7 @@ number of samples without torch; `eke.training.batches.dataset` reads the text.
 import glob
 import hashlib
 import os
+import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable
@@ -109,6 +110,11 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
         return Problem(key, typed, why, Fix(f"data.pattern=*{others[0] if others else '.txt'}"))
     meant = closest_path(path) if typed else None
     why = "there is no such file or folder"
+    is_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", typed) and not path.parent.exists()
+    if key == "data.path" and is_name and option != "text":
+        hub = "chat_hub" if option == "chat" else "hub"
+        why += "; a data set of the hub is named otherwise"
+        return Problem(key, typed, why, Fix(f"data={hub}", f"data.name={typed}"))
     return Problem(key, typed, why, Fix(f"{key}={meant or 'FILE_OR_FOLDER'}"))
 
 

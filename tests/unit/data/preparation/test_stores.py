@@ -25,6 +25,7 @@ from eke.common import streams
 from eke.common.errors import ConfigError, RunError
 from eke.common.text import BOS, EOS, IGNORED, SEP
 from eke.data.sources import BYTES, open_store, read_manifest, request_of, store_folder
+from eke.data.sources.source_files import find_files
 from eke.training.batches.dataset import build_data, load_plan_tokenizer
 
 ROWS = [
@@ -450,6 +451,13 @@ def test_the_next_preparation_removes_what_a_kill_left(rows_file) -> None:
 
 
 # --- the hub ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("option", "hub"), [("chat", "chat_hub"), ("jsonl", "hub")])
+def test_a_hub_name_in_place_of_a_path_is_told_its_option(option, hub) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_files(option, "data.path", "owner/name", None)
+    assert str(caught.value.problems[0].fix) == f"data={hub} data.name=owner/name"
 
 
 @pytest.fixture
