@@ -169,6 +169,8 @@ LEFT_OUT = {
     "model.supports_flash_attn": "filled in from a checkpoint",
     "model.supports_flex_attn": "filled in from a checkpoint",
     "model.num_parameters": "filled in from a checkpoint",
+    "model.num_frozen_parameters": "filled in from a checkpoint",
+    "model.freeze": "the names depend on the model; tests/equivalence/test_freeze.py",
     "data.max_row_bytes": "tests/unit/data/preparation",
     "data.path": "typed with data=text and data=jsonl, csv, parquet",
     "data.eval_path": "a path",

@@ -83,7 +83,7 @@ def test_the_afternoon(afternoon: Path) -> None:
     (plan,) = commands("Plan")
     planned = typed(afternoon, plan)
     assert planned.code == 0, planned.text
-    told = ("of 401 read; 0 bad", "data trained", "learning rate", "usual for lora", "memory: ")
+    told = ("of 401 read; 0 bad", "data trained", "learning rate", "usual for LoRA", "memory: ")
     for what in told:
         assert what in planned.out, what
     assert not (afternoon / "runs").exists()

@@ -204,7 +204,14 @@ def _read(_: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _widest(model: nn.Module) -> torch.dtype:
-    """The format that holds all of the model's values: frozen weights may be narrower."""
+    """The format that holds all of the model's values: frozen weights may be narrower.
+
+    Layers that the class itself keeps in float32, beside float16 alone, do not count.
+    """
+    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    dtypes = {p.dtype for n, p in model.named_parameters() if not {*n.split(".")} & {*kept}}
+    if dtypes == {torch.float16}:
+        return torch.float16
     return max((p.dtype for p in model.parameters()), key=lambda dtype: dtype.itemsize)
 
 

@@ -99,7 +99,7 @@ def test_float8_layers_are_counted(trained) -> None:
 CORRUPTED = {
     "weights": (
         (PURE,),
-        "eke.training.model.build_model.frozen_dtype",
+        "eke.training.model.build_model.base_dtype",
         lambda plan: torch.float32,
     ),
     "master": (
