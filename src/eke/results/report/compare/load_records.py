@@ -330,11 +330,16 @@ def telling(
     """Distinguishing settings of each configuration, without redundant ones.
 
     Overridden keys are always kept. Others are omitted if all configurations with the same option
-    agree on them, and those never overridden (a checkpoint's hash) if another key of the group
-    determines them.
+    agree on them, and those never overridden (a checkpoint's hash, fine-tuning's learning rate) if
+    an overridden key determines them.
     """
     overridden = [typed_settings(each) for each in typed]
     anybodys = {key for mine in overridden for key in mine}
+    set_keys = [key for key in keys if key in anybodys]
+    follow = {
+        key for key in keys
+        if key not in anybodys and any(_determines(k, key, found) for k in set_keys)
+    }  # fmt: skip
 
     @cache  # there are many configurations and few options
     def is_news(key: str, group: str, option: str) -> bool:
@@ -346,6 +351,8 @@ def telling(
 
     def is_told(key: str, one: Factors) -> bool:
         group = key.split(".")[0]
+        if key in follow:
+            return False
         return "." not in key or group not in one or is_news(key, group, one[group])
 
     return [
