@@ -294,7 +294,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         why += f"; did you mean {key}?"
         return Problem(group, shown(raw), why, suggest_fix(f"{key}={raw}", catalogue))
     near = closest(text, options)
-    if near and group in _SIZED and not shares_numbers(text, near):
+    if near and group in _SIZED and not shares_numbers(group, text, near):
         near = None
     is_name = near is None or (group == "model" and is_checkpoint(text, near))
     if is_name and (found := of_elsewhere(group, text)):

@@ -182,10 +182,14 @@ def is_checkpoint(typed: str, near: str) -> bool:
     return normal(typed) != normal(near) or near.startswith(("gpt2_", "t5_"))
 
 
-def shares_numbers(typed: str, option: str) -> bool:
-    """Whether a name has the same numbers as an option: qwen3_4b is not a misspelt qwen3_8b."""
-    numbers = re.findall(r"\d+", normal(option))
-    return set(re.findall(r"\d+", normal(typed))) <= set(numbers)
+def shares_numbers(group: str, typed: str, option: str) -> bool:
+    """Whether a name has the same numbers as an option: qwen3_4b is not a misspelt qwen3_8b.
+
+    Of a device with the letters behind them: an A10 is no A10G.
+    """
+    number = r"\d+[a-z]*" if group == "hardware" else r"\d+"
+    numbers = re.findall(number, normal(option))
+    return set(re.findall(number, normal(typed))) <= set(numbers)
 
 
 def _exists(path: Path) -> bool:
