@@ -119,6 +119,7 @@ def plan_with(own_options: Path):
     return make
 
 
+@pytest.mark.slow
 def test_a_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
     from trained import start_job
 

@@ -52,6 +52,7 @@ def test_rows_differ(name) -> None:
     assert {cell.row for cell in cells} - set(same.values()) == twice.get(name, set())
 
 
+@pytest.mark.slow
 def test_what_is_typed_changes_a_sweeps_own_settings() -> None:
     own = ["sweep=guide_table"]
     assert compose(own, in_sweep=True).config.model.option == "bert_large"

@@ -48,6 +48,7 @@ def test_what_each_of_two_processes_takes_is_foreseen(case, train_ranks, make_pl
         assert (seen["optimizer"], seen["weights"]) == (held.optimizer, held.weights)
 
 
+@pytest.mark.slow
 def test_the_benchmark_draws_what_no_rule_refuses(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
     import memory_truth_ranks

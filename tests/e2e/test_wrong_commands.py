@@ -238,6 +238,7 @@ def test_wrong_command_is_explained(case, world, locked, capsys) -> None:
     assert not (world / "runs").exists(), "a refused command leaves nothing behind"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BY_PROCESS)
 def test_wrong_command_typed_in_a_shell(case, world, train_py) -> None:
     command, phrase, fix = WRONG[case]

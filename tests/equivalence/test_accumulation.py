@@ -29,6 +29,7 @@ def test_every_cut_of_the_batch_is_the_same_step(case, curve_of) -> None:
     assert curves["12x1"][0][0] != curves["12x1"][-1][0], "the loss never moved"
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_divided_is_found(curve_of, monkeypatch) -> None:
     """The planted error of HF Trainer: each micro-batch contributes its own mean, not its share."""
     case = (*CASES["classification-bert"], *TINY, *RAGGED)
@@ -44,6 +45,7 @@ def test_a_loss_that_is_not_divided_is_found(curve_of, monkeypatch) -> None:
     assert largest_difference(whole, cut) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_mean_per_micro_batch_is_found_in_ragged_text(curve_of, monkeypatch) -> None:
     """The subtler error: means of micro-batches averaged, though they hold unequal token counts."""
     case = (*CASES["causal_lm-llama"], *TINY, *RAGGED)

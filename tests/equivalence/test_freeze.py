@@ -161,6 +161,7 @@ def test_what_is_named_must_exist_and_leave_something(saved):
         plan_of(saved["other"], "model.freeze=[embeddings]")
 
 
+@pytest.mark.slow
 def test_a_run_continues_bit_for_bit_and_saves_every_weight(make_plan, tmp_path):
     more = ("model=tiny_moe", "model.freeze=[embed_tokens,layers.0]", "precision=bf16")
     length = ("train.steps=4", "train.checkpoint_every=2", "train.eval_every=null")

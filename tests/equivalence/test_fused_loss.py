@@ -35,6 +35,7 @@ def slow(name: str) -> object:
     return pytest.param(name, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [name if name in QUICK else slow(name) for name in HEADS])
 def test_it_is_the_same_step(head, curve_of) -> None:
     steps = () if head in QUICK else ("train.steps=24",)
@@ -75,6 +76,7 @@ FEWEST_TARGETS = 13
 """In one of these steps; independent errors of n losses leave their mean with 1 / sqrt(n)."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", slow("bf16")])
 def test_sixteen_bits_add_the_rounding_of_each_loss(precision, curve_of) -> None:
     """The fused operation rounds the same operands, and then the loss of every target."""

@@ -38,6 +38,7 @@ def test_every_allowed_optimizer_steps_alike(optimizer, curve_of) -> None:
     assert plain[0][0] != plain[-1][0], "the loss never moved"
 
 
+@pytest.mark.slow
 def test_steps_that_are_counted_by_group_would_be_counted_wrongly(curve_of, monkeypatch) -> None:
     """Why there is a rule."""
     base = (*BASE, "optimizer=schedule_free")

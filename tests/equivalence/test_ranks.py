@@ -251,6 +251,7 @@ def routed_checkpoint(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ["ddp", "fsdp", slow("zero2"), slow("zero3")])
 def test_experts_that_a_rank_does_not_reach_train(shared, routed_checkpoint, curve_of, train_ranks):
     """SGD leaves an expert without a gradient as it is, and one with a gradient of zero as well."""

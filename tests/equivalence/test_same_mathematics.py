@@ -76,6 +76,7 @@ def test_inductor_agrees(case, curve_of) -> None:
     assert largest_difference(eager, compiled) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sixteen_bits_stay_near_float32(precision, curve_of) -> None:
     """bfloat16 keeps 8 bits of mantissa, so one product is off by up to 2^-9; the loss of a small

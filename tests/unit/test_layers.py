@@ -68,6 +68,7 @@ COMPOSING = ("hydra", "omegaconf", "antlr4")
 """Only what composes needs them; importing them takes as long as all of eke."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [
@@ -108,6 +109,7 @@ def test_few_files_name_one_launcher() -> None:
     assert {name for name in found if "slurm" not in name} == NAMING_SLURM
 
 
+@pytest.mark.slow
 def test_a_mistake_is_told_without_torch(tmp_path) -> None:
     code = "from eke.workflows import main\nassert main(['precison=bf16']) == 2"
     assert not modules_after(code, tmp_path) & set(HEAVY)
@@ -327,6 +329,7 @@ def test_reads_of_precision_are_found(code, number) -> None:
     assert len(reads_of_precision(ast.parse(code))) == number
 
 
+@pytest.mark.slow
 def test_number_formats_are_read_from_the_plan() -> None:
     later = [path for path in FILES if path.relative_to(SOURCE).parts[0] in AFTER_THE_PLAN]
     assert later

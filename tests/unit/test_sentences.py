@@ -78,6 +78,7 @@ def test_options_of_this_machine() -> None:
     assert found["memory", "activation_offload"].usable == found["memory", "none"].usable
 
 
+@pytest.mark.slow
 def test_decisions_of_a_recipe() -> None:
     plan = planned("recipe=fastest", *BERT, "hardware=h100")
     chosen = dict(text.split("=", 1) for text in chosen_overrides(plan))

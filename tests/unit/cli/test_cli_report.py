@@ -93,6 +93,7 @@ def test_where_nothing_can_be_written_the_table_is_printed_all_the_same(sweep, t
     assert str(taken) in captured.err
 
 
+@pytest.mark.slow
 def test_no_torch_no_hydra_and_no_colours_in_a_pipe(sweep, tmp_path):
     code = (
         "import sys\nfrom eke.cli import main\n"
@@ -107,6 +108,7 @@ def test_no_torch_no_hydra_and_no_colours_in_a_pipe(sweep, tmp_path):
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_traceback(sweep, tmp_path):
     command = f"{sys.executable} -m eke.cli report {sweep} --formats none | head -1"
     done = subprocess.run(

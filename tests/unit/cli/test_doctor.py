@@ -48,6 +48,7 @@ def findings_of(device):
     return {(f.group, f.option): f for f in find_options(present)}
 
 
+@pytest.mark.slow
 def test_every_option_is_put_to_the_rules() -> None:
     catalogue = make_catalogue()
     asked = {(g, o) for g, options in catalogue.options.items() for o in options}
@@ -63,12 +64,14 @@ def test_the_fix_of_an_option_is_what_it_needs_beside_it() -> None:
     assert "norm of all gradients" in finding.why
 
 
+@pytest.mark.slow
 def test_state_on_a_disk_is_put_to_the_rules_with_a_folder() -> None:
     finding = findings_of(CPU)["offload", "nvme"]
     assert not finding.usable
     assert finding.fix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "option", "words"),
     [
@@ -94,6 +97,7 @@ def test_what_runs_anywhere_is_usable_anywhere() -> None:
             assert findings[option].usable, findings[option]
 
 
+@pytest.mark.slow
 def test_a_missing_package_makes_its_option_unusable(monkeypatch) -> None:
     monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
     finding = findings_of(CPU)["tracker", "mlflow"]
@@ -101,6 +105,7 @@ def test_a_missing_package_makes_its_option_unusable(monkeypatch) -> None:
     assert "pip install" in finding.fix
 
 
+@pytest.mark.slow
 def test_the_text_fits_its_columns(found) -> None:
     text = render_examination(found, WIDTH)
     assert max(len(line) for line in text.splitlines()) <= WIDTH
@@ -120,6 +125,7 @@ def test_no_key_is_ever_shown(found, monkeypatch) -> None:
     assert secret not in render_examination(again) + json.dumps(dataclasses.asdict(again))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("questions", "words"),
     [

@@ -152,6 +152,7 @@ def test_where_no_worker_was_started_its_job_has_the_log(make_run, tmp_path, cap
     assert capsys.readouterr().out == "step 1\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error(make_run, tmp_path) -> None:
     paths = make_run("1", "ok", "x" * 100 + "\n" * 100_000)
     shell = (

@@ -230,6 +230,7 @@ CACHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CACHES)
 def test_no_cache_is_written_in_another_users_folder(what, machine) -> None:
     cache = machine / "cache"

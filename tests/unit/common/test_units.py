@@ -69,6 +69,7 @@ def test_seconds(value, text) -> None:
     assert format_seconds(value) == text
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.floats(1e-3, 1e20))
 def test_a_count_never_needs_an_exponent(value) -> None:

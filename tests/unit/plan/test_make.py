@@ -141,6 +141,7 @@ def test_impossible_lengths_are_refused_with_a_fix_that_mends_them(typed, path, 
     plan_of(*last_wins(*SYNTHETIC, *typed, *problem.overrides))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     samples=st.integers(30, 500),

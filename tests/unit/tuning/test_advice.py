@@ -217,6 +217,7 @@ def test_after_an_out_of_memory_proposals_save_something() -> None:
         assert less <= 0.85 * expected
 
 
+@pytest.mark.slow
 def test_what_ran_out_early_is_to_save_more() -> None:
     """Where a limit lies below the device's memory, what was measured says so."""
     plan = plan_of(*WORK)

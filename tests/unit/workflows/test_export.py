@@ -113,6 +113,7 @@ def logits(model):
     return model.eval()(IDS).logits
 
 
+@pytest.mark.slow
 def test_a_model_is_what_was_trained(trained, export, tmp_path) -> None:
     code, out, err = export("full", tmp_path / "out")
     assert (code, err) == (0, "")
@@ -141,6 +142,7 @@ def test_a_model_is_what_was_trained(trained, export, tmp_path) -> None:
         assert words in card
 
 
+@pytest.mark.slow
 def test_an_adapter_is_loaded_by_peft_and_merges_into_the_same_weights(
     trained, export, tmp_path
 ) -> None:

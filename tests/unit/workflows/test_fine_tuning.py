@@ -79,6 +79,7 @@ def test_the_plan_says_once_how_the_rate_goes(files) -> None:
     assert any(d.key == "learning rate" and "not clipped" in d.reason for d in unclipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fixed", "rates"),
     [("optimizer: {lr: 1.0e-3}\n", [1e-3, 2e-3, 1e-3]), ("", [5e-5, 2e-3, 5e-5])],
@@ -216,6 +217,7 @@ def test_a_set_value_that_is_far_off_is_warned_of(files, typed, told) -> None:
             assert "arXiv" in text or "transformers" in text or "github.com" in text
 
 
+@pytest.mark.slow
 def test_an_experiment_and_an_option_of_the_user_win(files, tmp_path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "optimizer").mkdir()

@@ -58,6 +58,7 @@ def test_the_same_command_is_the_same_search_wherever_its_trials_run(capsys) -> 
     assert one.paths != other.paths
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_is_told_with_what_to_type(own_machine, capsys) -> None:
     own_machine(700 * 2**20)
     with pytest.raises(ConfigError, match="eke plan --why"):
@@ -224,6 +225,7 @@ def test_who_asks_to_stop_means_the_search(stopped, tmp_path, monkeypatch) -> No
         fitting._run([job])
 
 
+@pytest.mark.slow
 def test_a_launcher_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) -> None:
     fitting = prepare(wish(f"paths.runs={tmp_path}"))
 

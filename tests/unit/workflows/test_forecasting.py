@@ -108,6 +108,7 @@ def test_all_devices_in_one_table(plan) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_device_that_lacks_a_format_is_refused_in_its_line(plan) -> None:
     code, out, _ = plan("hardware=all", "precision=bf16")
     assert code == 0
@@ -163,6 +164,7 @@ def kept(monkeypatch, tmp_path):
     return asked
 
 
+@pytest.mark.slow
 def test_devices_that_formulas_are_not_sure_of_are_traced(kept, capsys) -> None:
     typed = ["plan", *WORK, "hardware=all", "batch.per_device=1024"]
     assert cli(typed) == 0
@@ -261,6 +263,7 @@ def test_json_has_the_step_time(plan) -> None:
     assert content["throughput"]["predicted_samples_per_s"]["expected"] > 0
 
 
+@pytest.mark.slow
 def test_every_device_has_its_speed(plan) -> None:
     _, out, _ = plan("hardware=all", "precision=fp16")
     head = next(line for line in out.splitlines() if "samples/s" in line and "verdict" in line)
@@ -277,6 +280,7 @@ def test_every_device_has_its_speed(plan) -> None:
     assert rates["v100_16"] < rates["h100"]
 
 
+@pytest.mark.slow
 def test_a_sweep_adds_up_its_hours(capsys) -> None:
     code = workflows.main(
         [*WORK, "-m", "hardware=a100_80", "precision=bf16,fp16,fp32", "plan_only=true"]

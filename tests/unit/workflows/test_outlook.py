@@ -51,6 +51,7 @@ def table_of(text: str) -> list[list[str]]:
     return [re.split(r" {2,}", line) for line in lines]
 
 
+@pytest.mark.slow
 def test_each_cell_has_its_memory_and_its_time(capsys) -> None:
     assert cli(["plan", "--quick", "-m", *WORK, *ON_GPU, "seed=1,2"]) == 0
     out = capsys.readouterr().out
@@ -100,6 +101,7 @@ def test_cells_are_traced_unless_it_is_to_be_quick(arguments, count, traces, cap
     assert traces == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torch", ["", "older"], ids=["same", "another torch"])
 def test_a_plan_says_what_has_finished_and_what_of_it_would_be_done_again(
     torch, capsys, tmp_path

@@ -32,6 +32,7 @@ def test_repetitions_that_were_typed_are_rounds() -> None:
     assert [cell.round for cell in cells] == [0, 3]
 
 
+@pytest.mark.slow
 def test_the_rule_of_a_refused_cell() -> None:
     cells, _ = cells_of("precision=fp32,tf32")
     assert [(cell.outcome, bool(cell.rule)) for cell in cells] == [("", False), ("refused", True)]

@@ -32,6 +32,7 @@ def refusal(*overrides: str) -> Problem:
     return problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -56,6 +57,7 @@ def test_the_override_makes_room_for_activations_too(overrides) -> None:
     assert narrow.verdict is Verdict.does_not_fit
 
 
+@pytest.mark.slow
 def test_where_nothing_makes_room_it_is_a_smaller_model() -> None:
     assert str(refusal("model=mixtral_8x7b", "hardware=t4").fix) == "model=tiny_moe"
 

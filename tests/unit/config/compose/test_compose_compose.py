@@ -94,6 +94,7 @@ def test_composing_twice_gives_equal_and_separate_configurations() -> None:
     assert two.config.train.steps is None
 
 
+@pytest.mark.slow
 def test_no_training_library_is_imported() -> None:
     code = (
         "import sys; from eke.config.compose import compose, help_text; compose([]); help_text();"

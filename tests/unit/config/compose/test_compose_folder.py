@@ -66,6 +66,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "line", "why", "fix"), BROKEN)
 def test_mistake_in_a_file(tmp_path: Path, text: str, line: int, why: str, fix: str) -> None:
     path = write(tmp_path, "experiment/mine.yaml", EXPERIMENT + text)
@@ -83,6 +84,7 @@ def test_an_experiment_without_its_first_line(tmp_path: Path, text: str) -> None
     assert (problem.key, str(problem.fix)) == (f"{path}:1", "write # @package _global_")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "lr: 0.1\n", "momentum: 0.5\n"])
 def test_an_option_that_does_not_say_which_keys_it_has(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, "optimizer/mine.yaml", text)

@@ -104,6 +104,7 @@ def test_cells_that_differ_in_values_are_composed_once() -> None:
     assert trees.num_composed <= before + 1
 
 
+@pytest.mark.slow
 def test_an_edited_file_of_the_users_counts_at_once(tmp_path) -> None:
     file = tmp_path / "experiment" / "mine.yaml"
     file.parent.mkdir()

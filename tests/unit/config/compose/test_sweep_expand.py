@@ -34,11 +34,13 @@ def problems(*overrides, config_dir=None):
     return caught.value.problems
 
 
+@pytest.mark.slow
 def test_product_last_key_fastest() -> None:
     found = varied(expand(["seed=1,2", "precision=bf16,fp16"]), "seed", "precision")
     assert found == [("1", "bf16"), ("1", "fp16"), ("2", "bf16"), ("2", "fp16")]
 
 
+@pytest.mark.slow
 def test_cells_are_what_hydra_composes() -> None:
     """Put together from shared trees, or composed whole: the same configuration."""
     typed = ["optimizer=sgd,adafactor", "memory=none,checkpointing", "optimizer.lr=0.1", "seed=5"]
@@ -58,6 +60,7 @@ def test_an_option_that_writes_elsewhere(tmp_path) -> None:
     assert found == [0, 0, 7, 7]
 
 
+@pytest.mark.slow
 def test_rows_zip_and_product(own) -> None:
     folder = own(
         "sweep:\n"
@@ -87,6 +90,7 @@ def test_repeats_go_in_rounds_every_other_one_the_other_way_round() -> None:
     assert expanded.cells[-1].composed.config.repeat == 2
 
 
+@pytest.mark.slow
 def test_each_repeat_has_its_own_seed_where_asked() -> None:
     expanded = expand(["precision=fp32,bf16", "sweep.repeats=3", "sweep.seeds=per_repeat"])
     found = [(c.composed.config.repeat, c.composed.config.seed) for c in expanded.cells]
@@ -95,6 +99,7 @@ def test_each_repeat_has_its_own_seed_where_asked() -> None:
     assert (problem.key, problem.value) == ("sweep.seeds", "seed")
 
 
+@pytest.mark.slow
 def test_excluded_by_composed_values() -> None:
     clauses = "sweep.exclude=[precision=fp16 and seed=2, optimizer.lr<=1e-9]"
     expanded = expand(["precision=bf16,fp16", "seed=1,2", clauses, "sweep.strict=true"])
@@ -138,12 +143,14 @@ def test_a_mistake_in_many_cells_is_told_once() -> None:
     assert problem.value == "fp61"
 
 
+@pytest.mark.slow
 def test_a_value_that_some_cells_cannot_take() -> None:
     (problem,) = problems("optimizer=adamw,sgd", "optimizer.momentum=0.5", "seed=1,2,3")
     assert "in 3 of 6 cells" in problem.why
     assert "optimizer=adamw has no momentum" in problem.why
 
 
+@pytest.mark.slow
 def test_one_key_from_two_places(own) -> None:
     folder = own("sweep: {product: {seed: [1, 2]}, rows: {a: {seed: 3}}}\n")
     (problem,) = problems("sweep=mine", config_dir=folder)
@@ -185,6 +192,7 @@ def test_lists_within_lists(typed, seeds) -> None:
     assert [cell.composed.config.seed for cell in expand([typed]).cells] == seeds
 
 
+@pytest.mark.slow
 def test_shuffled_parts_come_in_the_same_order_each_time() -> None:
     found = [varied(expand(["seed=shuffle(range(9)),99"]), "seed") for _ in range(3)]
     assert found[0] == found[1] == found[2]
@@ -193,6 +201,7 @@ def test_shuffled_parts_come_in_the_same_order_each_time() -> None:
     assert found[0][:-1] != sorted(found[0][:-1])
 
 
+@pytest.mark.slow
 def test_a_glob_among_other_options() -> None:
     cells = expand(["model=glob(tiny_g*),gpt2,glob(tiny_b*)"]).cells
     assert [cell.composed.choices["model"] for cell in cells] == ["tiny_gpt2", "gpt2", "tiny_bert"]

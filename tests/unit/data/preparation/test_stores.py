@@ -387,6 +387,7 @@ def start(request, tmp_path, name="request"):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_many_processes_make_one_store(rows_file, tmp_path) -> None:
     request = request_of(config_of("data=jsonl", f"data.path={rows_file}"))
     children = [start(request, tmp_path, f"request{n}") for n in range(3)]

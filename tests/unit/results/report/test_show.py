@@ -179,6 +179,7 @@ def test_a_table_sorts_by_numbers_and_has_its_texts(ladder):
     assert [row["class"] for row in found["rows"]] == ["baseline", "", "", "front", "bad"]
 
 
+@pytest.mark.slow
 def test_pictures_are_valid_and_there_where_there_is_something_to_see(ladder, tmp_path):
     import vl_convert
 

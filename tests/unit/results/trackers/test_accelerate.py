@@ -117,6 +117,7 @@ class TestResumed:
         assert resumed.first.count("problem: \n") == resumed.second.count("problem: \n") == 1
         assert "WARNING" not in resumed.first + resumed.second
 
+    @pytest.mark.slow
     def test_it_is_one_run(self, resumed: Resumed) -> None:
         assert resumed.found["runs"] == 1
 

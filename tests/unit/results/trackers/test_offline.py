@@ -71,6 +71,7 @@ class TestFinished:
     def test_it_says_nothing(self, finished: Finished) -> None:
         assert (finished.stdout, finished.stderr) == ("logged\nproblem: \n", "")
 
+    @pytest.mark.slow
     def test_rows_come_back(self, finished: Finished) -> None:
         read = only_file(finished.folder)
         pairs = [(row["train/global_step"], row["train/loss"]) for row in read.rows]

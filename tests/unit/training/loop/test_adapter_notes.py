@@ -79,6 +79,7 @@ def test_weights_that_stayed_whole_are_told(job_of, monkeypatch) -> None:
     assert any("peft=qlora did not take effect: the model has lora" in w for w in job.warnings)
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_its_adapters_to_the_bit(job_of, tmp_path) -> None:
     from eke.plan.record import metrics
 

@@ -77,6 +77,7 @@ def test_a_loss_that_is_not_fused_is_warned_about(trained, monkeypatch) -> None:
     assert about(job, "fused_linear_cross_entropy=true had no effect")
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_counted_in_the_step(trained) -> None:
     job = trained(*MASKED, "kernels=sparse_prediction", "data.seq_len=64")
     projected, _, of = job.effective["projected_positions"].partition(" of ")

@@ -110,6 +110,7 @@ def test_autocast_rounds_the_operands_and_not_the_sum(dtype) -> None:
     assert 0 < abs(loss - exact) / exact < 2e-3
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_never_has_all_its_logits() -> None:
     """256 tokens x 32768 entries are 32 MiB of float32 logits, and as many of their gradient."""
     logits_bytes = 256 * 32768 * 4

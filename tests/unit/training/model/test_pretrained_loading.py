@@ -72,6 +72,7 @@ HEAD = {
 CLASSIFY = "task=sequence_classification"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_new_head_is_named_and_seeded(saved, family):
     model, report = load(saved[family], CLASSIFY, "task.num_labels=3")

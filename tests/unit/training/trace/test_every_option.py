@@ -82,6 +82,7 @@ def test_what_is_not_traced_says_why(option) -> None:
         trace(plan_of("batch.per_device=2", option))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"])
 def test_states_of_compiled_optimizers_are_those_of_the_formulas(option) -> None:
     plan = plan_of("batch.per_device=2", "precision=bf16_pure", f"optimizer={option}")

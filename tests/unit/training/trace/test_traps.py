@@ -156,6 +156,7 @@ def test_grouped_heads_are_no_reason_for_plain_attention(overrides, kernel, monk
     assert set(found) == {kernel}
 
 
+@pytest.mark.slow
 def test_an_old_gpu_has_no_flash_kernel() -> None:
     new = highest("hardware=h100", *SMALL, "model=tiny_bert", "precision=fp16", "task=masked_lm")
     old = highest("hardware=v100_16", *SMALL, "model=tiny_bert", "precision=fp16", "task=masked_lm")
@@ -186,6 +187,7 @@ def test_components_add_up_to_the_peak() -> None:
     assert 2 * 0.99 * weights < found.components["optimizer"] <= 2 * weights
 
 
+@pytest.mark.slow
 def test_checkpointing_and_offload_need_less() -> None:
     plain = highest(*GPU, "data.seq_len=256", "batch.per_device=4")
     assert highest(*GPU, "data.seq_len=256", "batch.per_device=4", "memory=checkpointing") < plain
@@ -216,6 +218,7 @@ def test_four_bit_weights_are_left_to_the_closed_form() -> None:
         trace(plan_of(*GPU, "peft=qlora"))
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_is_traced() -> None:
     """Where a trace fails, formulas take its place without a word: here it has to succeed."""
     one = (*GPU, "batch.accumulation=2")

@@ -13,6 +13,7 @@ from eke.tuning.recipes.techniques import COMPILE_GAIN, LAUNCH_S, LAUNCHES_PER_L
 FASTEST = "recipe=fastest"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hardware", "precision", "words"),
     [
@@ -48,6 +49,7 @@ def test_on_a_cpu_it_is_a_question_of_units_and_width(flags, width, precision, w
     assert words in said(plan, "precision").reason
 
 
+@pytest.mark.slow
 def test_a_gpu_without_a_datasheet_is_known_by_its_generation(monkeypatch) -> None:
     from eke.hardware import Device
 
@@ -86,6 +88,7 @@ def test_the_samples_of_a_step_stay_and_the_micro_batch_is_the_largest_that_fits
     assert small.batch.samples_per_step == 512
 
 
+@pytest.mark.slow
 def test_flash3_where_its_package_is_and_the_reason_where_it_is_not(packages) -> None:
     asked = (FASTEST, *LLAMA, "hardware=h200")
     packages("flash_attn_interface")
@@ -157,6 +160,7 @@ def test_where_there_are_prompts_their_positions_are_left_out(tmp_path) -> None:
     assert "prompt" in said(plan, "kernels").reason
 
 
+@pytest.mark.slow
 def test_graphs_come_before_leaving_positions_out() -> None:
     """They are recorded for one number of labels, and save more where the host is the limit."""
     asked = (FASTEST, *MASKED, "hardware=h200", "batch.per_device=2", LONG)

@@ -42,6 +42,7 @@ def test_low_memory_needs_less_than_without_and_than_each_choice_left_out(hardwa
         assert "without it" in said(plan, group).reason
 
 
+@pytest.mark.slow
 def test_low_memory_leaves_what_would_save_nothing() -> None:
     """One short sample: nearly all of the memory is states, and recomputation saves none of it."""
     plan = planned(LOW, *BERT, "data.seq_len=512", "batch.per_device=4", "hardware=h200")
@@ -88,6 +89,7 @@ def test_low_memory_keeps_frozen_weights_in_16_bits(hardware, half, packages) ->
     assert 1.4 * peak(plan) < peak(planned(*ADAPTERS, "precision=fp32", f"hardware={hardware}"))
 
 
+@pytest.mark.slow
 def test_of_combinations_that_are_as_good_one_with_room_is_taken(packages) -> None:
     """Recomputing all saves nothing of the expected peak, and something of the highest one."""
     packages()
@@ -110,12 +112,14 @@ def test_low_memory_takes_eight_bits_where_adafactor_would_be_another_algorithm(
     assert plan.choices["optimizer"] != "adafactor"
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_is_left_as_it_is() -> None:
     plan = planned(LARGE, *BERT, "hardware=h200")
     assert set(chosen(plan)) == {"precision", "batch", "memory forecast"}
     assert said(plan, "memory forecast").reason.startswith(f"{LARGE}: fits: ")
 
 
+@pytest.mark.slow
 def test_the_mildest_that_fits_is_taken(packages) -> None:
     """7 billion parameters: 16 bytes each do not fit into 80 GB, 8 bytes do."""
     packages("torchao", "bitsandbytes", "deepspeed")
@@ -128,6 +132,7 @@ def test_the_mildest_that_fits_is_taken(packages) -> None:
     assert "without it" in said(plan, "precision").reason
 
 
+@pytest.mark.slow
 def test_without_the_packages_something_else_is_taken_and_the_reason_names_them(packages) -> None:
     packages("deepspeed")
     plan = planned(LARGE, *SEVEN, "hardware=h100")
@@ -174,6 +179,7 @@ def test_the_rank_of_a_combination() -> None:
     assert sorted(reversed(order), key=cost_of) == order
 
 
+@pytest.mark.slow
 def test_the_same_command_chooses_the_same_twice() -> None:
     asked = (LARGE, *LLAMA, "hardware=rtx3090")
     assert planned(*asked).decisions == planned(*asked).decisions

@@ -29,6 +29,7 @@ def test_what_is_typed_stays(recipe, typed, group, option) -> None:
     assert group not in chosen(plan)
 
 
+@pytest.mark.slow
 def test_keys_of_an_open_group_stay() -> None:
     plan = planned("recipe=fastest", *BERT, "compile.mode=max_autotune", LONG, "hardware=h200")
     assert plan.choices["compile"] == "inductor"
@@ -39,6 +40,7 @@ def test_keys_of_an_open_group_stay() -> None:
     assert plan.config.optimizer.lr == 0.5
 
 
+@pytest.mark.slow
 def test_an_optimizer_without_a_key_that_was_typed_is_passed_over(packages) -> None:
     packages("bitsandbytes", "torchao")
     plan = planned("recipe=low_memory", *BERT, "optimizer.beta1=0.5", "hardware=v100_16")
@@ -55,6 +57,7 @@ def test_what_an_experiment_sets_stays() -> None:
     assert plan.choices["precision"] == "bf16", "of which the experiment says nothing"
 
 
+@pytest.mark.slow
 def test_an_experiment_of_the_users_own(tmp_path) -> None:
     """It may name the recipe, too, and builds on others."""
     from eke.config.compose import compose
@@ -90,6 +93,7 @@ def test_a_row_of_a_sweep_stays_and_its_other_settings_do_not() -> None:
     assert plans["bf16"].choices["batch"] == "auto", "the sweep's own batch is none of its rows"
 
 
+@pytest.mark.slow
 def test_cells_of_a_sweep_over_recipes() -> None:
     from eke.workflows.planning import plan_for
 

@@ -44,6 +44,7 @@ def test_the_typed_configuration_is_among_them_and_first_points_at_it(own_machin
     assert first.plan.batch == plan.batch
 
 
+@pytest.mark.slow
 def test_every_candidate_keeps_the_samples_per_step(own_machine):
     _, found = candidates("batch.per_device=4", "batch.accumulation=3")
     assert {each.plan.batch.samples_per_step for each in found.found} == {12}
@@ -74,6 +75,7 @@ def test_classes_of_numerics_hold_each_other(own_machine, of_class):
     assert "optimizer=adamw_8bit" in names[Numerics.reduced] - names[Numerics.mixed]
 
 
+@pytest.mark.slow
 def test_no_group_is_decided_twice(own_machine, of_class):
     """bfloat16 weights bring an optimizer of their own; another one is not typed beside it."""
     found = of_class(Numerics.reduced)
@@ -162,6 +164,7 @@ def test_gpus_can_be_shared_out_where_there_are_several():
     assert "distributed" not in [axis.name for axis in typed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "useless"),
     [

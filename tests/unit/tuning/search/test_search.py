@@ -47,6 +47,7 @@ def test_it_does_so_where_techniques_act_on_parts_of_a_step():
     assert max(found.num_out_of_memory for found in ends) <= 1
 
 
+@pytest.mark.slow
 def test_it_keeps_to_its_budget_and_to_one_out_of_memory(estimated):
     assert max(found.num_trials for found in estimated) <= 8
     assert max(found.num_out_of_memory for found in estimated) <= 1
