@@ -114,8 +114,8 @@ _PRO_BLACKWELL = (
 GRACE = 0
 """In place of PCI Express: NVLink-C2C to a Grace processor."""
 
-PCIE_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, GRACE: 225.0}
-"""Generation of PCI Express -> GB/s of 16 lanes in one direction."""
+HOST_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, GRACE: 225.0}
+"""Generation of PCI Express with 16 lanes -> GB/s to the host in one direction."""
 
 
 def _declared(
@@ -136,7 +136,7 @@ def _declared(
         peak_flops=tuple((dtype, peak * 1e12) for dtype, peak in tflops.items()),
         memory_bytes_per_s=memory * 1e9,
         link_bytes_per_s=link * 1e9 if link else None,
-        host_bytes_per_s=PCIE_GB_PER_S[generation] * 1e9,
+        host_bytes_per_s=HOST_GB_PER_S[generation] * 1e9,
         network_bytes_per_s=network / 8 * 1e9 if network else None,
         source=source,
         present=False,

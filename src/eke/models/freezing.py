@@ -68,11 +68,11 @@ def _nearest(entry: str, weights: Weights) -> list[str]:
                 path = ".".join(parts[start:stop])
                 known.setdefault(_NUMBER.sub("#", path), path)
 
-    def spelt(path: str) -> str:
+    def numbered(path: str) -> str:
         typed = path
         for number in _NUMBER.findall(entry):
             typed = typed.replace("#", number, 1)
         return typed if any(is_frozen([typed], names) for names in weights) else known[path]
 
     near = get_close_matches(_NUMBER.sub("#", entry), known, SHOWN, cutoff=0)
-    return [spelt(path) for path in near]
+    return [numbered(path) for path in near]

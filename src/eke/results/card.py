@@ -18,6 +18,10 @@ def _name(base: str) -> str:
     return f"{Path(base).name} (a folder)" if Path(base).is_absolute() else base
 
 
+def _is_of_the_hub(name: str | None) -> bool:
+    return bool(name) and not Path(str(name)).expanduser().exists()
+
+
 def render_card(record: Record, merged: bool = False) -> str:
     """Markdown below the metadata that is known; the license is for the model's owner to add.
 
@@ -31,8 +35,8 @@ def render_card(record: Record, merged: bool = False) -> str:
     adapter = choices.get("peft", "none")
     metadata = {
         "library_name": "transformers" if merged or adapter == "none" else "peft",
-        "base_model": base if base and not Path(base).expanduser().exists() else None,
-        "datasets": [source] if choices.get("data") == "hub" else None,
+        "base_model": base if _is_of_the_hub(base) else None,
+        "datasets": [source] if _is_of_the_hub(data.get("name")) else None,
     }
     software = record.environment.get("versions", {})
     facts = {

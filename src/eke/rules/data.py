@@ -31,10 +31,6 @@ def _rows(facts: Facts) -> TextColumns | None:
     return facts.config.data if isinstance(facts.config.data, TextColumns) else None
 
 
-READ_BY_DATASETS = ("hub", "parquet")
-"""Options whose files eke does not read itself."""
-
-
 def _synthetic(facts: Facts) -> Synthetic | None:
     return facts.config.data if isinstance(facts.config.data, Synthetic) else None
 
@@ -91,7 +87,10 @@ RULES = (
         id="datasets_missing",
         key="data",
         # Also for a plan, which counts the samples.
-        when=lambda f: f.config.data.option in READ_BY_DATASETS and find_spec("datasets") is None,
+        when=lambda f: (
+            (isinstance(f.config.data, HubRows) or f.config.data.option == "parquet")
+            and find_spec("datasets") is None
+        ),
         why="needs the package datasets, which is not installed",
         fix=Fix("data=python_source", remark='or: pip install "eke[data]"'),
         source="pyproject.toml",

@@ -43,8 +43,8 @@ def test_rule_is_found_and_named_and_its_fix_mends_it(rule, world) -> None:
     kept = [o.format(tmp=world) for o in overrides if o.split("=")[0] not in keys]
     composed = compose([*kept, *typed])
     setting = partial(is_set, composed)
-    mended = Facts(resolve_model(composed.config), facts.device, is_set=setting)
-    refused, warned = check(mended)
+    fixed = Facts(resolve_model(composed.config), facts.device, is_set=setting)
+    refused, warned = check(fixed)
     assert rule not in {p.id for p in refused + warned}
 
 
@@ -163,13 +163,13 @@ def test_the_package_of_each_tracker_is_named(option, monkeypatch) -> None:
     ],
     ids=["weights", "compute"],
 )
-def test_a_format_that_was_typed_by_itself_is_mended_by_itself(typed, device, fix) -> None:
+def test_a_format_that_was_typed_by_itself_is_fixed_by_itself(typed, device, fix) -> None:
     """Another option of the group would leave the key as it was typed."""
     problems, _ = check(Facts(compose(list(typed)).config, device))
     assert fix in {str(problem.fix) for problem in problems}
-    mended = compose([*(o for o in typed if fix.split("=")[0] not in o), fix]).config
+    fixed = compose([*(o for o in typed if fix.split("=")[0] not in o), fix]).config
     paths = {"precision.weights", "attention"}
-    left, _ = check(Facts(mended, device))
+    left, _ = check(Facts(fixed, device))
     assert not [p for p in left if p.key in paths and p.id != "package_missing"]
 
 

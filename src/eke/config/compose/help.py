@@ -24,7 +24,7 @@ from eke.config.schema.fields import field_docs, summary
 
 COMMON_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "model": ("tiny", "bert_base", "gpt2", "t5_base", "llama_1b", "pretrained"),
-    "data": ("python_source", "text", "jsonl", "parquet", "csv", "hub"),
+    "data": ("python_source", "text", "jsonl", "parquet", "csv", "hub", "chat"),
     "batch": ("fixed", "auto"),
     "precision": ("fp32", "tf32", "bf16", "fp16", "fp8"),
     "optimizer": ("adamw", "adafactor", "adamw_8bit", "lion", "muon", "sgd"),

@@ -113,7 +113,7 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
     is_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", typed) and not path.parent.exists()
     if key == "data.path" and is_name and option != "text":
         hub = "chat_hub" if option == "chat" else "hub"
-        why += "; a data set of the hub is named otherwise"
+        why += f"; data={hub} reads data sets of the hub"
         return Problem(key, typed, why, Fix(f"data={hub}", f"data.name={typed}"))
     return Problem(key, typed, why, Fix(f"{key}={meant or 'FILE_OR_FOLDER'}"))
 

@@ -24,7 +24,7 @@ from eke.models.freezing import find_problem, is_frozen
 from eke.models.sizes import Targets, choose_targets
 from eke.plan.planner import Plan
 from eke.training.model.checkpointing import find_layers
-from eke.training.model.number_formats import frozen_dtype, trained_dtype
+from eke.training.model.number_formats import frozen_dtype, kept_in_float32, trained_dtype
 from eke.training.model.unused import own_random_numbers
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -45,7 +45,7 @@ def freeze(plan: Plan, model: nn.Module) -> None:
     Raises:
         RunError: an entry names nothing of this class, or nothing is left to train.
     """
-    entries, narrow, mine = plan.config.model.freeze, frozen_dtype(plan), cast(Any, model)
+    entries, narrow = plan.config.model.freeze, frozen_dtype(plan)
     if not entries:
         return
     names: dict[nn.Parameter, list[str]] = {}
@@ -54,10 +54,7 @@ def freeze(plan: Plan, model: nn.Module) -> None:
     weights = {tuple(found): p.requires_grad for p, found in names.items()}
     if problem := find_problem(entries, weights, type(model).__name__):
         raise RunError(ConfigError(problem).short())
-    # Kept in float32 as transformers 5.23 loads them (`PreTrainedModel._get_dtype_plan`).
-    kept = tuple(getattr(mine, "_keep_in_fp32_modules_strict", None) or ())
-    if narrow is torch.float16:
-        kept += tuple(getattr(mine, "_keep_in_fp32_modules", None) or ())
+    kept = kept_in_float32(model, narrow)
     for parameter in (p for p, found in names.items() if is_frozen(entries, found)):
         parameter.requires_grad_(False)
         if not any(part in names[parameter][0] for part in kept):

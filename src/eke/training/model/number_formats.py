@@ -69,6 +69,17 @@ def base_dtype(plan: Plan) -> torch.dtype:
     return trained_dtype(plan) if plan.config.model.freeze else frozen_dtype(plan)
 
 
+def kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> tuple[str, ...]:
+    """Parts of names of the weights that transformers 5.23 loads in float32 with this format.
+
+    Source: `PreTrainedModel._get_dtype_plan`.
+    """
+    names = list(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype is torch.float16:
+        names += getattr(model, "_keep_in_fp32_modules", None) or ()
+    return tuple(names)
+
+
 def set_tf32(on: bool) -> None:
     """TF32 in the float32 products and convolutions of every GPU, or full float32.
 

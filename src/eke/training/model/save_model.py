@@ -40,6 +40,7 @@ from eke.training.model.build_model import build_model_and_report
 from eke.training.model.checkpointing import apply_checkpointing
 from eke.training.model.load_pretrained import LoadReport
 from eke.training.model.loss import apply_kernels, apply_loss
+from eke.training.model.number_formats import kept_in_float32
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -206,13 +207,12 @@ def _read(_: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
 def _widest(model: nn.Module) -> torch.dtype:
     """The format that holds all of the model's values: frozen weights may be narrower.
 
-    Layers that the class itself keeps in float32, beside float16 alone, do not count.
+    Those that transformers keeps in float32 by itself do not count.
     """
-    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
-    dtypes = {p.dtype for n, p in model.named_parameters() if not {*n.split(".")} & {*kept}}
-    if dtypes == {torch.float16}:
-        return torch.float16
-    return max((p.dtype for p in model.parameters()), key=lambda dtype: dtype.itemsize)
+    narrow = min((p.dtype for p in model.parameters()), key=lambda dtype: dtype.itemsize)
+    kept = kept_in_float32(model, narrow)
+    formats = [p.dtype for name, p in model.named_parameters() if not any(k in name for k in kept)]
+    return max(formats, key=lambda dtype: dtype.itemsize, default=narrow)
 
 
 def _drop_training_settings(path: Path, dtype: torch.dtype) -> None:

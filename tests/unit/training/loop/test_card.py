@@ -39,11 +39,17 @@ def test_it_says_what_it_was_made_from_and_what_was_measured(record) -> None:
 
 def test_what_lies_on_this_machine_is_no_name_of_the_hub(record, tmp_path) -> None:
     record.config["model"]["name_or_path"] = str(tmp_path)
-    record.choices |= {"data": "text", "peft": "lora"}
+    record.config["data"] = {"option": "chat_hub", "name": str(tmp_path)}
+    record.choices |= {"data": "chat_hub", "peft": "lora"}
     record.throughput.samples_per_s = None
     card = render_card(record)
     assert metadata(card) == {"library_name": "peft"}
     assert "samples/s" not in card
+
+
+def test_conversations_of_the_hub_are_named(record) -> None:
+    record.config["data"]["option"] = record.choices["data"] = "chat_hub"
+    assert metadata(render_card(record))["datasets"] == ["imdb"]
 
 
 def test_each_export_has_one(record, tmp_path) -> None:

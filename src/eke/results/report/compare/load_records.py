@@ -336,23 +336,16 @@ def telling(
     overridden = [typed_settings(each) for each in typed]
     anybodys = {key for mine in overridden for key in mine}
     set_keys = [key for key in keys if key in anybodys]
-    follow = {
-        key for key in keys
-        if key not in anybodys and any(_determines(k, key, found) for k in set_keys)
-    }  # fmt: skip
 
     @cache  # there are many configurations and few options
     def is_news(key: str, group: str, option: str) -> bool:
         alike = [each for each in found if each.get(group) == option]
         if len(alike) < len(found) and len({each.get(key, ABSENT) for each in alike}) == 1:
             return False
-        others = [k for k in keys if k.startswith(f"{group}.") and k in anybodys]
-        return key in anybodys or not any(_determines(k, key, alike) for k in others)
+        return key in anybodys or not any(_determines(k, key, alike) for k in set_keys)
 
     def is_told(key: str, one: Factors) -> bool:
         group = key.split(".")[0]
-        if key in follow:
-            return False
         return "." not in key or group not in one or is_news(key, group, one[group])
 
     return [
