@@ -50,7 +50,6 @@ LACKING = frozenset(
         "flex_needs_volta",
         "float8_needs_ada",
         "float8_needs_torchao",
-        "fused_loss_needs_torch",
         "inductor_needs_compiler",
         "inductor_needs_volta",
         "kernel_needs_ampere",

@@ -101,14 +101,16 @@ def test_a_fused_loss_that_counts_ignored_labels_would_be_found(curve_of, monkey
     monkeypatch.setattr(
         loss,
         "fused_loss_sum",
-        lambda hidden, weight, bias, labels: true_loss(hidden, weight, bias, labels.clamp(min=0)),
+        lambda hidden, weight, bias, labels, *how: true_loss(
+            hidden, weight, bias, labels.clamp(min=0), *how
+        ),
     )
     assert largest_difference(plain, curve_of(*base, FUSED)) > 1e-3
 
 
 def test_the_sum_does_not_overflow_in_float16() -> None:
     """PyTorch's own sum in float16 ends at 65504: 12000 targets at 6 nats are beyond it."""
-    from eke.training.model.loss import fused_loss_sum
+    from eke.training.model.fused_loss import fused_loss_sum
 
     torch.manual_seed(0)
     hidden = torch.randn(12000, 8)

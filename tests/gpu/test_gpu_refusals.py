@@ -151,4 +151,4 @@ def test_triton_needs_a_compiler_of_c(monkeypatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(RuntimeError, match="Failed to find C compiler"):
-        build._find_compiler("c")
+        build.compile_module_from_src("int nothing;", "no_compiler")

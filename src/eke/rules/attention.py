@@ -23,7 +23,7 @@ SDP = (
 FLASH = "https://github.com/Dao-AILab/flash-attention#installation-and-features"
 FLEX = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
 
-TRITON_BUILD = "triton/runtime/build.py, _find_compiler"
+TRITON_BUILD = "triton/runtime/build.py"
 
 FLASH_CAPABILITY = (8, 0)
 FLEX_CAPABILITY = (7, 0)

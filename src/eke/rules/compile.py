@@ -5,9 +5,7 @@ Rules about `batch=auto`, evaluated before a micro-batch is chosen.
 Rules about fused kernels.
 """
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 
 from eke.common.errors import Fix
 from eke.config.schema import DEFAULT_PER_DEVICE, CompileMode, Conversations, Packing, TextColumns
@@ -180,18 +178,7 @@ AUTO_RULES = (
 
 LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
 SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
-FUSED_SOURCE = (
-    "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html"
-)
-
-
-def has_linear_cross_entropy() -> bool:
-    """Whether the installed torch has the operation, by its files: importing it takes seconds."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.origin:
-        return True  # nothing to say about a torch that is not there
-    options = Path(spec.origin).parent / "nn" / "modules" / "linear_cross_entropy_options.py"
-    return options.exists()
+FUSED_SOURCE = "https://arxiv.org/abs/2410.10989, section 3.2"
 
 
 def _fused(facts: Facts) -> bool:
@@ -252,17 +239,6 @@ def _known_head(
 
 
 KERNELS_RULES = (
-    Rule(
-        id="fused_loss_needs_torch",
-        key="kernels.fused_linear_cross_entropy",
-        when=lambda f: (
-            _fused(f) and _predicts_tokens(f) and not f.planning and not has_linear_cross_entropy()
-        ),
-        why="the installed torch has no chunked linear_cross_entropy; torch 2.13 has it",
-        fix=_without_fusion,
-        source=FUSED_SOURCE,
-        versions="torch < 2.13",
-    ),
     Rule(
         id="fused_loss_needs_vocabulary",
         verdict=Severity.no_effect,
@@ -348,6 +324,6 @@ KERNELS_RULES = (
         ),
         why=without_compiler,
         fix=lambda f: Fix("kernels=none", remark=with_compiler(f)),
-        source="triton/runtime/build.py, _find_compiler",
+        source="triton/runtime/build.py",
     ),
 )

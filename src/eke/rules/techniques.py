@@ -26,7 +26,7 @@ from eke.config.schema import (
     Switch,
     Weights,
 )
-from eke.models.sizes import STAGE, optimizer_entry, predicted_frac
+from eke.models.sizes import STAGE, optimizer_entry
 
 CPU, CUDA = "cpu", "cuda"
 
@@ -241,7 +241,7 @@ _TABLE = (
     Technique("kernels=none", "nothing", searched=True),
     Technique(
         "kernels=fused_linear_cross_entropy", "logits",
-        "never all logits at once; in 16 bits the vocabulary's projection once more",
+        "never all logits at once", Published(1.0, ""),
         searched=True, applies=_plain_kernels,
         edit=_set(
             "kernels", option="fused_linear_cross_entropy", fused_linear_cross_entropy=True
@@ -409,14 +409,3 @@ def precision_slowdown(config: Config) -> float:
     """Published step time of the configured precision over that of float32; 1 where unknown."""
     now = TECHNIQUES.get(f"precision={config.precision.option}")
     return (now.slowdown if now else None) or 1.0
-
-
-def fused_loss_share(config: Config, num_matmul_parameters: int | None) -> float:
-    """Share of a step's operations that the fused loss adds: in 16 bits the projection once more.
-
-    Forward and backward are three products of each weight, and this is one of the vocabulary's.
-    """
-    if config.precision.compute is Compute.float32:
-        return 0.0
-    projection = config.model.vocab_size * (config.model.hidden_size or 0)
-    return predicted_frac(config) * projection / (3 * max(1, num_matmul_parameters or 0))

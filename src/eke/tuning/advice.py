@@ -29,7 +29,6 @@ from eke.rules.techniques import (
     Published,
     Technique,
     applied,
-    fused_loss_share,
     precision_slowdown,
 )
 from eke.tuning.chooser import ROOM, combine, mildest
@@ -102,8 +101,6 @@ def slowdown_of(technique: Technique, plan: Plan, changed: Config) -> float | No
     if technique.name == "kernels=sparse_prediction":
         projection = changed.model.vocab_size * changed.model.hidden_size
         return 1 - (1 - predicted_frac(changed)) * projection / max(projection, num_matmul)
-    if technique.name == "kernels=fused_linear_cross_entropy":
-        return 1 + fused_loss_share(plan.config, num_matmul)
     if technique.group != "precision":
         return technique.slowdown
     relative = (technique.slowdown or 1.0) / precision_slowdown(plan.config)

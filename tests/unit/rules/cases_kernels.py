@@ -15,7 +15,6 @@ SPARSE = "kernels=sparse_prediction"
 MASKED = ("model=tiny_bert", "task=masked_lm")
 
 CASES: dict[str, tuple[tuple[str, ...], Device]] = {
-    "fused_loss_needs_torch": ((FUSED,), CPU),
     "fused_loss_needs_vocabulary": ((FUSED, "task=sequence_classification"), CPU),
     "fused_loss_needs_known_head": (
         (FUSED, "model=pretrained", "model.name_or_path={tmp}/model"),
@@ -43,8 +42,5 @@ FIX_IS_WORDS: set[str] = {"liger_needs_compiler"}
 PREPARE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     "sparse_prediction_needs_known_head": lambda tmp, monkeypatch: save_unknown(tmp / "model"),
     "fused_loss_needs_known_head": lambda tmp, monkeypatch: save_unknown(tmp / "model"),
-    "fused_loss_needs_torch": lambda tmp, monkeypatch: monkeypatch.setattr(
-        "eke.rules.compile.has_linear_cross_entropy", lambda: False
-    ),
 }
 """What must be there, or not be there, for a rule to be broken."""

@@ -223,7 +223,6 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "flash_package_packs_one_row": "test_packed_rows_are_found_in_a_batch_of_one_only",
     },
     (Kind.fails, KERNEL): {
-        "fused_loss_needs_torch": "test_an_older_torch_has_no_fused_loss",
     },
     (Kind.wrong, KERNEL): {
         "fused_loss_needs_known_head":

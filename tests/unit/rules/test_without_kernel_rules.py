@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from unit.rules.without import trained
 from unit.training.model.plans import hand_plan, long_plan
 
 from eke.common.text import IGNORED
@@ -59,12 +57,6 @@ def test_packed_rows_are_found_in_a_batch_of_one_only() -> None:
         assert not flash._is_packed_sequence(positions.repeat(2, 1), batch_size=2)
     finally:
         spare_mask_checks(nn.Identity(), packed=False)
-
-
-def test_an_older_torch_has_no_fused_loss(tmp_path, monkeypatch) -> None:
-    monkeypatch.delattr(F, "linear_cross_entropy")
-    with pytest.raises(AttributeError, match="linear_cross_entropy"):
-        trained(tmp_path, "kernels=fused_linear_cross_entropy")
 
 
 def test_a_fused_head_leaves_out_what_a_model_does_with_its_logits() -> None:

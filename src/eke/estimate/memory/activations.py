@@ -27,7 +27,9 @@ from eke.models.families import (
 )
 from eke.models.families.family_record import INDEX_BYTES
 from eke.models.sizes import (
+    BLOCK_BYTES,
     STAGE,
+    chunk_rows,
     flat_pieces,
     most_predicted,
     optimizer_entry,
@@ -150,7 +152,7 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
     casts = _cast_bytes(plan, parts)
     kept, passing, share = _checkpointed(config, shape, each)
     layer = max((stack.layer.kept for stack in each), default=0)
-    forward, backward, least = _logits(config, shape)
+    forward, backward, least = _logits(plan, shape)
     offloaded = 0
     if config.memory.activation_offload and not shape.on_cpu:
         offloaded, kept, share = kept, 0, 0.0  # copies of weights are made again
@@ -225,24 +227,29 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> int:
     )
 
 
-def _logits(config: Config, shape: Shape) -> tuple[int, int, int]:
+def _logits(plan: Plan, shape: Shape) -> tuple[int, int, int]:
     """Bytes of logits at the end of the forward pass, in the backward pass, and at least.
 
     `eke.training.model.loss.loss_sum`: the logits, their float32 copy where they are
     narrower, and the logarithms of probabilities; then these, the loss's gradient and that of the
-    logits.
+    logits. Compiled, the logits and their gradient.
     """
+    config = plan.config
     if is_classification(config):
         return 0, 0, 0
     rows = most_predicted(config, shape.rows, shape.target)
-    if config.kernels.fused_linear_cross_entropy:
-        # Chunks as large as the input (LinearCrossEntropyOptions, `aspect_ratio`), and gradients
-        # of the weight, computed in the forward pass; in 16 bits also summed up in float32.
-        copies = 2 if shape.compute == FLOAT32_BYTES else 3
-        of_head = copies - 2 if trains_adapters(config) else copies
-        chunks = (copies * rows + of_head * shape.vocabulary) * shape.hidden * FLOAT32_BYTES
-        return chunks, chunks, 0
     numbers = rows * shape.vocabulary
+    compiled = config.compile.option == "inductor" and not shape.on_cpu
+    if config.kernels.fused_linear_cross_entropy:
+        chunk = chunk_rows(rows, shape.vocabulary, shape.compute) * shape.vocabulary
+        of_hidden = FLOAT32_BYTES * rows * shape.hidden
+        head = 0 if trains_adapters(config) else shape.vocabulary * shape.hidden
+        block = 0 if compiled else min(FLOAT32_BYTES * chunk, BLOCK_BYTES)
+        rounded = shape.compute * head if shape.on_cpu and shape.compute < FLOAT32_BYTES else 0
+        gradients = of_hidden + FLOAT32_BYTES * head
+        return gradients + shape.compute * chunk + max(block, rounded), gradients, 0
+    if compiled:
+        return shape.compute * numbers, 2 * shape.compute * numbers, shape.compute * numbers
     copies = shape.compute if shape.compute < FLOAT32_BYTES else 0
     forward = numbers * (copies + 2 * FLOAT32_BYTES)
     return forward, numbers * 3 * FLOAT32_BYTES, numbers * 2 * FLOAT32_BYTES

@@ -19,7 +19,7 @@ from eke.estimate.memory.components import (
     trains_adapters,
 )
 from eke.estimate.memory.sharding import held_at, layer_numbers
-from eke.models.families import FLOAT32_BYTES, family_of, is_classification
+from eke.models.families import family_of, is_classification
 from eke.models.sizes import STAGE, shared_state_bytes, training_structure
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
@@ -196,24 +196,18 @@ class _Moments:
         """Whether the head projects onto the vocabulary."""
         return not is_classification(self.config)
 
-    @property
-    def pieces(self) -> int:
-        """Bytes that the fused loss may need beyond its formula: the head's gradient in float32."""
-        fused = self.config.kernels.fused_linear_cross_entropy and self.has_vocabulary
-        return fused * FLOAT32_BYTES * self.shape.vocabulary * self.shape.hidden
-
     def forward(self) -> Moment:
         """The forward pass has ended: all logits are there."""
         acts = self.acts
         parts = self.held("forward", self.earlier) | self.kept(acts.casts)
-        parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward + self.pieces)
+        parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
         return Moment("forward", parts, "forward")
 
     def loss(self) -> Moment:
         """The backward pass begins: probabilities, and gradients of them and of the logits."""
         acts = self.acts
         parts = self.held("loss", self.earlier) | self.kept(acts.casts_kept)
-        room = acts.logits_backward + acts.logits_forward + self.pieces
+        room = acts.logits_backward + acts.logits_forward
         fused = (
             self.config.kernels.fused_linear_cross_entropy
             or self.config.kernels.option != "none"

@@ -33,8 +33,6 @@ class WorkFactors:
 
     moved: Span
     launches: Span
-    head: float
-    """Projections onto the vocabulary over those of the plain loss."""
 
 
 def effect_of(plan: Plan) -> WorkFactors:
@@ -47,11 +45,7 @@ def effect_of(plan: Plan) -> WorkFactors:
         launches = GRAPH_LAUNCHES
     if config.kernels.option == "liger":
         moved, launches = moved.by(LIGER), launches.by(LIGER)
-    # In 16 bits the projection is computed again in the backward pass
-    # (eke.rules.techniques.fused_loss_share).
-    fused = config.kernels.fused_linear_cross_entropy
-    head = 4 / 3 if fused and plan.compute.matmul != "float32" else 1.0
-    return WorkFactors(moved, launches, head)
+    return WorkFactors(moved, launches)
 
 
 NOTES = {

@@ -196,8 +196,6 @@ def work_of(plan: Plan) -> Work:
     effect = effect_of(plan)
     again, moved_again, launched_again = _repeated(plan, contents, shape, fused, layers)
     once = [*products(contents, shape, fused, False), *products(contents, shape, fused, True)]
-    # The vocabulary's projection once more where the fused loss does not keep it.
-    once = [_times(each, effect.head) if each.kind == "head" else each for each in once]
     moved = forward.moved + backward.moved + moved_again + _adapters(plan, contents, shape)
     launches = forward.launches + backward.launches
     if trains_adapters(plan.config):

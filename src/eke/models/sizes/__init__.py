@@ -10,11 +10,13 @@ from eke.models.sizes.optimizers import (
     quantises_state,
 )
 from eke.models.sizes.parameters import (
+    BLOCK_BYTES,
     ModelSize,
     SampleMeans,
     Targets,
     adapted_layers,
     choose_targets,
+    chunk_rows,
     is_ia3,
     is_ragged,
     linear_layers,

@@ -36,7 +36,7 @@ from eke.training.loop.stop import StopFlag
 from eke.training.model.adapters import experts_left_out, frozen_at_random
 from eke.training.model.checkpointing import build_activation_offload
 from eke.training.model.load_pretrained import LoadReport
-from eke.training.model.loss import LossFunction, build_loss
+from eke.training.model.loss import LossFunction, build_compiled_loss, build_loss
 from eke.training.model.number_formats import Formats, build_formats, compile_model
 from eke.training.model.save_model import build_trainable, load_weights, name_classes, stop_at_turns
 from eke.training.observe.memory_stages import memory_in_use
@@ -236,7 +236,7 @@ def _start(
     step = 0
     if checkpoint is not None:
         step = load_checkpoint(checkpoint, model, optimizer, formats.scaler, ranks.rank)
-    called, loss = compile_model(plan, shared), build_loss(plan)
+    called, loss = compile_model(plan, shared), build_compiled_loss(plan)
     if plan.config.distributed.option == "dp":  # one module, computed on each device of this rank
         called, loss = build_data_parallel(plan, called, loss, formats)
     plain = PlainUpdate(plan, called, optimizer, formats.scaler, _trainable(model))

@@ -60,11 +60,9 @@ https://github.com/Dao-AILab/flash-attention (flash_attn_interface.py, hopper/).
 
 LOSSES: dict[str, str] = {
     "nll_loss_forward": "cross_entropy",
-    "_linear_cross_entropy_batch_chunked": "linear_cross_entropy",
-    "_linear_cross_entropy_batch_chunked_no_reduction": "linear_cross_entropy",
+    "linear_cross_entropy": "linear_cross_entropy",
 }
-"""Operation that gives away how the loss is computed -> its name; the latter two are torch 2.13's.
-"""
+"""Operation that gives away how the loss is computed -> its name."""
 
 MATMULS = frozenset(
     {

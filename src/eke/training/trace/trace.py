@@ -171,8 +171,11 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             func = _ADDED
         kwargs = kwargs or {}
         if func.namespace in WRITTEN_IN_PYTHON and (body := _body(func)) is not None:
+            before, self._logits = self._logits, self._logits or _any_if_loss(func)
             with self:
-                return body(*args, **kwargs)
+                out = body(*args, **kwargs)
+            self._logits = before
+            return out
         answer = self._questions.answer(func, args, kwargs)
         if answer is not NotImplemented:
             self._note(func, args, answer)
@@ -275,9 +278,14 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return engine_owns(first)
 
 
-WRITTEN_IN_PYTHON = frozenset({"torch_nn", "transformers"})
+WRITTEN_IN_PYTHON = frozenset({"eke", "transformers"})
 """Namespaces of operators that are Python functions over other operators, which are traced in their
-place: torch 2.13's linear_cross_entropy, and transformers' grouped products."""
+place: the fused loss, and transformers' grouped products."""
+
+
+def _any_if_loss(func: Any) -> tuple[int, int] | None:
+    """The fused loss makes nothing but logits and what follows from them."""
+    return (1, 1) if func.namespace == "eke" else None
 
 
 @functools.cache

@@ -29,7 +29,6 @@ from eke.tuning.recipes.techniques import (
     DECIDES,
     STAYS,
     compiler,
-    computed_again,
     fused_loss,
     half,
     half_and_hint,
@@ -42,7 +41,7 @@ HOPPER = (9, 0)
 LOGITS_BYTES = 2 * 4
 """Of a token and an entry of the vocabulary: a float32 number, and its gradient."""
 HEAVY_SHARE = 0.25
-"""Of a sample's memory, from which the fused loss is worth its operations: a choice. They were 11.7
+"""Of a sample's memory, from which the fused loss is worth its launches: a choice. They were 11.7
 of 44.5 GiB of a Llama of 1B parameters in all (docs/lab/recipes.md)."""
 
 WORKERS = 2
@@ -100,7 +99,7 @@ def fused_loss_question(situation: Situation) -> Question | None:
         return None
     why = (
         f"float32 logits and their gradient would be {format_bytes(logits)}, {share:.0%} of what "
-        f"a step's samples need; it computes {computed_again(situation):.0%} more"
+        "a step's samples need"
     )
     candidate = RecipeOption(fused_loss(situation), why)
     decides = ("kernels", "kernels.fused_linear_cross_entropy")

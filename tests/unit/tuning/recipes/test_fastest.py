@@ -126,7 +126,7 @@ def test_the_fused_loss_is_for_vocabularies_that_weigh() -> None:
 
 def test_why_a_heavy_loss_stays_as_it_is() -> None:
     """A short batch's logits weigh much of little: nothing is gained, and that is said."""
-    short = ("model=llama_1b", "data=synthetic", "data.seq_len=256", "hardware=h100")
+    short = ("model=llama_1b", "data=synthetic", "data.seq_len=128", "hardware=h100")
     plan = planned(FASTEST, *short)
     assert plan.choices["kernels"] == "none"
     assert "it would need no less memory" in said(plan, "kernels").reason

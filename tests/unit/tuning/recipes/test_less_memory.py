@@ -91,17 +91,17 @@ def test_low_memory_keeps_frozen_weights_in_16_bits(hardware, half, packages) ->
 
 @pytest.mark.slow
 def test_of_combinations_that_are_as_good_one_with_room_is_taken(packages) -> None:
-    """Recomputing all saves nothing of the expected peak, and something of the highest one."""
+    """The fused loss saves nothing of the expected peak, and something of the highest one."""
     packages()
     asked = (LOW, "model=llama_1b", "data=synthetic", "data.seq_len=256")
     mild = planned(*asked, "hardware=h200")
-    full = planned(*asked, "memory=checkpointing", "hardware=h200")
-    assert mild.choices["memory"] != "checkpointing"
-    assert peak(mild) == peak(full)
-    highest = [forecast(plan).peak.high for plan in (full, mild)]
+    fused = planned(*asked, "kernels=fused_linear_cross_entropy", "hardware=h200")
+    assert mild.choices["kernels"] == "none"
+    assert peak(mild) == peak(fused)
+    highest = [forecast(plan).peak.high for plan in (fused, mild)]
     assert highest[0] < highest[1]
     plan = planned_with(sum(highest) // 2, *asked)
-    assert plan.choices["memory"] == "checkpointing"
+    assert plan.choices["kernels"] == "fused_linear_cross_entropy"
     assert forecast(plan).verdict is Verdict.fits
 
 

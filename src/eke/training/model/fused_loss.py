@@ -1,0 +1,199 @@
+"""Projection onto the vocabulary and cross-entropy as one operation that never has all logits.
+
+Rows are projected a chunk at a time. A chunk's logits become their own gradient in place, and the
+gradients of hidden states and projection are made of it in the forward pass, so that nothing is
+projected twice. Liger-Kernel does the same (arXiv:2410.10989, section 3.2).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eke.common.text import IGNORED
+from eke.models.sizes import BLOCK_BYTES, chunk_rows
+
+FLOAT16_SCALE = 1024.0
+"""Factor of gradients in float16, whose smallest normal number is 6e-5: a probability of 1e-5 or
+less would lose digits, and one below 6e-8 would be zero. Ends at 65504."""
+
+Fused = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def fused_loss_sum(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    compiled: bool = False,
+) -> Tensor:
+    """What `loss_sum` makes of the logits, without the logits; differentiable once.
+
+    Products take autocast's format, as those of a linear layer do; probabilities, the loss and the
+    projection's gradient are float32.
+
+    Args:
+        hidden: (..., width).
+        weight: (vocabulary, width).
+        bias: (vocabulary,) or None.
+        labels: (...), IGNORED where nothing is to be predicted.
+        smoothing: share of each target that is spread over the vocabulary.
+        compiled: inductor compiles what is done to the logits.
+    """
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    needed = [
+        torch.is_grad_enabled() and tensor is not None and tensor.requires_grad
+        for tensor in (hidden, weight, bias)
+    ]
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    flat = labels.reshape(-1)
+    loss: Tensor = linear_cross_entropy(
+        rows, weight, bias, flat, smoothing, compiled, dtype, needed
+    )[0]
+    return loss
+
+
+@torch.library.custom_op("eke::linear_cross_entropy", mutates_args=())
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    compiled: bool,
+    dtype: torch.dtype,
+    needed: list[bool],
+) -> Fused:
+    """The summed loss, a float32 scalar, and its gradients by hidden states, weight and bias.
+
+    An operator of its own, so that a compiler takes it as it is. Gradients that are not needed are
+    empty; in float16 they are FLOAT16_SCALE times as large.
+
+    Args:
+        hidden: (rows, width).
+        weight: (vocabulary, width).
+        bias: (vocabulary,) or None.
+        labels: (rows,).
+        smoothing: share of each target that is spread over the vocabulary.
+        compiled: inductor compiles what is done to the logits.
+        dtype: of the products.
+        needed: gradients of hidden states, weight and bias.
+    """
+    results = _outputs(hidden, weight, needed)
+    loss, of_hidden, of_weight, of_bias = (result.zero_() for result in results)
+    matrix, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
+    derive = _compiled_gradient() if compiled else _gradient_in_blocks
+    size = chunk_rows(len(hidden), len(weight), dtype.itemsize)
+    for first in range(0, len(hidden), size):
+        chunk = slice(first, first + size)
+        ignored = (labels[chunk] == IGNORED)[:, None]
+        # Rows without a label are zero in each product with the gradient of the logits.
+        vectors = hidden[chunk].to(dtype).masked_fill(ignored, 0)
+        logits = F.linear(vectors, matrix, offset)
+        loss += derive(logits, labels[chunk], smoothing)
+        if needed[0]:
+            of_hidden[chunk] = (logits @ matrix).masked_fill_(ignored, 0)
+        if needed[1]:
+            _add_product(of_weight, logits.t(), vectors)
+        if needed[2]:
+            of_bias += logits.masked_fill_(ignored, 0).sum(0, dtype=torch.float32)
+        del logits  # before the next chunk's
+    return results
+
+
+def _outputs(hidden: Tensor, weight: Tensor, needed: list[bool]) -> Fused:
+    """The operator's results, without values."""
+    return (
+        hidden.new_empty((), dtype=torch.float32),
+        torch.empty_like(hidden) if needed[0] else hidden.new_empty(0),
+        weight.new_empty(weight.shape if needed[1] else 0, dtype=torch.float32),
+        weight.new_empty(len(weight) if needed[2] else 0, dtype=torch.float32),
+    )
+
+
+linear_cross_entropy.register_fake(
+    lambda hidden, weight, bias, labels, smoothing, compiled, dtype, needed: _outputs(
+        hidden, weight, needed
+    )
+)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Fused) -> None:
+    """Keep the gradients; not as saved tensors, which `memory=activation_offload` would move."""
+    ctx.gradients = output[1:]
+    ctx.dtype, ctx.needed = inputs[-2:]
+    ctx.mark_non_differentiable(*ctx.gradients)
+
+
+def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
+    """Gradients times that of the loss, in place: the projection's is the largest of the model."""
+    if ctx.gradients is None:
+        raise RuntimeError("the fused loss has no second backward pass")
+    gradients, ctx.gradients = ctx.gradients, None
+    factor = of_loss / FLOAT16_SCALE if ctx.dtype is torch.float16 else of_loss
+    pairs = zip(gradients, ctx.needed, strict=True)
+    given = [gradient.mul_(factor) if need else None for gradient, need in pairs]
+    return (*given, None, None, None, None, None)
+
+
+linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
+
+
+def to_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Turn logits into the loss's gradient by them, in place; returns the summed loss.
+
+    The gradient of a row without a label is not zero, but as if it had no target.
+
+    Args:
+        logits: (rows, vocabulary).
+        labels: (rows,).
+        smoothing: share of each target that is spread over the vocabulary.
+    """
+    logs = F.log_softmax(logits, -1, dtype=torch.float32)
+    targets, spread = labels.clamp(min=0)[:, None], smoothing / logits.shape[-1]
+    losses = (smoothing - 1) * logs.gather(1, targets)[:, 0]
+    if smoothing:
+        losses = losses - spread * logs.sum(-1)
+    loss = losses.masked_fill(labels == IGNORED, 0).sum()
+    if torch.compiler.is_compiling():  # fused into one pass, which writes nothing else
+        is_target = torch.arange(logits.shape[-1], device=logits.device) == targets
+        gradient = logs.exp() - spread - torch.where(is_target, 1 - smoothing, 0.0)
+    else:
+        gradient = logs.exp_().sub_(spread) if smoothing else logs.exp_()
+        gradient.scatter_(1, targets, smoothing - 1, reduce="add")
+    if logits.dtype is torch.float16:
+        gradient *= FLOAT16_SCALE
+    logits.copy_(gradient)
+    return loss
+
+
+def _gradient_in_blocks(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """`to_gradient`, with few probabilities in memory at once."""
+    rows = max(1, BLOCK_BYTES // (4 * logits.shape[-1]))
+    loss = logits.new_zeros((), dtype=torch.float32)
+    pairs = zip(torch.split(logits, rows), torch.split(labels, rows), strict=True)
+    for block, targets in pairs:
+        loss += to_gradient(block, targets, smoothing)
+    return loss
+
+
+@functools.cache
+def _compiled_gradient() -> Callable[[Tensor, Tensor, float], Tensor]:
+    return torch.compile(to_gradient)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to a float32 total, not rounded to 16 bits where PyTorch has that."""
+    if left.dtype is torch.float32:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    elif left.dtype is torch.float16:  # a sum over rows may exceed 65504
+        total.addmm_(left.float(), right.float())
+    else:
+        total += left @ right
