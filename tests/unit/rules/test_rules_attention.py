@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from recipe_plans import planned
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import BloomForCausalLM
 from unit.rules.cases_attention import RAGGED, save_bloom
@@ -84,6 +85,28 @@ def test_another_error_is_passed_on() -> None:
         pinned_backend(hand_plan("attention.backend=math")),
     ):
         raise RuntimeError("something else")
+
+
+RAGGED_H100 = ("data=synthetic", "data.lengths=uniform", "data.seq_len=512", "hardware=h100")
+SWITCHES = {
+    "lengths differ": (RAGGED_H100, False),
+    "multiples of 64": ((*RAGGED_H100, "data.pad_to_multiple_of=64"), True),
+    "packed rows": ((*RAGGED_H100, "data.packing=on"), True),
+    "one length": (("data=synthetic", "data.seq_len=512", "hardware=h100"), True),
+    "a GPU where cuDNN is not first": ((*RAGGED_H100[:-1], "hardware=a100_80"), True),
+    "typed": ((*RAGGED_H100, "precision=bf16", "attention.backend=cudnn"), True),
+}
+
+
+@pytest.mark.parametrize(("overrides", "cudnn"), SWITCHES.values(), ids=SWITCHES.keys())
+def test_cudnn_is_left_out_where_it_would_prepare_each_length(overrides, cudnn) -> None:
+    plan = planned(*overrides)
+    said = [d.value for d in plan.decisions if d.key == "attention.backend"]
+    assert said == ([] if cudnn else ["auto, without cudnn"])
+    with pinned_backend(plan):
+        assert torch.backends.cuda.cudnn_sdp_enabled() is cudnn
+        if not cudnn:
+            assert torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_switches_are_as_before_afterwards() -> None:

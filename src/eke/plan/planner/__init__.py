@@ -23,6 +23,7 @@ from eke.plan.planner.plan import (
 )
 from eke.plan.planner.planner import (
     PLACES,
+    avoids_cudnn,
     make_plan,
     outline_record,
     remove_swap,

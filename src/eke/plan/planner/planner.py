@@ -29,6 +29,7 @@ from eke.config.schema import (
     Config,
     Evaluation,
     NvmeOffload,
+    Packing,
     PretrainedModel,
     Switch,
     Weights,
@@ -41,6 +42,7 @@ from eke.models.sizes import (
     adapted_layers,
     decide_formats,
     is_ia3,
+    is_ragged,
     model_size,
     optimizer_entry,
     projection_rank,
@@ -336,6 +338,11 @@ def _plan_compute(
     if isinstance(model, PretrainedModel) and model.supports_sdpa is False:
         reason = f"transformers' class for {model.model_type} has no sdpa"
         decisions.append(Decision("attention", config.attention.option, reason))
+    if avoids_cudnn(config, device):
+        reason = (
+            "lengths differ, and cuDNN prepares 0.3 to 0.4 s for each new one (seen: H100, 9.19)"
+        )
+        decisions.append(Decision("attention.backend", "auto, without cudnn", reason))
     return ComputePlan(
         autocast=autocast,
         loss_scaling=scaling,
@@ -427,6 +434,28 @@ def shares_heads(plan: Plan, dtype: str | None = None) -> bool:
         return True  # the one kernel that may run is another
     new_enough = (device.capability or FLASH_CAPABILITY) >= FLASH_CAPABILITY
     return new_enough and (dtype or plan.compute.matmul) in HALF
+
+
+CUDNN_FIRST = (9, 0)
+"""Where PyTorch prefers cuDNN's attention to its own (sdp_utils.cpp, torch 2.11)."""
+
+FEW_LENGTHS = 16
+"""So many are prepared in the time of a few steps."""
+
+
+def avoids_cudnn(config: Config, device: Device) -> bool:
+    """Whether PyTorch may choose any kernel but cuDNN's, which is fast, but not in a new shape."""
+    attention, data = config.attention, config.data
+    is_open = attention.option == "sdpa" and attention.backend is Backend.auto
+    lengths = data.seq_len / (data.pad_to_multiple_of or 1)
+    return (
+        is_open
+        and device.kind == "cuda"
+        and (device.capability or CUDNN_FIRST) >= CUDNN_FIRST
+        and is_ragged(config)
+        and data.packing is not Packing.on
+        and lengths > FEW_LENGTHS
+    )
 
 
 WORTH_SAYING_FRAC = 0.1

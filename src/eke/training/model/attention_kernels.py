@@ -18,7 +18,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eke.common.errors import RunError
 from eke.config.schema import Backend
-from eke.plan.planner import Plan, shares_heads
+from eke.plan.planner import Plan, avoids_cudnn, shares_heads
 
 ATTENTION: dict[str, str] = {
     "eager": "eager",
@@ -202,14 +202,17 @@ def _watch_flex(kernels: set[str]) -> Iterator[None]:
         ALL_ATTENTION_FUNCTIONS[name] = true_call
 
 
-BACKENDS: dict[Backend, SDPBackend | None] = {
-    Backend.auto: None,
+BACKENDS: dict[Backend, SDPBackend] = {
     Backend.flash: SDPBackend.FLASH_ATTENTION,
     Backend.mem_efficient: SDPBackend.EFFICIENT_ATTENTION,
     Backend.cudnn: SDPBackend.CUDNN_ATTENTION,
     Backend.math: SDPBackend.MATH,
 }
-"""`attention.backend` -> PyTorch's name for it; None leaves the choice to PyTorch."""
+"""`attention.backend` -> PyTorch's name for it; auto leaves the choice to PyTorch."""
+
+ALL_BUT_CUDNN: list[SDPBackend] = [
+    b for b in BACKENDS.values() if b is not SDPBackend.CUDNN_ATTENTION
+]
 
 EXPECTED: dict[Backend, frozenset[str]] = {
     Backend.auto: frozenset({"flash", "flash_cpu", "mem_efficient", "cudnn", "math"}),
@@ -232,11 +235,13 @@ def pinned_backend(plan: Plan) -> Iterator[None]:
         RunError: the kernel does not take this model's inputs; PyTorch warns of its reasons.
     """
     attention = plan.config.attention
-    backend = BACKENDS[attention.backend] if attention.option == "sdpa" else None
-    if backend is None:
-        yield
+    pinned = BACKENDS.get(attention.backend) if attention.option == "sdpa" else None
+    if pinned is None:
+        without_cudnn = avoids_cudnn(plan.config, plan.device)
+        with sdpa_kernel(ALL_BUT_CUDNN) if without_cudnn else nullcontext():
+            yield
         return
-    with sdpa_kernel(backend):
+    with sdpa_kernel(pinned):
         try:
             yield
         except RuntimeError as error:
