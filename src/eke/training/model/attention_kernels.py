@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from eke.common.errors import RunError
 from eke.config.schema import Backend
@@ -141,7 +141,9 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Notes the operation, then runs it."""
+        """Notes the operation, then runs it; of a subclass's, those that it is made of."""
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented
         self._note(*_innermost(func, args))
         return func(*args, **(kwargs or {}))
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eke.common.text import IGNORED
+from eke.models.families import FLOAT32_BYTES
 from eke.models.sizes import BLOCK_BYTES, chunk_rows
 
 FLOAT16_SCALE = 1024.0
@@ -87,7 +88,7 @@ def linear_cross_entropy(
     results = _outputs(hidden, weight, needed)
     loss, of_hidden, of_weight, of_bias = (result.zero_() for result in results)
     matrix, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
-    derive = _compiled_gradient() if compiled else _gradient_in_blocks
+    derive = to_gradient_compiled if compiled else to_gradient
     size = chunk_rows(len(hidden), len(weight), dtype.itemsize)
     for first in range(0, len(hidden), size):
         chunk = slice(first, first + size)
@@ -154,37 +155,48 @@ def to_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         labels: (rows,).
         smoothing: share of each target that is spread over the vocabulary.
     """
-    logs = F.log_softmax(logits, -1, dtype=torch.float32)
-    targets, spread = labels.clamp(min=0)[:, None], smoothing / logits.shape[-1]
-    losses = (smoothing - 1) * logs.gather(1, targets)[:, 0]
-    if smoothing:
-        losses = losses - spread * logs.sum(-1)
-    loss = losses.masked_fill(labels == IGNORED, 0).sum()
-    if torch.compiler.is_compiling():  # fused into one pass, which writes nothing else
-        is_target = torch.arange(logits.shape[-1], device=logits.device) == targets
-        gradient = logs.exp() - spread - torch.where(is_target, 1 - smoothing, 0.0)
-    else:
+    rows = max(1, BLOCK_BYTES // (FLOAT32_BYTES * logits.shape[-1]))
+    loss = logits.new_zeros((), dtype=torch.float32)
+    spread = smoothing / logits.shape[-1]
+    pairs = zip(torch.split(logits, rows), torch.split(labels, rows), strict=True)
+    for block, own in pairs:
+        logs = F.log_softmax(block, -1, dtype=torch.float32)
+        targets = own.clamp(min=0)[:, None]
+        losses = (smoothing - 1) * logs.gather(1, targets)[:, 0]
+        if smoothing:
+            losses -= spread * logs.sum(-1)
+        loss += losses.masked_fill_(own == IGNORED, 0).sum()
         gradient = logs.exp_().sub_(spread) if smoothing else logs.exp_()
         gradient.scatter_(1, targets, smoothing - 1, reduce="add")
-    if logits.dtype is torch.float16:
-        gradient *= FLOAT16_SCALE
-    logits.copy_(gradient)
+        block.copy_(gradient.mul_(FLOAT16_SCALE) if block.dtype is torch.float16 else gradient)
     return loss
 
 
-def _gradient_in_blocks(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """`to_gradient`, with few probabilities in memory at once."""
-    rows = max(1, BLOCK_BYTES // (4 * logits.shape[-1]))
-    loss = logits.new_zeros((), dtype=torch.float32)
-    pairs = zip(torch.split(logits, rows), torch.split(labels, rows), strict=True)
-    for block, targets in pairs:
-        loss += to_gradient(block, targets, smoothing)
-    return loss
+def to_gradient_compiled(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """The same, in one pass that reads logits twice and writes them once."""
+    if smoothing:  # of HF Trainer alone
+        return to_gradient(logits, labels, smoothing)
+    targets = labels.clamp(min=0)
+    # Not compiled: torch 2.11 would take it from the gradient that overwrites the logits.
+    chosen = logits.gather(1, targets[:, None])[:, 0].float()
+    losses = _compiled()(logits, targets) - chosen
+    return losses.masked_fill_(labels == IGNORED, 0).sum()
 
 
 @functools.cache
-def _compiled_gradient() -> Callable[[Tensor, Tensor, float], Tensor]:
-    return torch.compile(to_gradient)
+def _compiled() -> Callable[[Tensor, Tensor], Tensor]:
+    """Compiled code of what is done to each logit."""
+    return torch.compile(_overwrite)
+
+
+def _overwrite(logits: Tensor, targets: Tensor) -> Tensor:
+    """Turn logits into their gradient; returns the logarithm of each row's sum, (rows,)."""
+    wide = logits.float()
+    normaliser = torch.logsumexp(wide, -1)
+    is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    gradient = (wide - normaliser[:, None]).exp() - is_target.float()
+    logits.copy_(gradient * FLOAT16_SCALE if logits.dtype is torch.float16 else gradient)
+    return normaliser
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

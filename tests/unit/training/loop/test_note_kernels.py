@@ -71,7 +71,9 @@ def test_a_loss_that_is_not_fused_is_warned_about(trained, monkeypatch) -> None:
     from eke.training.model.loss import from_logits
 
     monkeypatch.setattr("eke.training.model.save_model.apply_loss", lambda plan, model: None)
-    monkeypatch.setattr("eke.training.loop.training_state.build_loss", lambda plan: from_logits)
+    monkeypatch.setattr(
+        "eke.training.loop.training_state.build_compiled_loss", lambda p: from_logits
+    )
     job = trained("kernels=fused_linear_cross_entropy")
     assert job.effective["loss_kernels"] == ["cross_entropy"]
     assert about(job, "fused_linear_cross_entropy=true had no effect")

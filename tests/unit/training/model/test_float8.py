@@ -97,3 +97,15 @@ def test_every_recipe_is_one_of_torchaos() -> None:
 
     known = {recipe.value for recipe in Float8LinearRecipeName}
     assert {recipe.value for recipe in Float8} - {"off"} <= known
+
+
+@pytest.mark.slow
+def test_the_probe_sees_the_products_of_float8(recwarn) -> None:
+    """torchao's tensors say bfloat16; what is multiplied is inside them."""
+    from torchao.float8 import convert_to_float8_training
+
+    layer = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64, bias=False)).bfloat16())
+    with KernelProbe() as probe:
+        layer(torch.randn(32, 64, dtype=torch.bfloat16)).sum().backward()
+    assert probe.seen().matmul_dtypes == ("float8_e4m3fn",)
+    assert probe.seen().num_matmuls == 3

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from recipe_plans import planned
 from torch import nn
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs
@@ -13,7 +14,9 @@ from eke.training.model.build_model import build_model
 from eke.training.model.fused_loss import BLOCK_BYTES, fused_loss_sum
 from eke.training.model.loss import (
     apply_loss,
+    build_compiled_loss,
     build_loss,
+    compiled_loss_sum,
     from_logits,
     from_loss_head,
     has_fused_loss,
@@ -130,6 +133,98 @@ def test_a_large_vocabulary_never_has_all_its_logits() -> None:
     assert plain > 2 * logits_bytes
     chunk, block, gradients = logits_bytes // 4, BLOCK_BYTES, 2 * 32768 * 32 * 4
     assert fused < chunk + 2 * block + gradients
+
+
+def gradients_of(take, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The loss and its gradients by these."""
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    loss = take(*leaves)
+    (3 * loss).backward()
+    return [loss.detach().double(), *(leaf.grad.double() for leaf in leaves)]
+
+
+COMPILED = pytest.param(True, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("compiled", [False, COMPILED])
+def test_gradients_are_the_plain_ones_whatever_the_chunks(compiled, smoothing, monkeypatch) -> None:
+    """In float32 to 1e-6; 300 rows in chunks of 64 and blocks of 16, a seventh without a label."""
+    monkeypatch.setattr("eke.models.sizes.parameters.CHUNK_BYTES", 64 * 1000 * 4)
+    monkeypatch.setattr("eke.training.model.fused_loss.BLOCK_BYTES", 16 * 1000 * 4)
+    torch.manual_seed(0)
+    tensors = torch.randn(300, 64), torch.randn(1000, 64) / 3, torch.randn(1000)
+    labels = torch.randint(0, 1000, (300,))
+    labels[::7] = -100
+    plain = gradients_of(lambda h, w, b: loss_sum(F.linear(h, w, b), labels, smoothing), *tensors)
+    fused = gradients_of(
+        lambda h, w, b: fused_loss_sum(h, w, b, labels, smoothing, compiled), *tensors
+    )
+    for expected, found in zip(plain, fused, strict=True):
+        assert (found - expected).norm() < 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("compiled", [False, COMPILED])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_in_sixteen_bits_it_is_no_further_from_the_truth(dtype, compiled) -> None:
+    """Than the plain loss under autocast, by float64; 20,000 classes, so that most have 1e-5."""
+    torch.manual_seed(0)
+    tensors = torch.randn(128, 64), torch.randn(20000, 64) * 0.02
+    labels = torch.randint(0, 20000, (128,))
+
+    def half(take):
+        def under_autocast(*leaves):
+            with torch.autocast("cpu", dtype=dtype):
+                return take(*leaves)
+
+        return under_autocast
+
+    exact = gradients_of(
+        lambda h, w: F.cross_entropy(h @ w.t(), labels, reduction="sum"),
+        *(tensor.double() for tensor in tensors),
+    )
+    plain = gradients_of(half(lambda h, w: loss_sum(F.linear(h, w), labels)), *tensors)
+    fused = gradients_of(
+        half(lambda h, w: fused_loss_sum(h, w, None, labels, 0.0, compiled)), *tensors
+    )
+    for truth, old, new in zip(exact, plain, fused, strict=True):
+        assert (new - truth).norm() < 1.1 * (old - truth).norm() + 1e-5 * truth.norm()
+
+
+def test_what_is_frozen_gets_no_gradient_and_evaluation_makes_none() -> None:
+    hidden, weight = torch.randn(9, 8, requires_grad=True), torch.randn(20, 8)
+    labels = torch.arange(9)
+    fused_loss_sum(hidden, weight, None, labels).backward()
+    assert hidden.grad is not None
+    with torch.no_grad():
+        assert not fused_loss_sum(hidden, weight, None, labels).requires_grad
+
+
+def test_a_second_backward_pass_is_refused() -> None:
+    """The gradients were given away; they would be scaled twice."""
+    hidden = torch.randn(9, 8, requires_grad=True)
+    loss = fused_loss_sum(hidden, torch.randn(20, 8), None, torch.arange(9))
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="no second backward pass"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("hardware", ["h100", "cpu"])
+def test_the_loss_is_compiled_with_the_model_on_a_gpu(hardware) -> None:
+    overrides = ("compile=inductor", "compile.regional=true", f"hardware={hardware}")
+    loss = build_compiled_loss(planned(*overrides))
+    assert getattr(loss, "keywords", None) == ({"compiled": True} if hardware == "h100" else None)
+
+
+@pytest.mark.slow
+def test_the_compiled_plain_loss_is_the_plain_loss() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(6, 5, 40), torch.randint(0, 40, (6, 5))
+    plain, compiled = (
+        gradients_of(lambda x: take(x, labels), logits) for take in (loss_sum, compiled_loss_sum())
+    )
+    for expected, found in zip(plain, compiled, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_model_without_a_projection_is_refused() -> None:
