@@ -5,6 +5,7 @@ One process shares nothing out. What several do, test_gpu_ranks and, on CPUs, te
 
 import pytest
 from equivalence_compare import largest_difference
+from transformers import LlamaConfig, LlamaForCausalLM
 
 pytestmark = pytest.mark.gpu
 
@@ -21,9 +22,20 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A checkpoint: ZeRO-3 draws random weights on the host, which are not a GPU's."""
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0)).save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.mark.parametrize(("overrides", "state"), CASES.values(), ids=CASES.keys())
-def test_a_stage_is_the_plain_loop(overrides, state, trained) -> None:
-    plain, zero = trained(), trained(*ALONE, *overrides)
+def test_a_stage_is_the_plain_loop(overrides, state, trained, saved) -> None:
+    model = ("model=pretrained", f"model.name_or_path={saved}")
+    plain, zero = trained(*model), trained(*model, *ALONE, *overrides)
     assert largest_difference(plain.curve, zero.curve) < 1e-4
     found = zero.effective["deepspeed"]
     assert found["stage"] == int(overrides[0][-1])

@@ -8,8 +8,12 @@ from eke.models.sizes import state_bytes
 
 pytestmark = pytest.mark.gpu
 
+WIDE = ("model.hidden_size=512", "model.intermediate_size=1024")
+"""Tensors of 100000 numbers and more are paged: these have 512 x 1024."""
+
 BESIDE = {
     "adamw_bf16_sr": ("precision=bf16_pure",),
+    "paged_adamw_8bit": WIDE,
     "schedule_free": ("schedule=constant",),
 }
 """What an optimizer needs beside itself."""
@@ -33,9 +37,7 @@ def test_implementations_of_adamw_agree(option, trained) -> None:
 
 
 def test_a_paged_state_is_paged_and_the_same(trained) -> None:
-    """Tensors of 100000 numbers and more are paged: these have 512 x 1024."""
-    wide = ("model.hidden_size=512", "model.intermediate_size=1024")
-    kept, paged = (trained(*wide, f"optimizer={name}adamw_8bit") for name in ("", "paged_"))
+    kept, paged = (trained(*WIDE, f"optimizer={name}adamw_8bit") for name in ("", "paged_"))
     assert largest_difference(kept.curve, paged.curve) < 1e-4
     assert kept.effective["optimizer_paged_bytes"] == 0
     paged.needs_effect()

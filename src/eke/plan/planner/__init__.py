@@ -25,6 +25,7 @@ from eke.plan.planner.planner import (
     PLACES,
     avoids_cudnn,
     make_plan,
+    maps_memory,
     outline_record,
     remove_swap,
     replan,

@@ -11,6 +11,7 @@ What of a record follows from the plan: the same whether the worker or its super
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -288,6 +289,10 @@ def _plan_deepspeed(
     zero = mine["zero_optimization"]
     reason = "hidden_size squared, as transformers' auto"
     decisions.append(Decision("DeepSpeed bucket", str(zero["reduce_bucket_size"]), reason))
+    is_random = not isinstance(config.model, PretrainedModel)
+    if zero["stage"] == 3 and device.kind == "cuda" and is_random:
+        reason = "not the numbers that a GPU draws: losses start elsewhere than without ZeRO-3"
+        decisions.append(Decision("random weights", "drawn on the host", reason))
     if theirs is None:
         return mine, []
     reason = f"laid over eke's settings: {', '.join(sorted(theirs)) or 'nothing'}"
@@ -339,10 +344,11 @@ def _plan_compute(
         reason = f"transformers' class for {model.model_type} has no sdpa"
         decisions.append(Decision("attention", config.attention.option, reason))
     if avoids_cudnn(config, device):
-        reason = (
-            "lengths differ, and cuDNN prepares 0.3 to 0.4 s for each new one (seen: H100, 9.19)"
-        )
+        reason = "lengths differ, and cuDNN prepares 0.3 s or more for each (seen: H100, 9.19)"
         decisions.append(Decision("attention.backend", "auto, without cudnn", reason))
+    if maps_memory(config, device):
+        reason = "lengths differ: without it 57 GiB were reserved for 30 in use (seen: H100, 1B)"
+        decisions.append(Decision("CUDA memory", "expandable segments", reason))
     return ComputePlan(
         autocast=autocast,
         loss_scaling=scaling,
@@ -445,17 +451,26 @@ FEW_LENGTHS = 16
 
 def avoids_cudnn(config: Config, device: Device) -> bool:
     """Whether PyTorch may choose any kernel but cuDNN's, which is fast, but not in a new shape."""
-    attention, data = config.attention, config.data
+    attention = config.attention
     is_open = attention.option == "sdpa" and attention.backend is Backend.auto
+    is_first = device.kind == "cuda" and (device.capability or CUDNN_FIRST) >= CUDNN_FIRST
+    return is_open and is_first and _has_many_lengths(config)
+
+
+def maps_memory(config: Config, device: Device) -> bool:
+    """Whether CUDA's allocator maps memory in pieces that it joins, and not block by block.
+
+    A user's own setting of the allocator wins.
+    """
+    is_set = any(os.environ.get(f"PYTORCH_{kind}ALLOC_CONF") for kind in ("", "CUDA_"))
+    return device.kind == "cuda" and not is_set and _has_many_lengths(config)
+
+
+def _has_many_lengths(config: Config) -> bool:
+    """Whether micro-batches come in more than a few shapes."""
+    data = config.data
     lengths = data.seq_len / (data.pad_to_multiple_of or 1)
-    return (
-        is_open
-        and device.kind == "cuda"
-        and (device.capability or CUDNN_FIRST) >= CUDNN_FIRST
-        and is_ragged(config)
-        and data.packing is not Packing.on
-        and lengths > FEW_LENGTHS
-    )
+    return is_ragged(config) and data.packing is not Packing.on and lengths > FEW_LENGTHS
 
 
 WORTH_SAYING_FRAC = 0.1

@@ -26,7 +26,7 @@ from eke.results.trackers import Tracker
 from eke.results.trackers.tracker import Untracked
 from eke.training.distributed.ranks import ALONE, Ranks
 from eke.training.loop import loop
-from eke.training.loop.environment import quiet_libraries, seconds_since_start
+from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
 from eke.training.loop.failure import classify
 from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.results import (
@@ -126,6 +126,7 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     """Build and train; returns the outcome in any case."""
     plan, paths, number, ranks = attempt.plan, attempt.paths, attempt.number, attempt.ranks
     quiet_libraries(plan)
+    configure_allocator(plan)
     meter = Meter(HostClock(), number, timed_from=0)
     try:
         note_first_stages(attempt)

@@ -15,7 +15,7 @@ from pathlib import Path
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import own_folder
 from eke.data.sources import cache_folder
-from eke.plan.planner import Plan
+from eke.plan.planner import Plan, maps_memory
 from eke.training.model import import_transformers
 
 QUIET = {
@@ -54,6 +54,14 @@ def quiet_libraries(plan: Plan) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def configure_allocator(plan: Plan) -> None:
+    """Set what the plan says of CUDA's allocator, before its first use."""
+    if maps_memory(plan.config, plan.device):
+        import torch
+
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}

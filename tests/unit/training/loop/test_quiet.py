@@ -6,10 +6,16 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from recipe_plans import planned
 from support import environment
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 
-from eke.training.loop.environment import TALKERS, quiet_imports, quiet_libraries
+from eke.training.loop.environment import (
+    TALKERS,
+    configure_allocator,
+    quiet_imports,
+    quiet_libraries,
+)
 
 SAVE = """
 import sys
@@ -72,3 +78,34 @@ def test_deepspeed_is_told_of_a_cpu_alone(device, told, monkeypatch, levels) -> 
     with warnings.catch_warnings():
         quiet_libraries(plan_of(*SYNTHETIC, device=device))
     assert environ.get("DS_ACCELERATOR") == told
+
+
+RAGGED = ("data=synthetic", "data.lengths=uniform", "data.seq_len=512", "hardware=h100")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "variable", "expected"),
+    [
+        (RAGGED, None, ["expandable_segments:True"]),
+        (RAGGED, "PYTORCH_ALLOC_CONF", []),
+        (RAGGED, "PYTORCH_CUDA_ALLOC_CONF", []),
+        ((*RAGGED, "data.packing=on"), None, []),
+        (("data=synthetic", "hardware=h100"), None, []),
+        ((*RAGGED[:-1], "hardware=cpu"), None, []),
+    ],
+    ids=["ragged", "variable", "old variable", "packed", "fixed", "cpu"],
+)
+def test_the_allocator_joins_pieces_where_lengths_differ(
+    overrides, variable, expected, monkeypatch
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr("torch._C._accelerator_setAllocatorSettings", found.append)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "max_split_size_mb:64")
+    plan = planned(*overrides)
+    configure_allocator(plan)
+    assert found == expected
+    said = "CUDA memory" in {decision.key for decision in plan.decisions}
+    assert said == bool(expected)
