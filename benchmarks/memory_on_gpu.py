@@ -96,7 +96,8 @@ def planned(overrides: tuple[str, ...]) -> Plan | None:
 
 def measure(overrides: tuple[str, ...], limit_s: float) -> dict[str, Any]:
     """Peaks of one training, or how it ended."""
-    path = f"{REPO / 'src'}:{REPO / 'tests'}"
+    folders = [REPO / "src", REPO / "tests", os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(str(folder) for folder in folders if folder)
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(

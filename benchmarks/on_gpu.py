@@ -139,7 +139,8 @@ def run_tests(part: Part, limit_s: float) -> Row:
     on = "cpu" if detect().kind == "cpu" else "cuda"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.xml"
-        pytest = ["-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", *part.arguments]
+        plugins = ("-p", "no:cacheprovider", "-p", "no:benchmark")  # that one warns
+        pytest = ["-m", "pytest", "-v", "-m", "gpu", *plugins, *part.arguments]
         done = spawn([*pytest, *one_test_at_most(), f"--junitxml={file}"], limit_s,
                      EKE_GPU_TESTS_ON=on, PYTEST_ADDOPTS="")  # fmt: skip
         if not file.exists():

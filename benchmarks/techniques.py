@@ -30,7 +30,7 @@ from eke.common.errors import ConfigError
 from eke.common.files import plain, write_atomic
 from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
-from eke.hardware import Device, detect, environment
+from eke.hardware import Device, detect, environment, option_of
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE
 from eke.rules import RULES, Facts, Severity, check
@@ -108,8 +108,10 @@ def main() -> int:
 
 
 def short_name(device: Device) -> str:
-    """`cpu`, or the last word of a GPU's name: `h200`."""
-    return "cpu" if device.kind == "cpu" else device.name.split()[-1].lower()
+    """`cpu`, or a GPU's option or name: `h200`."""
+    if device.kind == "cpu":
+        return "cpu"
+    return option_of(device.name) or device.name.lower().replace(" ", "_")
 
 
 def begin(file: Path, device: Device) -> dict[str, Any]:

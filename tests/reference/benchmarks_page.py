@@ -174,10 +174,22 @@ SECTIONS = (
         ),
         "fit.md#2026-11-24-choices-within-eight-trials",
     ),
+    Section(
+        "Single runs on a GPU",
+        "How fast is eke there, and how right are its forecasts?",
+        (
+            Source(
+                "gpu_runs_*.json",
+                tables.gpu_runs,
+                {"gpu_runs_DEVICE": "python benchmarks/on_gpu.py"},
+            ),
+        ),
+        "gpu.md#2026-11-27-the-first-minutes-on-an-h100",
+    ),
 )
-"""The benchmarks a to h, in this order."""
+"""The benchmarks a to i, in this order."""
 
-LETTERS = "abcdefgh"
+LETTERS = "abcdefghi"
 
 
 def benchmarks_page(results: Path) -> str:

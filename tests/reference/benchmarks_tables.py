@@ -354,3 +354,40 @@ def _whole_space(rows: Sequence[Content]) -> str:
 
 def _share(value: float | None) -> str:
     return UNKNOWN if value is None else percent(value)
+
+
+# ------------------------------------------------------------- i: single runs on a GPU
+
+
+def gpu_runs(content: Content) -> str:
+    """Step time, speed and peak of each run, and how far its forecasts were from them."""
+    head = ("run", "ms per step [10 % 90 %]", "tokens/s", "MFU", "expected step, off by",
+            "peak, GiB", "reserved, GiB", "expected peak, off by", "compiling, s")  # fmt: skip
+    trainer = content["trainer"]
+    rows = [_gpu_run(name, run) for name, run in content["runs"].items()]
+    rows.append((
+        f"HF Trainer: `{trainer['command'].partition('plain_trainer.py ')[2]}`",
+        number(1e3 * trainer["median_step_s"]), "-", "-", "-",
+        number(trainer["peak_allocated_bytes"] / 2**30), "-", "-", "-",
+    ))  # fmt: skip
+    return table(head, rows)
+
+
+def _gpu_run(name: str, run: Content) -> tuple[str, ...]:
+    steady, memory = run["timing"]["steady_step_s"], run["memory"]
+    measured, predicted = memory["measured"], memory["predicted"]["allocated_bytes"]
+    expected = run["timing"]["predicted_step_s"]["expected"]
+    peak, compile_s = measured["peak_allocated_bytes"], run["timing"]["compile_s"]
+    ends = ("median", "p10", "p90")
+    median, low, high = (number(1e3 * steady[end]) for end in ends)
+    return (
+        name,
+        f"{median} [{low} {high}]",
+        f"{run['throughput']['tokens_per_s']:.0f}",
+        f"{run['throughput']['mfu_frac']:.1%}",
+        f"{expected / steady['median'] - 1:+.0%}",
+        number(peak / 2**30),
+        number(measured["peak_reserved_bytes"] / 2**30),
+        f"{predicted / peak - 1:+.1%}",
+        "-" if compile_s is None else number(compile_s),
+    )
