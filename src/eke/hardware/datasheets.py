@@ -14,7 +14,8 @@ Network is that of the machine which the device is sold in, for each device of i
 adapters of 100 Gbit/s, eight V100), DGX A100 (eight of 200), DGX H100, H200 and B200 (eight of
 400), GB200 and GB300 NVL72 (one of 400 or 800 for each GPU) by their data sheets, and Amazon's
 g4dn.metal, g5.48xlarge, g6.48xlarge (100 Gbit/s for eight T4, A10G, L4) and g6e.48xlarge (400 for
-eight L40S).
+eight L40S), and Azure's ND MI300X v5 (one of 400 for each). An MI300X has seven links of 128 GB/s
+(Infinity Fabric).
 
 Memory is `memory.total` as nvidia-smi prints it with drivers from R510 on; it is less than the name
 says where error correction takes its share (T4, A10G, L4) or the vendor counts in powers of ten.
@@ -41,7 +42,7 @@ class Device:
     """Memory not used by other processes when detected; None where it does not matter: for a run
     that starts later, and for a GPU, which a run has exclusively."""
     capability: tuple[int, int] | None = None
-    """CUDA compute capability; None for a CPU."""
+    """CUDA compute capability, or what torch calls so for AMD's (gfx942: 9.4); None for a CPU."""
     peak_flops: tuple[tuple[str, float], ...] = ()
     """Dense datasheet peak in FLOP/s by format: `float32`, `tf32`, `float16`, `bfloat16`."""
     memory_bytes_per_s: float | None = None
@@ -58,6 +59,11 @@ class Device:
     """False for a declared device that this machine does not have."""
     note: str = ""
     """How it was found and what to know about it, in one sentence for the plan."""
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether CUDA's libraries run on it; torch calls AMD's devices `cuda`, too."""
+        return self.kind == "cuda" and not self.name.startswith("AMD ")
 
     def peak(self, dtype: str) -> float | None:
         """Dense peak in FLOP/s for one format, None when unknown."""
@@ -95,6 +101,10 @@ _HGX = "https://www.nvidia.com/en-us/data-center/hgx/"
 # Of 72 GPUs, with sparsity: 360 PFLOP/s in 16 bits, 180 in tf32; 5,760 TFLOP/s float32.
 _GB200 = "https://www.nvidia.com/en-us/data-center/gb200-nvl72/"
 _GB300 = "https://www.nvidia.com/en-us/data-center/gb300-nvl72/"
+_MI300X = (
+    "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/"
+    "amd-instinct-mi300x-data-sheet.pdf"
+)
 _L4 = "https://www.nvidia.com/en-us/data-center/l4/"
 _L40S = "https://www.nvidia.com/en-us/data-center/l40s/"
 # Amazon's variant of the A10: more in float32, half of it on the tensor cores.
@@ -261,6 +271,17 @@ DEVICES: dict[str, Device] = {
     ),
     "gb300": _declared(
         "NVIDIA GB300", 284208, (10, 3), _GB300, (8000, 1800, GRACE, 800), **_NVL72_PEAKS
+    ),
+    "mi300x": _declared(
+        "AMD Instinct MI300X",
+        196592,
+        (9, 4),
+        _MI300X,
+        (5300, 896, 5, 400),
+        float32=163.4,
+        tf32=653.7,
+        float16=1307.4,
+        bfloat16=1307.4,
     ),
 }
 """Option of `hardware=` -> the device; `cpu` and `auto` are looked at, not looked up."""

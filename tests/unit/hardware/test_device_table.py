@@ -36,7 +36,7 @@ def test_a_format_has_a_peak_exactly_where_the_matrix_units_have_it(option: str)
 # of the architecture whitepapers; boost clocks in GHz. A headline number, sparse or accumulated in
 # float16, would be off by two. V100: 640 x 64. TU102: 576 x 64, T4: 320 x 64. GA102: 328 x 64 (half
 # of its 128). AD102: 512 x 64 (half of 128), L4: 232 x 128. GB202: 680 x 64
-# (half of 128), in an RTX PRO 752 x 128. A100: 432 x 256. H100: 528 x 512.
+# (half of 128), in an RTX PRO 752 x 128. A100: 432 x 256. H100: 528 x 512. MI300X: 304 x 1,024.
 SHAPES = {
     "v100_16": (640 * 64, 1.530),
     "titan_rtx": (576 * 64, 1.770),
@@ -50,6 +50,7 @@ SHAPES = {
     "rtx_pro_6000": (752 * 128, 2.617),
     "h100": (528 * 512, 1.830),
     "h200": (528 * 512, 1.830),
+    "mi300x": (304 * 1024, 2.100),
 }
 
 

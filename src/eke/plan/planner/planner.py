@@ -453,7 +453,7 @@ def avoids_cudnn(config: Config, device: Device) -> bool:
     """Whether PyTorch may choose any kernel but cuDNN's, which is fast, but not in a new shape."""
     attention = config.attention
     is_open = attention.option == "sdpa" and attention.backend is Backend.auto
-    is_first = device.kind == "cuda" and (device.capability or CUDNN_FIRST) >= CUDNN_FIRST
+    is_first = device.is_nvidia and (device.capability or CUDNN_FIRST) >= CUDNN_FIRST
     return is_open and is_first and _has_many_lengths(config)
 
 
@@ -463,7 +463,7 @@ def maps_memory(config: Config, device: Device) -> bool:
     A user's own setting of the allocator wins.
     """
     is_set = any(os.environ.get(f"PYTORCH_{kind}ALLOC_CONF") for kind in ("", "CUDA_"))
-    return device.kind == "cuda" and not is_set and _has_many_lengths(config)
+    return device.is_nvidia and not is_set and _has_many_lengths(config)
 
 
 def _has_many_lengths(config: Config) -> bool:
