@@ -207,7 +207,7 @@ def test_presets_of_fields_reach_every_builder() -> None:
 
 
 def test_every_kernel_of_sdpa_has_its_name_in_pytorch() -> None:
-    assert set(PINNED) == set(Backend) == set(EXPECTED)
+    assert {*PINNED, Backend.auto} == set(Backend) == set(EXPECTED)
 
 
 def test_families_and_options_are_the_same_set() -> None:
