@@ -66,6 +66,18 @@ def save_unknown(folder: Path) -> Path:
     return folder
 
 
+def save_scaled(folder: Path) -> Path:
+    """Save a model that divides its logits after the projection; returns the folder."""
+    import transformers
+
+    config = transformers.GraniteConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, intermediate_size=64, logits_scaling=8.0,
+    )  # fmt: skip
+    transformers.GraniteForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 def make_model_config(family: str, **changes):
     """transformers' configuration of a small model; special tokens as `make_tokenizer` has them."""
     import transformers

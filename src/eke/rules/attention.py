@@ -85,7 +85,7 @@ def _head_multiple(facts: Facts) -> int:
 def _has_mask(facts: Facts) -> bool:
     """Attention is given a mask: padding that could be attended to, or packed samples."""
     config = facts.config
-    if family_of(config).is_decoder:
+    if family_of(config).is_decoder or config.data.packing is not Packing.off:
         return config.data.packing is not Packing.off and is_ragged(facts.config)
     return is_ragged(facts.config) or (config.data.pad_to_multiple_of or 1) > 1
 

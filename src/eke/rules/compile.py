@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eke.common.errors import Fix
 from eke.config.schema import DEFAULT_PER_DEVICE, CompileMode, Conversations, Packing, TextColumns
+from eke.models.checkpoints.abilities import has_plain_head
 from eke.models.families import FAMILIES, Family, family_of
 from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
@@ -228,11 +229,9 @@ def _known_head(
     return Rule(
         id=rule,
         key=f"kernels.{key}",
-        when=lambda f: is_on(f) and _predicts_tokens(f) and not family_of(f.config).is_known,
-        why=lambda f: (
-            "this architecture may scale or cap its logits after the projection, which would be "
-            f"skipped; supported families are {', '.join(_names(lambda family: family.is_known))}"
-        ),
+        when=lambda f: is_on(f) and _predicts_tokens(f) and not has_plain_head(f.config),
+        why="the model's class scales or caps its logits after the projection, or does not show "
+        "that it does not: that would be skipped",
         fix=fix,
         source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
     )

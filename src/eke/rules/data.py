@@ -16,7 +16,8 @@ from eke.config.schema import (
 )
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints import is_of_eke_without_tokenizer
-from eke.models.families import FAMILIES, family_of
+from eke.models.checkpoints.abilities import can_pack
+from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.rules.model import max_positions
 from eke.rules.rule import Facts, Rule, Severity
@@ -38,7 +39,7 @@ def _synthetic(facts: Facts) -> Synthetic | None:
 def _cannot_pack(facts: Facts) -> bool:
     config = facts.config
     return config.data.packing is not Packing.off and (
-        config.task.option != "causal_lm" or not family_of(config).is_decoder
+        config.task.option != "causal_lm" or not can_pack(config)
     )
 
 
@@ -100,9 +101,9 @@ RULES = (
         key="data.packing",
         when=_cannot_pack,
         why=lambda f: (
-            f"samples are separated by their positions, which works for causal_lm on "
-            f"{' and '.join(each.name for each in FAMILIES.values() if each.is_decoder)} models; "
-            f"this is {f.config.task.option} on {family_of(f.config).name}"
+            "samples are separated by their positions, which works for causal_lm on decoders whose "
+            f"mask follows from them; this is {f.config.task.option} on "
+            f"{getattr(f.config.model, 'model_type', '') or family_of(f.config).name}"
         ),
         fix=Fix("data.packing=off"),
         source="transformers' masking_utils.find_packed_sequence_indices",

@@ -99,11 +99,11 @@ class _Compiler:
     """Where one layer is compiled for all."""
 
 
-GPU = _Compiler(whole=2.0, layer=1.2, regional=13.0)
-"""Whole models: twice what Accelerate's benchmarks/torch.compile/README.md found for forward passes
-alone, as a backward pass is compiled as well: 10.7 s for the 16 layers of a Llama of 1B, 20.4 for
-the 32 of one of 8B. By regions 13 s of a Llama of 1B, 22 of one of 8B with LoRA (H100, no cache:
-docs/lab/gpu.md)."""
+GPU = _Compiler(whole=10.0, layer=1.2, regional=13.0)
+"""Layers of whole models: twice what Accelerate's benchmarks/torch.compile/README.md found for
+forward passes alone, as a backward pass is compiled as well: 10.7 s for the 16 layers of a Llama of
+1B, 20.4 for the 32 of one of 8B. By regions 13 s of a Llama of 1B, 22 of one of 8B with LoRA (H100,
+no cache: docs/lab/gpu.md); the base of whole models is an assumption."""
 
 CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 """Two cores and g++: BERT of six layers 42.8 s, by regions 24.5; `model=tiny`, of four, 22.9 and

@@ -125,29 +125,118 @@ def source_of(model_type: str) -> Path | None:
     return next(iter([*whole, *found]), None)
 
 
-def class_attribute(model_type: str, task: str, name: str) -> bool | None:
-    """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell."""
+def _class_of(model_type: str, task: str) -> tuple[Path, str] | None:
+    """File and name of the class of a task; None where there is none, or no source.
+
+    Raises:
+        OSError: transformers' table of classes is not there.
+        SyntaxError: it is not Python of this version.
+    """
     folder = models_folder()
     if folder is None:
         return None
+    heads = _table(folder / "auto/modeling_auto.py", MAPPINGS[task])
+    head = heads.get(model_type)
+    # gpt-sw3 and internlm3 have no source: their class is that of GPT-2 and of Llama.
+    kinds = [model_type, *(kind for kind in heads if heads[kind] == head)]
+    source = next(filter(None, map(source_of, kinds)), None)
+    return (source, head) if head and source else None
+
+
+def class_attribute(model_type: str, task: str, name: str) -> bool | None:
+    """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell."""
     try:
-        heads = _table(folder / "auto/modeling_auto.py", MAPPINGS[task])
-        head = heads.get(model_type)
-        # gpt-sw3 and internlm3 have no source: their class is that of GPT-2 and of Llama.
-        kinds = [model_type, *(kind for kind in heads if heads[kind] == head)]
-        source = next(filter(None, map(source_of, kinds)), None)
-        return _attribute(source, head, name) if head and source else None
+        found = _class_of(model_type, task)
+        return _attribute(*found, name) if found else None
     except (OSError, SyntaxError):
         return None
+
+
+@cache
+def head_is_plain(model_type: str, task: str) -> bool:
+    """Whether a model's logits are what its projection makes, by the source of its class.
+
+    Gemma 2 caps them, Granite and Cohere scale them: there `logits` is assigned more than once.
+    """
+    try:
+        found = _class_of(model_type, task)
+        forward = _method(*found, "forward") if found else None
+    except (OSError, SyntaxError):
+        return False
+    if forward is None:
+        return False
+    nodes = list(ast.walk(forward))
+    given = [k.value for call in nodes if isinstance(call, ast.Call) for k in call.keywords
+             if k.arg == "logits"]  # fmt: skip
+    names = {value.id for value in given if isinstance(value, ast.Name)}
+    made = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
+        and names & {part.id for part in _targets(node) if isinstance(part, ast.Name)}
+    ]
+    return len(made) == 1 and _is_call_of_self(made[0])
+
+
+def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> Iterator[ast.AST]:
+    """Every part of what is assigned to."""
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        yield from ast.walk(target)
+
+
+def _is_call_of_self(value: ast.AST | None) -> bool:
+    """`self.lm_head(...)`, or a method without arguments of it: `.float()`."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    inner = value.func.value
+    if isinstance(inner, ast.Call):
+        return not value.args and _is_call_of_self(inner)
+    return ast.unparse(inner).split(".")[0] == "self"
+
+
+@cache
+def keeps_samples_apart(model_type: str) -> bool:
+    """Whether a decoder's mask follows from positions that begin anew, by its source."""
+    source = source_of(model_type)
+    try:
+        functions = ast.walk(_tree(source)) if source else []
+        return any(_masks_by_position(f) for f in functions if isinstance(f, ast.FunctionDef))
+    except (OSError, SyntaxError):
+        return False
+
+
+def _masks_by_position(function: ast.FunctionDef) -> bool:
+    """It hands `position_ids` to transformers' functions that make causal masks."""
+    nodes = list(ast.walk(function))
+    named = {node.id for node in nodes if isinstance(node, ast.Name)}
+    given: list[Any] = [k.arg for n in nodes if isinstance(n, ast.Call) for k in n.keywords]
+    given += [k.value for n in nodes if isinstance(n, ast.Dict) for k in n.keys
+              if isinstance(k, ast.Constant)]  # fmt: skip
+    return "create_causal_mask" in named and {"attention_mask", "position_ids"} <= set(given)
+
+
+def _method(path: Path, class_name: str, name: str) -> ast.FunctionDef | None:
+    """A method of a class, by the order of its bases."""
+    definition = _definition(path, class_name)
+    if definition is None:
+        place = next(_imported_from(path, class_name), None)
+        return None if place is None else _method(place, class_name, name)
+    own = (n for n in definition.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]
+    inherited = (_method(path, base, name) for base in bases)
+    return next((found for found in (*own, *inherited) if found is not None), None)
+
+
+def _definition(path: Path, class_name: str) -> ast.ClassDef | None:
+    classes = (node for node in _tree(path).body if isinstance(node, ast.ClassDef))
+    return next((node for node in classes if node.name == class_name), None)
 
 
 def _attribute(path: Path, class_name: str, name: str) -> bool | None:
     """A class attribute that is True or False in the source, by the order of its bases."""
     if class_name == ROOT_CLASS:
         return False
-    definition = next(
-        (n for n in _tree(path).body if isinstance(n, ast.ClassDef) and n.name == class_name), None
-    )
+    definition = _definition(path, class_name)
     if definition is None:
         place = next(_imported_from(path, class_name), None)
         return None if place is None else _attribute(place, class_name, name)

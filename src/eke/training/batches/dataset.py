@@ -21,7 +21,13 @@ from eke.training.batches.batches import (
     cut_step,
     in_bursts,
 )
-from eke.training.batches.tasks import PackedSamples, TaskSamples, chat_manifest, open_split
+from eke.training.batches.tasks import (
+    PackedSamples,
+    TaskSamples,
+    chat_manifest,
+    is_packed,
+    open_split,
+)
 from eke.training.model.loss import build_shift, is_sparse
 
 
@@ -32,7 +38,7 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
     padded = is_ragged(config) or multiple > 1
     return Collator(
         # A causal model never sees what comes after a token, and padding comes last.
-        needs_mask=padded and not family_of(config).is_decoder,
+        needs_mask=padded and not family_of(config).is_decoder and not is_packed(config),
         pad=plan.vocabulary.pad,
         multiple=multiple,
         left=left,

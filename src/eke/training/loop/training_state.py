@@ -12,11 +12,13 @@ from accelerate import Accelerator
 from torch import nn
 
 from eke.common.paths import EXPORT, RunPaths
+from eke.models.families import family_of
 from eke.plan.planner import Micro, Plan, remove_swap, swap_folder
 from eke.plan.record import metrics
 from eke.results.trackers import Tracker
 from eke.training.batches.batches import CacheRelease, Transfer
 from eke.training.batches.dataset import TrainingData, build_data, load_plan_tokenizer
+from eke.training.batches.tasks import is_packed
 from eke.training.checkpoint import load_checkpoint, load_part, newest_complete
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
@@ -36,9 +38,16 @@ from eke.training.loop.stop import StopFlag
 from eke.training.model.adapters import experts_left_out, frozen_at_random
 from eke.training.model.checkpointing import build_activation_offload
 from eke.training.model.load_pretrained import LoadReport
-from eke.training.model.loss import LossFunction, build_compiled_loss, build_loss
+from eke.training.model.loss import (
+    LossFunction,
+    build_compiled_loss,
+    build_loss,
+    loss_head,
+    loss_sum,
+)
 from eke.training.model.number_formats import Formats, build_formats, compile_model
 from eke.training.model.save_model import build_trainable, load_weights, name_classes, stop_at_turns
+from eke.training.model.unused import check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
 from eke.training.optimizer.update import PlainUpdate, Update
@@ -143,7 +152,7 @@ def build_job(
     accelerator = Accelerator(
         cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )
-    bare, report = build_trainable(plan, _build_device(plan, device))
+    bare, report = _build_checked(plan, device)
     expect_unreached(plan, bare, accelerator)
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
@@ -201,6 +210,20 @@ def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
             f"{rows.name} lacks {missing} of the {job.start_step} steps that the "
             "checkpoint has done: curve and timings are those of the others"
         )
+
+
+def _build_checked(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
+    """The model; eight tokens show what was only read in the source of its class."""
+    bare, report = build_trainable(plan, _build_device(plan, device))
+    if not family_of(plan.config).is_known:
+        training = bare.training
+        bare.eval()
+        if loss_head(bare) is not None:
+            check_head(bare, loss_sum)
+        if is_packed(plan.config):
+            check_packing(bare)
+        bare.train(training)
+    return bare, report
 
 
 def _build_device(plan: Plan, device: torch.device) -> torch.device:

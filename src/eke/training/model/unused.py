@@ -271,6 +271,50 @@ def check_places(model: nn.Module, task: str) -> None:
         raise RunError(f"task = causal_lm: {why} -> {fix}")
 
 
+@torch.no_grad()
+def check_packing(model: nn.Module) -> None:
+    """Samples in one row, each with positions from 0, answer as they do in rows of their own.
+
+    Raises:
+        RunError: they see one another, or the model takes no positions.
+    """
+    ids = probe_inputs(model, 0)["input_ids"][:2]
+    places = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids))[None]
+    apart = _logits(model, "causal_lm", ids, ids)
+    try:
+        # With a cache transformers 5 takes the row for one sample; training has none.
+        packed = model(ids.reshape(1, -1), position_ids=places, use_cache=False).logits
+        kept = _alike(apart, packed.view_as(apart))
+    except (TypeError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        kept = False
+    if not kept:
+        why = f"{type(model).__name__} does not keep samples apart by their positions"
+        raise RunError(f"data.packing: {why} -> data.packing=off")
+
+
+@torch.no_grad()
+def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """A head that answers with the loss has the loss of the logits, with labels and without.
+
+    Args:
+        model: whose vocabulary projection is a `LossHead`.
+        loss_of: the summed loss of logits and labels.
+
+    Raises:
+        RunError: something is done to the logits after the projection.
+    """
+    inputs = probe_inputs(model, 0)
+    labels = inputs["input_ids"]
+    with own_random_numbers(labels.device):
+        expected = loss_of(model(**inputs).logits, labels)
+        found = model(**inputs, labels=labels).logits
+    if found.dim() or not _alike(expected, found):
+        why = f"{type(model).__name__} changes its logits after the projection"
+        raise RunError(f"kernels: {why}, so the head cannot take the loss -> kernels=none")
+
+
 def _logits(model: Any, task: str, ids: Tensor, target: Tensor, **more: Tensor) -> Tensor:
     if task == "seq2seq_lm":
         more["decoder_input_ids"] = target

@@ -30,7 +30,7 @@ def test_layers_count_where_all_are_compiled():
         compile_seconds(small("compile=inductor", f"model.num_hidden_layers={layers}"))
         for layers in (12, 4)
     )
-    assert twelve > 2 * four
+    assert twelve > 1.5 * four
     both = compile_seconds(small("model=tiny_t5", "task=seq2seq_lm", "compile=inductor"))
     assert both > four
     regional = [

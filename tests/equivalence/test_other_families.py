@@ -1,0 +1,128 @@
+"""Families without a record: packing and the fused loss, where source and built model allow it.
+
+Each checkpoint is made here. A step is compared with the padded rows, or with the plain loss.
+"""
+
+import pytest
+import transformers
+from checkpoints import VOCABULARY
+from equivalence_compare import largest_difference
+
+from eke.common.errors import ConfigError, RunError
+from eke.models.checkpoints.architecture import head_is_plain, keeps_samples_apart
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": VOCABULARY,
+}
+GATED = {**SIZES, "num_key_value_heads": 1, "intermediate_size": 64}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+FAMILIES = {
+    "mistral": ("Mistral", GATED),
+    "qwen2": ("Qwen2", GATED),
+    "phi3": ("Phi3", GATED),
+    "olmo2": ("Olmo2", GATED),
+    "smollm3": ("SmolLM3", GATED),
+    "stablelm": ("StableLm", GATED),
+    "gpt_neox": ("GPTNeoX", {**SIZES, "intermediate_size": 64}),
+    "falcon": ("Falcon", {**SIZES, "new_decoder_architecture": True, "alibi": False}),
+    "opt": ("OPT", {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}),
+    "gemma3_text": ("Gemma3", {**GATED, "head_dim": 16}),
+    "granite": ("Granite", {**GATED, "logits_scaling": 8.0}),
+    "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 2, "vocab_size": VOCABULARY}),
+}
+
+PACKED = ["mistral", "qwen2", "phi3", "olmo2", "smollm3", "stablelm", "gpt_neox", "gemma3_text"]
+FUSED = ["mistral", "qwen2", "phi3", "olmo2", "smollm3", "stablelm", "gpt_neox", "falcon", "opt"]
+RAGGED = ("data.lengths=uniform", "data.min_len=5", "data.seq_len=32", "batch.per_device=4")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Family -> folder of a small checkpoint; the same one for each test."""
+    root, made = tmp_path_factory.mktemp("models"), {}
+
+    def make(kind: str):
+        if kind not in made:
+            name, sizes = FAMILIES[kind]
+            suffix = "TextConfig" if kind == "gemma3_text" else "Config"
+            config = getattr(transformers, f"{name}{suffix}")(**sizes, **IDS)
+            transformers.set_seed(0)
+            transformers.AutoModelForCausalLM.from_config(config).save_pretrained(root / kind)
+            made[kind] = root / kind
+        return made[kind]
+
+    return make
+
+
+def base(folder) -> tuple[str, ...]:
+    typed = ("model=pretrained", f"model.name_or_path={folder}", "model.dropout=0")
+    return (*typed, "data=synthetic", "data.max_token=200", *RAGGED, "train.steps=4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_samples_are_apart(kind, checkpoint, curve_of) -> None:
+    typed = base(checkpoint(kind))
+    packed = curve_of(*typed, "data.packing=padding_free")
+    assert largest_difference(curve_of(*typed), packed) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FUSED)
+def test_the_fused_loss_is_the_same_step(kind, checkpoint, curve_of) -> None:
+    typed = base(checkpoint(kind))
+    fused = curve_of(*typed, "kernels=fused_linear_cross_entropy")
+    assert largest_difference(curve_of(*typed), fused) < 1e-5
+
+
+def refused(typed: tuple[str, ...], make_plan) -> list[str]:
+    """Rules that refuse it."""
+    with pytest.raises(ConfigError) as caught:
+        make_plan(*typed)
+    return [problem.id for problem in caught.value.problems]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3_text", "granite"])
+def test_changed_logits_are_refused_before_the_start(kind, checkpoint, make_plan) -> None:
+    typed = (*base(checkpoint(kind)), "kernels=fused_linear_cross_entropy")
+    if kind == "gemma3_text":
+        assert not head_is_plain(kind, "causal_lm")
+    assert refused(typed, make_plan) == ["fused_loss_needs_known_head"]
+
+
+@pytest.mark.slow
+def test_a_mask_without_positions_is_refused_before_the_start(checkpoint, make_plan) -> None:
+    typed = (*base(checkpoint("bloom")), "data.packing=on")
+    assert refused(typed, make_plan) == ["packing_needs_causal_decoder"]
+
+
+@pytest.mark.slow
+def test_the_built_model_is_looked_at_where_its_source_misleads(
+    checkpoint, curve_of, monkeypatch
+) -> None:
+    for name in ("head_is_plain", "keeps_samples_apart"):
+        monkeypatch.setattr(f"eke.models.checkpoints.abilities.{name}", lambda *_: True)
+    with pytest.raises(RunError, match=r"changes its logits.*kernels=none"):
+        curve_of(*base(checkpoint("granite")), "kernels=fused_linear_cross_entropy")
+    with pytest.raises(RunError, match=r"does not keep samples apart.*data.packing=off"):
+        curve_of(*base(checkpoint("bloom")), "data.packing=on")
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain", "apart"),
+    [
+        ("mistral", True, True),
+        ("gemma2", False, True),
+        ("cohere", False, True),
+        ("gpt_oss", True, True),
+        ("mpt", True, False),
+        ("nobodys", False, False),
+    ],
+)
+def test_what_the_source_of_a_class_says(kind, plain, apart) -> None:
+    assert (head_is_plain(kind, "causal_lm"), keeps_samples_apart(kind)) == (plain, apart)
