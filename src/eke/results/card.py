@@ -49,6 +49,7 @@ def render_card(record: Record, merged: bool = False) -> str:
         "steps": f"{record.steps_done} ({record.outcome})",
         "evaluation loss before training, nats per target": losses.eval_start,
         "evaluation loss, nats per target": losses.eval_final,
+        **{f"evaluation {name}": value for name, value in record.metrics.items()},
         "training loss, nats per target": losses.train_final,
         "samples/s in training": record.throughput.samples_per_s,
         "peak memory": format_bytes(memory.peak_allocated_bytes or 0) if memory else None,

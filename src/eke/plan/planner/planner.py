@@ -565,6 +565,7 @@ def outline_record(
             plan.device.peak(_format(plan)),
         ),
         loss=metrics.losses(rows),
+        metrics=metrics.last_evaluation(rows),
         warnings=[*plan.warnings, *waiting_hints(plan, timing)],
         failure=failure,
     )

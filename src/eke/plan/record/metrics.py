@@ -32,6 +32,8 @@ LOSS = "train/loss"
 GRAD_NORM = "train/grad_norm"
 EVAL_LOSS = "eval/loss"
 BITS_PER_BYTE = "eval/bits_per_byte"
+PERPLEXITY = "eval/perplexity"
+"""Exponential of the evaluation loss of a language model; absent where that is infinite."""
 STEP_TIME = "train/step_time_s"
 WARMUP = "train/warmup"
 """Present and 1 on steps excluded from every timing: the first ones, and those that compiled."""
@@ -199,6 +201,14 @@ def losses(rows: Sequence[Row]) -> Loss:
         bits_per_byte_start=_finite(evals[:1], BITS_PER_BYTE),
         bits_per_byte_final=_finite(last[-1:], BITS_PER_BYTE),
     )
+
+
+def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
+    """Metrics of the last evaluation beside its loss, by name: `accuracy`."""
+    last = latest(rows, EVAL_LOSS)[-1:]
+    names = [key for row in last for key in row if key not in (EVAL_LOSS, BITS_PER_BYTE)]
+    found = {key: _finite(last, key) for key in names if key.startswith("eval/")}
+    return {k.removeprefix("eval/"): value for k, value in found.items() if value is not None}
 
 
 def _finite(rows: Sequence[Row], key: str) -> float | None:

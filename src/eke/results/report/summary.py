@@ -171,6 +171,8 @@ def _loss_lines(record: Record) -> list[Line]:
             before, after = loss.bits_per_byte_start, loss.bits_per_byte_final
             bits = f"{before:.3f} -> {after:.3f} bits per byte"
         lines.append(("eval loss", f"{loss.eval_start:.4f}{end}", bits))
+    if metrics := [f"{name} {value:.4g}" for name, value in record.metrics.items()]:
+        lines.append(("last evaluation", metrics[0], ", ".join(metrics[1:])))
     return lines
 
 

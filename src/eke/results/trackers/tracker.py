@@ -133,6 +133,7 @@ def summary_values(record: Record) -> Mapping[str, Value]:
         "peak_reserved_bytes": memory.peak_reserved_bytes if memory else None,
         "eval_start": record.loss.eval_start,
         "eval_final": record.loss.eval_final,
+        **{f"eval_{name}": value for name, value in record.metrics.items()},
         "python": record.environment.get("python"),
     }
     hidden = SPEEDS if record.shared_device else ()

@@ -8,21 +8,24 @@ kept on the device and read `train.log_every` steps at a time
 import contextlib
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from eke.common.files import replace_link
 from eke.common.paths import RunPaths
 from eke.common.text import format_seconds
+from eke.models.families import is_classification
 from eke.plan.record import metrics
 from eke.training.batches.batches import MicroBatch
 from eke.training.checkpoint import save_checkpoint, save_parts
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 from eke.training.distributed.ranks import StepTotals
+from eke.training.loop.classification import Predictions, classification_metrics
 from eke.training.loop.failure import Diverged
 from eke.training.loop.meter import capture_random_state, restore_random_state
 from eke.training.loop.step import add_evaluation, take_step
@@ -174,25 +177,34 @@ def evaluate(job: TrainingState, step: int) -> None:
     job.model.eval()
     total = torch.zeros((), device=job.device)
     num_targets = 0
+    copies = job.plan.config.distributed.option == "dp"
+    is_classifier = is_classification(job.plan.config)
+    predictions = Predictions(job.bare_model if copies else job.model) if is_classifier else None
     with evaluation_weights(job.optimizer):
         for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
             moved = job.transfer(batch)
             with look_at_evaluation(job):
-                add_evaluation(job, moved, total)
+                if predictions is None:
+                    add_evaluation(job, moved, total)
+                else:
+                    predictions.add_evaluation(job, moved, total)
             num_targets += batch.num_targets
     counted = job.ranks.totals(StepTotals(num_targets, 0, 0))
     loss = job.ranks.sum(total).item() / max(1, counted.num_targets)
+    pairs = None if predictions is None else predictions.gather(job.ranks)
     job.model.train()
     if job.ranks.is_main:
-        note_evaluation(job, step, loss)
+        note_evaluation(job, step, loss, pairs)
     job.eval_s += time.perf_counter() - start
     is_last = step == job.plan.steps.total
     if is_last and job.plan.config.train.stop_on_nonfinite and not math.isfinite(loss):
         raise Diverged(f"the evaluation loss is {loss} at step {step}, the last one")
 
 
-def note_evaluation(job: TrainingState, step: int, loss: float) -> None:
-    """Write the row of one evaluation."""
+def note_evaluation(
+    job: TrainingState, step: int, loss: float, pairs: tuple[list[int], list[int]] | None
+) -> None:
+    """Write the row of one evaluation; pairs: predicted and right classes of a classifier."""
     row: metrics.Row = {
         metrics.STEP: step,
         metrics.ATTEMPT: job.attempt,
@@ -202,6 +214,13 @@ def note_evaluation(job: TrainingState, step: int, loss: float) -> None:
     if job.data.bytes_are_tokens:
         row[metrics.BITS_PER_BYTE] = loss / math.log(2)
         said += f"  ({loss / math.log(2):.3f} bits per byte)"
+    if pairs is not None:
+        config: Any = job.bare_model.config
+        values, job.classes = classification_metrics(*pairs, list(config.id2label.values()))
+        row |= values
+        said += f"  accuracy {row['eval/accuracy']:.4f}  macro F1 {row['eval/f1_macro']:.4f}"
+    elif loss < math.log(sys.float_info.max):
+        row[metrics.PERPLEXITY] = math.exp(loss)
     metrics.append_rows(job.paths.metrics, [row])
     job.tracker.log([row])
     log.info(said)

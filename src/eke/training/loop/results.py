@@ -53,7 +53,7 @@ def make_record(
         record.timing.checkpoint_s = job.checkpoint_s
         record.memory.measured = measured_memory(job)
         note_measured_batch(record, plan, job.profiled)
-        record.effective = effective(job)
+        record.effective, record.classes = effective(job), job.classes
         record.warnings += other_software(plan, read_attempts(paths))
         if job.formats.scaler:
             _note_skipped(record, rows)

@@ -88,6 +88,8 @@ class TrainingState:
     """The trainable ones."""
     stages: dict[str, int] = field(default_factory=dict)
     """Memory in use after each of the guides' stages."""
+    classes: dict[str, Any] = field(default_factory=dict)
+    """Of the last evaluation of a classifier, for the record."""
     effective: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     eval_s: float = 0.0

@@ -30,7 +30,10 @@ PREDICTED = Measure("memory.predicted.allocated_bytes", "predicted", "bytes", Fa
 PREDICTED_STEP = Measure("timing.predicted_step_s.expected", "predicted step", "s", False)
 EVAL_LOSS = Measure("loss.eval_final", "eval loss", "nats per target", False)
 TRAIN_LOSS = Measure("loss.train_final", "train loss", "nats per target", False)
+ACCURACY = Measure("metrics.accuracy", "accuracy", "fraction", False)
+F1 = Measure("metrics.f1_macro", "macro F1", "fraction", False)
 LOSSES = (EVAL_LOSS.key, TRAIN_LOSS.key)
+BY_SEED = (*LOSSES, ACCURACY.key, F1.key)
 """Determined by the seed: its repeats are one observation."""
 
 STARTUP = Measure("timing.startup_s", "start-up", "s", True)
@@ -39,7 +42,7 @@ DEVICE_HOURS = Measure("device_hours", "device-hours", "h", True)
 
 MEASURES = (
     SAMPLES, TOKENS, STEP, MFU, PEAK, RESERVED, RESIDENT, PREDICTED, PREDICTED_STEP, EVAL_LOSS,
-    TRAIN_LOSS, STARTUP, COMPILE, DEVICE_HOURS,
+    TRAIN_LOSS, ACCURACY, F1, STARTUP, COMPILE, DEVICE_HOURS,
 )  # fmt: skip
 
 
@@ -62,6 +65,8 @@ def measured_values(record: Record) -> dict[str, float]:
         PREDICTED_STEP: step.expected if step else None,
         EVAL_LOSS: record.loss.eval_final,
         TRAIN_LOSS: record.loss.train_final,
+        ACCURACY: record.metrics.get("accuracy"),
+        F1: record.metrics.get("f1_macro"),
         STARTUP: record.timing.startup_s,
         COMPILE: record.timing.compile_s,
         DEVICE_HOURS: None if seconds is None else seconds * num_devices(record) / 3600,

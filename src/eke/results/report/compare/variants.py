@@ -22,7 +22,7 @@ from eke.results.report.compare.load_records import (
     typed_settings,
     usual,
 )
-from eke.results.report.compare.measures import LOSSES, measured_values
+from eke.results.report.compare.measures import BY_SEED, measured_values
 from eke.results.report.compare.statistics import Sample
 
 NO_MACHINE = ""
@@ -95,7 +95,7 @@ class Variant:
         found: dict[Hashable, list[float]] = {}
         for repeat, values in self._measured.items():
             if key in values:
-                found.setdefault(repeat[0] if key in LOSSES else repeat, []).append(values[key])
+                found.setdefault(repeat[0] if key in BY_SEED else repeat, []).append(values[key])
         return {each: fmean(values) for each, values in found.items()}
 
 

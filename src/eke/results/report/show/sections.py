@@ -19,8 +19,10 @@ from eke.results.report.compare.curves import Parity
 from eke.results.report.compare.effects import PublishedMatch
 from eke.results.report.compare.load_records import NOT_RUN
 from eke.results.report.compare.measures import (
+    ACCURACY,
     DEVICE_HOURS,
     EVAL_LOSS,
+    F1,
     MFU,
     PEAK,
     RESERVED,
@@ -134,6 +136,7 @@ def _numbers(comparison: Comparison) -> list[Column]:
         _measure(TOKENS, format_count, wide=True, help="tokens that are not padding"),
         _measure(MFU, lambda v: f"{v:.1%}", help="model FLOP/s over the device's datasheet peak"),
         _measure(EVAL_LOSS, lambda v: f"{v:.4f}"),
+        *(_measure(measure, lambda v: f"{v:.4f}") for measure in (ACCURACY, F1)),
         *([] if has_eval else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
         Column("parity", "loss", _parity, lambda r: r.quality.difference,
                help="relative to the baseline, at equal samples",
@@ -291,6 +294,7 @@ def sections(comparison: Comparison, repeats: bool = False, brief: bool = False)
             *map(_published, part.published),
         ]
         found += [replace(section, title=f"{section.title}{where}") for section in own]
+    found += [_classes(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
     found += [_runs(comparison)] if repeats else []
     return [section for section in found if section.rows]
 
@@ -430,6 +434,27 @@ def _published(each: PublishedMatch) -> Section:
     head = (f"row, times {table.baseline}", "x speed here", "published", "x memory here",
             "published")  # fmt: skip
     return Section(f"Compared with published results: {table.title}", note, head, rows)
+
+
+MOST_MATRICES, MOST_CLASSES = 6, 12
+"""Configurations with a confusion matrix, and classes of one, that a report shows."""
+
+
+def _classes(row: ComparisonRow) -> Section:
+    """What a classifier's first run predicted for the samples of each class."""
+    found = row.variant.records[0].classes
+    names = found.get("names", [])
+    rows = [
+        (name, *map(str, counts), *(f"{found[key][n]:.4f}" for key in _OF_A_CLASS))
+        for n, (name, counts) in enumerate(zip(names, found.get("confusion", []), strict=False))
+    ]
+    head = ("right class", *(f"as {name}" for name in names), *_OF_A_CLASS)
+    shown = tuple(rows) if len(names) <= MOST_CLASSES else ()
+    note = "samples of the last evaluation, by the class that was predicted"
+    return Section(f"Classes: {row.variant.label}", note, head, shown)
+
+
+_OF_A_CLASS = ("precision", "recall", "f1")
 
 
 def _runs(comparison: Comparison) -> Section:
