@@ -36,6 +36,8 @@ eke: find, run and compare the training recipes that get the most out of your GP
                            (eke report --help; --publish: at Weights & Biases)
   eke export RUN DIR       the model of a finished run, for transformers, PEFT or the hub
                            (--merge: adapters in the weights; eke export --help)
+  eke generate RUN PROMPT  what a trained model writes, or a conversation with it
+                           (eke generate --help)
   eke sync RUNS...         send runs to Weights & Biases, and see that they arrived
                            (eke sync --help)
   eke --version
@@ -44,7 +46,7 @@ Overrides and options: eke train --help   (of one group: eke train --help GROUP)
 """
 
 
-_OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "export", "sync")
+_OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "export", "generate", "sync")
 """Commands with a module of the same name, imported only when needed."""
 
 _OF_FOLDERS = ("status", "logs", "cancel", "retry")

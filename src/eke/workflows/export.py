@@ -43,8 +43,8 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
         EkeError: the model is damaged, its base cannot be loaded, or the hub does not take it.
         OSError: the disk is full; nothing is left in the folder.
     """
-    paths, target = _find(run), user_path(folder).resolve()
-    record = _finished(paths)
+    paths, target = find_run(run), user_path(folder).resolve()
+    record = finished_record(paths)
     adapted = record.choices.get("peft", "none") != "none"
     plan = _mergeable(paths) if merge and adapted else None
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -57,7 +57,7 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
     except (TypeError, AttributeError, ValueError) as error:
         raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
     with _whole(target) as unfinished:
-        _copy(paths.exported(record.steps_done), unfinished)
+        copy_checked(paths.exported(record.steps_done), unfinished)
         notes += _merge(plan, unfinished) if plan else []
         (unfinished / CARD).write_text(card, encoding="utf-8")
     sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
@@ -78,19 +78,19 @@ def _unmerged(record: Record, adapted: bool, merge: bool) -> list[str]:
     return []
 
 
-def _find(run: str) -> RunPaths:
+def find_run(run: str, command: str = "export", rest: str = "DIR") -> RunPaths:
     """The run of a folder, or of an id in the folder that runs are written to by default."""
     places = [RunPaths(user_path(run)), RunPaths(user_path(Config().paths.runs) / run)]
     found = [paths for paths in places if paths.plan.exists() or paths.record.exists()]
     if SweepPaths(places[0].folder).sweep.exists():
         fix = Fix(remark=f"eke status {shlex.quote(run)} names its runs")
-        raise ConfigError(Problem("RUN", run, "is a sweep, and a run is exported", fix))
+        raise ConfigError(Problem("RUN", run, "is a sweep, and one run is meant", fix))
     if not found:
-        raise ConfigError(no_runs([user_path(run)], "export", usual="runs/ID DIR"))
+        raise ConfigError(no_runs([user_path(run)], command, usual=f"runs/ID {rest}"))
     return found[0]
 
 
-def _finished(paths: RunPaths) -> Record:
+def finished_record(paths: RunPaths) -> Record:
     """The record of a run that ended well and saved its last weights."""
     record = read_record(paths)
     again = f"{program()} with the run's overrides"
@@ -142,7 +142,7 @@ def _whole(target: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_checked(source: Path, target: Path) -> None:
     """Copy the files of a checkpoint's export that its list names; refuse what is damaged."""
     try:
         listed = read_json(source.parent / CHECKPOINT_FILES).items()

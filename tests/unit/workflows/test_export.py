@@ -313,7 +313,7 @@ def test_a_folder_without_a_run_is_no_run(trained, tmp_path, capsys) -> None:
     (tmp_path / "sweep.json").touch()
     assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
     assert (
-        f"is a sweep, and a run is exported\n      -> eke status {tmp_path}"
+        f"is a sweep, and one run is meant\n      -> eke status {tmp_path}"
         in capsys.readouterr().err
     )
 

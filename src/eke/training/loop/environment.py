@@ -48,12 +48,17 @@ def quiet_libraries(plan: Plan) -> None:
         # Otherwise DeepSpeed selects a device.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     quiet_imports()
+    quiet_transformers()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def quiet_transformers() -> None:
+    """Import it, and show no advice and no bars of it."""
     import_transformers()
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def configure_allocator(plan: Plan) -> None:

@@ -1,0 +1,164 @@
+"""`eke generate`: text that a trained model writes after a prompt, by transformers' `generate`."""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
+from eke.common.files import is_own, read_json
+from eke.common.paths import user_path
+from eke.common.text import BYTE_VOCABULARY, EOS, NUM_SPECIAL_TOKENS
+from eke.workflows.export import ADAPTER, copy_checked, find_run, finished_record
+
+GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Ends of the names of transformers' classes that write text."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    """0 takes the most probable token."""
+    top_p: float = 1.0
+    seed: int = 0
+
+
+class ByteTokens:
+    """eke's tokens of bytes, as far as generation needs a tokenizer."""
+
+    chat_template = None
+    eos_token_id = EOS
+
+    def __call__(self, text: str, return_tensors: str) -> dict[str, Any]:
+        """Ids of a text, int64 of shape (1, bytes)."""
+        import torch
+
+        ids = [byte + NUM_SPECIAL_TOKENS for byte in text.encode()]
+        return {"input_ids": torch.tensor([ids], dtype=torch.int64)}
+
+    def decode(self, ids: Any, skip_special_tokens: bool) -> str:
+        """Text of ids; what is no byte, and no UTF-8, is left out or marked."""
+        known = range(NUM_SPECIAL_TOKENS, BYTE_VOCABULARY)
+        values = [int(i) - NUM_SPECIAL_TOKENS for i in ids if int(i) in known]
+        return bytes(values).decode(errors="replace")
+
+
+class Writer:
+    """A trained model that continues prompts, or answers in a conversation.
+
+    Args:
+        run: a run's folder or id, or a folder that `eke export` wrote.
+        sampling: how tokens are chosen.
+        raw: prompts are texts as they are, also where there is a chat template.
+
+    Raises:
+        ConfigError: there is no such run, it has no model, or the model writes no text.
+        EkeError: the model, or its tokenizer, cannot be loaded.
+    """
+
+    def __init__(self, run: str, sampling: Sampling, raw: bool = False) -> None:
+        self.run, self.sampling = run, sampling
+        self._copies: list[tempfile.TemporaryDirectory[str]] = []
+        self.folder, in_bytes = self._find(run)
+        self.tokenizer: Any = ByteTokens() if in_bytes else self._load("AutoTokenizer")
+        self.is_chat = not raw and self.tokenizer.chat_template is not None
+        self.messages: list[dict[str, str]] = []
+
+    def _find(self, run: str) -> tuple[Path, bool]:
+        """Folder of the model, and whether its tokens are bytes."""
+        folder = user_path(run)
+        if (folder / "config.json").is_file() or (folder / f"{ADAPTER}config.json").is_file():
+            return folder, False
+        paths = find_run(run, "generate", "PROMPT")
+        record = finished_record(paths)
+        if record.choices.get("task") not in ("causal_lm", "seq2seq_lm"):
+            raise self._refuse(f"is a model for task={record.choices.get('task')}")
+        saved = paths.exported(record.steps_done)
+        if not is_own(paths.record):  # its files may change: those that were checked are loaded
+            self._copies.append(tempfile.TemporaryDirectory(prefix="eke-"))
+            copy_checked(saved, Path(self._copies[-1].name))
+            saved = Path(self._copies[-1].name)
+        # A tokenizer of one's own is saved with the model; eke's bytes have no files.
+        return saved, not any(saved.glob("tokenizer*"))
+
+    def _refuse(self, why: str) -> ConfigError:
+        fix = Fix(remark="eke export, and transformers' pipeline for its task")
+        return ConfigError(Problem("RUN", self.run, f"{why}, which writes no text", fix))
+
+    @cached_property
+    def is_adapter(self) -> bool:
+        """Whether the folder holds an adapter alone."""
+        return (self.folder / f"{ADAPTER}config.json").is_file()
+
+    def _load(self, name: str, **more: Any) -> Any:
+        from eke.training.loop.environment import quiet_imports, quiet_transformers
+
+        quiet_imports()
+        quiet_transformers()
+        library = import_module("peft" if name.startswith("AutoPeft") else "transformers")
+        try:
+            return getattr(library, name).from_pretrained(self.folder, **more)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise EkeError(f"{self.folder}: cannot be loaded: {line}") from error
+
+    @cached_property
+    def model(self) -> Any:
+        """The model on the device at hand, for generation."""
+        import torch
+
+        prefix, seq2seq = "Auto", "AutoModelForSeq2SeqLM"
+        content = {} if self.is_adapter else read_json(self.folder / "config.json")
+        names = content.get("architectures") or [""]
+        if self.is_adapter:
+            prefix = "AutoPeft"
+            task = read_json(self.folder / f"{ADAPTER}config.json").get("task_type")
+            kind = seq2seq if task == "SEQ_2_SEQ_LM" else "AutoModelForCausalLM"
+        elif not names[0].endswith(GENERATIVE):
+            raise self._refuse(f"is a {names[0] or 'model without a class'}")
+        else:
+            kind = seq2seq if content.get("is_encoder_decoder") else "AutoModelForCausalLM"
+        found = self._load(kind.replace("Auto", prefix, 1), dtype="auto")
+        if self.is_adapter and (self.folder / "generation_config.json").is_file():
+            found.generation_config = self._load("GenerationConfig")  # ends of turn, not the base's
+        return found.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def answer(self, prompt: str) -> str:
+        """What the model writes after a prompt; in a conversation, after all that was said."""
+        import torch
+
+        if self.is_chat:
+            self.messages.append({"role": "user", "content": prompt})
+            inputs = self.tokenizer.apply_chat_template(
+                self.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+        else:
+            inputs = self.tokenizer(prompt, return_tensors="pt")
+        inputs = {name: tensor.to(self.model.device) for name, tensor in inputs.items()
+                  if name in ("input_ids", "attention_mask")}  # fmt: skip
+        how = self.sampling
+        chosen: dict[str, Any] = {"do_sample": False}
+        if how.temperature > 0:
+            chosen = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p}
+        torch.manual_seed(how.seed)
+        ids = self.model.generate(**inputs, **chosen, max_new_tokens=how.max_new_tokens)[0]
+        asked = 0 if self.model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+        text = str(self.tokenizer.decode(ids[asked:], skip_special_tokens=True))
+        if self.is_chat:
+            self.messages.append({"role": "assistant", "content": text})
+        return text
+
+    def forget(self) -> None:
+        """Begin a new conversation."""
+        self.messages = []
+
+    def close(self) -> None:
+        """Remove copies of another user's files."""
+        for copy in self._copies:
+            shutil.rmtree(copy.name, ignore_errors=True)

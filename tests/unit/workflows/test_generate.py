@@ -1,0 +1,195 @@
+"""`eke generate`: what plain transformers writes; a model that writes no text is refused."""
+
+import io
+import json
+
+import pytest
+import torch
+from checkpoints import save_checkpoint
+from prepared import write_jsonl
+from support import last_wins
+from trained import record_of, train_job
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from eke.cli import main
+from eke.config.compose import compose
+from eke.data.preparation.rows import prepare_store
+from eke.plan.planner import write_plan
+from eke.plan.record import write_record
+from eke.workflows.export import export
+from eke.workflows.planning import plan_for
+
+# peft 0.21 asks by a name that transformers 5.23 has renamed.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<sep>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+SHORT = (
+    "model=pretrained", "model.name_or_path=base", "data.path=rows.jsonl", "data.seq_len=64",
+    "train.steps=2", "train.eval_every=null", "optimizer.lr=0.01", "hardware=cpu", "tracker=none",
+)  # fmt: skip
+KINDS = {
+    "chat": ("data=chat",),
+    "lora": ("data=chat", "peft=lora"),
+    "seq2seq": ("data=jsonl", "task=seq2seq_lm", "model.name_or_path=t5", "data.prompt=text",
+           "data.response=label"),
+    "classes": ("data=jsonl", "task=sequence_classification"),
+    "bytes": ("data=synthetic", "model=tiny", "model.hidden_size=32", "model.num_attention_heads=2",
+              "model.intermediate_size=64"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Kind -> a finished run with an id of the same name."""
+    root, made = tmp_path_factory.mktemp("generate"), set()
+    for folder, family in (("base", "llama"), ("t5", "t5")):
+        save_checkpoint(root / folder, family, tokenizer=True)
+    tokenizer = AutoTokenizer.from_pretrained(root / "base")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(root / "base")
+    talk = [{"role": "user", "content": "a fox?"}, {"role": "assistant", "content": "a dog"}]
+    rows = [{"messages": talk, "text": f"fox {n}", "label": "ny"[n % 2]} for n in range(40)]
+    write_jsonl(root / "rows.jsonl", rows)
+
+    def make(kind):
+        if kind not in made:
+            typed = last_wins(*SHORT, *KINDS[kind])
+            if kind == "bytes":
+                typed = tuple(t for t in typed if not t.startswith(("model.name", "data.path")))
+            plan = plan_for(compose(typed), planning=False)
+            folder = root / "runs" / kind
+            folder.mkdir(parents=True)
+            job = train_job(plan, folder)
+            write_plan(job.paths, plan)
+            write_record(job.paths, record_of(job))
+            made.add(kind)
+        return kind
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        patch.setattr("eke.data.sources.request._prepare", prepare_store)
+        yield make
+
+
+def plain(folder, text: str, kind=AutoModelForCausalLM, **how) -> str:
+    """What transformers alone writes with a folder."""
+    model, tokenizer = kind.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(
+        text, return_tensors="pt", add_special_tokens=kind is not AutoModelForCausalLM
+    )
+    torch.manual_seed(how.pop("seed", 0))
+    ids = model.generate(inputs["input_ids"], max_new_tokens=12, **{"do_sample": False, **how})[0]
+    start = 0 if kind is AutoModelForSeq2SeqLM else inputs["input_ids"].shape[1]
+    return tokenizer.decode(ids[start:], skip_special_tokens=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["chat", "lora"])
+def test_an_answer_is_what_plain_transformers_writes(kind, trained, tmp_path, capsys) -> None:
+    trained(kind)
+    export(kind, str(tmp_path / "whole"), merge=kind == "lora")
+    expected = plain(tmp_path / "whole", "<user>a fox?<sep><assistant>")
+    for run in (kind, str(tmp_path / "whole")):
+        capsys.readouterr()
+        assert main(["generate", run, "a fox?", "--max-new-tokens", "12"]) == 0
+        assert capsys.readouterr().out == f"{expected}\n"
+    raw = plain(tmp_path / "whole", "a fox?")
+    assert main(["generate", kind, "a fox?", "--max-new-tokens=12", "--raw"]) == 0
+    assert capsys.readouterr().out == f"{raw}\n"
+
+
+@pytest.mark.slow
+def test_a_drawn_answer_depends_on_the_seed_alone(trained, tmp_path, capsys) -> None:
+    export(trained("chat"), str(tmp_path / "whole"))
+    expected = plain(tmp_path / "whole", "a", do_sample=True, temperature=0.9, top_p=0.8, seed=7)
+    typed = ["--raw", "--temperature=0.9", "--top-p=0.8", "--seed=7", "--max-new-tokens=12"]
+    capsys.readouterr()
+    assert main(["generate", "chat", "a", *typed]) == 0
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
+@pytest.mark.slow
+def test_a_model_of_two_stacks_writes_its_target(trained, tmp_path, capsys) -> None:
+    export(trained("seq2seq"), str(tmp_path / "whole"))
+    expected = plain(tmp_path / "whole", "fox 3", AutoModelForSeq2SeqLM)
+    capsys.readouterr()
+    assert main(["generate", "seq2seq", "fox 3", "--max-new-tokens=12"]) == 0
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
+@pytest.mark.slow
+def test_a_conversation_goes_on_until_it_is_reset(trained, monkeypatch, capsys) -> None:
+    trained("chat")
+    lines = iter(["a fox?", "", "a dog?", "/reset", "a fox?"])
+
+    def ask(_: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", ask)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    seen = []
+    monkeypatch.setattr(
+        "eke.workflows.generate.Writer.answer",
+        lambda self, text: (
+            seen.append((text, len(self.messages))) or self.messages.append({}) or "x"
+        ),
+    )
+    assert main(["generate", "chat"]) == 0
+    assert seen == [("a fox?", 0), ("a dog?", 1), ("a fox?", 0)]
+    assert capsys.readouterr().out == "x\nx\nx\n\n"
+
+
+@pytest.mark.slow
+def test_bytes_need_no_tokenizer_and_a_prompt_may_be_piped(trained, monkeypatch, capsys) -> None:
+    trained("bytes")
+    monkeypatch.setattr("sys.stdin", io.StringIO("é"))
+    assert main(["generate", "bytes", "--max-new-tokens=3"]) == 0
+    assert len(capsys.readouterr().out) <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        ("classes", "is a model for task=sequence_classification, which writes no text"),
+        ("absent", "there is no such folder"),
+    ],
+)
+def test_what_writes_no_text_is_refused(run, why, trained, capsys) -> None:
+    trained("classes")
+    assert main(["generate", run, "a"]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_exported_classifier_is_refused(trained, tmp_path, capsys) -> None:
+    export(trained("classes"), str(tmp_path / "whole"))
+    assert main(["generate", str(tmp_path / "whole"), "a"]) == 2
+    assert "is a LlamaForSequenceClassification" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_folder_without_a_tokenizer_says_so(trained, tmp_path, capsys) -> None:
+    export(trained("bytes"), str(tmp_path / "whole"))
+    assert json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert main(["generate", str(tmp_path / "whole"), "a"]) == 1
+    assert "cannot be loaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed", [["--top-p=0.5"], ["--temperature=-1"], ["--max-new-tokens=0"], ["--top-p=2"]]
+)
+def test_options_without_sense_are_refused(typed, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "run", "a", *typed])
+    assert ended.value.code == 2
+    assert "error" in capsys.readouterr().err
