@@ -151,6 +151,7 @@ def test_an_adapter_is_loaded_by_peft_and_merges_into_the_same_weights(
     assert "adapter: adapter (" in out
     assert f"warning: the adapter's base model is the folder {Path('base').absolute()}" in out
     own = {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    own.add("generation_config.json")  # ends of turn
     assert names_in(tmp_path / "adapter") == own | TOKENIZER
     base = AutoModelForCausalLM.from_pretrained("base", dtype=torch.bfloat16)
     plain = PeftModel.from_pretrained(base, tmp_path / "adapter")

@@ -56,7 +56,7 @@ def save_pretrained(
     """Write config.json, generation_config.json, the weights, and the tokenizer's files if given.
 
     `transformers.AutoModelFor....from_pretrained(folder)` loads the result with equal logits. Of a
-    model with adapters only these are written, in peft's layout.
+    model with adapters these are written, in peft's layout, in place of weights and config.json.
 
     Args:
         model: transformers' own class or peft's, without wrappers of torch.compile or DDP.
@@ -74,6 +74,8 @@ def save_pretrained(
         with _as_it_is():
             if is_adapted(model):
                 save_adapter(model, folder, weights)
+                if generation := getattr(mine.get_base_model(), "generation_config", None):
+                    generation.save_pretrained(folder)  # ends of turn, which the base has not
             else:
                 mine.save_pretrained(folder, max_shard_size=shard_bytes, state_dict=weights)
         if tokenizer is not None:
