@@ -1,4 +1,4 @@
-"""docs/tutorial/afternoon.md, typed as it stands there, on files made here."""
+"""The tutorials with one's own files, typed as they stand there, on files made here."""
 
 import json
 import random
@@ -18,20 +18,26 @@ from support import REPO, Finished, environment
 from tokenizers.decoders import ByteLevel
 from unit.results.trackers.stub import serving
 
-TUTORIAL = (REPO / "docs" / "tutorial" / "afternoon.md").read_text()
-UNFENCED = re.sub(r"^```.*?^```", "", TUTORIAL, flags=re.M | re.S)
+AFTERNOON, CLASSIFY = (
+    (REPO / "docs" / "tutorial" / f"{name}.md").read_text() for name in ("afternoon", "classify")
+)
 
 
-def commands(section: str) -> list[str]:
+def unfenced(page: str) -> str:
+    """A page without its blocks."""
+    return re.sub(r"^```.*?^```", "", page, flags=re.M | re.S)
+
+
+def commands(section: str, page: str = AFTERNOON) -> list[str]:
     """The indented lines of a section."""
-    body = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", UNFENCED, re.M | re.S)
+    body = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", unfenced(page), re.M | re.S)
     assert body, section
     return [line.strip() for line in body[1].splitlines() if line.startswith("    ")]
 
 
-def fenced(language: str) -> str:
+def fenced(language: str, page: str = AFTERNOON) -> str:
     """The one block of this language."""
-    (block,) = re.findall(rf"^```{language}\n(.*?)^```", TUTORIAL, re.M | re.S)
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
     return str(block)
 
 
@@ -149,7 +155,9 @@ def export(afternoon: Path, run: Path) -> None:
 
 def sync_all(afternoon: Path, command: str, run: Path) -> None:
     """Three runs reach a server on this machine, as the page's table says; a second time none."""
-    shown = re.findall(r"^\| (?!Weights|---).*? \| (.*) \|$", TUTORIAL.split("## Show it")[1], re.M)
+    shown = re.findall(
+        r"^\| (?!Weights|---).*? \| (.*) \|$", AFTERNOON.split("## Show it")[1], re.M
+    )
     curves, times, settings, results = (re.findall(r"`([\w/]+)`", row) for row in shown)
     with serving() as server:
         account = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "0" * 40}
@@ -170,7 +178,62 @@ def sync_all(afternoon: Path, command: str, run: Path) -> None:
         assert [path for path in server.requests if "file_stream" in path] == sent, "sent twice"
 
 
-def test_every_command_is_typed_somewhere() -> None:
+@pytest.mark.parametrize(("page", "number"), [(AFTERNOON, 9), (CLASSIFY, 6)], ids=["chat", "csv"])
+def test_every_command_is_typed_somewhere(page, number) -> None:
     """A command that is added to the page without a place in the test fails here."""
-    lines = [line for line in UNFENCED.splitlines() if line.startswith("    ")]
-    assert len(lines) == 9, lines
+    lines = [line for line in unfenced(page).splitlines() if line.startswith("    ")]
+    assert len(lines) == number, lines
+
+
+@pytest.fixture
+def tickets(tmp_path: Path) -> Path:
+    """The user's folder: texts of three classes, and an encoder with a tokenizer."""
+    save_checkpoint(tmp_path / "my_encoder", "bert", tokenizer=True)
+    words = {"late": "parcel weeks", "broken": "lid cracked", "fine": "works should"}
+    chance, lines = random.Random(0), fenced("csv", CLASSIFY).splitlines()
+    for _ in range(300):
+        (label,) = chance.choices(list(words), [5, 3, 1])
+        lines.append(f"{' '.join(chance.choices(words[label].split(), k=4))},{label}")
+    (tmp_path / "tickets.csv").write_text("\n".join(lines))
+    option = tmp_path / "my_conf" / "experiment" / "tickets.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text(fenced("yaml", CLASSIFY))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_texts_are_sorted_into_classes(tickets: Path) -> None:
+    (show,) = commands("Look at the data", CLASSIFY)
+    assert "class late" in typed(tickets, show).text
+    assert (
+        "has 3 different labels"
+        in typed(tickets, show.replace("num_labels=3", "num_labels=2")).text
+    )
+    (plan,) = commands("Save what is typed", CLASSIFY)
+    assert "broken=0 fine=1 late=2" in typed(tickets, plan).text
+    (train,) = commands("Train", CLASSIFY)
+    trained = typed(tickets, train)
+    assert trained.code == 0, trained.text
+    assert re.search(r"eval loss [\d.]+  accuracy [\d.]+  macro F1 [\d.]+", trained.text)
+    sweep, report = commands("Compare", CLASSIFY)
+    # A rate at which this encoder, whose weights are random, learns.
+    assert typed(tickets, sweep.replace("5e-4", "5e-3")).code == 0
+    compared = typed(tickets, report)
+    assert compared.code == 0, compared.text
+    assert re.search(
+        r"right class +as broken +as fine +as late +precision +recall +f1", compared.text
+    )
+    records = [json.loads(path.read_text()) for path in (tickets / "runs").glob("*/record.json")]
+    best = max(records, key=lambda record: record["metrics"]["accuracy"])
+    assert best["metrics"]["accuracy"] > 0.9, "each class has words of its own"
+    counted = best["classes"]["confusion"]
+    right = sum(counted[n][n] for n in range(3)) / sum(map(sum, counted))
+    assert right == pytest.approx(best["metrics"]["accuracy"])
+    (export,) = commands("Use it", CLASSIFY)
+    assert typed(tickets, export.replace("RUN", f"runs/{best['run_id']}")).code == 0
+    assert "accuracy" in (tickets / "my_classifier" / "README.md").read_text()
+    answer = subprocess.run(
+        [sys.executable, "-c", fenced("python", CLASSIFY)], cwd=tickets, check=False,
+        capture_output=True, text=True, env=environment(tickets),
+    )  # fmt: skip
+    assert "'label': 'broken'" in answer.stdout, answer.stderr
