@@ -14,7 +14,7 @@ Network is that of the machine which the device is sold in, for each device of i
 adapters of 100 Gbit/s, eight V100), DGX A100 (eight of 200), DGX H100, H200 and B200 (eight of
 400), GB200 and GB300 NVL72 (one of 400 or 800 for each GPU) by their data sheets, and Amazon's
 g4dn.metal, g5.48xlarge, g6.48xlarge (100 Gbit/s for eight T4, A10G, L4) and g6e.48xlarge (400 for
-eight L40S), and Azure's ND MI300X v5 (one of 400 for each). An MI300X has seven links of 128 GB/s
+eight L40S), and Azure's `ND_MI300X_v5` (one of 400 for each). An MI300X has seven links of 128 GB/s
 (Infinity Fabric).
 
 Memory is `memory.total` as nvidia-smi prints it with drivers from R510 on; it is less than the name

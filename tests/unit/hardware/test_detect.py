@@ -209,4 +209,4 @@ def test_an_unknown_option_names_the_nearest(machine):
     with pytest.raises(ConfigError, match="hardware = h10") as caught:
         choose_device("h10")
     assert str(caught.value.problems[0].fix) == "hardware=h100"
-    assert "19 known devices: auto, cpu, v100_16" in caught.value.problems[0].why
+    assert "20 known devices: auto, cpu, v100_16" in caught.value.problems[0].why

@@ -202,7 +202,7 @@ def evaluate(job: TrainingState, step: int) -> None:
 
 
 def note_evaluation(
-    job: TrainingState, step: int, loss: float, pairs: tuple[list[int], list[int]] | None
+    job: TrainingState, step: int, loss: float, pairs: tuple[list[int], list[int]] | None = None
 ) -> None:
     """Write the row of one evaluation; pairs: predicted and right classes of a classifier."""
     row: metrics.Row = {
