@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from support import TINY, last_wins
 from trained import record_of, train_job
 
 from eke.plan.record import metrics
+from eke.results.report.show.sections import _classes
 from eke.training.loop.classification import classification_metrics
 
 SHORT = ("train.steps=6", "train.eval_every=3", "data.num_eval_samples=23")
@@ -46,6 +48,23 @@ def test_many_classes_have_no_matrix() -> None:
     _, classes = classification_metrics([0], [0], [str(n) for n in range(101)])
     assert "confusion" not in classes
     assert len(classes["support"]) == 101
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        {},
+        {"names": 3},
+        {"names": ["a"], "confusion": [[1], [2]]},
+        {"names": ["a", "b"], "confusion": 5},
+        {"names": ["a"], "confusion": [[1, 2]], "precision": [1], "recall": [1], "f1": [1]},
+        {"names": ["a"], "confusion": [[1]], "precision": ["x"], "recall": [1], "f1": [1]},
+    ],
+    ids=range(6),
+)
+def test_a_report_leaves_out_what_no_run_of_ours_wrote(classes) -> None:
+    variant = SimpleNamespace(label="x", records=[SimpleNamespace(classes=classes)])
+    assert _classes(SimpleNamespace(variant=variant)).rows == ()
 
 
 @pytest.mark.parametrize("engine", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])

@@ -124,7 +124,7 @@ class Writer:
             raise self._refuse(f"is a {names[0] or 'model without a class'}")
         else:
             kind = seq2seq if content.get("is_encoder_decoder") else "AutoModelForCausalLM"
-        found = self._load(kind.replace("Auto", prefix, 1), dtype="auto")
+        found = self._load(kind.replace("Auto", prefix, 1), dtype="auto", use_safetensors=True)
         if self.is_adapter and (self.folder / "generation_config.json").is_file():
             found.generation_config = self._load("GenerationConfig")  # ends of turn, not the base's
         return found.eval().to("cuda" if torch.cuda.is_available() else "cpu")

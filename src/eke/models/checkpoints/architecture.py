@@ -209,10 +209,12 @@ def _masks_by_position(function: ast.FunctionDef) -> bool:
     """It hands `position_ids` to transformers' functions that make causal masks."""
     nodes = list(ast.walk(function))
     named = {node.id for node in nodes if isinstance(node, ast.Name)}
-    given: list[Any] = [k.arg for n in nodes if isinstance(n, ast.Call) for k in n.keywords]
-    given += [k.value for n in nodes if isinstance(n, ast.Dict) for k in n.keys
-              if isinstance(k, ast.Constant)]  # fmt: skip
-    return "create_causal_mask" in named and {"attention_mask", "position_ids"} <= set(given)
+    given: list[set[Any]] = [{k.arg for k in n.keywords} for n in nodes if isinstance(n, ast.Call)]
+    given += [{k.value for k in n.keys if isinstance(k, ast.Constant)}
+              for n in nodes if isinstance(n, ast.Dict)]  # fmt: skip
+    # Layers take no `config`, masks do.
+    mask = {"config", "attention_mask", "position_ids"}
+    return "create_causal_mask" in named and any(mask <= each for each in given)
 
 
 def _method(path: Path, class_name: str, name: str) -> ast.FunctionDef | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from eke.common.paths import program
 from eke.common.text import format_bytes, format_count, format_number, format_seconds
@@ -442,16 +442,22 @@ MOST_MATRICES, MOST_CLASSES = 6, 12
 
 def _classes(row: ComparisonRow) -> Section:
     """What a classifier's first run predicted for the samples of each class."""
-    found = row.variant.records[0].classes
-    names = found.get("names", [])
+    title = f"Classes: {row.variant.label}"
+    try:
+        head, rows = _confusion(row.variant.records[0].classes)
+    except (TypeError, ValueError, LookupError):  # none, another version's, or another user's
+        return Section(title, "", (), ())
+    shown = rows if len(rows) <= MOST_CLASSES and all(len(r) == len(head) for r in rows) else ()
+    return Section(title, "samples of the last evaluation, by predicted class", head, shown)
+
+
+def _confusion(found: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    head = ("right class", *(f"as {name}" for name in found["names"]), *_OF_A_CLASS)
     rows = [
-        (name, *map(str, counts), *(f"{found[key][n]:.4f}" for key in _OF_A_CLASS))
-        for n, (name, counts) in enumerate(zip(names, found.get("confusion", []), strict=False))
+        (str(found["names"][n]), *map(str, counts), *(f"{found[k][n]:.4f}" for k in _OF_A_CLASS))
+        for n, counts in enumerate(found["confusion"])
     ]
-    head = ("right class", *(f"as {name}" for name in names), *_OF_A_CLASS)
-    shown = tuple(rows) if len(names) <= MOST_CLASSES else ()
-    note = "samples of the last evaluation, by the class that was predicted"
-    return Section(f"Classes: {row.variant.label}", note, head, shown)
+    return head, tuple(rows)
 
 
 _OF_A_CLASS = ("precision", "recall", "f1")
