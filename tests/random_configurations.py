@@ -133,6 +133,7 @@ SOMETIMES: dict[str, Draw] = {
     "train.record_grad_norm": seldom("false", beside=("true",)),
     "train.log_every": one_of(1, 2, 10),
     "train.eval_every": one_of("null", 1, 2),
+    "train.early_stop_patience": one_of("null", 1, 2),
     "train.checkpoint_every": one_of("null", "null", 1, 2),
     "train.keep_checkpoints": one_of(1, 2),
     "train.timing_warmup_steps": one_of(2, 3),

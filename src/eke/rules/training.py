@@ -194,6 +194,17 @@ RULES = (
         source="the peak learning rate would never be reached",
     ),
     Rule(
+        id="early_stop_needs_evaluations",
+        verdict=Severity.no_effect,
+        key="train.early_stop_patience",
+        when=lambda f: (
+            f.config.train.early_stop_patience is not None and f.config.train.eval_every is None
+        ),
+        why="counts evaluations, and train.eval_every is null: the last one is after the last step",
+        fix=Fix("train.eval_every=50"),
+        source="eke.training.loop.loop",
+    ),
+    Rule(
         id="nesterov_needs_momentum",
         key="optimizer.nesterov",
         when=lambda f: (

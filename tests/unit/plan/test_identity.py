@@ -110,6 +110,7 @@ OTHER = {
     "tracker.uri": "https://host",
     "train.epochs": 1.5,
     "train.eval_every": 50,
+    "train.early_stop_patience": 2,
     "memory.empty_cache_every": 2,
     **{f"resources.{n}": "x" for n in ("memory", "partition", "account", "qos", "constraint")},
     **{f"slurm.{n}": "x" for n in ("partition", "account", "qos", "constraint", "gpu_type")},

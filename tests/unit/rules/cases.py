@@ -77,6 +77,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         CPU,
     ),
     "datasets_missing": (("data=parquet", "data.path={tmp}/a.txt"), CPU),
+    "early_stop_needs_evaluations": (("train.early_stop_patience=2",), CPU),
     "packing_needs_causal_decoder": (
         (
             *SYNTHETIC,

@@ -222,8 +222,6 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "flash3_has_no_dropout": "test_dropout_is_left_out_where_the_package_has_none",
         "flash_package_packs_one_row": "test_packed_rows_are_found_in_a_batch_of_one_only",
     },
-    (Kind.fails, KERNEL): {
-    },
     (Kind.wrong, KERNEL): {
         "fused_loss_needs_known_head":
             "test_a_fused_head_leaves_out_what_a_model_does_with_its_logits",
@@ -344,7 +342,7 @@ COMPARED = (
     "dp_needs_two_gpus", "ddp_of_one", "fsdp_of_one", "p2p_needs_gpus",
     "ds_config_without_zero", "offload_needs_zero", "rslora_needs_rank",
     "adapted_layers_have_biases", "extra_needs_trainer", "pinning_needs_cuda", "mode_is_wandbs",
-    "entity_is_wandbs", "uri_is_mlflows", "norm_is_known_anyway",
+    "entity_is_wandbs", "uri_is_mlflows", "norm_is_known_anyway", "early_stop_needs_evaluations",
 )  # fmt: skip
 """Rules whose setting changes nothing in a run of two steps."""
 

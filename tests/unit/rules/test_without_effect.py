@@ -54,6 +54,7 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "entity_is_wandbs": (("tracker.entity=team",), ()),
     "uri_is_mlflows": (("tracker.uri=sqlite:///mlflow.db",), ()),
     "norm_is_known_anyway": (("train.record_grad_norm=false",), ()),
+    "early_stop_needs_evaluations": (("train.early_stop_patience=2",), ()),
 }
 """Rule -> overrides with the setting, and without it."""
 

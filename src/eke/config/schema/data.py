@@ -310,6 +310,8 @@ class Train:
     """Steps between writes of metrics.jsonl; the device is never waited for in between."""
     eval_every: int | None = field(default=None, metadata=at_least(1))
     """Steps between evaluations; null evaluates before the first and after the last step."""
+    early_stop_patience: int | None = field(default=None, metadata=at_least(1, null_is_off=True))
+    """Evaluations in a row without a lower loss, after which the run ends well; null never."""
     checkpoint_every: int | None = field(default=200, metadata=at_least(1, null_is_off=True))
     """Steps between checkpoints; null saves only when asked to stop, and at the end."""
     keep_checkpoints: int = field(default=2, metadata=at_least(1))

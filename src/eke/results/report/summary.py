@@ -193,6 +193,9 @@ def _effective_lines(record: Record) -> list[Line]:
         name = " ".join(filter(None, [seen["optimizer"], seen["optimizer_implementation"]]))
         per_parameter = f"{seen['optimizer_bytes_per_parameter']:.3g} bytes of state per parameter"
         lines.append(("optimizer", name, per_parameter))
+    if early := seen.get("early_stop"):
+        best = f"lowest evaluation loss at step {early['best_step']}: {early['best_loss']:.4f}"
+        lines.append(("ended early", best, f"train.early_stop_patience={early['patience']}"))
     if not_looked_into := seen.get("not_looked_into"):
         lines.append(("computed in", "compiled code", f"not looked into: {not_looked_into}"))
     lines += _memory_technique_lines(seen)

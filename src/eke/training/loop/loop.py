@@ -61,6 +61,8 @@ def train(job: TrainingState) -> None:
         except Interrupted:
             between.give_up(step)
         between.finish(step, totals)
+        if between.is_over:
+            break
 
 
 class BetweenSteps:
@@ -69,6 +71,15 @@ class BetweenSteps:
     def __init__(self, job: TrainingState) -> None:
         self.job = job
         self.said = time.monotonic()
+        self.is_over = False
+        """The evaluation loss was not lowered for as long as the plan has patience."""
+        if job.start_step and job.plan.config.train.early_stop_patience is not None:
+            rows, _ = metrics.read_rows(job.paths.metrics)
+            job.eval_losses = [
+                (row[metrics.STEP], row[metrics.EVAL_LOSS])
+                for row in metrics.latest(rows, metrics.EVAL_LOSS)
+                if row[metrics.STEP] <= job.start_step
+            ]
 
     def finish(self, step: int, totals: StepTotals) -> None:
         """Do what is due after this step, counted from 0.
@@ -92,9 +103,11 @@ class BetweenSteps:
                 self.said = time.monotonic()
         if eval_due:
             evaluate(job, done)
+            self.is_over = not is_last and is_exhausted(job)
+            is_last = is_last or self.is_over
         if settings.save_final if is_last else save_due or stop:
             save(job, done)
-        if stop:
+        if stop and not self.is_over:
             who = job.stop.signal or "another process"
             raise Stopped(stop, f"{who} after step {done}; checkpoint saved")
 
@@ -193,12 +206,28 @@ def evaluate(job: TrainingState, step: int) -> None:
     loss = job.ranks.sum(total).item() / max(1, counted.num_targets)
     pairs = None if predictions is None else predictions.gather(job.ranks)
     job.model.train()
+    job.eval_losses.append((step, loss))
     if job.ranks.is_main:
         note_evaluation(job, step, loss, pairs)
     job.eval_s += time.perf_counter() - start
     is_last = step == job.plan.steps.total
     if is_last and job.plan.config.train.stop_on_nonfinite and not math.isfinite(loss):
         raise Diverged(f"the evaluation loss is {loss} at step {step}, the last one")
+
+
+def is_exhausted(job: TrainingState) -> bool:
+    """Whether the last evaluations, `train.early_stop_patience` of them, brought no lower loss."""
+    patience = job.plan.config.train.early_stop_patience
+    if patience is None:
+        return False
+    losses = [math.inf if math.isnan(loss) else loss for _, loss in job.eval_losses]
+    best = losses.index(min(losses))
+    if len(losses) - 1 - best < patience:
+        return False
+    step, loss = job.eval_losses[best]
+    job.effective["early_stop"] = {"best_step": step, "best_loss": loss, "patience": patience}
+    log.info(f"ends early: the evaluation loss was lowest at step {step} ({loss:.4f})")
+    return True
 
 
 def note_evaluation(

@@ -190,7 +190,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 
     ) -> None:
         """Finish a step; on a stop request Trainer ends its loop in order."""
         self.steps.finish()
-        if self.steps.stopped:
+        if self.steps.stopped or self.steps.between.is_over:
             control.should_training_stop = True
 
 

@@ -88,6 +88,8 @@ class TrainingState:
     """The trainable ones."""
     stages: dict[str, int] = field(default_factory=dict)
     """Memory in use after each of the guides' stages."""
+    eval_losses: list[tuple[int, float]] = field(default_factory=list)
+    """Step and loss of each evaluation up to now, of earlier attempts, too."""
     classes: dict[str, Any] = field(default_factory=dict)
     """Of the last evaluation of a classifier, for the record."""
     effective: dict[str, Any] = field(default_factory=dict)

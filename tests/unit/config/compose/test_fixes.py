@@ -181,7 +181,7 @@ def test_value_with_spaces_stays_one_override() -> None:
 NOTHING_LIKE_IT = [
     "model=distilbert", "precision=foo", "hardware=a10", "hardware=l40", "hardware=a100", "tags=a",
     "zzqqxx=1", "ckpt_path=runs/abc", "eval_accumulation_steps=4", "push_to_hub=true",
-    "hub_model_id=a/b", "load_best_model_at_end=true", "early_stopping_patience=3",
+    "hub_model_id=a/b", "load_best_model_at_end=true", "early_stopping_threshold=0.1",
     "assistant_only_loss=true",
     "overfit_batches=1", "limit_train_batches=0.1", "optimizer.betas=0.9", "train_file=x.tsv",
     "model=tiny_bert model.rope_theta=100", "dropout=0.1", "path=x", "name=x", "~train",
