@@ -160,6 +160,8 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._phase = ""
         self._logits: tuple[int, int] | None = None
         """Elements and width of the logits, once there are any."""
+        self._inside = False
+        """In a function that is an operator, where composite operators come whole."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -171,11 +173,15 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             func = _ADDED
         kwargs = kwargs or {}
         if func.namespace in WRITTEN_IN_PYTHON and (body := _body(func)) is not None:
-            before, self._logits = self._logits, self._logits or _any_if_loss(func)
+            before = self._logits, self._inside
+            self._logits, self._inside = self._logits or _any_if_loss(func), True
             with self:
                 out = body(*args, **kwargs)
-            self._logits = before
+            self._logits, self._inside = before
             return out
+        if self._inside and _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
         answer = self._questions.answer(func, args, kwargs)
         if answer is not NotImplemented:
             self._note(func, args, answer)
@@ -286,6 +292,13 @@ place: the fused loss, and transformers' grouped products."""
 def _any_if_loss(func: Any) -> tuple[int, int] | None:
     """The fused loss makes nothing but logits and what follows from them."""
     return (1, 1) if func.namespace == "eke" else None
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Whether an operator is only a C++ function over other operators."""
+    has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+    return bool(has_kernel(func.name(), "CompositeImplicitAutograd"))
 
 
 @functools.cache
