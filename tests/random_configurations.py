@@ -134,6 +134,7 @@ SOMETIMES: dict[str, Draw] = {
     "train.log_every": one_of(1, 2, 10),
     "train.eval_every": one_of("null", 1, 2),
     "train.early_stop_patience": one_of("null", 1, 2),
+    "train.keep_best": one_of("null", "loss", "accuracy"),
     "train.checkpoint_every": one_of("null", "null", 1, 2),
     "train.keep_checkpoints": one_of(1, 2),
     "train.timing_warmup_steps": one_of(2, 3),

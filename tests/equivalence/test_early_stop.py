@@ -1,14 +1,19 @@
-"""`train.early_stop_patience`: where a run ends, in one process, in several, and after a stop."""
+"""`train.early_stop_patience` and `train.keep_best`: where a run ends, and which weights it leaves,
+in one process, in several, and after a stop."""
 
 import json
 import math
 
 import pytest
+import torch
 from equivalence_cases import CASES, RAGGED
+from safetensors.torch import load_file
 from support import TINY, last_wins
 from trained import continue_job, record_of, train_job
 
-from eke.plan.record import metrics
+from eke.common.text import IGNORED
+from eke.plan.record import Best, metrics
+from eke.results.card import render_card
 
 # A rate at which the evaluation loss soon rises.
 RISING = (
@@ -59,7 +64,7 @@ def test_it_ends_after_so_many_evaluations_without_a_lower_loss(
     record = record_of(job)
     assert (record.outcome, record.steps_done) == ("ok", end)
     best, loss = min((p for p in whole if p[0] <= end), key=lambda pair: pair[1])
-    found = {"best_step": best, "best_loss": loss, "patience": patience}
+    found = {"metric": "loss", "step": best, "value": loss, "patience": patience}
     assert record.effective["early_stop"] == found
     assert job.paths.exported(end).is_dir(), "its last weights are saved"
 
@@ -93,3 +98,82 @@ def test_without_a_rise_it_takes_all_steps(make_plan, tmp_path) -> None:
     job = train_job(make_plan(*last_wins(*typed)), tmp_path / "run")
     assert record_of(job).steps_done == 6
     assert "early_stop" not in job.effective
+
+
+BEST = (
+    *RISING, "train.steps=12", "schedule.warmup_steps=0", "train.keep_best=loss",
+    "train.checkpoint_every=2", "train.keep_checkpoints=1", "train.save_final=true",
+)  # fmt: skip
+
+
+def best_of(path) -> tuple[int, float]:
+    """Of the evaluations after the first step."""
+    return min((pair for pair in evaluations(path) if pair[0]), key=lambda pair: pair[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_the_weights_of_the_best_evaluation_are_the_runs_model(engine, make_plan, tmp_path) -> None:
+    job = train_job(make_plan(*last_wins(*BEST, f"engine={engine}")), tmp_path / "run")
+    step, loss = best_of(job.paths.metrics)
+    assert step < 10, "others came after it"
+    record = record_of(job)
+    assert record.best == Best("loss", step, loss)
+    assert (record.steps_done, record.model_step, record.loss.eval_final) == (12, step, loss)
+    kept = sorted(path.name for path in job.paths.checkpoints.iterdir())
+    assert kept == [f"step-{step:08d}", "step-00000012"], "the newest, to continue from, and it"
+    short = (*BEST, f"train.steps={step}", f"engine={engine}")
+    other = train_job(make_plan(*last_wins(*short)), tmp_path / "short")
+    mine, its = (load_file(each.paths.model / "model.safetensors") for each in (job, other))
+    assert all(mine[name].equal(its[name]) for name in its)
+    assert f"of step {step}, the best loss" in render_card(record)
+
+
+@pytest.mark.slow
+def test_a_continued_run_remembers_its_best(make_plan, tmp_path) -> None:
+    job = train_job(make_plan(*last_wins(*BEST, "train.keep_checkpoints=20")), tmp_path / "first")
+    (tmp_path / "second").mkdir()
+    rows = (tmp_path / "first" / "metrics.jsonl").read_text()
+    (tmp_path / "second" / "metrics.jsonl").write_text(rows)
+    again = continue_job(job, 10, tmp_path / "second")
+    assert again.start_step == 10
+    assert record_of(again).best == Best("loss", *best_of(job.paths.metrics))
+
+
+@pytest.mark.slow
+def test_two_processes_keep_the_same_one(train_ranks) -> None:
+    folder = train_ranks(*BEST, "distributed=ddp", "batch.per_device=6")
+    record = json.loads((folder / "record.json").read_text())
+    assert record["best"]["step"] == best_of(folder / "metrics.jsonl")[0]
+    assert (folder / "model").resolve().parent.name == f"step-{record['best']['step']:08d}"
+
+
+def test_more_accuracy_and_less_loss_are_better_and_no_number_is_neither() -> None:
+    rows = [
+        {metrics.STEP: step, metrics.EVAL_LOSS: loss, "eval/accuracy": accuracy}
+        for step, loss, accuracy in [(0, 0.1, 1.0), (2, 0.9, 0.5), (4, math.nan, 0.8), (6, 1, 0.8)]
+    ]
+    assert metrics.best_evaluation(rows, "loss") == Best("loss", 2, 0.9)
+    assert metrics.best_evaluation(rows, "accuracy") == Best("accuracy", 4, 0.8)
+    assert metrics.best_evaluation(rows, None) is None
+
+
+def test_a_metric_that_no_evaluation_has_is_never_the_best() -> None:
+    rows = [{metrics.STEP: 2, metrics.EVAL_LOSS: 0.9}]
+    assert metrics.best_evaluation(rows, "f1_macro") is None
+
+
+@pytest.mark.slow
+def test_tokens_thought_most_probable_are_counted(make_plan, tmp_path) -> None:
+    """By hand, on the model that the run left."""
+    typed = last_wins(*BEST, "train.steps=2", "train.keep_best=null")
+    job = train_job(make_plan(*typed), tmp_path / "run")
+    job.model.eval()
+    hits = total = 0
+    with torch.no_grad():
+        for batch in job.data.eval_batches():
+            counted = batch.labels != IGNORED
+            found = job.model(**batch.inputs).logits.argmax(-1)
+            hits += int((found == batch.labels)[counted].sum())
+            total += int(counted.sum())
+    assert record_of(job).metrics["token_accuracy"] == pytest.approx(hits / total)

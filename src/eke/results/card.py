@@ -47,6 +47,9 @@ def render_card(record: Record, merged: bool = False) -> str:
         "data": f"{choices.get('data')} {source}",
         "data fingerprint": record.plan.get("data_fingerprint"),
         "steps": f"{record.steps_done} ({record.outcome})",
+        "weights": f"of step {record.best.step}, the best {record.best.metric}"
+        if record.best
+        else None,
         "evaluation loss before training, nats per target": losses.eval_start,
         "evaluation loss, nats per target": losses.eval_final,
         **{f"evaluation {name}": value for name, value in record.metrics.items()},

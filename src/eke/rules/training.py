@@ -7,12 +7,13 @@ from typing import Any
 
 from eke.common.errors import Fix
 from eke.common.paths import user_path
-from eke.common.text import closest_path
-from eke.config.schema import SGD, Compute, Text
+from eke.common.text import closest, closest_path
+from eke.config.schema import SGD, Compute, Config, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
 from eke.plan.fine_tuning import SAMPLES, SET_BY, usual_values
 from eke.plan.planner.samples import batch_of, plan_batch
+from eke.plan.record.metrics import evaluation_metrics
 from eke.rules.rule import Facts, Rule, Severity, configured
 
 
@@ -30,6 +31,12 @@ def _multiple_of(facts: Facts) -> str:
         f"is not a multiple of batch.per_device x processes = {batch.per_device} x {processes} = "
         f"{_step_samples(facts)}"
     )
+
+
+def _meant_metric(config: Config) -> str:
+    """The metric that was meant: HF's names begin with `eval_`, and trackers' with `eval/`."""
+    typed = (config.train.keep_best or "").replace("/", "_").removeprefix("eval_")
+    return closest(typed, evaluation_metrics(config)) or "loss"
 
 
 def _text_path(facts: Facts) -> Path | None:
@@ -202,7 +209,30 @@ RULES = (
         ),
         why="counts evaluations, and train.eval_every is null: the last one is after the last step",
         fix=Fix("train.eval_every=50"),
-        source="eke.training.loop.loop",
+        source="eke.training.loop.evaluation",
+    ),
+    Rule(
+        id="keep_best_is_a_metric",
+        key="train.keep_best",
+        when=lambda f: (
+            f.config.train.keep_best is not None
+            and f.config.train.keep_best not in evaluation_metrics(f.config)
+        ),
+        why=lambda f: (
+            f"is no metric of task={f.config.task.option}: "
+            f"{', '.join(evaluation_metrics(f.config))}"
+        ),
+        fix=lambda f: Fix(f"train.keep_best={_meant_metric(f.config)}"),
+        source="eke.plan.record.metrics",
+    ),
+    Rule(
+        id="keep_best_needs_evaluations",
+        verdict=Severity.no_effect,
+        key="train.keep_best",
+        when=lambda f: f.config.train.keep_best is not None and f.config.train.eval_every is None,
+        why="chooses among evaluations, and train.eval_every is null: there is one, at the end",
+        fix=Fix("train.eval_every=50"),
+        source="eke.training.loop.evaluation",
     ),
     Rule(
         id="nesterov_needs_momentum",

@@ -78,6 +78,7 @@ def save_checkpoint(
     random_states: Sequence[RandomState] = (),
     tokenizer: Any = None,
     whole: WholeState | None = None,
+    spare: int | None = None,
 ) -> Path:
     """Write a checkpoint and drop all but the newest `keep` complete ones.
 
@@ -91,6 +92,7 @@ def save_checkpoint(
         random_states: one per rank; none takes this process's own.
         tokenizer: of transformers, saved with the weights.
         whole: what to write where model and optimizer only hold parts; None asks them.
+        spare: step whose checkpoint is left, too.
 
     Raises:
         OSError: the disk is full; earlier checkpoints are untouched.
@@ -111,7 +113,7 @@ def save_checkpoint(
         }
         _save_tensors(tensors, unfinished / OPTIMIZER)
         write_json(unfinished / STATE, {"step": step})
-        return finish_checkpoint(unfinished, step, keep)
+        return finish_checkpoint(unfinished, step, keep, spare)
 
 
 def _save_tensors(content: dict[str, Any], path: Path) -> None:
@@ -131,10 +133,10 @@ def begin_checkpoint(unfinished: Path) -> None:
     unfinished.mkdir()
 
 
-def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
+def finish_checkpoint(unfinished: Path, step: int, keep: int, spare: int | None = None) -> Path:
     """Fsync and list all files, then rename the folder.
 
-    Drops all but the newest `keep` complete checkpoints.
+    Drops all but the newest `keep` complete checkpoints and that of the step `spare`.
     """
     final = unfinished.parent / checkpoint_name(step)
     write_json(unfinished / CHECKPOINT_FILES, _manifest(unfinished))
@@ -144,7 +146,7 @@ def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
         final.unlink(missing_ok=True)
     os.replace(unfinished, final)
     fsync_directory(final.parent)
-    _prune(final, keep)
+    _prune(final, keep, spare)
     return final
 
 
@@ -274,8 +276,8 @@ def _checksum(path: Path) -> int:
     return value
 
 
-def _prune(newest: Path, keep: int) -> None:
-    """Drop what is older than the newest `keep`, counted from the one just written.
+def _prune(newest: Path, keep: int, spare: int | None) -> None:
+    """Drop what is older than the newest `keep`, counted from the one just written; but `spare`.
 
     One of a later step was skipped as damaged when this attempt began: it counts for nothing, or
     it would push out the only checkpoint that can be used.
@@ -284,7 +286,8 @@ def _prune(newest: Path, keep: int) -> None:
     mine = [path for path in checkpoints_in(folder) if (path / CHECKPOINT_FILES).is_file()]
     written = [path for path in mine if path.name <= newest.name]
     for path in sorted(written, reverse=True)[keep:]:
-        remove_tree(path)
+        if spare is None or path.name != checkpoint_name(spare):
+            remove_tree(path)
     for path in folder.glob(".step-*.tmp"):
         if re.fullmatch(rf"\.{NAME}\.\d+\.tmp", path.name):
             remove_tree(path)
@@ -342,6 +345,7 @@ def save_parts(
     keep: int,
     ranks: Ranks,
     tokenizer: Any = None,
+    spare: int | None = None,
 ) -> None:
     """Write a checkpoint of all ranks together and drop all but the newest `keep` complete ones.
 
@@ -353,6 +357,7 @@ def save_parts(
         keep: complete checkpoints to leave.
         ranks: every one of them must call this.
         tokenizer: of transformers, saved with the weights.
+        spare: step whose checkpoint is left, too.
 
     Raises:
         OSError: the disk is full, for one of the ranks; earlier checkpoints are untouched.
@@ -370,7 +375,7 @@ def save_parts(
         _save_tensors(content, unfinished / part_name(ranks.rank, ranks.world_size))
 
     def finish() -> None:
-        finish_checkpoint(unfinished, step, keep)
+        finish_checkpoint(unfinished, step, keep, spare)
 
     final = folder / checkpoint_name(step)
     with removed_on_error(unfinished) if ranks.is_main else nullcontext():

@@ -57,7 +57,7 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
     except (TypeError, AttributeError, ValueError) as error:
         raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
     with _whole(target) as unfinished:
-        copy_checked(paths.exported(record.steps_done), unfinished)
+        copy_checked(paths.exported(record.model_step), unfinished)
         notes += _merge(plan, unfinished) if plan else []
         (unfinished / CARD).write_text(card, encoding="utf-8")
     sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
@@ -103,8 +103,8 @@ def finished_record(paths: RunPaths) -> Record:
         why = f"is not finished ({state})"
     elif record.outcome != Outcome.ok.name:
         why, fix = f"ended as {record.outcome}", f"eke logs {shlex.quote(str(paths.folder))}"
-    elif not paths.exported(record.steps_done).is_dir():
-        why = f"has no checkpoint of its last step ({record.steps_done})"
+    elif not paths.exported(record.model_step).is_dir():
+        why = f"has no checkpoint of step {record.model_step}"
         fix = f"{again} train.save_final=true rerun=true"
     else:
         return record

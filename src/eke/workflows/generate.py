@@ -79,7 +79,7 @@ class Writer:
         record = finished_record(paths)
         if record.choices.get("task") not in ("causal_lm", "seq2seq_lm"):
             raise self._refuse(f"is a model for task={record.choices.get('task')}")
-        saved = paths.exported(record.steps_done)
+        saved = paths.exported(record.model_step)
         if not is_own(paths.record):  # its files may change: those that were checked are loaded
             self._copies.append(tempfile.TemporaryDirectory(prefix="eke-"))
             copy_checked(saved, Path(self._copies[-1].name))

@@ -111,6 +111,7 @@ OTHER = {
     "train.epochs": 1.5,
     "train.eval_every": 50,
     "train.early_stop_patience": 2,
+    "train.keep_best": "loss",
     "memory.empty_cache_every": 2,
     **{f"resources.{n}": "x" for n in ("memory", "partition", "account", "qos", "constraint")},
     **{f"slurm.{n}": "x" for n in ("partition", "account", "qos", "constraint", "gpu_type")},

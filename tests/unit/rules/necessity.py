@@ -240,6 +240,9 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.fails, "unit/training/model/test_kernels.py"): {
         "liger_needs_known_family": "test_liger_that_replaces_nothing_is_an_error",
     },
+    (Kind.wrong, "equivalence/test_early_stop.py"): {
+        "keep_best_is_a_metric": "test_a_metric_that_no_evaluation_has_is_never_the_best",
+    },
     (Kind.wrong, RANK): {
         "one_process_without_strategy":
             "test_a_rank_that_is_alone_trains_on_its_share_of_the_planned_samples",
@@ -343,6 +346,7 @@ COMPARED = (
     "ds_config_without_zero", "offload_needs_zero", "rslora_needs_rank",
     "adapted_layers_have_biases", "extra_needs_trainer", "pinning_needs_cuda", "mode_is_wandbs",
     "entity_is_wandbs", "uri_is_mlflows", "norm_is_known_anyway", "early_stop_needs_evaluations",
+    "keep_best_needs_evaluations",
 )  # fmt: skip
 """Rules whose setting changes nothing in a run of two steps."""
 

@@ -55,6 +55,7 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "uri_is_mlflows": (("tracker.uri=sqlite:///mlflow.db",), ()),
     "norm_is_known_anyway": (("train.record_grad_norm=false",), ()),
     "early_stop_needs_evaluations": (("train.early_stop_patience=2",), ()),
+    "keep_best_needs_evaluations": (("train.keep_best=loss",), ()),
 }
 """Rule -> overrides with the setting, and without it."""
 

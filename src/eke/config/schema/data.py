@@ -311,7 +311,11 @@ class Train:
     eval_every: int | None = field(default=None, metadata=at_least(1))
     """Steps between evaluations; null evaluates before the first and after the last step."""
     early_stop_patience: int | None = field(default=None, metadata=at_least(1, null_is_off=True))
-    """Evaluations in a row without a lower loss, after which the run ends well; null never."""
+    """Evaluations in a row without a lower loss, or a better `keep_best`, after which the run ends
+    well; null never."""
+    keep_best: str | None = None
+    """Metric of the evaluations (loss, accuracy, f1_macro, ...) whose best checkpoint is kept and
+    is the run's model; null: the last one."""
     checkpoint_every: int | None = field(default=200, metadata=at_least(1, null_is_off=True))
     """Steps between checkpoints; null saves only when asked to stop, and at the end."""
     keep_checkpoints: int = field(default=2, metadata=at_least(1))

@@ -542,6 +542,10 @@ def outline_record(
     config = content.pop("config")
     steps = metrics.latest(rows, metrics.LOSS)
     timing = metrics.timing(rows)
+    best = metrics.best_evaluation(rows, plan.config.train.keep_best)
+    judged = [
+        r for r in rows if best is None or metrics.LOSS in r or r.get(metrics.STEP, 0) <= best.step
+    ]
     return Record(
         run_id=plan.run_id,
         name=plan.name,
@@ -564,8 +568,9 @@ def outline_record(
             plan.batch.world_size * plan.batch.devices,
             plan.device.peak(_format(plan)),
         ),
-        loss=metrics.losses(rows),
-        metrics=metrics.last_evaluation(rows),
+        loss=metrics.losses(judged),
+        best=best,
+        metrics=metrics.last_evaluation(judged),
         warnings=[*plan.warnings, *waiting_hints(plan, timing)],
         failure=failure,
     )

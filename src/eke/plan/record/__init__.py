@@ -219,6 +219,15 @@ class Failure:
     """Only the symptom in this process: another one of the run ended or stopped answering."""
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best of a run's evaluations."""
+
+    metric: str
+    step: int
+    value: float
+
+
 @dataclass
 class Record:
     """Self-contained: the report reads nothing else."""
@@ -244,6 +253,8 @@ class Record:
     throughput: Throughput = field(default_factory=Throughput)
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     loss: Loss = field(default_factory=Loss)
+    best: Best | None = None
+    """With `train.keep_best`: the evaluation that loss, metrics and classes are those of."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation: `perplexity`, or `accuracy`, `f1_macro` and `f1_micro`."""
     classes: dict[str, Any] = field(default_factory=dict)
@@ -256,6 +267,11 @@ class Record:
     shared_device: bool | None = None
     """Another process used the device: no speed claim can be made. None: not looked at."""
     schema_version: int = RECORD_VERSION
+
+    @property
+    def model_step(self) -> int:
+        """Step of the weights that the run leaves as its model."""
+        return self.best.step if self.best else self.steps_done
 
 
 RECORD_LIMIT = 1 << 20

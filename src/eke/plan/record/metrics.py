@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.files import Refused, append_line, open_to_read, plain
-from eke.plan.record import Loss, Spread, Throughput, Timing
+from eke.config.schema import Config
+from eke.models.families import is_classification
+from eke.plan.record import Best, Loss, Spread, Throughput, Timing
 
 Row = dict[str, Any]
 
@@ -34,6 +36,10 @@ EVAL_LOSS = "eval/loss"
 BITS_PER_BYTE = "eval/bits_per_byte"
 PERPLEXITY = "eval/perplexity"
 """Exponential of the evaluation loss of a language model; absent where that is infinite."""
+TOKEN_ACCURACY = "eval/token_accuracy"
+"""Share of the targets that the model thinks most probable, where all logits are there."""
+LOWER_IS_BETTER = ("loss", "perplexity")
+"""Metrics of which the lowest value is the best."""
 STEP_TIME = "train/step_time_s"
 WARMUP = "train/warmup"
 """Present and 1 on steps excluded from every timing: the first ones, and those that compiled."""
@@ -186,6 +192,35 @@ def throughput(
         mfu_frac=flops / peak_flops if flops is not None and peak_flops else None,
         flops_formula=flops_formula,
     )
+
+
+def evaluation_metrics(config: Config) -> tuple[str, ...]:
+    """Names of the metrics of an evaluation, without `eval/`."""
+    if is_classification(config):
+        return "loss", "accuracy", "f1_macro", "f1_micro"
+    kernels = config.kernels
+    no_logits = kernels.fused_linear_cross_entropy or kernels.sparse_prediction
+    if no_logits or config.distributed.option == "dp":
+        return "loss", "perplexity"
+    return "loss", "perplexity", "token_accuracy"
+
+
+def best_evaluation(rows: Sequence[Row], metric: str | None, first: int = 1) -> Best | None:
+    """The evaluation whose metric is the best, the first of equal ones.
+
+    Args:
+        rows: of metrics.jsonl.
+        metric: `train.keep_best`; None answers None.
+        first: the first step that counts; weights before training are no result.
+    """
+    best: Best | None = None
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+    for row in latest(rows, f"eval/{metric}"):
+        value = float(row[f"eval/{metric}"])
+        is_better = best is None or sign * value > sign * best.value
+        if row[STEP] >= first and math.isfinite(value) and is_better:
+            best = Best(str(metric), int(row[STEP]), value)
+    return best
 
 
 def losses(rows: Sequence[Row]) -> Loss:

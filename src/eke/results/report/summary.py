@@ -171,6 +171,8 @@ def _loss_lines(record: Record) -> list[Line]:
             before, after = loss.bits_per_byte_start, loss.bits_per_byte_final
             bits = f"{before:.3f} -> {after:.3f} bits per byte"
         lines.append(("eval loss", f"{loss.eval_start:.4f}{end}", bits))
+    if record.best:
+        lines.append(("best checkpoint", f"step {record.best.step}", f"best {record.best.metric}"))
     if metrics := [f"{name} {value:.4g}" for name, value in record.metrics.items()]:
         lines.append(("last evaluation", metrics[0], ", ".join(metrics[1:])))
     return lines
@@ -194,7 +196,7 @@ def _effective_lines(record: Record) -> list[Line]:
         per_parameter = f"{seen['optimizer_bytes_per_parameter']:.3g} bytes of state per parameter"
         lines.append(("optimizer", name, per_parameter))
     if early := seen.get("early_stop"):
-        best = f"lowest evaluation loss at step {early['best_step']}: {early['best_loss']:.4f}"
+        best = f"best {early['metric']} at step {early['step']}: {early['value']:.4f}"
         lines.append(("ended early", best, f"train.early_stop_patience={early['patience']}"))
     if not_looked_into := seen.get("not_looked_into"):
         lines.append(("computed in", "compiled code", f"not looked into: {not_looked_into}"))

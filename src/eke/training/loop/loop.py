@@ -8,27 +8,23 @@ kept on the device and read `train.log_every` steps at a time
 import contextlib
 import logging
 import math
-import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NoReturn
-
-import torch
+from typing import NoReturn
 
 from eke.common.files import replace_link
 from eke.common.paths import RunPaths
 from eke.common.text import format_seconds
-from eke.models.families import is_classification
 from eke.plan.record import metrics
 from eke.training.batches.batches import MicroBatch
 from eke.training.checkpoint import save_checkpoint, save_parts
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 from eke.training.distributed.ranks import StepTotals
-from eke.training.loop.classification import Predictions, classification_metrics
+from eke.training.loop.evaluation import best_so_far, is_exhausted, measure, note_evaluation
 from eke.training.loop.failure import Diverged
 from eke.training.loop.meter import capture_random_state, restore_random_state
-from eke.training.loop.step import add_evaluation, take_step
+from eke.training.loop.step import take_step
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
 from eke.training.observe.effective import closer_look, look_at_evaluation
@@ -72,14 +68,12 @@ class BetweenSteps:
         self.job = job
         self.said = time.monotonic()
         self.is_over = False
-        """The evaluation loss was not lowered for as long as the plan has patience."""
-        if job.start_step and job.plan.config.train.early_stop_patience is not None:
+        """No evaluation was better for as long as the plan has patience."""
+        settings = job.plan.config.train
+        if job.start_step and (settings.early_stop_patience or settings.keep_best):
             rows, _ = metrics.read_rows(job.paths.metrics)
-            job.eval_losses = [
-                (row[metrics.STEP], row[metrics.EVAL_LOSS])
-                for row in metrics.latest(rows, metrics.EVAL_LOSS)
-                if row[metrics.STEP] <= job.start_step
-            ]
+            found = metrics.latest(rows, metrics.EVAL_LOSS)
+            job.evaluations = [row for row in found if row[metrics.STEP] <= job.start_step]
 
     def finish(self, step: int, totals: StepTotals) -> None:
         """Do what is due after this step, counted from 0.
@@ -105,7 +99,9 @@ class BetweenSteps:
             evaluate(job, done)
             self.is_over = not is_last and is_exhausted(job)
             is_last = is_last or self.is_over
-        if settings.save_final if is_last else save_due or stop:
+        best = best_so_far(job)
+        is_best = best is not None and best.step == done
+        if is_best or (settings.save_final if is_last else save_due or stop):
             save(job, done)
         if stop and not self.is_over:
             who = job.stop.signal or "another process"
@@ -178,81 +174,21 @@ def next_step(
     return cut, job.ranks.totals(mine)
 
 
-@torch.no_grad()
 def evaluate(job: TrainingState, step: int) -> None:
-    """Compute the mean loss over the evaluation samples, and write it as a row.
+    """Compute loss and metrics over the evaluation samples, and write them as a row.
 
     Raises:
-        Diverged: the last one is not finite. An earlier one may have overflowed in its own format.
+        Diverged: the last loss is not finite. An earlier one may have overflowed in its own format.
     """
     start = time.perf_counter()
     job.meter.phase = "eval"
-    job.model.eval()
-    total = torch.zeros((), device=job.device)
-    num_targets = 0
-    copies = job.plan.config.distributed.option == "dp"
-    is_classifier = is_classification(job.plan.config)
-    predictions = Predictions(job.bare_model if copies else job.model) if is_classifier else None
     with evaluation_weights(job.optimizer):
-        for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
-            moved = job.transfer(batch)
-            with look_at_evaluation(job):
-                if predictions is None:
-                    add_evaluation(job, moved, total)
-                else:
-                    predictions.add_evaluation(job, moved, total)
-            num_targets += batch.num_targets
-    counted = job.ranks.totals(StepTotals(num_targets, 0, 0))
-    loss = job.ranks.sum(total).item() / max(1, counted.num_targets)
-    pairs = None if predictions is None else predictions.gather(job.ranks)
-    job.model.train()
-    job.eval_losses.append((step, loss))
-    if job.ranks.is_main:
-        note_evaluation(job, step, loss, pairs)
+        row, classes = measure(job, partial(look_at_evaluation, job))
+    note_evaluation(job, step, row, classes)
     job.eval_s += time.perf_counter() - start
-    is_last = step == job.plan.steps.total
+    is_last, loss = step == job.plan.steps.total, row[metrics.EVAL_LOSS]
     if is_last and job.plan.config.train.stop_on_nonfinite and not math.isfinite(loss):
         raise Diverged(f"the evaluation loss is {loss} at step {step}, the last one")
-
-
-def is_exhausted(job: TrainingState) -> bool:
-    """Whether the last evaluations, `train.early_stop_patience` of them, brought no lower loss."""
-    patience = job.plan.config.train.early_stop_patience
-    if patience is None:
-        return False
-    losses = [math.inf if math.isnan(loss) else loss for _, loss in job.eval_losses]
-    best = losses.index(min(losses))
-    if len(losses) - 1 - best < patience:
-        return False
-    step, loss = job.eval_losses[best]
-    job.effective["early_stop"] = {"best_step": step, "best_loss": loss, "patience": patience}
-    log.info(f"ends early: the evaluation loss was lowest at step {step} ({loss:.4f})")
-    return True
-
-
-def note_evaluation(
-    job: TrainingState, step: int, loss: float, pairs: tuple[list[int], list[int]] | None = None
-) -> None:
-    """Write the row of one evaluation; pairs: predicted and right classes of a classifier."""
-    row: metrics.Row = {
-        metrics.STEP: step,
-        metrics.ATTEMPT: job.attempt,
-        metrics.EVAL_LOSS: loss,
-    }
-    said = f"step {step}/{job.plan.steps.total}  eval loss {loss:.4f}"
-    if job.data.bytes_are_tokens:
-        row[metrics.BITS_PER_BYTE] = loss / math.log(2)
-        said += f"  ({loss / math.log(2):.3f} bits per byte)"
-    if pairs is not None:
-        config: Any = job.bare_model.config
-        values, job.classes = classification_metrics(*pairs, list(config.id2label.values()))
-        row |= values
-        said += f"  accuracy {row['eval/accuracy']:.4f}  macro F1 {row['eval/f1_macro']:.4f}"
-    elif loss < math.log(sys.float_info.max):
-        row[metrics.PERPLEXITY] = math.exp(loss)
-    metrics.append_rows(job.paths.metrics, [row])
-    job.tracker.log([row])
-    log.info(said)
 
 
 def write_metrics(job: TrainingState) -> list[metrics.Row]:
@@ -276,9 +212,11 @@ def save(job: TrainingState, step: int) -> None:
     """Write a checkpoint: rank 0 with the random states of all, or each rank its own part."""
     start = time.perf_counter()
     job.meter.phase = "checkpoint"
+    best = best_so_far(job)
+    spare = best.step if best else None
     folder, keep = job.paths.checkpoints, job.plan.config.train.keep_checkpoints
     if isinstance(job.update, DeepSpeedUpdate):
-        save_parts(folder, step, job.bare_model, job.update, keep, job.ranks, job.tokenizer)
+        save_parts(folder, step, job.bare_model, job.update, keep, job.ranks, job.tokenizer, spare)
     else:  # rank 0 has all there is to save, but for the other ranks' random states
         random_states = job.ranks.gather(capture_random_state())
         whole = job.update.gather(keep=job.ranks.is_main)
@@ -293,14 +231,15 @@ def save(job: TrainingState, step: int) -> None:
                 random_states,
                 job.tokenizer,
                 whole,
+                spare,
             )
     if job.ranks.is_main:
-        link_model(job.paths, step)
+        link_model(job.paths, spare or step)
     job.checkpoint_s += time.perf_counter() - start
 
 
 def link_model(paths: RunPaths, step: int) -> None:
-    """`model` in the run folder is the newest export: a name to load that stays the same."""
+    """`model` in the run folder is a name to load that stays: of the newest export, or the best."""
     target = str(paths.exported(step).relative_to(paths.folder))
     with contextlib.suppress(OSError):  # a file system without links: the folder has a name, too
         if not paths.model.exists() or paths.model.is_symlink():

@@ -88,10 +88,11 @@ class TrainingState:
     """The trainable ones."""
     stages: dict[str, int] = field(default_factory=dict)
     """Memory in use after each of the guides' stages."""
-    eval_losses: list[tuple[int, float]] = field(default_factory=list)
-    """Step and loss of each evaluation up to now, of earlier attempts, too."""
+    evaluations: list[metrics.Row] = field(default_factory=list)
+    """All up to now; those of earlier attempts where something is decided by them."""
     classes: dict[str, Any] = field(default_factory=dict)
-    """Of the last evaluation of a classifier, for the record."""
+    """Of the last or best evaluation of a classifier, for the record; empty where that was in an
+    earlier attempt."""
     effective: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     eval_s: float = 0.0

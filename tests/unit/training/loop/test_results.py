@@ -13,8 +13,8 @@ from unit.plan.record.samples import eval_row, step_row
 
 from eke.common.paths import RunPaths
 from eke.plan.record import Failure, Outcome, metrics, read_record, write_record
-from eke.results.trackers.tracker import Untracked
-from eke.training.loop.loop import note_evaluation, train
+from eke.training.loop.evaluation import row_of_loss
+from eke.training.loop.loop import train
 from eke.training.loop.results import effective, make_record, measured_memory
 
 OVERRIDES = last_wins(
@@ -139,15 +139,9 @@ def test_a_compiler_that_counts_otherwise_loses_no_record(job, plan, monkeypatch
 
 
 @pytest.mark.parametrize("bytes_are_tokens", [True, False])
-def test_nats_of_a_byte_become_bits(bytes_are_tokens, tmp_path) -> None:
-    job = SimpleNamespace(
-        attempt=0,
-        paths=RunPaths(tmp_path),
-        tracker=Untracked(),
-        plan=SimpleNamespace(steps=SimpleNamespace(total=9)),
-        data=SimpleNamespace(bytes_are_tokens=bytes_are_tokens),
-    )
-    note_evaluation(job, 3, math.log(4))
-    ([row], _) = metrics.read_rows(job.paths.metrics)
-    assert (row[metrics.STEP], row[metrics.EVAL_LOSS]) == (3, math.log(4))
+def test_nats_of_a_byte_become_bits(bytes_are_tokens) -> None:
+    data = SimpleNamespace(bytes_are_tokens=bytes_are_tokens)
+    job = SimpleNamespace(plan=plan_of(), data=data)
+    row = row_of_loss(job, math.log(4))
+    assert row[metrics.EVAL_LOSS] == math.log(4)
     assert row.get(metrics.BITS_PER_BYTE) == (pytest.approx(2) if bytes_are_tokens else None)

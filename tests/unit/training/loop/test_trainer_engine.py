@@ -186,7 +186,8 @@ def test_divergence_ends_it(job_of) -> None:
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_a_last_evaluation_that_is_no_number_is_no_success(engine, job_of, monkeypatch) -> None:
     monkeypatch.setattr(
-        "eke.training.loop.loop.add_evaluation", lambda *given: given[-1].fill_(math.nan)
+        "eke.training.loop.evaluation.TokenAccuracy.add_evaluation",
+        lambda self, job, batch, total: total.fill_(math.nan),
     )
     with pytest.raises(Diverged, match="evaluation loss is nan at step 9"):
         run(job_of(f"engine={engine}"))

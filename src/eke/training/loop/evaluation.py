@@ -1,0 +1,157 @@
+"""Evaluation: loss and metrics of the evaluation samples, the best one, and when to end early."""
+
+import logging
+import math
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from eke.models.families import is_classification
+from eke.plan.planner import Plan
+from eke.plan.record import Best, metrics
+from eke.training.batches.batches import MicroBatch, Transfer
+from eke.training.batches.dataset import TrainingData
+from eke.training.distributed.ranks import Ranks, StepTotals
+from eke.training.loop.classification import Predictions, classification_metrics
+from eke.training.loop.step import Stepped, add_evaluation
+from eke.training.loop.training_state import TrainingState
+from eke.training.model.loss import loss_head
+
+log = logging.getLogger(__name__)
+
+
+class Evaluated(Stepped, Protocol):
+    """What takes part in an evaluation."""
+
+    plan: Plan
+    device: torch.device
+    bare_model: nn.Module
+    """The same weights without wrappers."""
+    data: TrainingData
+    transfer: Transfer
+    ranks: Ranks
+
+
+@dataclass
+class TokenAccuracy:
+    """Counts targets that the model thinks most probable, where it answers with all logits."""
+
+    model: nn.Module
+    correct: Tensor
+    """Up to now, int64 on the device."""
+    logits: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, **inputs: Tensor) -> Any:
+        """The model's answer, which is kept."""
+        answer = self.model(**inputs)
+        self.logits = [answer.logits]
+        return answer
+
+    @torch.no_grad()
+    def add_evaluation(self, job: Stepped, batch: MicroBatch, total: Tensor) -> None:
+        """Note one micro-batch, and add its loss, summed over its labels, to `total`."""
+        with job.formats.eval_autocast():
+            total += job.loss(self, batch)
+        self.correct += (self.logits.pop().argmax(-1) == batch.labels).sum()
+
+
+@torch.no_grad()
+def measure(
+    job: Evaluated, look: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> tuple[metrics.Row, dict[str, Any]]:
+    """Loss and metrics of the evaluation samples, and those of each class; the same on all ranks.
+
+    Args:
+        job: its optimizer holds the weights to evaluate.
+        look: context of each micro-batch.
+    """
+    copies = job.plan.config.distributed.option == "dp"
+    model = job.bare_model if copies else job.model
+    is_classifier = is_classification(job.plan.config)
+    predictions = Predictions(model) if is_classifier else None
+    total = torch.zeros((), device=job.device)
+    tokens = None
+    if not (is_classifier or copies or loss_head(job.bare_model)):
+        tokens = TokenAccuracy(model, torch.zeros((), dtype=torch.int64, device=job.device))
+    counter = predictions or tokens
+    num_targets = 0
+    job.model.eval()
+    for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
+        moved = job.transfer(batch)
+        with look():
+            if counter is None:
+                add_evaluation(job, moved, total)
+            else:
+                counter.add_evaluation(job, moved, total)
+        num_targets += batch.num_targets
+    job.model.train()
+    counted = max(1, job.ranks.totals(StepTotals(num_targets, 0, 0)).num_targets)
+    loss = job.ranks.sum(total).item() / counted
+    row = row_of_loss(job, loss)
+    classes: dict[str, Any] = {}
+    if predictions is not None:
+        config: Any = job.bare_model.config
+        names = list(config.id2label.values())
+        values, classes = classification_metrics(*predictions.gather(job.ranks), names)
+        row |= values
+    if tokens is not None:
+        row[metrics.TOKEN_ACCURACY] = job.ranks.sum(tokens.correct).item() / counted
+    return row, classes
+
+
+def row_of_loss(job: Evaluated, loss: float) -> metrics.Row:
+    """The loss, and what follows from it."""
+    row: metrics.Row = {metrics.EVAL_LOSS: loss}
+    if job.data.bytes_are_tokens:
+        row[metrics.BITS_PER_BYTE] = loss / math.log(2)
+    if not is_classification(job.plan.config) and loss < math.log(sys.float_info.max):
+        row[metrics.PERPLEXITY] = math.exp(loss)
+    return row
+
+
+def note_evaluation(
+    job: TrainingState, step: int, row: metrics.Row, classes: dict[str, Any]
+) -> None:
+    """Keep an evaluation for what is decided by them, and write it as a row."""
+    row = {metrics.STEP: step, metrics.ATTEMPT: job.attempt, **row}
+    job.evaluations.append(row)
+    best = best_so_far(job)
+    if best is None or best.step == step:
+        job.classes = classes
+    if not job.ranks.is_main:
+        return
+    metrics.append_rows(job.paths.metrics, [row])
+    job.tracker.log([row])
+    said = f"step {step}/{job.plan.steps.total}  eval loss {row[metrics.EVAL_LOSS]:.4f}"
+    if metrics.BITS_PER_BYTE in row:
+        said += f"  ({row[metrics.BITS_PER_BYTE]:.3f} bits per byte)"
+    if classes:
+        said += f"  accuracy {row['eval/accuracy']:.4f}  macro F1 {row['eval/f1_macro']:.4f}"
+    log.info(said)
+
+
+def best_so_far(job: TrainingState) -> Best | None:
+    """The evaluation whose weights are the run's model, where the best ones are kept."""
+    return metrics.best_evaluation(job.evaluations, job.plan.config.train.keep_best)
+
+
+def is_exhausted(job: TrainingState) -> bool:
+    """Whether the last evaluations, `train.early_stop_patience` of them, brought no better one."""
+    patience = job.plan.config.train.early_stop_patience
+    if patience is None:
+        return False
+    metric = job.plan.config.train.keep_best or "loss"
+    first = job.evaluations[0]
+    best = metrics.best_evaluation(job.evaluations, metric, first=0) or Best(
+        metric, first[metrics.STEP], first.get(f"eval/{metric}", math.nan)
+    )
+    if sum(row[metrics.STEP] > best.step for row in job.evaluations) < patience:
+        return False
+    job.effective["early_stop"] = {**asdict(best), "patience": patience}
+    log.info(f"ends early: the best {metric} was {best.value:.4f} at step {best.step}")
+    return True
