@@ -96,6 +96,7 @@ def test_the_afternoon(afternoon: Path) -> None:
 
     run = train(afternoon)
     compare(afternoon)
+    try_out(afternoon, run)
     export(afternoon, run)
     (sync,) = commands("Show it to others")
     sync_all(afternoon, sync, run)
@@ -135,6 +136,23 @@ def compare(afternoon: Path) -> None:
     for setting in ("lora", "qlora", "none"):
         assert re.search(rf"^peft={setting}\b.*MiB", compared.out, re.M), compared.out
     assert (afternoon / "runs" / "report.html").is_file()
+
+
+def try_out(afternoon: Path, run: Path) -> None:
+    """Evaluated on other conversations, and asked."""
+    rows = (afternoon / "chats.jsonl").read_text().splitlines()
+    (afternoon / "held_out.jsonl").write_text("\n".join(rows[:30]))
+    evaluate, generate = (
+        command.replace("runs/ID", f"runs/{run.name}")
+        for command in commands("Evaluate and try it")
+    )
+    done = typed(afternoon, evaluate)
+    assert done.code == 0, done.text
+    assert "30 samples" in done.out
+    assert re.search(r"^  token_accuracy +0\.\d+$", done.out, re.M), done.out
+    answered = typed(afternoon, generate)
+    assert answered.code == 0, answered.text
+    assert "<|im_" not in answered.out
 
 
 def export(afternoon: Path, run: Path) -> None:
@@ -178,7 +196,7 @@ def sync_all(afternoon: Path, command: str, run: Path) -> None:
         assert [path for path in server.requests if "file_stream" in path] == sent, "sent twice"
 
 
-@pytest.mark.parametrize(("page", "number"), [(AFTERNOON, 9), (CLASSIFY, 6)], ids=["chat", "csv"])
+@pytest.mark.parametrize(("page", "number"), [(AFTERNOON, 11), (CLASSIFY, 7)], ids=["chat", "csv"])
 def test_every_command_is_typed_somewhere(page, number) -> None:
     """A command that is added to the page without a place in the test fails here."""
     lines = [line for line in unfenced(page).splitlines() if line.startswith("    ")]
@@ -229,7 +247,12 @@ def test_texts_are_sorted_into_classes(tickets: Path) -> None:
     counted = best["classes"]["confusion"]
     right = sum(counted[n][n] for n in range(3)) / sum(map(sum, counted))
     assert right == pytest.approx(best["metrics"]["accuracy"])
-    (export,) = commands("Use it", CLASSIFY)
+    evaluate, export = commands("Use it", CLASSIFY)
+    rows = (tickets / "tickets.csv").read_text().splitlines()
+    (tickets / "held_out.csv").write_text("\n".join(rows[:40]))
+    evaluated = typed(tickets, evaluate.replace("RUN", f"runs/{best['run_id']}"))
+    assert "39 samples" in evaluated.out, evaluated.text
+    assert re.search(r"^  broken( +[01]\.\d{4}){3} +\d+$", evaluated.out, re.M), evaluated.out
     assert typed(tickets, export.replace("RUN", f"runs/{best['run_id']}")).code == 0
     assert "accuracy" in (tickets / "my_classifier" / "README.md").read_text()
     answer = subprocess.run(

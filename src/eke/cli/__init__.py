@@ -38,6 +38,8 @@ eke: find, run and compare the training recipes that get the most out of your GP
                            (--merge: adapters in the weights; eke export --help)
   eke generate RUN PROMPT  what a trained model writes, or a conversation with it
                            (eke generate --help)
+  eke evaluate RUN         loss and metrics of a trained model, also on other data
+                           (data.path=test.csv; eke evaluate --help)
   eke sync RUNS...         send runs to Weights & Biases, and see that they arrived
                            (eke sync --help)
   eke --version
@@ -46,7 +48,9 @@ Overrides and options: eke train --help   (of one group: eke train --help GROUP)
 """
 
 
-_OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "export", "generate", "sync")
+_OWN_MODULE = (
+    "plan", "report", "fit", "schema", "doctor", "export", "generate", "evaluate", "sync",
+)  # fmt: skip
 """Commands with a module of the same name, imported only when needed."""
 
 _OF_FOLDERS = ("status", "logs", "cancel", "retry")

@@ -7,6 +7,7 @@ put a link or a special file in their place, checked, and loaded from the copy.
 import os
 import shlex
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ def find_run(run: str, command: str = "export", rest: str = "DIR") -> RunPaths:
         fix = Fix(remark=f"eke status {shlex.quote(run)} names its runs")
         raise ConfigError(Problem("RUN", run, "is a sweep, and one run is meant", fix))
     if not found:
-        raise ConfigError(no_runs([user_path(run)], command, usual=f"runs/ID {rest}"))
+        raise ConfigError(no_runs([user_path(run)], command, usual=f"runs/ID {rest}".strip()))
     return found[0]
 
 
@@ -109,6 +110,18 @@ def finished_record(paths: RunPaths) -> Record:
     else:
         return record
     raise ConfigError(Problem("RUN", str(paths.folder), why, Fix(remark=fix)))
+
+
+@contextmanager
+def checked_model(paths: RunPaths, record: Record) -> Iterator[Path]:
+    """Folder of the run's model: of another user a copy, since its files may change."""
+    saved = paths.exported(record.model_step)
+    if is_own(paths.record):
+        yield saved
+        return
+    with tempfile.TemporaryDirectory(prefix="eke-") as copy:
+        copy_checked(saved, Path(copy))
+        yield Path(copy)
 
 
 def _mergeable(paths: RunPaths) -> Plan:

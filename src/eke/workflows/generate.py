@@ -1,7 +1,6 @@
 """`eke generate`: text that a trained model writes after a prompt, by transformers' `generate`."""
 
-import shutil
-import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -9,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
-from eke.common.files import is_own, read_json
+from eke.common.files import read_json
 from eke.common.paths import user_path
 from eke.common.text import BYTE_VOCABULARY, EOS, NUM_SPECIAL_TOKENS
-from eke.workflows.export import ADAPTER, copy_checked, find_run, finished_record
+from eke.workflows.export import ADAPTER, checked_model, find_run, finished_record
 
 GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Ends of the names of transformers' classes that write text."""
@@ -64,7 +63,7 @@ class Writer:
 
     def __init__(self, run: str, sampling: Sampling, raw: bool = False) -> None:
         self.run, self.sampling = run, sampling
-        self._copies: list[tempfile.TemporaryDirectory[str]] = []
+        self._held = ExitStack()
         self.folder, in_bytes = self._find(run)
         self.tokenizer: Any = ByteTokens() if in_bytes else self._load("AutoTokenizer")
         self.is_chat = not raw and self.tokenizer.chat_template is not None
@@ -79,11 +78,7 @@ class Writer:
         record = finished_record(paths)
         if record.choices.get("task") not in ("causal_lm", "seq2seq_lm"):
             raise self._refuse(f"is a model for task={record.choices.get('task')}")
-        saved = paths.exported(record.model_step)
-        if not is_own(paths.record):  # its files may change: those that were checked are loaded
-            self._copies.append(tempfile.TemporaryDirectory(prefix="eke-"))
-            copy_checked(saved, Path(self._copies[-1].name))
-            saved = Path(self._copies[-1].name)
+        saved = self._held.enter_context(checked_model(paths, record))
         # A tokenizer of one's own is saved with the model; eke's bytes have no files.
         return saved, not any(saved.glob("tokenizer*"))
 
@@ -160,5 +155,4 @@ class Writer:
 
     def close(self) -> None:
         """Remove copies of another user's files."""
-        for copy in self._copies:
-            shutil.rmtree(copy.name, ignore_errors=True)
+        self._held.close()

@@ -134,8 +134,9 @@ class Text(Data):
     """File or folder."""
     pattern: str = "*.txt"
     """Which files of a folder (searched recursively)."""
-    eval_frac: float = field(default=0.1, metadata=between(0.001, 0.9))
-    """Share kept for evaluation: whole files of a folder, the end of a single file."""
+    eval_frac: float = field(default=0.1, metadata=between(0.001, 1))
+    """Share kept for evaluation: whole files of a folder, the end of a single file; 1 evaluates on
+    all that is trained on."""
     tokenizer: str = "auto"
     """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
     transformers' AutoTokenizer loads: a folder, or a name on the hub."""

@@ -497,6 +497,8 @@ class RowStore:
         train = self.writer.read("train")
         if self.request.label is None or self.request.num_labels < 2 or len(train) < 2:
             return
+        if self.request.evaluation == self.request.train:  # `eke evaluate` trains on nothing
+            return
         labels = self.writer.read("labels")
         seen = {int(c) for part in parts_of(train) for c in np.unique(labels[part])}
         if len(seen) > 1:

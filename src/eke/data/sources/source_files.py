@@ -239,6 +239,8 @@ def standard_library() -> Corpus:
 def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     """A text source: one file, evaluated on its end, or a folder, evaluated on some files.
 
+    With `eval_frac` 1 all of it is both.
+
     Raises:
         ConfigError: the path does not exist or has no text.
     """
@@ -251,6 +253,11 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     if not paths:
         why = f"no file that matches {pattern!r} has text in it" if path.is_dir() else "no text"
         raise ConfigError(Problem("data.path", str(path), why, Fix("data.path=FILE_OR_FOLDER")))
+    if eval_frac == 1:
+        root = path if path.is_dir() else path.parent
+        names = [_label(p.relative_to(root).as_posix()) for p in paths]
+        every = tuple(Piece(p, 0, p.stat().st_size, n) for p, n in zip(paths, names, strict=True))
+        return Corpus(every, every)
     if len(paths) > 1:
         return _split(path, paths, eval_frac)
     size = paths[0].stat().st_size

@@ -11,7 +11,7 @@ from eke.common.text import IGNORED
 from eke.plan.record import metrics
 from eke.training.batches.batches import MicroBatch
 from eke.training.distributed.ranks import Ranks
-from eke.training.loop.step import Stepped
+from eke.training.loop.step import Answering
 from eke.training.model.loss import loss_sum
 
 MOST_IN_MATRIX = 100
@@ -28,7 +28,7 @@ class Predictions:
     """Each of shape (2, samples)."""
 
     @torch.no_grad()
-    def add_evaluation(self, job: Stepped, batch: MicroBatch, total: Tensor) -> None:
+    def add_evaluation(self, job: Answering, batch: MicroBatch, total: Tensor) -> None:
         """Note one micro-batch, and add its loss, summed over its labels, to `total`."""
         with job.formats.eval_autocast():
             logits = self.model(**batch.inputs).logits

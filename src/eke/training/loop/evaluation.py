@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -15,26 +15,39 @@ from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.plan.record import Best, metrics
 from eke.training.batches.batches import MicroBatch, Transfer
-from eke.training.batches.dataset import TrainingData
 from eke.training.distributed.ranks import Ranks, StepTotals
 from eke.training.loop.classification import Predictions, classification_metrics
-from eke.training.loop.step import Stepped, add_evaluation
+from eke.training.loop.step import Answering, add_evaluation
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.loss import loss_head
 
 log = logging.getLogger(__name__)
 
 
-class Evaluated(Stepped, Protocol):
-    """What takes part in an evaluation."""
+class Evaluated(Answering, Protocol):
+    """What an evaluation of all samples needs."""
 
     plan: Plan
     device: torch.device
     bare_model: nn.Module
     """The same weights without wrappers."""
-    data: TrainingData
     transfer: Transfer
     ranks: Ranks
+
+    @property
+    def data(self) -> "EvaluationData":
+        """The samples."""
+
+
+class EvaluationData(Protocol):
+    """Samples to evaluate on."""
+
+    @property
+    def bytes_are_tokens(self) -> bool:
+        """A loss per token is a loss per byte."""
+
+    def eval_batches(self, rank: int, even: bool) -> Iterator[MicroBatch]:
+        """Micro-batches of a rank; `even` fills up to as many as the rank with most of them has."""
 
 
 @dataclass
@@ -53,7 +66,7 @@ class TokenAccuracy:
         return answer
 
     @torch.no_grad()
-    def add_evaluation(self, job: Stepped, batch: MicroBatch, total: Tensor) -> None:
+    def add_evaluation(self, job: Answering, batch: MicroBatch, total: Tensor) -> None:
         """Note one micro-batch, and add its loss, summed over its labels, to `total`."""
         with job.formats.eval_autocast():
             total += job.loss(self, batch)
@@ -62,12 +75,15 @@ class TokenAccuracy:
 
 @torch.no_grad()
 def measure(
-    job: Evaluated, look: Callable[[], AbstractContextManager[None]] = nullcontext
+    job: Evaluated,
+    even: bool = False,
+    look: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[metrics.Row, dict[str, Any]]:
     """Loss and metrics of the evaluation samples, and those of each class; the same on all ranks.
 
     Args:
         job: its optimizer holds the weights to evaluate.
+        even: each rank takes as many micro-batches.
         look: context of each micro-batch.
     """
     copies = job.plan.config.distributed.option == "dp"
@@ -81,7 +97,7 @@ def measure(
     counter = predictions or tokens
     num_targets = 0
     job.model.eval()
-    for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
+    for batch in job.data.eval_batches(job.ranks.rank, even):
         moved = job.transfer(batch)
         with look():
             if counter is None:

@@ -183,7 +183,7 @@ def evaluate(job: TrainingState, step: int) -> None:
     start = time.perf_counter()
     job.meter.phase = "eval"
     with evaluation_weights(job.optimizer):
-        row, classes = measure(job, partial(look_at_evaluation, job))
+        row, classes = measure(job, job.update.even, partial(look_at_evaluation, job))
     note_evaluation(job, step, row, classes)
     job.eval_s += time.perf_counter() - start
     is_last, loss = step == job.plan.steps.total, row[metrics.EVAL_LOSS]

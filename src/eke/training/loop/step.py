@@ -13,20 +13,25 @@ from eke.training.model.number_formats import Formats
 from eke.training.optimizer.update import Update
 
 
-class Stepped(Protocol):
-    """What takes part in a step: the state of a run, or of a trace."""
+class Answering(Protocol):
+    """What takes part in an evaluation."""
 
     model: nn.Module
     """As it is called."""
-    update: Update
     formats: Formats
-    offload: AbstractContextManager[Any]
-    """Context of each forward pass: where what it saves for backward is kept."""
-    cache_release: CacheRelease
 
     @property
     def loss(self) -> LossFunction:
         """Loss of a micro-batch, summed over its targets."""
+
+
+class Stepped(Answering, Protocol):
+    """What takes part in a step: the state of a run, or of a trace."""
+
+    update: Update
+    offload: AbstractContextManager[Any]
+    """Context of each forward pass: where what it saves for backward is kept."""
+    cache_release: CacheRelease
 
 
 def take_step(
@@ -69,7 +74,7 @@ def take_step(
 
 
 @torch.no_grad()
-def add_evaluation(job: Stepped, batch: MicroBatch, total: Tensor) -> None:
+def add_evaluation(job: Answering, batch: MicroBatch, total: Tensor) -> None:
     """Add the loss of one micro-batch of evaluation, summed over its targets, to `total`."""
     with job.formats.eval_autocast():
         total += job.loss(job.model, batch)

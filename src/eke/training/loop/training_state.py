@@ -157,7 +157,7 @@ def build_job(
     accelerator = Accelerator(
         cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )
-    bare, report = _build_checked(plan, device)
+    bare, report = build_checked(plan, device)
     expect_unreached(plan, bare, accelerator)
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
@@ -217,7 +217,7 @@ def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
         )
 
 
-def _build_checked(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
+def build_checked(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
     """The model; eight tokens show what was only read in the source of its class."""
     bare, report = build_trainable(plan, _build_device(plan, device))
     if not family_of(plan.config).is_known:

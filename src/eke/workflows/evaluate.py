@@ -1,0 +1,241 @@
+"""`eke evaluate`: metrics of a finished run's model, on its evaluation samples or on other data."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
+from eke.common.files import read_json
+from eke.config.compose import Composed, compose
+from eke.config.schema import Config, HubRows, LocalRows, Text
+from eke.plan.planner import Plan, read_plan
+from eke.plan.record import Record
+from eke.workflows.export import checked_model, find_run, finished_record
+from eke.workflows.planning import plan_for
+
+if TYPE_CHECKING:
+    from torch import Tensor, device, nn
+
+    from eke.training.batches.batches import MicroBatch, Transfer
+    from eke.training.batches.dataset import TrainingData
+    from eke.training.distributed.ranks import Ranks
+    from eke.training.model.loss import LossFunction
+    from eke.training.model.number_formats import Formats
+
+OF_THE_MODEL = ("model", "peft", "task", "seed")
+"""Groups that make the model: the run's, whatever is typed."""
+
+OF_THE_EVALUATION = ("data", "precision", "attention", "hardware", "dataloader")
+"""Groups that may be typed. All others are about training: their defaults are taken."""
+
+EVAL_BATCH = "batch.eval_per_device"
+"""May be typed, too."""
+
+ALL_SAMPLES = 10**7
+"""The largest `data.num_eval_samples`."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was found."""
+
+    run: str
+    step: int
+    num_samples: int
+    metrics: dict[str, float]
+    """By name, without `eval/`."""
+    classes: dict[str, Any]
+    """As in a record."""
+
+
+def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
+    """Evaluate the model of a finished run.
+
+    Args:
+        run: its folder, or its id.
+        overrides: of `OF_THE_EVALUATION`; data that is named is evaluated to its last row.
+
+    Raises:
+        ConfigError: there is no such run, it has no model, or an override is wrong.
+        EkeError: the model is damaged, or does not fit into memory.
+    """
+    paths = find_run(run, "evaluate", "")
+    record = finished_record(paths)
+    plan = evaluation_plan(read_plan(paths), overrides)
+    from eke.training.loop.attempt import verify_inputs
+    from eke.training.loop.environment import quiet_libraries
+    from eke.training.loop.evaluation import measure
+    from eke.training.model.attention_kernels import pinned_backend
+
+    quiet_libraries(plan)
+    with checked_model(paths, record) as folder, verify_inputs(plan), pinned_backend(plan):
+        try:
+            row, classes = measure(_build(plan, folder, record))
+        except RuntimeError as error:
+            if "out of memory" not in str(error).lower():
+                raise
+            fewer = max(1, plan.batch.eval_per_device // 2)
+            why = f"{plan.device.name} has no memory for {plan.batch.eval_per_device} samples"
+            raise EkeError(f"{why} at a time\n  -> batch.eval_per_device={fewer}") from error
+    found = {key.removeprefix("eval/"): value for key, value in row.items()}
+    return Evaluation(run, record.model_step, plan.steps.num_eval_samples, found, classes)
+
+
+def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
+    """The plan of an evaluation of a run's model.
+
+    Raises:
+        ConfigError: an override is not about the evaluation, or the data cannot be used.
+    """
+    pairs = (word.partition("=") for word in overrides)
+    typed = {key.lstrip("+~"): value for key, _, value in pairs}
+    allowed = (*OF_THE_EVALUATION, EVAL_BATCH)
+    if wrong := [key for key in typed if key != EVAL_BATCH and key.split(".")[0] not in allowed]:
+        why = "has no effect on an evaluation, or would make another model"
+        fix = Fix(remark=f"overrides of {', '.join(allowed)}")
+        raise ConfigError([Problem(key, typed[key], why, fix) for key in wrong])
+    kept = [word for word in plan.overrides if _is_kept(word, typed)]
+    names_data = any(key in typed for key in ("data", "data.path", "data.name", "data.split"))
+    fixed = ["batch=fixed", "batch.per_device=1", "tracker=none"]
+    if EVAL_BATCH not in typed:
+        fixed.append(f"{EVAL_BATCH}={plan.batch.eval_per_device}")
+    directory = Path(plan.config_dir) if plan.config_dir else None
+    composed = compose([*kept, *overrides, *fixed], directory)
+    if names_data or "data.eval_path" in typed:
+        composed = _whole(composed, typed, names_data)
+    return plan_for(composed, planning=True)
+
+
+def _is_kept(word: str, typed: Mapping[str, str]) -> bool:
+    """Whether an override of the run holds for its evaluation."""
+    key = word.partition("=")[0].lstrip("+~")
+    group = key.partition(".")[0]
+    if group not in Config.__dataclass_fields__:
+        return group not in ("sweep", "recipe")  # an experiment's file may choose the model
+    if group in OF_THE_MODEL:
+        return True
+    if group not in OF_THE_EVALUATION or group in ("hardware", "dataloader"):
+        return False
+    # Another option of a group may have other keys; every one of data has these.
+    return key not in typed and (group not in typed or key in ("data.seq_len", "data.tokenizer"))
+
+
+def _whole(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Composed:
+    """All rows are to be evaluated, and not a share of them."""
+    data = composed.config.data
+    if "data.num_eval_samples" not in typed:
+        data = replace(data, num_eval_samples=ALL_SAMPLES)
+    if names_data and isinstance(data, LocalRows) and "data.eval_path" not in typed:
+        data = replace(data, eval_path=data.path)
+    elif names_data and isinstance(data, HubRows) and "data.eval_split" not in typed:
+        data = replace(data, eval_split=data.split)
+    elif names_data and isinstance(data, Text) and "data.eval_frac" not in typed:
+        data = replace(data, eval_frac=1.0)
+    return replace(composed, config=replace(composed.config, data=data))
+
+
+@dataclass
+class Job:
+    """What an evaluation needs."""
+
+    plan: Plan
+    device: "device"
+    model: "nn.Module"
+    bare_model: "nn.Module"
+    formats: "Formats"
+    loss: "LossFunction"
+    data: "NamedClasses"
+    transfer: "Transfer"
+    ranks: "Ranks"
+
+
+@dataclass(frozen=True)
+class NamedClasses:
+    """Samples of `data`, whose classes get the numbers that the model has for them."""
+
+    data: "TrainingData"
+    numbers: "Tensor | None"
+    """The model's number of each class of the data, (classes,); None where they are the same."""
+
+    @property
+    def bytes_are_tokens(self) -> bool:
+        """A loss per token is a loss per byte."""
+        return self.data.bytes_are_tokens
+
+    def eval_batches(self, rank: int, even: bool) -> "Iterator[MicroBatch]":
+        """Micro-batches of a rank."""
+        for batch in self.data.eval_batches(rank, even):
+            if self.numbers is None:
+                yield batch
+            else:
+                yield replace(batch, labels=self.numbers[batch.labels])
+
+
+def _build(plan: Plan, folder: Path, record: Record) -> Job:
+    """The model with the run's weights, and the samples."""
+    from eke.training.batches.batches import Transfer
+    from eke.training.batches.dataset import build_data
+    from eke.training.distributed.ranks import ALONE
+    from eke.training.loop.training_state import build_checked, torch_device
+    from eke.training.model.loss import build_loss
+    from eke.training.model.number_formats import build_formats
+    from eke.training.model.save_model import load_weights
+
+    device = torch_device(plan)
+    model, report = build_checked(plan, device)
+    load_weights(model, folder)
+    names, numbers = _classes(plan, _known_classes(folder, record))
+    if names:
+        config: Any = model.config
+        config.id2label = dict(enumerate(names))
+    data = NamedClasses(build_data(plan, left=report.padding == "left"), numbers)
+    return Job(
+        plan, device, model, model, build_formats(plan, device), build_loss(plan), data,
+        Transfer(device), ALONE,
+    )  # fmt: skip
+
+
+def _known_classes(folder: Path, record: Record) -> list[str]:
+    """Names of the model's classes, by number; of an adapter the record alone has them."""
+    if not (folder / "config.json").is_file():
+        return list(record.classes.get("names", []))
+    names = read_json(folder / "config.json").get("id2label", {})
+    return [str(names[number]) for number in sorted(names, key=int)]
+
+
+def _classes(plan: Plan, known: list[str]) -> tuple[list[str], "Tensor | None"]:
+    """Names of the model's classes, and its numbers of the data's.
+
+    Raises:
+        ConfigError: the data has a class that the model does not know.
+    """
+    import torch
+
+    from eke.training.batches.tasks import class_names
+
+    found = class_names(plan)
+    if not known or not found:
+        return known, None
+    if unknown := [name for name in found if name not in known]:
+        why = f"has classes that the model was not trained on: {', '.join(unknown)}"
+        fix = Fix("data.label=COLUMN", remark=f"the model knows {', '.join(known)}")
+        raise ConfigError(Problem("data.label", getattr(plan.config.data, "label", ""), why, fix))
+    return known, torch.tensor([known.index(name) for name in found])
+
+
+def render(found: Evaluation) -> str:
+    """The metrics, and those of each class, as text."""
+    lines = [f"{found.run}, step {found.step}: {found.num_samples} samples"]
+    width = max(map(len, found.metrics))
+    lines += [f"  {name:<{width}}  {value:.4f}" for name, value in found.metrics.items()]
+    if found.classes:
+        columns = ("precision", "recall", "f1")
+        names = found.classes["names"]
+        width = max(len("class"), *map(len, names))
+        lines += ["", f"  {'class':<{width}}  " + "  ".join(f"{c:>9}" for c in columns)
+                  + "  support"]  # fmt: skip
+        for number, name in enumerate(names):
+            values = "  ".join(f"{found.classes[c][number]:9.4f}" for c in columns)
+            lines.append(f"  {name:<{width}}  {values}  {found.classes['support'][number]:7.0f}")
+    return "\n".join(lines)

@@ -1,0 +1,160 @@
+"""`eke evaluate`: the run's own last evaluation again, other data by hand, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import save_checkpoint
+from prepared import write_jsonl
+from sklearn.metrics import f1_score
+from support import last_wins
+from trained import record_of, train_job
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from eke.cli import main
+from eke.common.errors import ConfigError
+from eke.common.paths import RunPaths, user_path
+from eke.config.compose import compose
+from eke.data.preparation.rows import prepare_store
+from eke.plan.planner import read_plan, write_plan
+from eke.plan.record import write_record
+from eke.workflows.evaluate import evaluate, evaluation_plan
+from eke.workflows.planning import plan_for
+
+# peft 0.21 asks by a name that transformers 5.23 has renamed.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)
+
+SHORT = (
+    "model=pretrained", "data=jsonl", "data.path=rows.jsonl", "data.seq_len=64", "train.steps=3",
+    "train.eval_every=1", "optimizer.lr=0.01", "hardware=cpu", "tracker=none",
+)  # fmt: skip
+BERT = ("task=sequence_classification", "task.num_labels=3", "model.name_or_path=bert")
+KINDS = {
+    "classes": (*BERT, "train.keep_best=f1_macro"),
+    "lora": ("peft=lora", "model.name_or_path=llama", "precision=bf16", "batch.per_device=4"),
+    "seq2seq": ("task=seq2seq_lm", "model.name_or_path=t5", "data.prompt=text",
+                "data.response=label"),
+    "checkpointing": ("model.name_or_path=llama", "memory=checkpointing", "optimizer=adafactor",
+                      "kernels=fused_linear_cross_entropy"),
+}  # fmt: skip
+LABELS = ("yes", "no", "maybe")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Kind -> the record of a finished run with an id of the same name."""
+    root, made = tmp_path_factory.mktemp("evaluate"), {}
+    for family in ("bert", "llama", "t5"):
+        save_checkpoint(root / family, family, tokenizer=True)
+    rows = [{"text": f"fox {n} dog", "label": LABELS[n % 3]} for n in range(60)]
+    write_jsonl(root / "rows.jsonl", rows)
+    # Two classes of three: by themselves they would have other numbers.
+    other = [{"text": f"dog {n}", "label": LABELS[n % 2]} for n in range(21)]
+    write_jsonl(root / "other.jsonl", other)
+    write_jsonl(root / "one.jsonl", other[::2])
+    write_jsonl(root / "new.jsonl", [*other, {"text": "a fox", "label": "never"}])
+
+    def make(kind):
+        if kind not in made:
+            plan = plan_for(compose(last_wins(*SHORT, *KINDS[kind])), planning=False)
+            folder = root / "runs" / kind
+            folder.mkdir(parents=True)
+            job = train_job(plan, folder)
+            write_plan(job.paths, plan)
+            made[kind] = record_of(job)
+            write_record(job.paths, made[kind])
+        return made[kind]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        patch.setattr("eke.data.sources.request._prepare", prepare_store)
+        yield make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_runs_own_samples_give_what_its_record_says(kind, trained) -> None:
+    record = trained(kind)
+    found = evaluate(kind, [])
+    assert found.step == record.model_step
+    assert found.metrics["loss"] == pytest.approx(record.loss.eval_final, rel=1e-5)
+    for name, value in record.metrics.items():
+        assert found.metrics[name] == pytest.approx(value, rel=1e-5)
+    assert found.classes == record.classes
+    halved = evaluate(kind, ["batch.eval_per_device=3"])
+    assert halved.metrics == pytest.approx(found.metrics, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "count"), [("other.jsonl", 21), ("one.jsonl", 11)])
+def test_other_data_by_hand(file, count, trained, capsys) -> None:
+    record = trained("classes")
+    folder = f"runs/classes/checkpoints/step-{record.model_step:08d}/model"
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    right = [model.config.label2id[row["label"]] for row in rows]
+    with torch.no_grad():
+        logits = [model(**tokenizer(row["text"], return_tensors="pt")).logits[0] for row in rows]
+    loss = torch.nn.functional.cross_entropy(torch.stack(logits), torch.tensor(right)).item()
+    predicted = [int(each.argmax()) for each in logits]
+    assert main(["evaluate", "classes", f"data.path={file}", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_samples"] == count == len(rows)
+    assert found["metrics"]["loss"] == pytest.approx(loss, rel=1e-5)
+    hits = sum(a == b for a, b in zip(predicted, right, strict=True))
+    assert found["metrics"]["accuracy"] == pytest.approx(hits / count)
+    expected = f1_score(right, predicted, average="macro", zero_division=0)
+    assert found["metrics"]["f1_macro"] == pytest.approx(expected)
+    assert found["classes"]["names"] == list(model.config.id2label.values())
+    assert found["classes"]["support"] == [right.count(n) for n in range(3)]
+    assert main(["evaluate", "classes", f"data.path={file}"]) == 0
+    assert f"{count} samples" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_another_option_of_data_is_read_to_its_end(trained, tmp_path) -> None:
+    trained("checkpointing")
+    (tmp_path / "a.txt").write_text("fox dog " * 2000)
+    typed = ["data=text", f"data.path={tmp_path / 'a.txt'}"]
+    found = evaluate("checkpointing", typed)
+    assert found.num_samples > 20
+    fewer = evaluate("checkpointing", [*typed, "data.num_eval_samples=5"])
+    assert fewer.num_samples == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["data.path=new.jsonl"], "classes that the model was not trained on: never"),
+        (["data.path=absent.jsonl"], "there is no such file"),
+        (["optimizer.lr=1"], "optimizer.lr = 1"),
+        (["model=tiny"], "would make another model"),
+        (["batch.per_device=2"], "has no effect on an evaluation"),
+        (["data.label=text", "data.path=other.jsonl"], "21 different labels"),
+    ],
+)
+def test_what_is_refused(typed, message, trained) -> None:
+    trained("classes")
+    with pytest.raises(ConfigError) as raised:
+        evaluate("classes", typed)
+    assert message in str(raised.value)
+    assert "->" in str(raised.value)
+
+
+@pytest.mark.slow
+def test_settings_of_the_training_are_left_behind(trained) -> None:
+    """A run with everything of a cluster is evaluated on a laptop."""
+    trained("lora")
+    plan = read_plan(RunPaths(user_path("runs/lora")))
+    typed = (*plan.overrides, "distributed=zero3", "offload=cpu", "optimizer=adamw_8bit")
+    found = evaluation_plan(replace(plan, overrides=typed), [])
+    assert found.config.distributed.option == "none"
+    assert found.config.peft.option == "lora"
+    assert found.config.precision.option == "bf16"
