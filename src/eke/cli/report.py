@@ -95,7 +95,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "(default: the row `baseline`, else the first that ended well)",
     )
     parser.add_argument(
-        "--by", default="", metavar="KEY", help="effects of this technique alone: --by precision"
+        "--by",
+        default="",
+        metavar="KEY",
+        help="effects of this technique alone (--by precision), or rows judged and sorted by this "
+        "metric (--by accuracy)",
     )
     parser.add_argument("--repeats", action="store_true", help="every run by itself, too")
     parser.add_argument(

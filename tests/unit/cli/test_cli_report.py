@@ -66,6 +66,7 @@ def test_options_reach_the_comparison(sweep, capsys):
         (["{sweep}", "--baseline", "precision=fp8"], "--baseline"),
         (["{sweep}", "--by", "optimizer"], "differing: precision"),
         (["{sweep}", "--by", "precison"], "-> --by precision"),
+        (["{sweep}", "--by", "accuracy"], "differing: precision"),
     ],
 )
 def test_a_mistake_is_one_message_and_2(sweep, arguments, text, capsys):

@@ -38,7 +38,7 @@ PERPLEXITY = "eval/perplexity"
 """Exponential of the evaluation loss of a language model; absent where that is infinite."""
 TOKEN_ACCURACY = "eval/token_accuracy"
 """Share of the targets that the model thinks most probable, where all logits are there."""
-LOWER_IS_BETTER = ("loss", "perplexity")
+LOWER_IS_BETTER = ("loss", "perplexity", "mae", "mse")
 """Metrics of which the lowest value is the best."""
 STEP_TIME = "train/step_time_s"
 WARMUP = "train/warmup"

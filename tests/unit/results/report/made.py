@@ -43,6 +43,8 @@ class Run:
     """Samples per second."""
     peak: int | None = 100 * MIB
     loss: float | None = 2.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the last evaluation."""
     outcome: str = "ok"
     reason: str = ""
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -139,6 +141,7 @@ def make_record(identity: str, run: Run) -> Record:
         throughput=Throughput(samples_per_s=run.speed, tokens_per_s=run.speed and 256 * run.speed),
         memory=_memory(run),
         loss=Loss(eval_final=run.loss, train_final=run.loss),
+        metrics=dict(run.metrics),
         failure=Failure("forward", run.reason) if run.reason else None,
         shared_device=run.shared,
     )

@@ -184,6 +184,63 @@ def test_repeats_of_a_seed_are_one_observation_of_the_loss(tmp_path, seeds, word
     assert found.parity is Parity.equal
 
 
+def judged_by(tmp_path, metric, values):
+    """Rows of runs of three seeds: option -> the metric's values."""
+    runs = [
+        Run({"precision": p}, repeat=n, seed=n, speed=100 + 50 * (p != "fp32"),
+            metrics={"accuracy": 0.5, metric: value})
+        for p, each in values.items() for n, value in enumerate(each)
+    ]  # fmt: skip
+    return by_label(compared(tmp_path, runs, by=metric))
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "parity", "words"),
+    [
+        ("accuracy", (0.8, 0.81, 0.79), Parity.worse, "accuracy lower (-11 %)"),
+        ("accuracy", (0.95, 0.96, 0.94), Parity.better, "accuracy higher (+5.6 %)"),
+        ("accuracy", (0.9, 0.91, 0.89), Parity.equal, "accuracy equal"),
+        (
+            "accuracy",
+            (0.7, 1.1, 0.89),
+            Parity.unresolved,
+            "accuracy not resolved within 1 % (-0.37 %)",
+        ),
+        ("perplexity", (0.8, 0.81, 0.79), Parity.better, "perplexity lower (-11 %)"),
+        ("perplexity", (0.95, 0.96, 0.94), Parity.worse, "perplexity higher (+5.6 %)"),
+        ("pearson", (0.0, -0.1, -0.2), Parity.worse, "pearson lower (-1.1e+02 %)"),
+    ],
+)
+def test_a_metric_judges_in_place_of_the_loss(tmp_path, metric, values, parity, words):
+    rows = judged_by(tmp_path, metric, {"fp32": (0.9, 0.91, 0.89), "bf16": values})
+    quality = rows["precision=bf16"].quality
+    assert quality.parity is parity
+    assert loss_words(quality) == words
+    assert rows["precision=bf16"].estimates[f"metrics.{metric}"].value == pytest.approx(
+        sum(values) / 3
+    )
+
+
+def test_rows_are_sorted_by_the_metric_that_is_asked_for(tmp_path):
+    values = {"fp32": (0.5,), "bf16": (0.7,), "fp16": (0.6,)}
+    for metric, order in (
+        ("f1_macro", ["bf16", "fp16", "fp32"]),
+        ("mae", ["fp32", "fp16", "bf16"]),
+    ):
+        found = list(judged_by(tmp_path / metric, metric, values))
+        assert found == [f"precision={p}" for p in order]
+
+
+def test_a_faster_row_of_a_worse_metric_is_not_the_best(tmp_path):
+    runs = [
+        Run({"precision": p}, repeat=n, seed=n, speed=speed + n, metrics={"accuracy": accuracy})
+        for p, speed, accuracy in (("fp32", 100, 0.9), ("bf16", 200, 0.5)) for n in range(3)
+    ]  # fmt: skip
+    first = verdict_lines(compared(tmp_path, runs, by="accuracy"))[0]
+    assert "without a worse accuracy" in first
+    assert "is fastest" in verdict_lines(compared(tmp_path / "loss", runs))[0]
+
+
 def test_losses_that_vary_more_than_the_margin_are_not_resolved(tmp_path):
     runs = [Run({"precision": p}, repeat=r, seed=r, loss=2.0 * (1 + shift * (p == "bf16")))
             for r, shift in enumerate((0.05, -0.05, 0.02)) for p in ("fp32", "bf16")]  # fmt: skip

@@ -21,7 +21,7 @@ from eke.results.report.compare.curves import (
     is_another_training,
     repeat_spread,
 )
-from eke.results.report.compare.measures import PEAK, SAMPLES, Measure
+from eke.results.report.compare.measures import METRIC, PEAK, SAMPLES, Measure
 from eke.results.report.compare.statistics import LEVEL, MIN_REPEATS, Ratio, Significance
 
 
@@ -139,8 +139,6 @@ def _is_apart(
 NAMED = 3
 """Configurations named in a sentence."""
 
-OF_SOUND = " among those without a significantly higher loss"
-
 
 def verdict_lines(comparison: Comparison) -> list[str]:
     """Sentences of all claims, one line each; additions follow in the same line."""
@@ -207,7 +205,7 @@ def _of_speed(claim: Claim, base: str, more_repeats: str) -> str:
         )
     if claim.kind is Kind.at_worse_loss:
         return (
-            f"Nothing is significantly faster than {base} without a higher loss: {name} has "
+            f"Nothing is significantly faster than {base} without a {_cost(claim)}: {name} has "
             f"{times(ratio)} its speed, and {loss_words(row.quality)}."
         )
     if claim.kind is Kind.ahead:
@@ -233,7 +231,7 @@ def _of_memory(claim: Claim, base: str) -> str:
         return f"No configuration has a lower peak memory than {base}."
     which = {
         Kind.few: "has the lowest measured peak memory",
-        Kind.at_worse_loss: "takes less memory, but has a higher loss, as all that do",
+        Kind.at_worse_loss: f"takes less memory, but has a {_cost(claim)}, as all that do",
         Kind.best: f"takes the least memory{_among(claim)}"
         + ("" if claim.is_first else " with a significant difference"),
     }[claim.kind]
@@ -243,8 +241,14 @@ def _of_memory(claim: Claim, base: str) -> str:
     return f"{text} ({format_number(ratio.n, 'repeat')}; {loss_words(row.quality)})."
 
 
+def _cost(claim: Claim) -> str:
+    """What is compared, if it is worse."""
+    found = claim.rows[0].quality
+    return f"worse {found.name}" if found.measure.startswith(METRIC) else "higher loss"
+
+
 def _among(claim: Claim) -> str:
-    return OF_SOUND if claim.is_limited else ""
+    return f" among those without a significantly {_cost(claim)}" if claim.is_limited else ""
 
 
 def _with_values(claim: Claim) -> str:

@@ -1,12 +1,15 @@
 """Comparison of runs: baseline, ratios, effects and losses; the data of every report format."""
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
+from eke.plan.record.metrics import LOWER_IS_BETTER
 from eke.results.report.compare.curves import (
     MARGIN,
     Curve,
@@ -29,6 +32,7 @@ from eke.results.report.compare.effects import (
 from eke.results.report.compare.load_records import Gathered, gather
 from eke.results.report.compare.measures import (
     MEASURES,
+    METRIC,
     PEAK,
     PREDICTED,
     PREDICTED_STEP,
@@ -45,6 +49,7 @@ from eke.results.report.compare.statistics import (
     Significance,
     correct_all,
     estimate,
+    mean_of,
 )
 from eke.results.report.compare.variants import Machine, Variant, group
 
@@ -180,6 +185,8 @@ class Comparison:
     machines: tuple[OneMachine, ...]
     rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...]
+    metric: str = ""
+    """What configurations are judged and sorted by; empty for the loss."""
 
 
 def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> Comparison:
@@ -188,18 +195,25 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     Args:
         folders: runs, sweeps, or folders of runs.
         baseline: `key=value,...` or a row's name; empty for the row `baseline`, or the first cell.
-        by: show only effects of this factor; empty for all.
+        by: show only effects of this factor, or judge and sort by this metric; empty for all
+            factors, and the loss.
 
     Raises:
-        ConfigError: no runs, unknown baseline, or unknown factor.
+        ConfigError: no runs, unknown baseline, factor or metric.
     """
     gathered = gather(folders)
     variants, machines, keys = group(gathered.entries)
     chosen, notes = choose_baselines(variants, machines, baseline, keys)
-    shown = _factors_of(by, keys)
-    parts = [_on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps) for m in machines]
+    metric = by if by not in keys and by in _metrics(variants) else ""
+    shown = _factors_of("" if metric else by, keys, _metrics(variants))
+    parts = [
+        _on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps, metric)
+        for m in machines
+    ]
     rows = {id(row.variant): row for _, found in parts for row in found}
     bare = [rows.get(id(v)) or ComparisonRow(v, {}, {}, Quality()) for v in variants]
+    if metric:
+        bare.sort(key=partial(_rank, metric))
     return Comparison(
         folders=tuple(map(str, folders)),
         sweeps=gathered.sweeps,
@@ -218,7 +232,21 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
                 for text in quiet_notes(part.baseline, variants, part.noise)
             ),
         ),
+        metric=metric,
     )
+
+
+def _metrics(variants: Sequence[Variant]) -> list[str]:
+    """Names of all metrics of the runs' evaluations."""
+    found = [name for v in variants for record in v.records for name in record.metrics]
+    return list(dict.fromkeys(found))
+
+
+def _rank(metric: str, row: ComparisonRow) -> tuple[str, float]:
+    """Machine, and place by a metric, the best first; those without it last."""
+    found = row.estimates.get(f"{METRIC}{metric}")
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    return row.variant.machine, math.inf if found is None else sign * found.value
 
 
 def _on(
@@ -228,12 +256,13 @@ def _on(
     shown: Sequence[str],
     keys: Sequence[str],
     sweeps: Sequence[str],
+    metric: str,
 ) -> tuple[OneMachine, list[ComparisonRow]]:
     here = [v for v in variants if v.machine == machine.letter]
     good = [v for v in here if v.records]
     front = pareto(good)
     noise = {key: Compared({id(v): v.sample(key) for v in here}) for key in COMPARED}
-    rows = [_row(v, baseline, v in front, noise) for v in here]
+    rows = [_row(v, baseline, v in front, noise, metric) for v in here]
     corrected = correct_all([row.ratios for row in rows])
     rows = [replace(row, ratios=each) for row, each in zip(rows, corrected, strict=True)]
     rows, moment = _with_curves(rows, [v for v in (baseline, *front, *good) if v])
@@ -256,14 +285,23 @@ def _on(
 
 
 def _row(
-    variant: Variant, baseline: Variant | None, on_front: bool, noise: Mapping[str, Compared]
+    variant: Variant,
+    baseline: Variant | None,
+    on_front: bool,
+    noise: Mapping[str, Compared],
+    metric: str,
 ) -> ComparisonRow:
-    measured = {m.key: estimate(variant.sample(m.key)) for m in MEASURES}
+    keys = [*(m.key for m in MEASURES), *(f"{METRIC}{name}" for name in _metrics([variant]))]
+    samples = {key: variant.sample(key) for key in keys}
+    measured = {
+        key: mean_of(sample.values()) if key.startswith(METRIC) else estimate(sample)
+        for key, sample in samples.items()
+    }
     estimates = {key: each for key, each in measured.items() if each}
     compared = {} if baseline is None or variant is baseline else noise
     found = {key: each.ratio((id(baseline), id(variant))) for key, each in compared.items()}
     ratios = {key: each for key, each in found.items() if each}
-    judged = Quality() if baseline is None else quality(baseline, variant)
+    judged = Quality() if baseline is None else quality(baseline, variant, metric)
     return ComparisonRow(
         variant, estimates, ratios, judged, variant is baseline, on_front, _phases(variant)
     )
@@ -297,12 +335,14 @@ def _phases(variant: Variant) -> dict[str, float]:
     return {name: seconds / whole for name, seconds in totals.items()} if whole else {}
 
 
-def _factors_of(by: str, keys: Sequence[str]) -> Sequence[str]:
+def _factors_of(by: str, keys: Sequence[str], metrics: Sequence[str]) -> Sequence[str]:
     if not by:
         return keys
     if by not in keys:
         why = f"does not differ among these runs; differing: {', '.join(keys) or 'nothing'}"
-        fix = Fix(remark=f"--by {closest(by, keys) or keys[0]}" if keys else "omit --by")
+        why += f"; metrics: {', '.join(metrics)}" if metrics else ""
+        known = [*keys, *metrics]
+        fix = Fix(remark=f"--by {closest(by, known) or known[0]}" if known else "omit --by")
         raise ConfigError(Problem("--by", by, why, fix))
     return [by]
 
@@ -382,7 +422,7 @@ MARKS = (
 
 def loss_words(quality: Quality) -> str:
     """Compare the loss with the baseline's, as the end of a sentence."""
-    which = "eval loss" if quality.measure.startswith("loss.eval") else "train loss"
+    which = quality.name
     if quality.parity is Parity.unknown:
         return "no loss to compare"
     if quality.parity is Parity.other:
@@ -398,7 +438,7 @@ def loss_words(quality: Quality) -> str:
         return f"{which} not compared: {quality.why} ({change})"
     if quality.parity is Parity.unresolved:
         return f"{which} not resolved within {PERCENT} ({change})"
-    return f"{which} {quality.parity.value} ({change})"
+    return f"{which} {quality.word} ({change})"
 
 
 def _digits(value: float) -> str:

@@ -16,9 +16,16 @@ from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record, metrics
-from eke.plan.record.metrics import is_steady
-from eke.results.report.compare.measures import LOSSES, SAMPLES, samples_seen
-from eke.results.report.compare.statistics import Compared, Sample, ratio
+from eke.plan.record.metrics import LOWER_IS_BETTER, is_steady
+from eke.results.report.compare.measures import (
+    LOSSES,
+    METRIC,
+    SAMPLES,
+    TRAIN_LOSS,
+    metric_of,
+    samples_seen,
+)
+from eke.results.report.compare.statistics import Compared, Estimate, Ratio, Sample, mean_of, ratio
 from eke.results.report.compare.variants import Variant
 
 MAX_POINTS = 200
@@ -124,16 +131,30 @@ class Quality:
     """Relative to the baseline's; positive is higher."""
     why: str = ""
 
+    @property
+    def word(self) -> str:
+        """The parity; of a difference that is shown, its direction."""
+        if self.difference is None or self.parity not in (Parity.better, Parity.worse):
+            return self.parity.value
+        return "lower" if self.difference < 0 else "higher"
 
-def quality(base: Variant, other: Variant) -> Quality:
-    """Compare losses of one machine's variants.
+    @property
+    def name(self) -> str:
+        """What was compared, in words."""
+        if self.measure.startswith(METRIC):
+            return metric_of(self.measure).title
+        return "train loss" if self.measure == TRAIN_LOSS.key else "eval loss"
+
+
+def quality(base: Variant, other: Variant, metric: str = "") -> Quality:
+    """Compare losses, or a metric, of one machine's variants.
 
     Fewer than three seeds resolve no difference: with dropout or other numerics, two trainings
     with one seed differ by chance.
     """
     if other is base:
         return Quality(Parity.baseline)
-    for key in LOSSES:
+    for key in [f"{METRIC}{metric}"] if metric else LOSSES:
         before, after = base.sample(key), other.sample(key)
         if not before or not after:
             continue
@@ -144,25 +165,42 @@ def quality(base: Variant, other: Variant) -> Quality:
             why = f"{own:.0f} samples seen, the baseline {its:.0f}"
             return Quality(Parity.other, key, why=why)
         return _judged(key, before, after)
-    return Quality(Parity.unknown, why="no loss was measured")
+    return Quality(Parity.unknown, why=f"no {metric or 'loss'} was measured")
 
 
 def _judged(key: str, before: Sample, after: Sample) -> Quality:
-    """Compare two losses by seed; fewer than three seeds can only show equality."""
-    logs = [math.log(after[seed] / before[seed]) for seed in before if seed in after]
-    found = ratio(before, after)
-    assert found is not None
-    difference = found.value - 1
-    if logs and max(map(abs, logs)) <= EQUAL:
-        return Quality(Parity.equal, key, difference)
+    """Compare two losses or metrics by seed; fewer than three seeds can only show equality."""
+    changes = _changes(key, before, after)
+    if changes and max(map(abs, changes)) <= EQUAL:
+        return Quality(Parity.equal, key, fmean(changes))
+    if key.startswith(METRIC):
+        found: Estimate | Ratio | None = mean_of(changes)
+    else:
+        found = ratio(before, after)
+    if found is None:
+        return Quality(Parity.unresolved, key, why="no common seed")
+    one = 0.0 if key.startswith(METRIC) else 1.0
+    difference = found.value - one
     if found.low is None or found.high is None:
         why = "one seed" if found.n == 1 else format_number(found.n, "seed")
         return Quality(Parity.unresolved, key, difference, why)
-    if found.high <= 1 + MARGIN:
-        parity = Parity.better if found.high < 1 - MARGIN else Parity.within
+    low, high = found.low - one, found.high - one
+    if key.startswith(METRIC) and key.removeprefix(METRIC) not in LOWER_IS_BETTER:
+        low, high = -high, -low
+    if high <= MARGIN:
+        parity = Parity.better if high < -MARGIN else Parity.within
     else:
-        parity = Parity.worse if found.low > 1 + MARGIN else Parity.unresolved
+        parity = Parity.worse if low > MARGIN else Parity.unresolved
     return Quality(parity, key, difference)
+
+
+def _changes(key: str, before: Sample, after: Sample) -> list[float]:
+    """Relative changes by seed: of losses logarithms; of a metric, which may be 0, by the mean."""
+    shared = [seed for seed in before if seed in after]
+    if not key.startswith(METRIC):
+        return [math.log(after[seed] / before[seed]) for seed in shared]
+    scale = abs(fmean(before.values())) or 1.0
+    return [(after[seed] - before[seed]) / scale for seed in shared]
 
 
 def is_another_training(base: Variant, other: Variant) -> bool:

@@ -30,11 +30,13 @@ PREDICTED = Measure("memory.predicted.allocated_bytes", "predicted", "bytes", Fa
 PREDICTED_STEP = Measure("timing.predicted_step_s.expected", "predicted step", "s", False)
 EVAL_LOSS = Measure("loss.eval_final", "eval loss", "nats per target", False)
 TRAIN_LOSS = Measure("loss.train_final", "train loss", "nats per target", False)
-ACCURACY = Measure("metrics.accuracy", "accuracy", "fraction", False)
-F1 = Measure("metrics.f1_macro", "macro F1", "fraction", False)
 LOSSES = (EVAL_LOSS.key, TRAIN_LOSS.key)
-BY_SEED = (*LOSSES, ACCURACY.key, F1.key)
-"""Determined by the seed: its repeats are one observation."""
+METRIC = "metrics."
+"""Prefix of the keys of an evaluation's metrics."""
+BY_SEED = (*LOSSES, METRIC)
+"""Beginnings of the keys of what the seed determines: its repeats are one observation."""
+SHOWN_METRICS = ("accuracy", "f1_macro")
+"""Metrics that the terminal shows where there is room."""
 
 STARTUP = Measure("timing.startup_s", "start-up", "s", True)
 COMPILE = Measure("timing.compile_s", "compiling", "s", True)
@@ -42,12 +44,12 @@ DEVICE_HOURS = Measure("device_hours", "device-hours", "h", True)
 
 MEASURES = (
     SAMPLES, TOKENS, STEP, MFU, PEAK, RESERVED, RESIDENT, PREDICTED, PREDICTED_STEP, EVAL_LOSS,
-    TRAIN_LOSS, ACCURACY, F1, STARTUP, COMPILE, DEVICE_HOURS,
+    TRAIN_LOSS, STARTUP, COMPILE, DEVICE_HOURS,
 )  # fmt: skip
 
 
 def measured_values(record: Record) -> dict[str, float]:
-    """Key of a measure -> value; positive and finite.
+    """Key of a measure -> value; finite, and positive but for metrics.
 
     Speeds of a run on a shared device are absent, since other processes affect them.
     """
@@ -65,19 +67,24 @@ def measured_values(record: Record) -> dict[str, float]:
         PREDICTED_STEP: step.expected if step else None,
         EVAL_LOSS: record.loss.eval_final,
         TRAIN_LOSS: record.loss.train_final,
-        ACCURACY: record.metrics.get("accuracy"),
-        F1: record.metrics.get("f1_macro"),
         STARTUP: record.timing.startup_s,
         COMPILE: record.timing.compile_s,
         DEVICE_HOURS: None if seconds is None else seconds * num_devices(record) / 3600,
     }
-    return {
+    found = {
         measure.key: float(value)
         for measure, value in values.items()
         if isinstance(value, int | float)
         and 0 < value < math.inf
         and not (measure.is_speed and record.shared_device)
     }
+    return found | {f"{METRIC}{k}": v for k, v in record.metrics.items() if math.isfinite(v)}
+
+
+def metric_of(key: str) -> Measure:
+    """The measure of an evaluation's metric, by its key."""
+    name = key.removeprefix(METRIC)
+    return Measure(key, {"f1_macro": "macro F1"}.get(name, name), "of the last evaluation", False)
 
 
 def num_devices(record: Record) -> int:

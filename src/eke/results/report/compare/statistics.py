@@ -22,7 +22,7 @@ benchmarks/report_power.py measures the errors and the power.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
@@ -57,7 +57,7 @@ class Significance(Enum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """Geometric mean over repeats, with an interval if there are enough."""
+    """Mean over repeats, with an interval if there are enough."""
 
     value: float
     low: float | None
@@ -114,6 +114,17 @@ def ratio(base: Sample, other: Sample) -> Ratio | None:
         return Ratio(math.exp(mean), None, None, n, Significance.single)
     error, freedom = _welch(first, second)
     return _by_t(mean, error, freedom, n)
+
+
+def mean_of(values: Collection[float]) -> Estimate | None:
+    """Arithmetic mean with its interval, of what may be 0 or negative; None without values."""
+    if not values:
+        return None
+    mean, n = fmean(values), len(values)
+    if n < MIN_REPEATS:
+        return Estimate(mean, None, None, n)
+    half = quantile(n - 1) * math.sqrt(variance(list(values)) / n)
+    return Estimate(mean, mean - half, mean + half, n)
 
 
 def of_logs(logs: Sequence[float]) -> Ratio:

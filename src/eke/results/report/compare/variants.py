@@ -93,9 +93,10 @@ class Variant:
         For losses: seed -> mean over its repeats, which are copies of one training.
         """
         found: dict[Hashable, list[float]] = {}
+        by_seed = key.startswith(BY_SEED)
         for repeat, values in self._measured.items():
             if key in values:
-                found.setdefault(repeat[0] if key in BY_SEED else repeat, []).append(values[key])
+                found.setdefault(repeat[0] if by_seed else repeat, []).append(values[key])
         return {each: fmean(values) for each, values in found.items()}
 
 

@@ -19,19 +19,20 @@ from eke.results.report.compare.curves import Parity
 from eke.results.report.compare.effects import PublishedMatch
 from eke.results.report.compare.load_records import NOT_RUN
 from eke.results.report.compare.measures import (
-    ACCURACY,
     DEVICE_HOURS,
     EVAL_LOSS,
-    F1,
+    METRIC,
     MFU,
     PEAK,
     RESERVED,
     SAMPLES,
+    SHOWN_METRICS,
     STEP,
     TOKENS,
     TRAIN_LOSS,
     Measure,
     measured_values,
+    metric_of,
 )
 from eke.results.report.compare.statistics import Ratio
 
@@ -136,9 +137,9 @@ def _numbers(comparison: Comparison) -> list[Column]:
         _measure(TOKENS, format_count, wide=True, help="tokens that are not padding"),
         _measure(MFU, lambda v: f"{v:.1%}", help="model FLOP/s over the device's datasheet peak"),
         _measure(EVAL_LOSS, lambda v: f"{v:.4f}"),
-        *(_measure(measure, lambda v: f"{v:.4f}") for measure in (ACCURACY, F1)),
+        *_metrics(comparison),
         *([] if has_eval else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
-        Column("parity", "loss", _parity, lambda r: r.quality.difference,
+        Column("parity", comparison.metric or "loss", _parity, lambda r: r.quality.difference,
                help="relative to the baseline, at equal samples",
                brief=lambda r: _parity(r).partition(" (")[0]),
         _number("equal_time", "loss at equal time", lambda r: r.loss_at_equal_time,
@@ -151,6 +152,14 @@ def _numbers(comparison: Comparison) -> list[Column]:
         Column("front", "front", lambda r: "*" if r.on_front else "", lambda r: float(r.on_front),
                help="nothing else is both smaller and faster"),
     ]  # fmt: skip
+
+
+def _metrics(comparison: Comparison) -> list[Column]:
+    """Of every metric that a run has; narrow terminals have room for few."""
+    keys = dict.fromkeys(k for row in comparison.rows for k in row.estimates if METRIC in k)
+    shown = {f"{METRIC}{name}" for name in (*SHOWN_METRICS, comparison.metric)}
+    text = "{:.4f}".format
+    return [_measure(metric_of(key), text, wide=key not in shown) for key in keys]
 
 
 def outcome_text(row: ComparisonRow) -> str:
@@ -256,8 +265,8 @@ def _parity(row: ComparisonRow) -> str:
     if quality.parity in (Parity.unknown, Parity.baseline):
         return ""
     if quality.difference is None or quality.parity is Parity.equal:
-        return str(quality.parity.value)
-    shown = f"not compared: {quality.why}" if quality.why else quality.parity.value
+        return str(quality.word)
+    shown = f"not compared: {quality.why}" if quality.why else quality.word
     return f"{shown} ({100 * quality.difference:+.2g} %)"
 
 
