@@ -14,6 +14,9 @@ Evaluates the model of a finished run: loss, and accuracy, F1 and each class, or
 token accuracy. Without overrides on the run's own evaluation samples; data that is named
 (data.path=test.csv, or another option of data) is evaluated to its last row. Overrides of
 precision, attention, hardware, dataloader and batch.eval_per_device say how.
+
+evaluate.generate=true also lets the model write answers, the most probable token each time, of
+evaluate.max_new_tokens=128 at most: exact match, and ROUGE-L by words.
 """
 
 

@@ -1,17 +1,20 @@
 """`eke evaluate`: metrics of a finished run's model, on its evaluation samples or on other data."""
 
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import read_json
 from eke.config.compose import Composed, compose
-from eke.config.schema import Config, HubRows, LocalRows, Text
+from eke.config.schema import Config, Conversations, HubRows, LocalRows, Text
 from eke.plan.planner import Plan, read_plan
-from eke.plan.record import Record
+from eke.plan.record import Record, metrics
 from eke.workflows.export import checked_model, find_run, finished_record
+from eke.workflows.generate import ByteTokens
 from eke.workflows.planning import plan_for
 
 if TYPE_CHECKING:
@@ -31,6 +34,11 @@ OF_THE_EVALUATION = ("data", "precision", "attention", "hardware", "dataloader")
 
 EVAL_BATCH = "batch.eval_per_device"
 """May be typed, too."""
+
+GENERATE, NEW_TOKENS = "evaluate.generate", "evaluate.max_new_tokens"
+"""Keys of an evaluation alone: answers are written and compared; the most tokens of one."""
+
+MAX_NEW_TOKENS = 128
 
 ALL_SAMPLES = 10**7
 """The largest `data.num_eval_samples`."""
@@ -62,7 +70,12 @@ def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
     """
     paths = find_run(run, "evaluate", "")
     record = finished_record(paths)
+    new_tokens, overrides = _generation(overrides)
+    if new_tokens:  # each sample in a row of its own
+        overrides = [*overrides, "data.packing=off"]
     plan = evaluation_plan(read_plan(paths), overrides)
+    if new_tokens:
+        _check_answers(plan)
     from eke.training.loop.attempt import verify_inputs
     from eke.training.loop.environment import quiet_libraries
     from eke.training.loop.evaluation import measure
@@ -71,7 +84,10 @@ def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
     quiet_libraries(plan)
     with checked_model(paths, record) as folder, verify_inputs(plan), pinned_backend(plan):
         try:
-            row, classes = measure(_build(plan, folder, record))
+            job = _build(plan, folder, record)
+            row, classes = measure(job)
+            if new_tokens:
+                row |= _answers(job, new_tokens)
         except RuntimeError as error:
             if "out of memory" not in str(error).lower():
                 raise
@@ -80,6 +96,40 @@ def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
             raise EkeError(f"{why} at a time\n  -> batch.eval_per_device={fewer}") from error
     found = {key.removeprefix("eval/"): value for key, value in row.items()}
     return Evaluation(run, record.model_step, plan.steps.num_eval_samples, found, classes)
+
+
+def _generation(overrides: Sequence[str]) -> tuple[int, list[str]]:
+    """Most tokens of a written answer, 0 where none is to be written; and the other overrides.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+    own = {k: v for k, _, v in (w.partition("=") for w in overrides) if k in (GENERATE, NEW_TOKENS)}
+    rest = [word for word in overrides if word.partition("=")[0] not in own]
+    asked, most = own.get(GENERATE, "false"), own.get(NEW_TOKENS, str(MAX_NEW_TOKENS))
+    if asked not in ("true", "false"):
+        raise ConfigError(Problem(GENERATE, asked, "is true or false", Fix(f"{GENERATE}=true")))
+    if not most.isdecimal() or not int(most):
+        fix = Fix(f"{NEW_TOKENS}={MAX_NEW_TOKENS}")
+        raise ConfigError(Problem(NEW_TOKENS, most, "is a whole number from 1 on", fix))
+    return int(most) if asked == "true" else 0, rest
+
+
+def _check_answers(plan: Plan) -> None:
+    """Check that answers can be written and compared.
+
+    Raises:
+        ConfigError: the samples have no prompts, or a package is missing.
+    """
+    config = plan.config
+    has_prompt = getattr(config.data, "prompt", None) or isinstance(config.data, Conversations)
+    if config.task.option not in ("causal_lm", "seq2seq_lm") or not has_prompt:
+        why = "compares answers to prompts, and the data has none"
+        fix = Fix("data.prompt=COLUMN", "data.response=COLUMN")
+        raise ConfigError(Problem(GENERATE, "true", why, fix))
+    if importlib.util.find_spec("torchmetrics") is None:
+        fix = Fix(remark='pip install "eke[metrics]"')
+        raise ConfigError(Problem(GENERATE, "true", "needs torchmetrics", fix, passing=True))
 
 
 def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
@@ -222,6 +272,21 @@ def _classes(plan: Plan, known: list[str]) -> tuple[list[str], "Tensor | None"]:
         fix = Fix("data.label=COLUMN", remark=f"the model knows {', '.join(known)}")
         raise ConfigError(Problem("data.label", getattr(plan.config.data, "label", ""), why, fix))
     return known, torch.tensor([known.index(name) for name in found])
+
+
+def _answers(job: Job, new_tokens: int) -> metrics.Row:
+    """Metrics of written answers."""
+    from eke.training.batches.dataset import load_plan_tokenizer
+    from eke.training.loop.generation import generation_metrics
+    from eke.training.model.save_model import stop_at_turns
+
+    stop_at_turns(job.plan, job.bare_model)
+    vocabulary = job.plan.vocabulary
+    tokenizer = ByteTokens() if vocabulary.is_bytes else load_plan_tokenizer(job.plan)
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    batches = job.data.eval_batches(0, False)
+    with job.formats.eval_autocast():
+        return generation_metrics(job.bare_model, batches, decode, vocabulary.pad, new_tokens)
 
 
 def render(found: Evaluation) -> str:

@@ -11,7 +11,12 @@ from prepared import write_jsonl
 from sklearn.metrics import f1_score
 from support import last_wins
 from trained import record_of, train_job
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from eke.cli import main
 from eke.common.errors import ConfigError
@@ -20,6 +25,8 @@ from eke.config.compose import compose
 from eke.data.preparation.rows import prepare_store
 from eke.plan.planner import read_plan, write_plan
 from eke.plan.record import write_record
+from eke.training.batches.batches import MicroBatch
+from eke.training.loop.generation import prompt_and_answer
 from eke.workflows.evaluate import evaluate, evaluation_plan
 from eke.workflows.planning import plan_for
 
@@ -38,6 +45,7 @@ KINDS = {
     "lora": ("peft=lora", "model.name_or_path=llama", "precision=bf16", "batch.per_device=4"),
     "seq2seq": ("task=seq2seq_lm", "model.name_or_path=t5", "data.prompt=text",
                 "data.response=label"),
+    "prompts": ("model.name_or_path=llama", "data.prompt=text", "data.response=label"),
     "checkpointing": ("model.name_or_path=llama", "memory=checkpointing", "optimizer=adafactor",
                       "kernels=fused_linear_cross_entropy"),
 }  # fmt: skip
@@ -129,9 +137,74 @@ def test_another_option_of_data_is_read_to_its_end(trained, tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["prompts", "seq2seq"])
+def test_written_answers_by_hand(kind, trained) -> None:
+    """Against plain transformers, prompt by prompt, and ROUGE-L by the definition."""
+    record = trained(kind)
+    folder = f"runs/{kind}/checkpoints/step-{record.model_step:08d}/model"
+    seq2seq = kind == "seq2seq"
+    head = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+    model, tokenizer = head.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    pairs = []
+    for row in map(json.loads, Path("other.jsonl").read_text().splitlines()):
+        text = row["text"] if seq2seq else row["text"] + "\n"
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        if not seq2seq and ids[0, -1] == tokenizer.eos_token_id:
+            ids = ids[:, :-1]
+        written = model.generate(ids, max_new_tokens=6, do_sample=False)[0]
+        written = written[0 if seq2seq else ids.shape[1] :]
+        pairs.append((tokenizer.decode(written, skip_special_tokens=True), row["label"]))
+    typed = ["data.path=other.jsonl", "evaluate.generate=true", "evaluate.max_new_tokens=6"]
+    found = evaluate(kind, typed).metrics
+    assert found["exact_match"] == sum(a.strip() == b for a, b in pairs) / 21
+    scores = [rouge_l(a.lower().split(), b.split()) for a, b in pairs]
+    assert found["rouge_l"] == pytest.approx(sum(scores) / 21, abs=1e-6)
+    more = evaluate(kind, [*typed, "batch.eval_per_device=1"]).metrics
+    assert more == pytest.approx(found, rel=1e-5)
+
+
+def rouge_l(found: list[str], right: list[str]) -> float:
+    """F-measure of the longest common subsequence."""
+    table = [[0] * (len(right) + 1) for _ in range(len(found) + 1)]
+    for i, one in enumerate(found):
+        for j, other in enumerate(right):
+            table[i + 1][j + 1] = (
+                table[i][j] + 1 if one == other else max(table[i][j + 1], table[i + 1][j])
+            )
+    common = table[-1][-1]
+    return 2 * common / (len(found) + len(right)) if common else 0.0
+
+
+@pytest.mark.parametrize(
+    ("labels", "prompt", "answer"),
+    [
+        ([-100, -100, 4, 5, -100], [1, 2, 3], [4, 5]),
+        ([2, -100, 4, -100, 6], [1, 2, 3, 4, 5], [6]),
+        ([2, 3, 4, 5, 6], [1], [2, 3, 4, 5, 6]),
+    ],
+)
+def test_the_last_answer_of_a_conversation_is_written_again(labels, prompt, answer) -> None:
+    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    batch = MicroBatch({"input_ids": ids}, torch.tensor([labels]), 1, 2, 5)
+    found = prompt_and_answer(batch, 0)
+    assert [each.tolist() for each in found] == [prompt, answer]
+
+
+@pytest.mark.slow
+def test_an_answer_is_not_cut_by_a_table_of_positions(trained) -> None:
+    trained("prompts")
+    found = evaluate("prompts", ["evaluate.generate=true", "evaluate.max_new_tokens=100000",
+                                 "data.num_eval_samples=1"])  # fmt: skip
+    assert 0 <= found.metrics["rouge_l"] <= 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
+        (["evaluate.generate=yes"], "is true or false"),
+        (["evaluate.generate=true", "evaluate.max_new_tokens=0"], "a whole number from 1 on"),
+        (["evaluate.generate=true"], "compares answers to prompts, and the data has none"),
         (["data.path=new.jsonl"], "classes that the model was not trained on: never"),
         (["data.path=absent.jsonl"], "there is no such file"),
         (["optimizer.lr=1"], "optimizer.lr = 1"),

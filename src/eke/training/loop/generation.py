@@ -1,0 +1,93 @@
+"""Exact match and ROUGE-L of what a model writes after the prompts of evaluation samples."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from eke.common.text import IGNORED
+from eke.plan.record import metrics
+from eke.training.batches.batches import MicroBatch
+
+WORDS = re.compile(r"[^\W_]+")
+"""Words of ROUGE: for English those of google-research's rouge_score; other scripts have some."""
+
+
+@torch.no_grad()
+def generation_metrics(
+    model: nn.Module,
+    batches: Iterable[MicroBatch],
+    decode: Callable[[np.ndarray], str],
+    pad: int,
+    max_new_tokens: int,
+) -> metrics.Row:
+    """Write after each prompt, the most probable token each time, and compare with the answers.
+
+    Exact match is over texts without white space around them. ROUGE-L is the F-measure of the
+    longest common subsequence of words, in lower case, by torchmetrics.
+
+    Args:
+        model: a model that generates, on its device.
+        batches: samples with an answer each; of several in a row the last one counts.
+        decode: from ids, int64 of shape (tokens,), to a text.
+        pad: id that fills up prompts on the left.
+        max_new_tokens: most tokens of an answer.
+    """
+    from torchmetrics.text import ROUGEScore
+
+    pairs: list[tuple[str, str]] = []
+    model.eval()
+    for batch in batches:
+        cut = [prompt_and_answer(batch, row) for row in range(batch.num_samples)]
+        written = _generate(model, [prompt for prompt, _ in cut], pad, max_new_tokens)
+        pairs += [
+            (decode(found), decode(right))
+            for found, (_, right) in zip(written, cut, strict=True)
+        ]  # fmt: skip
+    rouge = ROUGEScore(rouge_keys="rougeL", normalizer=str.lower, tokenizer=WORDS.findall)
+    rouge.update([found for found, _ in pairs], [right for _, right in pairs])
+    matches = [found.strip() == right.strip() for found, right in pairs]
+    return {
+        "eval/exact_match": float(np.mean(matches)),
+        "eval/rouge_l": float(rouge.compute()["rougeL_fmeasure"]),
+    }
+
+
+def prompt_and_answer(batch: MicroBatch, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids that the model is asked with, and those that it was to predict."""
+    ids, labels = (x[row].cpu().numpy() for x in (batch.inputs["input_ids"], batch.labels))
+    counted = np.flatnonzero(labels != IGNORED)
+    if "decoder_input_ids" in batch.inputs:
+        mask = batch.inputs.get("attention_mask")
+        kept = slice(None) if mask is None else mask[row].cpu().numpy() == 1
+        return ids[kept], labels[counted]
+    # Label n is the token after n: the last stretch of them is the last answer.
+    first = counted[np.flatnonzero(np.diff(counted, prepend=-2) > 1)[-1]]
+    return ids[: first + 1], labels[first : counted[-1] + 1]
+
+
+def _generate(
+    model: Any, prompts: list[np.ndarray], pad: int, max_new_tokens: int
+) -> list[np.ndarray]:
+    """What the model writes after each prompt, without it."""
+    longest = max(map(len, prompts))
+    ids = torch.full((len(prompts), longest), pad)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    # A table of positions ends somewhere; the samples' own answers fit into it.
+    room = (getattr(model.config, "max_position_embeddings", None) or 2**31) - longest
+    one_stack = not model.config.is_encoder_decoder
+    device = next(model.parameters()).device
+    written: Tensor = model.generate(
+        input_ids=ids.to(device),
+        attention_mask=mask.to(device),
+        do_sample=False,
+        pad_token_id=pad,
+        max_new_tokens=max(1, min(max_new_tokens, room)) if one_stack else max_new_tokens,
+    )
+    return list(written[:, longest if one_stack else 1 :].cpu().numpy())
