@@ -76,11 +76,22 @@ def _row(config: Config, store: Store, join: Join, number: int, with_ids: bool) 
     use = "evaluation" if number in store.array("evaluation") else "training"
     heading = f"row {number + 1} ({use}): {format_number(len(ids), 'token')}"
     heading += f", {sum(trained)} trained" if config.task.option in TOKEN_TASKS else ""
-    if store.has("labels"):
-        label, names = int(store.array("labels")[number]), store.manifest.label_names
-        heading += f", class {names[label] if names else label}"
+    heading += _label(store, number)
     ways: list[Join] = [join, lambda part: " ".join(map(str, part))]
     return "\n".join([heading, *(_marked(way, ids, trained) for way in ways[: 1 + with_ids])])
+
+
+def _label(store: Store, number: int) -> str:
+    """The label of a row; empty if it has none."""
+    if store.has("values"):
+        return f", label {store.array('values')[number]:g}"
+    if not store.has("labels"):
+        return ""
+    names, start, end = store.manifest.label_names, number, number + 1
+    if store.has("label_offsets"):
+        start, end = store.array("label_offsets")[number : number + 2]
+    found = store.array("labels")[start:end]
+    return f", class {', '.join(str(names[n] if names else n) for n in found) or 'none'}"
 
 
 def _marked(join: Join, ids: list[int], trained: list[bool]) -> str:

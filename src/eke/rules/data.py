@@ -10,8 +10,12 @@ from eke.config.schema import (
     Lengths,
     Packing,
     PretrainedModel,
+    ProblemType,
+    PythonSource,
     Seq2SeqLM,
+    SequenceClassification,
     Synthetic,
+    Text,
     TextColumns,
 )
 from eke.data.sources import BYTES, tokenizer_of
@@ -34,6 +38,10 @@ def _rows(facts: Facts) -> TextColumns | None:
 
 def _synthetic(facts: Facts) -> Synthetic | None:
     return facts.config.data if isinstance(facts.config.data, Synthetic) else None
+
+
+def _problem(facts: Facts) -> ProblemType:
+    return getattr(facts.config.task, "problem", ProblemType.single)
 
 
 def _cannot_pack(facts: Facts) -> bool:
@@ -203,6 +211,40 @@ RULES = (
         ),
         why=lambda f: f"task={f.config.task.option} reads the column of data.text",
         fix=Fix("data.prompt=null", "data.response=null"),
+        source="docs/how-to/data.md",
+    ),
+    Rule(
+        id="pair_needs_classifier",
+        key="data.text_pair",
+        when=lambda f: (
+            (rows := _rows(f)) is not None
+            and rows.text_pair is not None
+            and f.config.task.option != "sequence_classification"
+        ),
+        why=lambda f: f"task={f.config.task.option} reads no two texts as one sample",
+        fix=Fix("data.text_pair=null", remark="or task=sequence_classification"),
+        source="docs/how-to/data.md",
+    ),
+    Rule(
+        id="outputs_suit_problem",
+        key="task.num_labels",
+        when=lambda f: (
+            isinstance(task := f.config.task, SequenceClassification)
+            and (task.num_labels == 1) is not (task.problem is ProblemType.regression)
+        ),
+        why="a regression has one output, and classes are two or more",
+        fix=lambda f: Fix(f"task.num_labels={1 + (_problem(f) is not ProblemType.regression)}"),
+        source="transformers' loss for num_labels = 1",
+    ),
+    Rule(
+        id="problem_needs_labels",
+        key="task.problem",
+        when=lambda f: (
+            isinstance(f.config.data, PythonSource | Text)
+            and _problem(f) is not ProblemType.single
+        ),
+        why="a text's labels are its folders, and each text is in one of them",
+        fix=Fix("task.problem=single", remark="or data=jsonl with a column of labels"),
         source="docs/how-to/data.md",
     ),
     Rule(

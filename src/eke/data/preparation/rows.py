@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -167,8 +168,13 @@ class Counts:
             self.bad_rows.append(f"{place} {reason}")
 
 
-Sequence = tuple[np.ndarray, int]
-"""Tokens, and how many of them have no loss: the prompt's, or the source's."""
+class Sequence(NamedTuple):
+    """Tokens, and how many of them have no loss: the prompt's, or the source's."""
+
+    tokens: np.ndarray
+    cut: int = 0
+    types: np.ndarray | None = None
+    """token_type_ids of a pair of texts."""
 
 
 @dataclass
@@ -190,7 +196,10 @@ class Sequences:
     def _framed(self, batch: list[Fields]) -> list[Sequence | None]:
         """Sequences with the tokenizer's special tokens; in seq2seq, source then target."""
         request, rows = self.request, self.tokenizer.rows
-        made = [rows([row.texts[0] for row in batch], request.seq_len)]
+        if request.text_pair is not None:
+            made = [self.tokenizer.pair(*zip(*(r.texts for r in batch)), request.seq_len)]
+        else:
+            made = [rows([row.texts[0] for row in batch], request.seq_len)]
         if request.response is not None:
             made.append(rows([row.texts[1] for row in batch], request.target_len, target=True))
         found: list[Sequence | None] = []
@@ -198,7 +207,8 @@ class Sequences:
             useful = all(part.is_useful for part in parts)
             self.counts.num_truncated += useful and any(part.is_cut for part in parts)
             tokens = np.concatenate([part.ids for part in parts])
-            found.append((tokens, len(parts[0].ids) if len(parts) > 1 else 0) if useful else None)
+            cut = len(parts[0].ids) if len(parts) > 1 else 0
+            found.append(Sequence(tokens, cut, parts[0].types) if useful else None)
         return found
 
     def _texts(self, texts: list[str]) -> list[Sequence | None]:
@@ -211,7 +221,7 @@ class Sequences:
             self.counts.num_truncated += useful and len(tokens) > limit
             tokens = tokens[:limit]
             # A single token has no target.
-            found.append((tokens, 0) if useful and len(tokens) > 1 else None)
+            found.append(Sequence(tokens) if useful and len(tokens) > 1 else None)
         return found
 
     def _beginnings_of(self, texts: list[str], limit: int) -> list[Encoded]:
@@ -272,7 +282,7 @@ class Sequences:
         if not len(answer) or len(tokens) < 2:
             return None
         self.counts.num_truncated += len(tokens) < len(beginning) + len(asked) + len(ended)
-        return tokens, len(start)
+        return Sequence(tokens, len(start))
 
 
 def _too_short(text: str, part: str, num_tokens: int, limit: int) -> bool:
@@ -336,6 +346,9 @@ class RowStore:
         """
         for name in ("tokens", "offsets", "cuts", "train", "evaluation"):
             self.writer.append(name, [0] if name == "offsets" else [])
+        if self.request.problem == "multi_label":
+            self.writer.append("labels", [])
+            self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
         self._read(self._rows(evaluation=False), None if not split else False)
         if split:
@@ -432,6 +445,9 @@ class RowStore:
         """Fix for too few labels or tokens; empty if most bad rows have another reason."""
         if self.too_long and len(self.too_long) * 2 >= self.counts.num_bad:
             return f"data.seq_len={max(self.too_long)}"
+        problem, count = max(self.columns.suited.items(), key=itemgetter(1), default=("", 0))
+        if problem and count * 2 >= self.counts.num_bad:
+            return f"task.problem={problem}"
         largest = self.columns.largest
         most = self.columns.too_large * 2 >= self.counts.num_bad
         helps = most and largest >= self.request.num_labels > 0
@@ -440,26 +456,38 @@ class RowStore:
     def _write(self, batch: list[Fields], evaluation: bool | None) -> None:
         if not batch:
             return
-        made = [(row.ids, 0) for row in batch] if self.chat else self.sequences.of(batch)
-        kept = [(row, *m) for row, m in zip(batch, made, strict=True) if m is not None]
+        made = [Sequence(row.ids) for row in batch] if self.chat else self.sequences.of(batch)
+        kept = [(row, m) for row, m in zip(batch, made, strict=True) if m is not None]
         self.counts.num_empty += len(batch) - len(kept)
         if not kept:
             return
         if not any(self.counts.first_row):
-            self.counts.first_row = ends_of(self.tokenizer, kept[0][1])
+            self.counts.first_row = ends_of(self.tokenizer, kept[0][1].tokens)
         special = self.tokenizer.vocabulary.special
-        self.counts.num_doubled += sum(is_doubled(tokens, special) for _, tokens, _ in kept)
+        self.counts.num_doubled += sum(is_doubled(m.tokens, special) for _, m in kept)
         first = self.writer.counts["cuts"]
-        sizes = np.array([len(tokens) for _, tokens, _ in kept], np.int64)
-        self.writer.append("tokens", np.concatenate([tokens for _, tokens, _ in kept]))
+        sizes = np.array([len(m.tokens) for _, m in kept], np.int64)
+        self.writer.append("tokens", np.concatenate([m.tokens for _, m in kept]))
         self.writer.append("offsets", self._end + np.cumsum(sizes))
-        self.writer.append("cuts", [cut for _, _, cut in kept])
+        self.writer.append("cuts", [m.cut for _, m in kept])
+        if types := [m.types for _, m in kept if m.types is not None]:
+            self.writer.append("types", np.concatenate(types))
         if self.chat:
-            self.writer.append("trained", np.concatenate([row.trained for row, _, _ in kept]))
+            self.writer.append("trained", np.concatenate([row.trained for row, _ in kept]))
         self._end += int(sizes.sum())
         if self.request.label is not None:
-            self.writer.append("labels", [row.label for row, _, _ in kept])
-        self.splits.add([row for row, _, _ in kept], first, evaluation)
+            self._write_labels([row.label for row, _ in kept])
+        self.splits.add([row for row, _ in kept], first, evaluation)
+
+    def _write_labels(self, labels: list[Any]) -> None:
+        if self.request.problem == "multi_label":
+            offset = self.writer.counts["labels"]
+            ends = offset + np.cumsum([len(classes) for classes in labels])
+            self.writer.append("label_offsets", ends)
+            self.writer.append("labels", [number for classes in labels for number in classes])
+        else:
+            name = "values" if self.request.problem == "regression" else "labels"
+            self.writer.append(name, labels)
 
     def _ensure_both_splits(self) -> None:
         """Check that both splits have rows; moves one if they come from one source.
@@ -489,21 +517,24 @@ class RowStore:
         return names
 
     def _check_classes(self, names: tuple[str, ...]) -> None:
-        """Check that training has two classes.
+        """Check that training has two labels that differ.
 
         Raises:
-            ConfigError: all training rows have one class.
+            ConfigError: all training rows have the same one.
         """
         train = self.writer.read("train")
-        if self.request.label is None or self.request.num_labels < 2 or len(train) < 2:
+        if self.request.label is None or len(train) < 2:
             return
-        labels = self.writer.read("labels")
-        seen = {int(c) for part in parts_of(train) for c in np.unique(labels[part])}
-        if len(seen) > 1:
-            return
+        seen: set[tuple[Any, ...]] = set()
+        for part in parts_of(train):
+            seen |= self._labels_of(part)
+            if len(seen) > 1:
+                return
         (only,) = seen
-        name = names[only] if names else only
-        why = f"{format_number(len(train), 'row')} to train on, of one class only: {name}"
+        shown = ", ".join(str(names[n] if names else n) for n in only) or "none"
+        why = f"{format_number(len(train), 'row')} to train on, of one class only: {shown}"
+        if self.request.problem != "single":
+            why = f"{format_number(len(train), 'row')} to train on, all with the label: {shown}"
         if self.counts.num_bad:
             why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
         hub = self.request.hub
@@ -511,6 +542,16 @@ class RowStore:
         other = "data.streaming=false" if hub and hub.streaming else "data.label=COLUMN"
         fix = Fix(self._bad_fix() or other)
         raise ConfigError(Problem("data.label", self.request.label, why, fix))
+
+    def _labels_of(self, rows: np.ndarray) -> set[tuple[Any, ...]]:
+        """Distinct labels of some rows."""
+        if self.request.problem == "regression":
+            return {(value,) for value in np.unique(self.writer.read("values")[rows])[:2].tolist()}
+        labels = self.writer.read("labels")
+        if self.request.problem == "single":
+            return {(number,) for number in np.unique(labels[rows]).tolist()}
+        starts, ends = (self.writer.read("label_offsets")[rows + n] for n in (0, 1))
+        return {tuple(labels[a:b].tolist()) for a, b in zip(starts, ends, strict=True)}
 
     def _pack(self, split: str) -> None:
         offsets, rows = self.writer.read("offsets"), self.writer.read(split)

@@ -36,6 +36,8 @@ class FramedText:
     is_cut: bool
     is_useful: bool
     """Whether it has more than special tokens."""
+    types: np.ndarray | None = None
+    """token_type_ids of a pair, where the tokenizer makes them."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Tokenizer:
     """Text of each token, for display."""
     join: Callable[[Sequence[int]], str]
     """Text of consecutive tokens."""
+    pair: Callable[[Sequence[str], Sequence[str], int], list[FramedText]]
+    """`tokenizer(text, other, truncation="longest_first", max_length=limit)` of each two texts."""
     special_texts: tuple[str, ...] = ()
     """Special tokens as text."""
     eos_text: str = ""
@@ -228,6 +232,21 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         made = loaded(**named, truncation=True, max_length=limit)
         return np.asarray(made["input_ids"], np.int64)
 
+    def pair(texts: Sequence[str], others: Sequence[str], limit: int) -> list[FramedText]:
+        too_few, found = limit <= loaded.num_special_tokens_to_add(pair=True), []
+        # Whole texts, since which of two is the longer one decides what is cut.
+        made = loaded(list(texts), list(others), return_attention_mask=False)
+        for number, both in enumerate(zip(texts, others, strict=True)):
+            row = {name: values[number] for name, values in made.items()}
+            is_cut = len(row["input_ids"]) > limit
+            if is_cut and not too_few:
+                row = loaded(*both, truncation="longest_first", max_length=limit)
+            useful = not too_few and all(map(str.strip, both))
+            ids, types = (row.get(name) for name in ("input_ids", "token_type_ids"))
+            types = None if types is None else np.asarray(types, np.int64)
+            found.append(FramedText(np.asarray(ids, np.int64), is_cut, useful, types))
+        return found
+
     added = loaded.added_tokens_decoder.values()
     special = {*loaded.all_special_tokens, *(str(t) for t in added if t.special)}
     vocabulary = _vocabulary(request, loaded)
@@ -241,6 +260,7 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         eos_text="" if eos is None else str(loaded.convert_ids_to_tokens(eos)),
         decode=lambda ids: [loaded.decode([token]) for token in ids],
         join=lambda ids: str(loaded.decode(ids, clean_up_tokenization_spaces=False)),
+        pair=pair,
         special_texts=tuple(sorted(text for text in special if text)),
         knows_ends=bool(loaded.is_fast),
         keeps_end=loaded.truncation_side == "left",
@@ -269,6 +289,15 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
         whole = frame([text], target)[0]
         return np.concatenate([whole[: limit - 1], whole[-1:]])
 
+    def pair(texts: Sequence[str], others: Sequence[str], limit: int) -> list[FramedText]:
+        room, found = limit - len(prefix) - 2, []
+        for one, two in zip(encode(texts), encode(others), strict=True):
+            first = one.ids[: max(room - len(two.ids), room // 2)]
+            ids = np.array([*prefix, *first, end, *two.ids[: room - len(first)], end], np.int64)
+            is_cut = len(one.ids) + len(two.ids) > room
+            found.append(FramedText(ids, is_cut, room > 1 and len(one.ids) * len(two.ids) > 0))
+        return found
+
     def decode(ids: Sequence[int]) -> list[str]:
         names = {BOS: "<bos>", EOS: "<eos>", SEP: "<sep>"}
         return [names.get(i) or bytes([i - NUM_SPECIAL_TOKENS]).decode("latin-1") for i in ids]
@@ -277,7 +306,7 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
         return "".join(decode(ids)).encode("latin-1").decode(errors="replace")
 
     vocabulary = replace(BYTE_TOKENS, frame=own, target_frame=own)
-    return Tokenizer(vocabulary, encode, frame, truncate, decode, join)
+    return Tokenizer(vocabulary, encode, frame, truncate, decode, join, pair)
 
 
 def _auto_tokenizer(name: str) -> Any:
@@ -323,6 +352,7 @@ def _vocabulary(request: PrepareRequest, loaded: Any) -> Vocabulary:
         first_random=0,
         frame=_frame_of(loaded, target=False),
         target_frame=_frame_of(loaded, target=True),
+        has_types=request.text_pair is not None and "token_type_ids" in loaded.model_input_names,
     )
 
 

@@ -17,7 +17,13 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_value
-from eke.config.schema import Config, PretrainedModel, SequenceClassification, TextColumns
+from eke.config.schema import (
+    Config,
+    PretrainedModel,
+    ProblemType,
+    SequenceClassification,
+    TextColumns,
+)
 from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import (
     first_position,
@@ -126,13 +132,18 @@ def _label_names(raw: dict[str, Any]) -> list[str]:
 
 
 def follow_head(config: Config) -> Config:
-    """The configuration with as many classes as the checkpoint's head has, for rows of data."""
-    names = getattr(config.model, "label_names", [])
-    if len(names) < 2 or not isinstance(config.task, SequenceClassification):
+    """The configuration with as many classes as the checkpoint's head has, for rows of data.
+
+    A regression has one output.
+    """
+    if not isinstance(config.task, SequenceClassification):
         return config
-    if not isinstance(config.data, TextColumns):
+    count = len(getattr(config.model, "label_names", []))
+    if config.task.problem is ProblemType.regression:
+        count = 1
+    elif count < 2 or not isinstance(config.data, TextColumns):
         return config
-    return dataclasses.replace(config, task=dataclasses.replace(config.task, num_labels=len(names)))
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, num_labels=count))
 
 
 def read_config(found: Located) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from eke.training.batches.tasks import (
     is_packed,
     open_split,
 )
-from eke.training.model.loss import build_shift, is_sparse
+from eke.training.model.loss import build_shift, is_sparse, takes_types
 
 
 def build_collator(plan: Plan, left: bool = False) -> Collator:
@@ -45,6 +45,7 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
         padding_free=config.data.packing is Packing.padding_free,
         sparse=is_sparse(plan),
         shift=build_shift(plan),
+        types=takes_types(plan),
     )
 
 

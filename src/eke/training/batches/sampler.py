@@ -14,7 +14,7 @@ import torch
 
 from eke.common.errors import ChangedError, of_system
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
-from eke.config.schema import Synthetic
+from eke.config.schema import ProblemType, SequenceClassification, Synthetic
 from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
@@ -136,6 +136,18 @@ class TokenRow:
     """Leading tokens without loss: a prompt, or a source."""
     trained: np.ndarray | None = None
     """bool, shape (length,): tokens with loss, of a conversation; None: all behind the cut."""
+    types: np.ndarray | None = None
+    """token_type_ids of a pair of texts, int64, shape (length,)."""
+
+
+def as_label(task: SequenceClassification, value: "int | float | np.ndarray") -> np.ndarray:
+    """A label for the loss: class, int64 (); number, float32 (); 1 for each class that a sample
+    has, else 0, float32 (classes,)."""
+    if task.problem is not ProblemType.multi_label:
+        return np.asarray(value, np.int64 if task.problem is ProblemType.single else np.float32)
+    has = np.zeros(task.num_labels, np.float32)
+    has[value] = 1
+    return has
 
 
 def seeded(*parts: int) -> torch.Generator:
@@ -228,7 +240,10 @@ class StoredRows:
         self.tokens, self.offsets = store.array("tokens"), store.array("offsets")
         self.cuts = store.array("cuts")
         self.labels = store.array("labels") if store.has("labels") else None
+        self.label_offsets = store.array("label_offsets") if store.has("label_offsets") else None
+        self.values = store.array("values") if store.has("values") else None
         self.trained = store.array("trained") if store.has("trained") else None
+        self.types = store.array("types") if store.has("types") else None
         rows = store.array(split)
         self.chosen = rows[evenly_spaced(len(rows), keep)]
         """Row of the store for each sample."""
@@ -241,11 +256,17 @@ class StoredRows:
         number = self.chosen[index]
         held = slice(self.offsets[number], self.offsets[number + 1])
         trained = None if self.trained is None else self.trained[held].astype(bool)
-        return TokenRow(self.tokens[held].astype(np.int64), int(self.cuts[number]), trained)
+        types = None if self.types is None else self.types[held].astype(np.int64)
+        return TokenRow(self.tokens[held].astype(np.int64), int(self.cuts[number]), trained, types)
 
-    def label(self, index: int) -> int:
-        """Class of the row; 0 without classes."""
-        return 0 if self.labels is None else int(self.labels[self.chosen[index]])
+    def label(self, index: int) -> "int | float | np.ndarray":
+        """Class of the row, 0 without classes; or its number, or its classes."""
+        number = self.chosen[index]
+        if self.values is not None:
+            return float(self.values[number])
+        if self.labels is not None and self.label_offsets is not None:
+            return self.labels[self.label_offsets[number] : self.label_offsets[number + 1]]
+        return 0 if self.labels is None else int(self.labels[number])
 
     def lengths(self) -> np.ndarray:
         """Tokens of each row."""
@@ -265,6 +286,7 @@ class RandomTokens:
     split: int
     """0 training, 1 evaluation: different samples."""
     framed: bool = False
+    problem: ProblemType = ProblemType.single
 
     def __len__(self) -> int:
         return self.count
@@ -280,8 +302,14 @@ class RandomTokens:
         tokens = torch.randint(self.data.min_token, high, (length,), generator=generator)
         return TokenRow(tokens.numpy())
 
-    def label(self, index: int) -> int:
-        """Uniform over the classes (the guides' `randint(0, 1)` gives class 0 only)."""
+    def label(self, index: int) -> "int | float | np.ndarray":
+        """Uniform over the classes (the guides' `randint(0, 1)` gives class 0 only), or over sets
+        of them; or a normally distributed number."""
+        if self.problem is ProblemType.regression:
+            return float(torch.randn(1, generator=self._generator(index, 1)))
+        if self.problem is ProblemType.multi_label:
+            drawn = torch.randint(2, (self.num_labels,), generator=self._generator(index, 1))
+            return drawn.nonzero()[:, 0].numpy()
         return int(torch.randint(self.num_labels, (1,), generator=self._generator(index, 1)))
 
     def lengths(self) -> np.ndarray:

@@ -25,7 +25,7 @@ from eke.training.batches.batches import MicroBatch
 from eke.training.checkpoint import save_checkpoint, save_parts
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 from eke.training.distributed.ranks import StepTotals
-from eke.training.loop.classification import Predictions, classification_metrics
+from eke.training.loop.classification import Pairs, Predictions, evaluation_metrics
 from eke.training.loop.failure import Diverged
 from eke.training.loop.meter import capture_random_state, restore_random_state
 from eke.training.loop.step import add_evaluation, take_step
@@ -231,9 +231,9 @@ def is_exhausted(job: TrainingState) -> bool:
 
 
 def note_evaluation(
-    job: TrainingState, step: int, loss: float, pairs: tuple[list[int], list[int]] | None = None
+    job: TrainingState, step: int, loss: float, pairs: Pairs | None = None
 ) -> None:
-    """Write the row of one evaluation; pairs: predicted and right classes of a classifier."""
+    """Write the row of one evaluation; pairs: predictions and labels of a classifier."""
     row: metrics.Row = {
         metrics.STEP: step,
         metrics.ATTEMPT: job.attempt,
@@ -245,9 +245,11 @@ def note_evaluation(
         said += f"  ({loss / math.log(2):.3f} bits per byte)"
     if pairs is not None:
         config: Any = job.bare_model.config
-        values, job.classes = classification_metrics(*pairs, list(config.id2label.values()))
+        values, job.classes = evaluation_metrics(*pairs, list(config.id2label.values()))
         row |= values
-        said += f"  accuracy {row['eval/accuracy']:.4f}  macro F1 {row['eval/f1_macro']:.4f}"
+        names = {"accuracy": "accuracy", "f1_macro": "macro F1", "mae": "mean absolute error"}
+        shown = [f"  {text} {row[k]:.4f}" for n, text in names.items() if (k := f"eval/{n}") in row]
+        said += "".join(shown)
     elif loss < math.log(sys.float_info.max):
         row[metrics.PERPLEXITY] = math.exp(loss)
     metrics.append_rows(job.paths.metrics, [row])

@@ -23,9 +23,9 @@ from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.adapters import is_adapted
-from eke.training.model.build_model import model_configuration
+from eke.training.model.build_model import model_class, model_configuration
 from eke.training.model.fused_loss import fused_loss_sum
-from eke.training.model.unused import HEADS, has_experts
+from eke.training.model.unused import has_experts
 
 
 def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -33,9 +33,16 @@ def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
 
     Args:
         logits: (..., classes), any floating format.
-        labels: (...), IGNORED where nothing is to be predicted.
+        labels: (...), IGNORED where nothing is to be predicted; or numbers of float32, NaN there:
+            (samples, classes) of 0 and 1, whose loss is binary cross-entropy, or (samples,), whose
+            loss is the squared error.
         smoothing: share of each target that is spread over all classes.
     """
+    if labels.is_floating_point():
+        take = F.mse_loss if labels.dim() == 1 else F.binary_cross_entropy_with_logits
+        found = logits.to(torch.float32).reshape(labels.shape)
+        each = take(found, labels.nan_to_num(), reduction="none")
+        return torch.where(labels.isnan(), 0.0, each).sum()
     flat = logits.reshape(-1, logits.shape[-1])
     return F.cross_entropy(
         flat.to(torch.float32),
@@ -208,11 +215,8 @@ def build_shift(plan: Plan) -> Shift | None:
     """
     if plan.config.task.option != "seq2seq_lm":
         return None
-    import transformers
-
     config = model_configuration(plan)
-    head = getattr(transformers, HEADS["seq2seq_lm"])
-    kind = head._model_mapping[type(config)]
+    kind = model_class(plan, config)
     model: Any = kind.__new__(kind)
     nn.Module.__init__(model)
     model.config = config
@@ -233,6 +237,15 @@ def build_shift(plan: Plan) -> Shift | None:
         return cast(Shift, methods[0])
     values = [getattr(config, name) for name in inputs]
     return lambda labels: cast(Tensor, alone(labels, *values))
+
+
+def takes_types(plan: Plan) -> bool:
+    """Whether the tokenizer makes token_type_ids, and the planned model tells them apart."""
+    if not plan.vocabulary.has_types:
+        return False
+    config = model_configuration(plan)
+    known = inspect.signature(model_class(plan, config).forward).parameters
+    return "token_type_ids" in known and getattr(config, "type_vocab_size", 2) > 1
 
 
 def apply_kernels(plan: Plan, model: nn.Module) -> None:
