@@ -240,8 +240,7 @@ RULES = (
         id="problem_needs_labels",
         key="task.problem",
         when=lambda f: (
-            isinstance(f.config.data, PythonSource | Text)
-            and _problem(f) is not ProblemType.single
+            isinstance(f.config.data, PythonSource | Text) and _problem(f) is not ProblemType.single
         ),
         why="a text's labels are its folders, and each text is in one of them",
         fix=Fix("task.problem=single", remark="or data=jsonl with a column of labels"),

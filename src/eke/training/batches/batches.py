@@ -398,7 +398,9 @@ class LongestCollator:
         if ragged and len(samples) > 1:
             # Without the first token of each sequence: a model may pool at the last.
             shorter = {
-                name: array[1:] if array.ndim and array.dtype.kind != "f" and len(array) > 1 else array
+                name: array[1:]
+                if array.ndim and array.dtype.kind != "f" and len(array) > 1
+                else array
                 for name, array in samples[-1].items()
             }
             return self.collate([*samples[:-1], shorter])

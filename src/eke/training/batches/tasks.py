@@ -251,7 +251,9 @@ def chat_manifest(plan: Plan) -> Manifest | None:
 def _random(
     config: Config, data: Synthetic, keep: int | None, evaluation: bool
 ) -> tuple[Source, Packs | None]:
-    task = config.task if isinstance(config.task, SequenceClassification) else SequenceClassification()
+    task = (
+        config.task if isinstance(config.task, SequenceClassification) else SequenceClassification()
+    )
     drawn = data.num_eval_samples if evaluation else data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     count = drawn if keep is None else keep
     length, split = window_length(config), int(evaluation)

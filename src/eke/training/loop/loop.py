@@ -230,9 +230,7 @@ def is_exhausted(job: TrainingState) -> bool:
     return True
 
 
-def note_evaluation(
-    job: TrainingState, step: int, loss: float, pairs: Pairs | None = None
-) -> None:
+def note_evaluation(job: TrainingState, step: int, loss: float, pairs: Pairs | None = None) -> None:
     """Write the row of one evaluation; pairs: predictions and labels of a classifier."""
     row: metrics.Row = {
         metrics.STEP: step,
