@@ -82,16 +82,15 @@ def _row(config: Config, store: Store, join: Join, number: int, with_ids: bool) 
 
 
 def _label(store: Store, number: int) -> str:
-    """The label of a row; empty if it has none."""
-    if store.has("values"):
-        return f", label {store.array('values')[number]:g}"
-    if not store.has("labels"):
-        return ""
+    """Classes or number of a row; empty if it has no label."""
     names, start, end = store.manifest.label_names, number, number + 1
     if store.has("label_offsets"):
         start, end = store.array("label_offsets")[number : number + 2]
-    found = store.array("labels")[start:end]
-    return f", class {', '.join(str(names[n] if names else n) for n in found) or 'none'}"
+    for array, what in (("labels", "class"), ("values", "label")):
+        if store.has(array):
+            found = [names[n] if names else f"{n:g}" for n in store.array(array)[start:end]]
+            return f", {what} {', '.join(found) or 'none'}"
+    return ""
 
 
 def _marked(join: Join, ids: list[int], trained: list[bool]) -> str:

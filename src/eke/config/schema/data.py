@@ -63,11 +63,14 @@ class ProblemType(Enum):
     """What a label is, as in transformers' `problem_type`."""
 
     single = "single"
-    """One class."""
     multi_label = "multi_label"
-    """Any number of classes, each decided on its own."""
     regression = "regression"
-    """A number."""
+
+    @property
+    def full_name(self) -> str:
+        """As transformers writes it."""
+        kind = self.value.removesuffix("_label")
+        return kind if self is ProblemType.regression else f"{kind}_label_classification"
 
 
 @dataclass

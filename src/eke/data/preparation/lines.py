@@ -92,8 +92,9 @@ class Columns:
     def wanted(self) -> list[tuple[str, str]]:
         """Key path and column, texts first."""
         request = self.request
-        pairs = [("text", request.text), ("text_pair", request.text_pair), ("prompt", request.prompt),
-                 ("response", request.response), ("label", request.label)]  # fmt: skip
+        pairs = [("text", request.text), ("text_pair", request.text_pair),
+                 ("prompt", request.prompt), ("response", request.response),
+                 ("label", request.label)]  # fmt: skip
         return [(f"data.{key}", column) for key, column in pairs if column is not None]
 
     @property
@@ -152,7 +153,7 @@ class Columns:
 
     def _unsuited(self, value: Any, wanted: str, problem: str) -> BadRowError:
         if value == value and value not in (None, ""):  # no NaN
-            self.suited[problem] += 1
+            self.suited[problem] += bool(problem)
         return BadRowError(f"{self.request.label} is {_kind(value)}, {wanted}")
 
     def _checked(self, value: Any) -> int | str:

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -168,13 +167,9 @@ class Counts:
             self.bad_rows.append(f"{place} {reason}")
 
 
-class Sequence(NamedTuple):
-    """Tokens, and how many of them have no loss: the prompt's, or the source's."""
-
-    tokens: np.ndarray
-    cut: int = 0
-    types: np.ndarray | None = None
-    """token_type_ids of a pair of texts."""
+Sequence = tuple[np.ndarray, int]
+"""Tokens, and how many of them have no loss, the prompt's or the source's; or are the first
+text's."""
 
 
 @dataclass
@@ -196,10 +191,9 @@ class Sequences:
     def _framed(self, batch: list[Fields]) -> list[Sequence | None]:
         """Sequences with the tokenizer's special tokens; in seq2seq, source then target."""
         request, rows = self.request, self.tokenizer.rows
+        made = [rows([row.texts[0] for row in batch], request.seq_len)]
         if request.text_pair is not None:
-            made = [self.tokenizer.pair(*zip(*(r.texts for r in batch)), request.seq_len)]
-        else:
-            made = [rows([row.texts[0] for row in batch], request.seq_len)]
+            made = [self.tokenizer.pair([row.texts for row in batch], request.seq_len)]
         if request.response is not None:
             made.append(rows([row.texts[1] for row in batch], request.target_len, target=True))
         found: list[Sequence | None] = []
@@ -207,8 +201,8 @@ class Sequences:
             useful = all(part.is_useful for part in parts)
             self.counts.num_truncated += useful and any(part.is_cut for part in parts)
             tokens = np.concatenate([part.ids for part in parts])
-            cut = len(parts[0].ids) if len(parts) > 1 else 0
-            found.append(Sequence(tokens, cut, parts[0].types) if useful else None)
+            cut = len(parts[0].ids) if len(parts) > 1 else parts[0].cut
+            found.append((tokens, cut) if useful else None)
         return found
 
     def _texts(self, texts: list[str]) -> list[Sequence | None]:
@@ -221,7 +215,7 @@ class Sequences:
             self.counts.num_truncated += useful and len(tokens) > limit
             tokens = tokens[:limit]
             # A single token has no target.
-            found.append(Sequence(tokens) if useful and len(tokens) > 1 else None)
+            found.append((tokens, 0) if useful and len(tokens) > 1 else None)
         return found
 
     def _beginnings_of(self, texts: list[str], limit: int) -> list[Encoded]:
@@ -282,7 +276,7 @@ class Sequences:
         if not len(answer) or len(tokens) < 2:
             return None
         self.counts.num_truncated += len(tokens) < len(beginning) + len(asked) + len(ended)
-        return Sequence(tokens, len(start))
+        return tokens, len(start)
 
 
 def _too_short(text: str, part: str, num_tokens: int, limit: int) -> bool:
@@ -445,9 +439,9 @@ class RowStore:
         """Fix for too few labels or tokens; empty if most bad rows have another reason."""
         if self.too_long and len(self.too_long) * 2 >= self.counts.num_bad:
             return f"data.seq_len={max(self.too_long)}"
-        problem, count = max(self.columns.suited.items(), key=itemgetter(1), default=("", 0))
-        if problem and count * 2 >= self.counts.num_bad:
-            return f"task.problem={problem}"
+        for problem, count in self.columns.suited.most_common(1):
+            if count * 2 >= self.counts.num_bad:
+                return f"task.problem={problem}"
         largest = self.columns.largest
         most = self.columns.too_large * 2 >= self.counts.num_bad
         helps = most and largest >= self.request.num_labels > 0
@@ -456,38 +450,33 @@ class RowStore:
     def _write(self, batch: list[Fields], evaluation: bool | None) -> None:
         if not batch:
             return
-        made = [Sequence(row.ids) for row in batch] if self.chat else self.sequences.of(batch)
-        kept = [(row, m) for row, m in zip(batch, made, strict=True) if m is not None]
+        made = [(row.ids, 0) for row in batch] if self.chat else self.sequences.of(batch)
+        kept = [(row, *m) for row, m in zip(batch, made, strict=True) if m is not None]
         self.counts.num_empty += len(batch) - len(kept)
         if not kept:
             return
         if not any(self.counts.first_row):
-            self.counts.first_row = ends_of(self.tokenizer, kept[0][1].tokens)
+            self.counts.first_row = ends_of(self.tokenizer, kept[0][1])
         special = self.tokenizer.vocabulary.special
-        self.counts.num_doubled += sum(is_doubled(m.tokens, special) for _, m in kept)
+        self.counts.num_doubled += sum(is_doubled(tokens, special) for _, tokens, _ in kept)
         first = self.writer.counts["cuts"]
-        sizes = np.array([len(m.tokens) for _, m in kept], np.int64)
-        self.writer.append("tokens", np.concatenate([m.tokens for _, m in kept]))
+        sizes = np.array([len(tokens) for _, tokens, _ in kept], np.int64)
+        self.writer.append("tokens", np.concatenate([tokens for _, tokens, _ in kept]))
         self.writer.append("offsets", self._end + np.cumsum(sizes))
-        self.writer.append("cuts", [m.cut for _, m in kept])
-        if types := [m.types for _, m in kept if m.types is not None]:
-            self.writer.append("types", np.concatenate(types))
+        self.writer.append("cuts", [cut for _, _, cut in kept])
         if self.chat:
-            self.writer.append("trained", np.concatenate([row.trained for row, _ in kept]))
+            self.writer.append("trained", np.concatenate([row.trained for row, _, _ in kept]))
         self._end += int(sizes.sum())
         if self.request.label is not None:
-            self._write_labels([row.label for row, _ in kept])
-        self.splits.add([row for row, _ in kept], first, evaluation)
+            self._write_labels([row.label for row, _, _ in kept])
+        self.splits.add([row for row, _, _ in kept], first, evaluation)
 
     def _write_labels(self, labels: list[Any]) -> None:
         if self.request.problem == "multi_label":
-            offset = self.writer.counts["labels"]
-            ends = offset + np.cumsum([len(classes) for classes in labels])
+            ends = self.writer.counts["labels"] + np.cumsum([len(classes) for classes in labels])
             self.writer.append("label_offsets", ends)
-            self.writer.append("labels", [number for classes in labels for number in classes])
-        else:
-            name = "values" if self.request.problem == "regression" else "labels"
-            self.writer.append(name, labels)
+            labels = [number for classes in labels for number in classes]
+        self.writer.append("values" if self.request.problem == "regression" else "labels", labels)
 
     def _ensure_both_splits(self) -> None:
         """Check that both splits have rows; moves one if they come from one source.
@@ -532,9 +521,8 @@ class RowStore:
                 return
         (only,) = seen
         shown = ", ".join(str(names[n] if names else n) for n in only) or "none"
-        why = f"{format_number(len(train), 'row')} to train on, of one class only: {shown}"
-        if self.request.problem != "single":
-            why = f"{format_number(len(train), 'row')} to train on, all with the label: {shown}"
+        what = "of one class only" if self.request.problem == "single" else "all with the label"
+        why = f"{format_number(len(train), 'row')} to train on, {what}: {shown}"
         if self.counts.num_bad:
             why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
         hub = self.request.hub

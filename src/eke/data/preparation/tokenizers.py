@@ -36,8 +36,8 @@ class FramedText:
     is_cut: bool
     is_useful: bool
     """Whether it has more than special tokens."""
-    types: np.ndarray | None = None
-    """token_type_ids of a pair, where the tokenizer makes them."""
+    cut: int = 0
+    """Tokens of a pair with token type 0, of the first text."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Tokenizer:
     """Text of each token, for display."""
     join: Callable[[Sequence[int]], str]
     """Text of consecutive tokens."""
-    pair: Callable[[Sequence[str], Sequence[str], int], list[FramedText]]
+    pair: Callable[[Sequence[tuple[str, ...]], int], list[FramedText]]
     """`tokenizer(text, other, truncation="longest_first", max_length=limit)` of each two texts."""
     special_texts: tuple[str, ...] = ()
     """Special tokens as text."""
@@ -232,19 +232,17 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         made = loaded(**named, truncation=True, max_length=limit)
         return np.asarray(made["input_ids"], np.int64)
 
-    def pair(texts: Sequence[str], others: Sequence[str], limit: int) -> list[FramedText]:
-        too_few, found = limit <= loaded.num_special_tokens_to_add(pair=True), []
+    def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
+        found, is_room = [], limit > loaded.num_special_tokens_to_add(pair=True)
         # Whole texts, since which of two is the longer one decides what is cut.
-        made = loaded(list(texts), list(others), return_attention_mask=False)
-        for number, both in enumerate(zip(texts, others, strict=True)):
+        made = loaded(*map(list, zip(*pairs, strict=True)))
+        for number, both in enumerate(pairs):
             row = {name: values[number] for name, values in made.items()}
-            is_cut = len(row["input_ids"]) > limit
-            if is_cut and not too_few:
+            if (is_cut := len(row["input_ids"]) > limit) and is_room:
                 row = loaded(*both, truncation="longest_first", max_length=limit)
-            useful = not too_few and all(map(str.strip, both))
-            ids, types = (row.get(name) for name in ("input_ids", "token_type_ids"))
-            types = None if types is None else np.asarray(types, np.int64)
-            found.append(FramedText(np.asarray(ids, np.int64), is_cut, useful, types))
+            ids, cut = np.asarray(row["input_ids"], np.int64), row.get("token_type_ids", [])
+            useful = is_room and all(map(str.strip, both))
+            found.append(FramedText(ids, is_cut, useful, list(cut).count(0)))
         return found
 
     added = loaded.added_tokens_decoder.values()
@@ -289,9 +287,9 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
         whole = frame([text], target)[0]
         return np.concatenate([whole[: limit - 1], whole[-1:]])
 
-    def pair(texts: Sequence[str], others: Sequence[str], limit: int) -> list[FramedText]:
+    def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
         room, found = limit - len(prefix) - 2, []
-        for one, two in zip(encode(texts), encode(others), strict=True):
+        for one, two in map(encode, pairs):
             first = one.ids[: max(room - len(two.ids), room // 2)]
             ids = np.array([*prefix, *first, end, *two.ids[: room - len(first)], end], np.int64)
             is_cut = len(one.ids) + len(two.ids) > room
@@ -352,8 +350,17 @@ def _vocabulary(request: PrepareRequest, loaded: Any) -> Vocabulary:
         first_random=0,
         frame=_frame_of(loaded, target=False),
         target_frame=_frame_of(loaded, target=True),
-        has_types=request.text_pair is not None and "token_type_ids" in loaded.model_input_names,
+        has_types=request.text_pair is not None and _has_types(request, loaded),
     )
+
+
+def _has_types(request: PrepareRequest, loaded: Any) -> bool:
+    types = list(loaded("a", "b").get("token_type_ids", []))
+    if types != sorted(types) or not set(types) <= {0, 1}:  # XLNet's
+        why = f"token types of two texts are 0 and 1; this tokenizer's are {types}"
+        fix = Fix("data.text_pair=null")
+        raise ConfigError(Problem("data.text_pair", str(request.text_pair), why, fix))
+    return bool(types)
 
 
 def _frame_of(loaded: Any, target: bool) -> Frame:

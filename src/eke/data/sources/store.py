@@ -70,7 +70,7 @@ class Vocabulary:
     target_frame: Frame = Frame()
     """Special tokens around a seq2seq target."""
     has_types: bool = field(default=False, repr=False)  # the text is hashed, and older than this
-    """Whether rows have token_type_ids."""
+    """Whether the tokenizer makes token_type_ids, in pairs of texts."""
 
     @property
     def is_bytes(self) -> bool:
@@ -91,9 +91,8 @@ MANIFEST = "manifest.json"
 
 DTYPES = {
     "offsets": "<i8",  # first token of each row, and the end
-    "cuts": "<i4",  # tokens of a row without loss: the prompt or the source
+    "cuts": "<i4",  # tokens of a row without loss: the prompt or the source; the first of two texts
     "trained": "|u1",  # whether each token is trained, in conversations
-    "types": "|u1",  # token_type_ids of text pairs
     "labels": "<i4",  # class of each row, or the classes of all rows
     "label_offsets": "<i8",  # first class of each row with several, and the end
     "values": "<f4",  # label of each row in regression

@@ -17,7 +17,6 @@ from eke.models.families.family_record import (
     head_width,
     is_classification,
     num_labels,
-    problem_type,
 )
 from eke.models.families.llama import LLAMA, MIXTRAL, OTHER, QWEN2, QWEN3
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal, cast
 
-from eke.config.schema import Config, LlamaModel, ProblemType, SequenceClassification, T5Model
+from eke.config.schema import Config, LlamaModel, SequenceClassification, T5Model
 from eke.config.schema.fields import LARGEST
 from eke.config.schema.model import MAX_LAYERS
 
@@ -434,14 +434,6 @@ def is_classification(config: Config) -> bool:
 def num_labels(config: Config) -> int:
     """Classes of a classification task."""
     return cast(SequenceClassification, config.task).num_labels
-
-
-def problem_type(config: Config) -> str:
-    """transformers' name of a classification's problem."""
-    problem = cast(SequenceClassification, config.task).problem
-    if problem is ProblemType.regression:
-        return problem.value
-    return f"{problem.value.removesuffix('_label')}_label_classification"
 
 
 def head_width(model: LlamaModel | T5Model) -> int:

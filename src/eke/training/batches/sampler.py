@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,16 +134,13 @@ class TokenRow:
     tokens: np.ndarray
     """int64 token ids, shape (length,); owned by the caller, may be modified."""
     cut: int = 0
-    """Leading tokens without loss: a prompt, or a source."""
+    """Leading tokens without loss: a prompt, or a source; or those of the first text of two."""
     trained: np.ndarray | None = None
     """bool, shape (length,): tokens with loss, of a conversation; None: all behind the cut."""
-    types: np.ndarray | None = None
-    """token_type_ids of a pair of texts, int64, shape (length,)."""
 
 
-def as_label(task: SequenceClassification, value: "int | float | np.ndarray") -> np.ndarray:
-    """A label for the loss: class, int64 (); number, float32 (); 1 for each class that a sample
-    has, else 0, float32 (classes,)."""
+def as_label(task: SequenceClassification, value: Any) -> np.ndarray:
+    """Class, int64 (); number, float32 (); or 1 for each class it has, float32 (classes,)."""
     if task.problem is not ProblemType.multi_label:
         return np.asarray(value, np.int64 if task.problem is ProblemType.single else np.float32)
     has = np.zeros(task.num_labels, np.float32)
@@ -243,7 +241,6 @@ class StoredRows:
         self.label_offsets = store.array("label_offsets") if store.has("label_offsets") else None
         self.values = store.array("values") if store.has("values") else None
         self.trained = store.array("trained") if store.has("trained") else None
-        self.types = store.array("types") if store.has("types") else None
         rows = store.array(split)
         self.chosen = rows[evenly_spaced(len(rows), keep)]
         """Row of the store for each sample."""
@@ -256,16 +253,15 @@ class StoredRows:
         number = self.chosen[index]
         held = slice(self.offsets[number], self.offsets[number + 1])
         trained = None if self.trained is None else self.trained[held].astype(bool)
-        types = None if self.types is None else self.types[held].astype(np.int64)
-        return TokenRow(self.tokens[held].astype(np.int64), int(self.cuts[number]), trained, types)
+        return TokenRow(self.tokens[held].astype(np.int64), int(self.cuts[number]), trained)
 
-    def label(self, index: int) -> "int | float | np.ndarray":
-        """Class of the row, 0 without classes; or its number, or its classes."""
+    def label(self, index: int) -> Any:
+        """Class of the row, 0 without classes; or its classes, or its number."""
         number = self.chosen[index]
-        if self.values is not None:
-            return float(self.values[number])
         if self.labels is not None and self.label_offsets is not None:
             return self.labels[self.label_offsets[number] : self.label_offsets[number + 1]]
+        if self.values is not None:
+            return float(self.values[number])
         return 0 if self.labels is None else int(self.labels[number])
 
     def lengths(self) -> np.ndarray:
@@ -302,14 +298,13 @@ class RandomTokens:
         tokens = torch.randint(self.data.min_token, high, (length,), generator=generator)
         return TokenRow(tokens.numpy())
 
-    def label(self, index: int) -> "int | float | np.ndarray":
-        """Uniform over the classes (the guides' `randint(0, 1)` gives class 0 only), or over sets
-        of them; or a normally distributed number."""
+    def label(self, index: int) -> Any:
+        """Uniform over the classes (the guides' `randint(0, 1)` gives class 0 only), or sets."""
         if self.problem is ProblemType.regression:
             return float(torch.randn(1, generator=self._generator(index, 1)))
         if self.problem is ProblemType.multi_label:
-            drawn = torch.randint(2, (self.num_labels,), generator=self._generator(index, 1))
-            return drawn.nonzero()[:, 0].numpy()
+            drawn = torch.rand(self.num_labels, generator=self._generator(index, 1))
+            return (drawn < 0.5).numpy()
         return int(torch.randint(self.num_labels, (1,), generator=self._generator(index, 1)))
 
     def lengths(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from eke.config.schema import (
     Config,
     MaskedLM,
     Packing,
+    ProblemType,
     Rows,
     Seq2SeqLM,
     SequenceClassification,
@@ -161,10 +162,13 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
     source, task = samples.source, samples.config.task
     assert isinstance(task, SequenceClassification)
     row = source.row(index)
-    tokens, types = row.tokens, {} if row.types is None else {"token_type_ids": row.types}
+    tokens = row.tokens
     if not source.framed:
         put_into_frame(tokens, samples.vocabulary, samples.vocabulary.frame)
-    return {"input_ids": tokens, **types, "labels": as_label(task, source.label(index))}
+    sample = {"input_ids": tokens, "labels": as_label(task, source.label(index))}
+    if samples.vocabulary.has_types:
+        sample["token_type_ids"] = (np.arange(len(tokens)) >= row.cut).astype(np.int64)
+    return sample
 
 
 def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> None:
@@ -251,14 +255,13 @@ def chat_manifest(plan: Plan) -> Manifest | None:
 def _random(
     config: Config, data: Synthetic, keep: int | None, evaluation: bool
 ) -> tuple[Source, Packs | None]:
-    task = (
-        config.task if isinstance(config.task, SequenceClassification) else SequenceClassification()
-    )
+    labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 2
     drawn = data.num_eval_samples if evaluation else data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     count = drawn if keep is None else keep
     length, split = window_length(config), int(evaluation)
+    problem = getattr(config.task, "problem", ProblemType.single)
     source = RandomTokens(
-        data, length, config.model.vocab_size, task.num_labels, count, split, problem=task.problem
+        data, length, config.model.vocab_size, labels, count, split, problem=problem
     )
     if keep is not None:
         return source, None

@@ -18,7 +18,7 @@ from eke.common.errors import RunError
 from eke.common.text import format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
 from eke.data.sources import Vocabulary
-from eke.models.families import family_of, problem_type
+from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
 from eke.training.model.adapters import freeze, trained_modules
@@ -225,7 +225,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
     if isinstance(config.task, SequenceClassification):
         if loaded.num_labels != config.task.num_labels:
             loaded.num_labels = config.task.num_labels
-        loaded.problem_type = problem_type(config)
+        loaded.problem_type = config.task.problem.full_name
         # Decoders' classes look for padding, T5's for the end of text: as the rows have them.
         loaded.pad_token_id, loaded.eos_token_id = plan.vocabulary.pad, plan.vocabulary.eos
     if model.dropout is not None:

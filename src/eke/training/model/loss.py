@@ -23,9 +23,9 @@ from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.adapters import is_adapted
-from eke.training.model.build_model import model_class, model_configuration
+from eke.training.model.build_model import model_configuration
 from eke.training.model.fused_loss import fused_loss_sum
-from eke.training.model.unused import has_experts
+from eke.training.model.unused import HEADS, has_experts
 
 
 def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -215,8 +215,11 @@ def build_shift(plan: Plan) -> Shift | None:
     """
     if plan.config.task.option != "seq2seq_lm":
         return None
+    import transformers
+
     config = model_configuration(plan)
-    kind = model_class(plan, config)
+    head = getattr(transformers, HEADS["seq2seq_lm"])
+    kind = head._model_mapping[type(config)]
     model: Any = kind.__new__(kind)
     nn.Module.__init__(model)
     model.config = config
@@ -237,15 +240,6 @@ def build_shift(plan: Plan) -> Shift | None:
         return cast(Shift, methods[0])
     values = [getattr(config, name) for name in inputs]
     return lambda labels: cast(Tensor, alone(labels, *values))
-
-
-def takes_types(plan: Plan) -> bool:
-    """Whether the tokenizer makes token_type_ids, and the planned model tells them apart."""
-    if not plan.vocabulary.has_types:
-        return False
-    config = model_configuration(plan)
-    known = inspect.signature(model_class(plan, config).forward).parameters
-    return "token_type_ids" in known and getattr(config, "type_vocab_size", 2) > 1
 
 
 def apply_kernels(plan: Plan, model: nn.Module) -> None:
