@@ -13,7 +13,6 @@ from eke.config.schema import (
     ProblemType,
     PythonSource,
     Seq2SeqLM,
-    SequenceClassification,
     Synthetic,
     Text,
     TextColumns,
@@ -217,8 +216,7 @@ RULES = (
         id="pair_needs_classifier",
         key="data.text_pair",
         when=lambda f: (
-            (rows := _rows(f)) is not None
-            and rows.text_pair is not None
+            getattr(f.config.data, "text_pair", None) is not None
             and f.config.task.option != "sequence_classification"
         ),
         why=lambda f: f"task={f.config.task.option} reads no two texts as one sample",
@@ -229,8 +227,8 @@ RULES = (
         id="outputs_suit_problem",
         key="task.num_labels",
         when=lambda f: (
-            isinstance(task := f.config.task, SequenceClassification)
-            and (task.num_labels == 1) is not (task.problem is ProblemType.regression)
+            (getattr(f.config.task, "num_labels", 2) == 1)
+            is not (_problem(f) is ProblemType.regression)
         ),
         why="a regression has one output, and classes are two or more",
         fix=lambda f: Fix(f"task.num_labels={1 + (_problem(f) is not ProblemType.regression)}"),

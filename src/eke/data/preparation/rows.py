@@ -506,23 +506,23 @@ class RowStore:
         return names
 
     def _check_classes(self, names: tuple[str, ...]) -> None:
-        """Check that training has two labels that differ.
+        """Check that training has two classes, or numbers that differ.
 
         Raises:
-            ConfigError: all training rows have the same one.
+            ConfigError: all training rows have one class or number, or of several classes none.
         """
         train = self.writer.read("train")
         if self.request.label is None or len(train) < 2:
             return
-        seen: set[tuple[Any, ...]] = set()
-        for part in parts_of(train):
-            seen |= self._labels_of(part)
-            if len(seen) > 1:
-                return
-        (only,) = seen
-        shown = ", ".join(str(names[n] if names else n) for n in only) or "none"
+        several = self.request.problem == "multi_label"
+        labels = self.writer.read("values" if self.request.problem == "regression" else "labels")
+        parts = parts_of(labels) if several else (labels[part] for part in parts_of(train))
+        seen = {label for part in parts for label in np.unique(part)[:2].tolist()}
+        if len(seen) > 1 or (several and seen):
+            return
+        name = next((str(names[n] if names else n) for n in seen), "none")
         what = "of one class only" if self.request.problem == "single" else "all with the label"
-        why = f"{format_number(len(train), 'row')} to train on, {what}: {shown}"
+        why = f"{format_number(len(train), 'row')} to train on, {what}: {name}"
         if self.counts.num_bad:
             why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
         hub = self.request.hub
@@ -530,16 +530,6 @@ class RowStore:
         other = "data.streaming=false" if hub and hub.streaming else "data.label=COLUMN"
         fix = Fix(self._bad_fix() or other)
         raise ConfigError(Problem("data.label", self.request.label, why, fix))
-
-    def _labels_of(self, rows: np.ndarray) -> set[tuple[Any, ...]]:
-        """Distinct labels of some rows."""
-        if self.request.problem == "regression":
-            return {(value,) for value in np.unique(self.writer.read("values")[rows])[:2].tolist()}
-        labels = self.writer.read("labels")
-        if self.request.problem == "single":
-            return {(number,) for number in np.unique(labels[rows]).tolist()}
-        starts, ends = (self.writer.read("label_offsets")[rows + n] for n in (0, 1))
-        return {tuple(labels[a:b].tolist()) for a, b in zip(starts, ends, strict=True)}
 
     def _pack(self, split: str) -> None:
         offsets, rows = self.writer.read("offsets"), self.writer.read(split)

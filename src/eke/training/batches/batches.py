@@ -373,7 +373,7 @@ class LongestSamples:
 
 def is_label(labels: np.ndarray) -> np.ndarray:
     """Which labels count."""
-    return ~np.isnan(labels) if labels.dtype.kind == "f" else labels != IGNORED
+    return np.asarray(~np.isnan(labels) if labels.dtype.kind == "f" else labels != IGNORED)
 
 
 def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray:
@@ -398,10 +398,8 @@ class LongestCollator:
         if ragged and len(samples) > 1:
             # Without the first token of each sequence: a model may pool at the last.
             shorter = {
-                name: array[1:]
-                if array.ndim and array.dtype.kind != "f" and len(array) > 1
-                else array
-                for name, array in samples[-1].items()
+                name: row[1:] if row.ndim and row.dtype.kind != "f" and len(row) > 1 else row
+                for name, row in samples[-1].items()
             }
             return self.collate([*samples[:-1], shorter])
         return self.collate(samples)

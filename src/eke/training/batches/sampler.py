@@ -237,9 +237,10 @@ class StoredRows:
     def __init__(self, store: Store, split: str, keep: int | None) -> None:
         self.tokens, self.offsets = store.array("tokens"), store.array("offsets")
         self.cuts = store.array("cuts")
-        self.labels = store.array("labels") if store.has("labels") else None
-        self.label_offsets = store.array("label_offsets") if store.has("label_offsets") else None
-        self.values = store.array("values") if store.has("values") else None
+        self.labels, self.label_offsets = (
+            next((store.array(name) for name in names if store.has(name)), None)
+            for names in (("labels", "values"), ("label_offsets",))
+        )
         self.trained = store.array("trained") if store.has("trained") else None
         rows = store.array(split)
         self.chosen = rows[evenly_spaced(len(rows), keep)]
@@ -259,10 +260,8 @@ class StoredRows:
         """Class of the row, 0 without classes; or its classes, or its number."""
         number = self.chosen[index]
         if self.labels is not None and self.label_offsets is not None:
-            return self.labels[self.label_offsets[number] : self.label_offsets[number + 1]]
-        if self.values is not None:
-            return float(self.values[number])
-        return 0 if self.labels is None else int(self.labels[number])
+            return self.labels[slice(*self.label_offsets[number : number + 2])]
+        return 0 if self.labels is None else self.labels[number]
 
     def lengths(self) -> np.ndarray:
         """Tokens of each row."""
@@ -281,8 +280,8 @@ class RandomTokens:
     count: int
     split: int
     """0 training, 1 evaluation: different samples."""
-    framed: bool = False
     problem: ProblemType = ProblemType.single
+    framed: bool = False
 
     def __len__(self) -> int:
         return self.count
@@ -303,8 +302,7 @@ class RandomTokens:
         if self.problem is ProblemType.regression:
             return float(torch.randn(1, generator=self._generator(index, 1)))
         if self.problem is ProblemType.multi_label:
-            drawn = torch.rand(self.num_labels, generator=self._generator(index, 1))
-            return (drawn < 0.5).numpy()
+            return torch.rand(self.num_labels, generator=self._generator(index, 1)).numpy() < 0.5
         return int(torch.randint(self.num_labels, (1,), generator=self._generator(index, 1)))
 
     def lengths(self) -> np.ndarray:

@@ -260,9 +260,7 @@ def _random(
     count = drawn if keep is None else keep
     length, split = window_length(config), int(evaluation)
     problem = getattr(config.task, "problem", ProblemType.single)
-    source = RandomTokens(
-        data, length, config.model.vocab_size, labels, count, split, problem=problem
-    )
+    source = RandomTokens(data, length, config.model.vocab_size, labels, count, split, problem)
     if keep is not None:
         return source, None
     return source, first_fit(synthetic_lengths(data, length, split, count), data.seq_len)

@@ -18,7 +18,7 @@ MOST_IN_MATRIX = 100
 """Classes up to which the record holds a confusion matrix: 10,000 numbers."""
 
 Pairs = tuple[np.ndarray, np.ndarray]
-"""Predictions and labels, both (samples,) or (samples, classes)."""
+"""Predictions and labels, (samples,) or (samples, classes)."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Predictions:
     model: nn.Module
     """Answers with logits, which the copies of `distributed=dp` do not."""
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Of each micro-batch, both of the labels' shape: classes, or numbers and logits."""
+    """Of each micro-batch, both of the labels' shape."""
 
     @torch.no_grad()
     def add_evaluation(self, job: Stepped, batch: MicroBatch, total: Tensor) -> None:
@@ -36,37 +36,28 @@ class Predictions:
         with job.formats.eval_autocast():
             logits = self.model(**batch.inputs).logits
             total += loss_sum(logits, batch.labels)
-        numbers = batch.labels.is_floating_point()
-        found = logits.float().reshape(batch.labels.shape) if numbers else logits.argmax(-1)
+        found = logits.argmax(-1)
+        if batch.labels.is_floating_point():  # a class of several is there where it is likelier so
+            found = logits > 0 if batch.labels.dim() == 2 else logits.float().reshape(-1)
         self.pairs.append((found, batch.labels))
 
     def gather(self, ranks: Ranks) -> Pairs:
         """Predictions and labels of all ranks; a placeholder of a rank is no sample."""
         each = ranks.gather([tuple(x.cpu().numpy() for x in pair) for pair in self.pairs])
-        found, right = zip(*(pair for mine in each for pair in mine), strict=True)
-        labels = np.concatenate(right)
-        kept = is_label(labels).reshape(len(labels), -1).all(1)
-        return np.concatenate(found)[kept], labels[kept]
-
-
-def evaluation_metrics(
-    found: np.ndarray, right: np.ndarray, names: Sequence[str]
-) -> tuple[metrics.Row, dict[str, Any]]:
-    """Metrics of what `Predictions` gathered: of classes, of sets of classes, or of numbers."""
-    if right.dtype.kind != "f":
-        return classification_metrics(found, right, names)
-    if right.ndim == 2:  # a class is predicted where it is more likely than not
-        return classification_metrics(found > 0, right > 0, names)
-    return regression_metrics(found.astype(np.float64), right.astype(np.float64)), {}
+        pairs = [pair for mine in each for pair in mine]
+        found, right = (np.concatenate(x) for x in zip(*pairs, strict=True))
+        kept = is_label(right).reshape(len(right), -1).all(1)
+        return found[kept], right[kept]
 
 
 def regression_metrics(found: np.ndarray, right: np.ndarray) -> metrics.Row:
-    """Errors and correlations; what is not defined is left out: all equal, or not finite."""
+    """Errors and correlations; absent where they are not defined: all equal, or not finite."""
     from scipy import stats
     from sklearn import metrics as sk
 
     if not np.isfinite(found).all():
         return {}
+    found, right = found.astype(np.float64), right.astype(np.float64)
     row = {"mae": sk.mean_absolute_error(right, found), "mse": sk.mean_squared_error(right, found)}
     if np.ptp(right) > 0:
         row["r2"] = sk.r2_score(right, found)
@@ -84,12 +75,14 @@ def classification_metrics(
     Averages are over the classes that were predicted or are right, as scikit-learn's are.
 
     Args:
-        found: predicted classes; or of each class (samples, classes) whether it is predicted.
+        found: predicted classes; or whether each is predicted, (samples, classes); or numbers.
         right: of the same samples.
         names: of all classes, by number.
     """
     from sklearn import metrics as sk
 
+    if np.ndim(right) == 1 and np.asarray(right).dtype.kind == "f":
+        return regression_metrics(np.asarray(found), np.asarray(right)), {}
     classes = range(len(names))
     each = sk.precision_recall_fscore_support(right, found, labels=classes, zero_division=0.0)
     parts = dict(zip(("precision", "recall", "f1", "support"), each, strict=True))

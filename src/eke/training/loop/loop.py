@@ -25,7 +25,7 @@ from eke.training.batches.batches import MicroBatch
 from eke.training.checkpoint import save_checkpoint, save_parts
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 from eke.training.distributed.ranks import StepTotals
-from eke.training.loop.classification import Pairs, Predictions, evaluation_metrics
+from eke.training.loop.classification import Pairs, Predictions, classification_metrics
 from eke.training.loop.failure import Diverged
 from eke.training.loop.meter import capture_random_state, restore_random_state
 from eke.training.loop.step import add_evaluation, take_step
@@ -243,7 +243,7 @@ def note_evaluation(job: TrainingState, step: int, loss: float, pairs: Pairs | N
         said += f"  ({loss / math.log(2):.3f} bits per byte)"
     if pairs is not None:
         config: Any = job.bare_model.config
-        values, job.classes = evaluation_metrics(*pairs, list(config.id2label.values()))
+        values, job.classes = classification_metrics(*pairs, list(config.id2label.values()))
         row |= values
         names = {"accuracy": "accuracy", "f1_macro": "macro F1", "mae": "mean absolute error"}
         shown = [f"  {text} {row[k]:.4f}" for n, text in names.items() if (k := f"eval/{n}") in row]
