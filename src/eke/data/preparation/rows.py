@@ -440,7 +440,7 @@ class RowStore:
         if self.too_long and len(self.too_long) * 2 >= self.counts.num_bad:
             return f"data.seq_len={max(self.too_long)}"
         for problem, count in self.columns.suited.most_common(1):
-            if count * 2 >= self.counts.num_bad:
+            if count * 2 > self.counts.num_rows:
                 return f"task.problem={problem}"
         largest = self.columns.largest
         most = self.columns.too_large * 2 >= self.counts.num_bad

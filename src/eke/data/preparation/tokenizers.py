@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,19 +233,6 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         made = loaded(**named, truncation=True, max_length=limit)
         return np.asarray(made["input_ids"], np.int64)
 
-    def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
-        found, is_room = [], limit > loaded.num_special_tokens_to_add(pair=True)
-        # Whole texts, since which of two is the longer one decides what is cut.
-        made = loaded(*map(list, zip(*pairs, strict=True)))
-        for number, both in enumerate(pairs):
-            row = {name: values[number] for name, values in made.items()}
-            if (is_cut := len(row["input_ids"]) > limit) and is_room:
-                row = loaded(*both, truncation="longest_first", max_length=limit)
-            ids, cut = np.asarray(row["input_ids"], np.int64), row.get("token_type_ids", [])
-            useful = is_room and all(map(str.strip, both))
-            found.append(FramedText(ids, is_cut, useful, list(cut).count(0)))
-        return found
-
     added = loaded.added_tokens_decoder.values()
     special = {*loaded.all_special_tokens, *(str(t) for t in added if t.special)}
     vocabulary = _vocabulary(request, loaded)
@@ -258,13 +246,27 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         eos_text="" if eos is None else str(loaded.convert_ids_to_tokens(eos)),
         decode=lambda ids: [loaded.decode([token]) for token in ids],
         join=lambda ids: str(loaded.decode(ids, clean_up_tokenization_spaces=False)),
-        pair=pair,
+        pair=partial(_pairs, loaded),
         special_texts=tuple(sorted(text for text in special if text)),
         knows_ends=bool(loaded.is_fast),
         keeps_end=loaded.truncation_side == "left",
         chat_templates=templates if isinstance(templates, dict) else {"default": templates},
         special_names={k: v for k, v in loaded.special_tokens_map.items() if isinstance(v, str)},
     )
+
+
+def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
+    found, is_room = [], limit > loaded.num_special_tokens_to_add(pair=True)
+    # Whole texts, since which of two is the longer one decides what is cut.
+    made = loaded(*map(list, zip(*pairs, strict=True)))
+    for number, both in enumerate(pairs):
+        row = {name: values[number] for name, values in made.items()}
+        if (is_cut := len(row["input_ids"]) > limit) and is_room:
+            row = loaded(*both, truncation="longest_first", max_length=limit)
+        ids, cut = np.asarray(row["input_ids"], np.int64), row.get("token_type_ids", [])
+        useful = is_room and all(map(str.strip, both))
+        found.append(FramedText(ids, is_cut, useful, list(cut).count(0)))
+    return found
 
 
 def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
