@@ -39,10 +39,6 @@ def _synthetic(facts: Facts) -> Synthetic | None:
     return facts.config.data if isinstance(facts.config.data, Synthetic) else None
 
 
-def _problem(facts: Facts) -> ProblemType:
-    return getattr(facts.config.task, "problem", ProblemType.single)
-
-
 def _cannot_pack(facts: Facts) -> bool:
     config = facts.config
     return config.data.packing is not Packing.off and (
@@ -228,17 +224,20 @@ RULES = (
         key="task.num_labels",
         when=lambda f: (
             (getattr(f.config.task, "num_labels", 2) == 1)
-            is not (_problem(f) is ProblemType.regression)
+            is not (f.config.task.problem is ProblemType.regression)
         ),
         why="a regression has one output, and classes are two or more",
-        fix=lambda f: Fix(f"task.num_labels={1 + (_problem(f) is not ProblemType.regression)}"),
+        fix=lambda f: Fix(
+            f"task.num_labels={1 + (f.config.task.problem is not ProblemType.regression)}"
+        ),
         source="transformers' loss for num_labels = 1",
     ),
     Rule(
         id="problem_needs_labels",
         key="task.problem",
         when=lambda f: (
-            isinstance(f.config.data, PythonSource | Text) and _problem(f) is not ProblemType.single
+            isinstance(f.config.data, PythonSource | Text)
+            and f.config.task.problem is not ProblemType.single
         ),
         why="a text's labels are its folders, and each text is in one of them",
         fix=Fix("task.problem=single", remark="or data=jsonl with a column of labels"),

@@ -17,7 +17,7 @@ from typing import Any
 
 from eke.common.errors import Fix, Problem
 from eke.common.text import closest, format_value
-from eke.config.schema import Config, ProblemType
+from eke.config.schema import Config
 from eke.rules.rule import Facts, Rule, Severity
 
 STRATEGIES = ("none", "ddp")
@@ -183,9 +183,8 @@ def _problem(config: Config, name: str, value: Any) -> Problem | None:
     if not argument.admits(value):
         fix = Fix(f"{path}={argument.default}") if argument.default else REMOVE
         return Problem(path, shown, f"{argument.words()} is wanted", fix, RULE)
-    problem = getattr(config.task, "problem", ProblemType.single)
-    if name == "label_smoothing_factor" and value and problem is not ProblemType.single:
-        why = f"task.problem={problem.value} has no single class to smooth"
+    if name == "label_smoothing_factor" and value and config.task.problem.value != "single":
+        why = f"task.problem={config.task.problem.value} has no single class to smooth"
         return Problem(path, shown, why, REMOVE, RULE)
     if name.startswith("ddp_") and config.distributed.num_processes == 1:
         return Problem(path, shown, "one process shares nothing", Fix("distributed=ddp"), RULE)

@@ -43,22 +43,6 @@ class Packing(Enum):
     """The samples of a micro-batch lie end to end in one row; none sees another."""
 
 
-@dataclass
-class Task:
-    """What the model learns to predict."""
-
-    option: str = "causal_lm"
-    """The option chosen; set by the option's file."""
-
-
-@dataclass
-class MaskedLM(Task):
-    """Predict masked tokens (Devlin et al. 2018, arXiv:1810.04805)."""
-
-    mask_frac: float = field(default=0.15, metadata=between(0.01, 0.99))
-    """Share of tokens to predict; 80 % masked, 10 % random, 10 % kept."""
-
-
 class ProblemType(Enum):
     """What a label is, as in transformers' `problem_type`."""
 
@@ -71,6 +55,23 @@ class ProblemType(Enum):
         """As transformers writes it."""
         kind = self.value.removesuffix("_label")
         return kind if self is ProblemType.regression else f"{kind}_label_classification"
+
+
+@dataclass
+class Task:
+    """What the model learns to predict."""
+
+    option: str = "causal_lm"
+    """The option chosen; set by the option's file."""
+    problem = ProblemType.single  # no key but of classification
+
+
+@dataclass
+class MaskedLM(Task):
+    """Predict masked tokens (Devlin et al. 2018, arXiv:1810.04805)."""
+
+    mask_frac: float = field(default=0.15, metadata=between(0.01, 0.99))
+    """Share of tokens to predict; 80 % masked, 10 % random, 10 % kept."""
 
 
 @dataclass

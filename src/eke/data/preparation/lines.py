@@ -30,9 +30,6 @@ from eke.data.sources import HubSource, PrepareRequest, other_format
 MAX_NAMES = 10_000
 """Limit on distinct text labels; a column with more is not a class label."""
 
-MAX_VALUE = float(np.finfo(np.float32).max)
-"""Largest label of a regression."""
-
 PROMPTS = ("prompt", "instruction", "question", "query", "input", "source")
 ANSWERS = ("completion", "response", "answer", "output", "target", "chosen")
 """Usual column names of prompts and of responses."""
@@ -91,11 +88,9 @@ class Columns:
     @cached_property
     def wanted(self) -> list[tuple[str, str]]:
         """Key path and column, texts first."""
-        request = self.request
-        pairs = [("text", request.text), ("text_pair", request.text_pair),
-                 ("prompt", request.prompt), ("response", request.response),
-                 ("label", request.label)]  # fmt: skip
-        return [(f"data.{key}", column) for key, column in pairs if column is not None]
+        keys = ("text", "text_pair", "prompt", "response", "label")
+        pairs = [(f"data.{key}", getattr(self.request, key)) for key in keys]
+        return [(key, column) for key, column in pairs if column is not None]
 
     @property
     def names_wanted(self) -> list[str]:
@@ -111,10 +106,9 @@ class Columns:
         if any(column not in self.seen for _, column in self.wanted):
             self.seen.update(dict.fromkeys(map(str, row)))
         texts = [self._text(row, c) for key, c in self.wanted if key != "data.label"]
-        label: int | float | tuple[int, ...] = 0
-        if self.request.label is not None:
-            label = self._label(_value(row, self.request.label))
-        return Fields(tuple(texts), label)
+        if self.request.label is None:
+            return Fields(tuple(texts))
+        return Fields(tuple(texts), self._label(_value(row, self.request.label)))
 
     def _text(self, row: Mapping[str, Any], column: str) -> str:
         value = _value(row, column)
@@ -147,7 +141,7 @@ class Columns:
         if isinstance(value, bool) or not isinstance(value, int | float):
             kind = "multi_label" if isinstance(value, list) else "single"
             raise self._unsuited(value, "not a number", kind)
-        if not abs(value) <= MAX_VALUE:
+        if not abs(value) <= float(np.finfo(np.float32).max):
             raise BadRowError(f"{self.request.label} is {_shown(value)}, not a finite number")
         return float(value)
 

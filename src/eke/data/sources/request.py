@@ -167,14 +167,14 @@ def _common(config: Config) -> PrepareRequest:
         path = data.name
     if isinstance(config.task, Seq2SeqLM):
         target_len = config.task.target_len or config.data.seq_len
-    task = config.task if isinstance(config.task, SequenceClassification) else None
+    labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 0
     return PrepareRequest(
         option=data.option,
         path=path,
         content="",
         task=config.task.option,
-        num_labels=task.num_labels if task else 0,
-        problem=task.problem.value if task else "single",
+        num_labels=labels,
+        problem=config.task.problem.value,
         tokenizer=_absolute(tokenizer),
         tokenizer_content=tokenizer_content(tokenizer),
         seq_len=data.seq_len,

@@ -130,12 +130,12 @@ def follow_head(config: Config) -> Config:
 
     A regression has one output.
     """
-    if not isinstance(config.task, SequenceClassification):
-        return config
     count = len(getattr(config.model, "label_names", []))
     if config.task.problem.value == "regression":
         count = 1
     elif count < 2 or not isinstance(config.data, TextColumns):
+        return config
+    if not isinstance(config.task, SequenceClassification):
         return config
     return dataclasses.replace(config, task=dataclasses.replace(config.task, num_labels=count))
 

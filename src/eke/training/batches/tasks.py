@@ -14,7 +14,6 @@ from eke.config.schema import (
     Config,
     MaskedLM,
     Packing,
-    ProblemType,
     Rows,
     Seq2SeqLM,
     SequenceClassification,
@@ -259,7 +258,7 @@ def _random(
     drawn = data.num_eval_samples if evaluation else data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     count = drawn if keep is None else keep
     length, split = window_length(config), int(evaluation)
-    problem = getattr(config.task, "problem", ProblemType.single)
+    problem = config.task.problem
     source = RandomTokens(data, length, config.model.vocab_size, labels, count, split, problem)
     if keep is not None:
         return source, None
