@@ -182,6 +182,8 @@ LEFT_OUT = {
     "data.eval_split": "tests/unit/data/preparation",
     "data.revision": "tests/unit/data/preparation",
     "data.text": "the files made for these runs have the default's columns",
+    "data.text_pair": "the files made for these runs have the default's columns",
+    "task.problem": "these files have single classes; tests/equivalence/test_problem_types.py",
     "data.label": "the files made for these runs have the default's columns",
     "data.prompt": "typed with task=seq2seq_lm",
     "data.response": "typed with task=seq2seq_lm",

@@ -76,11 +76,21 @@ def _row(config: Config, store: Store, join: Join, number: int, with_ids: bool) 
     use = "evaluation" if number in store.array("evaluation") else "training"
     heading = f"row {number + 1} ({use}): {format_number(len(ids), 'token')}"
     heading += f", {sum(trained)} trained" if config.task.option in TOKEN_TASKS else ""
-    if store.has("labels"):
-        label, names = int(store.array("labels")[number]), store.manifest.label_names
-        heading += f", class {names[label] if names else label}"
+    heading += _label(store, number)
     ways: list[Join] = [join, lambda part: " ".join(map(str, part))]
     return "\n".join([heading, *(_marked(way, ids, trained) for way in ways[: 1 + with_ids])])
+
+
+def _label(store: Store, number: int) -> str:
+    """Classes or number of a row; empty if it has no label."""
+    names, start, end = store.manifest.label_names, number, number + 1
+    if store.has("label_offsets"):
+        start, end = store.array("label_offsets")[number : number + 2]
+    for array, what in (("labels", "class"), ("values", "label")):
+        if store.has(array):
+            found = [names[n] if names else f"{n:g}" for n in store.array(array)[start:end]]
+            return f", {what} {', '.join(found) or 'none'}"
+    return ""
 
 
 def _marked(join: Join, ids: list[int], trained: list[bool]) -> str:

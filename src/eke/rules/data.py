@@ -10,8 +10,11 @@ from eke.config.schema import (
     Lengths,
     Packing,
     PretrainedModel,
+    ProblemType,
+    PythonSource,
     Seq2SeqLM,
     Synthetic,
+    Text,
     TextColumns,
 )
 from eke.data.sources import BYTES, tokenizer_of
@@ -203,6 +206,41 @@ RULES = (
         ),
         why=lambda f: f"task={f.config.task.option} reads the column of data.text",
         fix=Fix("data.prompt=null", "data.response=null"),
+        source="docs/how-to/data.md",
+    ),
+    Rule(
+        id="pair_needs_classifier",
+        key="data.text_pair",
+        when=lambda f: (
+            getattr(f.config.data, "text_pair", None) is not None
+            and f.config.task.option != "sequence_classification"
+        ),
+        why=lambda f: f"task={f.config.task.option} reads no two texts as one sample",
+        fix=Fix("data.text_pair=null", remark="or task=sequence_classification"),
+        source="docs/how-to/data.md",
+    ),
+    Rule(
+        id="outputs_suit_problem",
+        key="task.num_labels",
+        when=lambda f: (
+            (getattr(f.config.task, "num_labels", 2) == 1)
+            is not (f.config.task.problem is ProblemType.regression)
+        ),
+        why="a regression has one output, and classes are two or more",
+        fix=lambda f: Fix(
+            f"task.num_labels={1 + (f.config.task.problem is not ProblemType.regression)}"
+        ),
+        source="transformers' loss for num_labels = 1",
+    ),
+    Rule(
+        id="problem_needs_labels",
+        key="task.problem",
+        when=lambda f: (
+            isinstance(f.config.data, PythonSource | Text)
+            and f.config.task.problem is not ProblemType.single
+        ),
+        why="a text's labels are its folders, and each text is in one of them",
+        fix=Fix("task.problem=single", remark="or data=jsonl with a column of labels"),
         source="docs/how-to/data.md",
     ),
     Rule(

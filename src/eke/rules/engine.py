@@ -183,6 +183,9 @@ def _problem(config: Config, name: str, value: Any) -> Problem | None:
     if not argument.admits(value):
         fix = Fix(f"{path}={argument.default}") if argument.default else REMOVE
         return Problem(path, shown, f"{argument.words()} is wanted", fix, RULE)
+    if name == "label_smoothing_factor" and value and config.task.problem.value != "single":
+        why = f"task.problem={config.task.problem.value} has no single class to smooth"
+        return Problem(path, shown, why, REMOVE, RULE)
     if name.startswith("ddp_") and config.distributed.num_processes == 1:
         return Problem(path, shown, "one process shares nothing", Fix("distributed=ddp"), RULE)
     return None

@@ -218,8 +218,12 @@ class NamedClasses:
         for batch in self.data.eval_batches(rank, even):
             if self.numbers is None:
                 yield batch
-            else:
+            elif batch.labels.dim() == 1:
                 yield replace(batch, labels=self.numbers[batch.labels])
+            else:  # a column for each class
+                labels = batch.labels.new_zeros(batch.labels.shape)
+                labels[:, self.numbers] = batch.labels[:, : len(self.numbers)]
+                yield replace(batch, labels=labels)
 
 
 def _build(plan: Plan, folder: Path, record: Record) -> Job:

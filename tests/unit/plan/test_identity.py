@@ -320,7 +320,8 @@ def test_meaningful_keeps_the_rest() -> None:
 def test_runs_of_rows_are_those_of_before_rows_had_a_limit() -> None:
     """A key that is new at its default, and hashed, would have every finished sweep run again."""
     config = config_of("data=jsonl", "data.path=rows.jsonl", "data.max_row_bytes=100")
-    assert set(meaningful(make_converter().unstructure(config))["data"]) == {
+    later = {path.removeprefix("data.") for path in FORMER_VALUES}
+    assert set(meaningful(make_converter().unstructure(config))["data"]) - later == {
         "eval_frac",
         "eval_path",
         "label",

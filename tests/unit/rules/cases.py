@@ -126,6 +126,17 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         ),
         CPU,
     ),
+    "pair_needs_classifier": (("data=jsonl", "data.path={tmp}/a.txt", "data.text_pair=b"), CPU),
+    "outputs_suit_problem": (
+        (
+            "data=synthetic",
+            "task=sequence_classification",
+            "task.problem=regression",
+            "task.num_labels=3",
+        ),
+        CPU,
+    ),
+    "problem_needs_labels": (("task=sequence_classification", "task.problem=multi_label"), CPU),
     "chat_is_causal": (
         (
             "data=chat",

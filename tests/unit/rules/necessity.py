@@ -53,6 +53,7 @@ FAILS: dict[str, str] = {
     "persistent_needs_workers": "needs num_workers > 0",
     "prefetch_needs_workers": "num_workers > 0",
     "text_exists": "no text",
+    "outputs_suit_problem": "is invalid for input of size",
     "padded_fits_positions": "expanded size of the tensor",
     "padding_needs_eps": "the loss is nan",
     "backend_needs_cuda": NO_AVAILABLE_KERNEL,
@@ -125,6 +126,8 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "packing_needs_causal_decoder":
             "test_packed_samples_of_a_bidirectional_model_see_each_other",
         "prompt_needs_response": "test_a_prompt_alone_is_trained_on_as_if_it_were_the_text",
+        "pair_needs_classifier": "test_a_second_text_is_left_out",
+        "problem_needs_labels": "test_numbers_of_folders_are_no_labels_of_a_regression",
         "pairs_need_a_task": "test_pairs_of_a_task_without_them_are_not_read",
     },
     (Kind.numbers, DATA): {

@@ -14,6 +14,7 @@ from unit.training.model.plans import hand_plan
 from eke.common.errors import ConfigError
 from eke.common.text import IGNORED, NUM_SPECIAL_TOKENS
 from eke.data.sources import packing
+from eke.training.batches.dataset import build_data
 from eke.training.batches.sampler import StoredRows
 from eke.training.batches.tasks import TaskSamples
 from eke.training.model.build_model import build_model
@@ -61,6 +62,18 @@ def test_packed_samples_of_a_bidirectional_model_see_each_other() -> None:
         alone = model(input_ids=second).logits
         together = model(input_ids=packed, position_ids=positions).logits[:, 8:]
     assert (alone - together).abs().max() > 1e-2
+
+
+def test_a_second_text_is_left_out(rows, own_cache) -> None:
+    store = store_of("data=jsonl", rows, "data.text_pair=say")
+    assert not any("so" in text for text in texts_of(store, "train"))
+
+
+def test_numbers_of_folders_are_no_labels_of_a_regression() -> None:
+    """One output has one folder, and its number."""
+    problem = ("task.problem=regression", "task.num_labels=1")
+    data = build_data(hand_plan("task=sequence_classification", *problem))
+    assert {float(data.train[0, index]["labels"]) for index in range(len(data.train))} == {0.0}
 
 
 def test_a_prompt_alone_is_trained_on_as_if_it_were_the_text(rows, own_cache) -> None:

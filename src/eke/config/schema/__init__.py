@@ -28,6 +28,7 @@ from eke.config.schema.data import (
     LocalRows,
     MaskedLM,
     Packing,
+    ProblemType,
     PythonSource,
     Rows,
     Seq2SeqLM,

@@ -43,12 +43,27 @@ class Packing(Enum):
     """The samples of a micro-batch lie end to end in one row; none sees another."""
 
 
+class ProblemType(Enum):
+    """What a label is, as in transformers' `problem_type`."""
+
+    single = "single"
+    multi_label = "multi_label"
+    regression = "regression"
+
+    @property
+    def full_name(self) -> str:
+        """As transformers writes it."""
+        kind = self.value.removesuffix("_label")
+        return kind if self is ProblemType.regression else f"{kind}_label_classification"
+
+
 @dataclass
 class Task:
     """What the model learns to predict."""
 
     option: str = "causal_lm"
     """The option chosen; set by the option's file."""
+    problem = ProblemType.single  # no key but of classification
 
 
 @dataclass
@@ -63,8 +78,11 @@ class MaskedLM(Task):
 class SequenceClassification(Task):
     """Predict one label per sequence."""
 
-    num_labels: int = field(default=2, metadata=at_least(2))
-    """Number of classes."""
+    num_labels: int = field(default=2, metadata=at_least(1))
+    """Number of classes; 1 for regression, set by `problem`."""
+    problem: ProblemType = ProblemType.single
+    """single: one class per sequence (cross-entropy); multi_label: any number of classes (binary
+    cross-entropy of each); regression: a number (squared error)."""
 
 
 @dataclass
@@ -159,6 +177,8 @@ class TextColumns:
 
     text: str = "text"
     """Column with the text (causal_lm without `prompt`, masked_lm, sequence_classification)."""
+    text_pair: str | None = None
+    """Column with a second text, read after the first one (sequence_classification)."""
     prompt: str | None = None
     """Column that is read and not predicted: the prompt in causal_lm, the source in seq2seq_lm."""
     response: str | None = None
@@ -168,7 +188,9 @@ class TextColumns:
     """Between prompt and response (causal_lm). null is a newline, and nothing where either has
     white space there already, or where the prompt was rendered by a template."""
     label: str = "label"
-    """Column with the class: a whole number from 0 on, or a text (numbered in sorted order)."""
+    """Column with the class: a whole number from 0 on, or a text (numbered in sorted order); for
+    multi_label a list of them, in csv as JSON or separated by commas or semicolons (empty: no
+    class); for regression a number."""
     max_bad_frac: float = field(default=0.01, metadata=between(0, 1))
     """Share of rows that may be unusable (not JSON, a wrong type, ...); they are left out."""
 

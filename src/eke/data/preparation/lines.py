@@ -4,14 +4,17 @@ Lines are read as latin-1, one character per byte, so that a line with invalid U
 with its number and not the end of the file.
 """
 
+import contextlib
 import csv
 import difflib
 import gzip
 import io
 import json
 import lzma
+import re
 import shlex
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -53,9 +56,9 @@ class Fields:
     """Texts and label of one row."""
 
     texts: tuple[str, ...]
-    """One text, or prompt and response."""
-    label: int = 0
-    """Class, or index of a text label in order of appearance."""
+    """One text, two, or prompt and response."""
+    label: int | float | tuple[int, ...] = 0
+    """Class, or index of a text label in order of appearance; several, or the number."""
     ids: np.ndarray = field(default_factory=_no_tokens)
     """Tokens of a conversation, int64, shape (tokens,)."""
     trained: np.ndarray = field(default_factory=_no_tokens)
@@ -75,6 +78,8 @@ class Columns:
     """Largest label out of range."""
     too_large: int = 0
     """Number of rows with such a label."""
+    suited: Counter[str] = field(default_factory=Counter)
+    """Values of `task.problem` that unusable labels suit."""
     seen: dict[str, None] = field(default_factory=dict)
     """Columns of the rows read, in their order, until all wanted ones were found."""
     first_table: str = ""
@@ -83,10 +88,9 @@ class Columns:
     @cached_property
     def wanted(self) -> list[tuple[str, str]]:
         """Key path and column, texts first."""
-        request = self.request
-        pairs = [("text", request.text), ("prompt", request.prompt),
-                 ("response", request.response), ("label", request.label)]  # fmt: skip
-        return [(f"data.{key}", column) for key, column in pairs if column is not None]
+        keys = ("text", "text_pair", "prompt", "response", "label")
+        pairs = [(f"data.{key}", getattr(self.request, key)) for key in keys]
+        return [(key, column) for key, column in pairs if column is not None]
 
     @property
     def names_wanted(self) -> list[str]:
@@ -102,10 +106,9 @@ class Columns:
         if any(column not in self.seen for _, column in self.wanted):
             self.seen.update(dict.fromkeys(map(str, row)))
         texts = [self._text(row, c) for key, c in self.wanted if key != "data.label"]
-        label = 0
-        if self.request.label is not None:
-            label = self._label(_value(row, self.request.label))
-        return Fields(tuple(texts), label)
+        if self.request.label is None:
+            return Fields(tuple(texts))
+        return Fields(tuple(texts), self._label(_value(row, self.request.label)))
 
     def _text(self, row: Mapping[str, Any], column: str) -> str:
         value = _value(row, column)
@@ -117,7 +120,38 @@ class Columns:
             raise BadRowError(f"{column} is not UTF-8 (character {error.start + 1})") from error
         return value
 
-    def _label(self, value: Any) -> int:
+    def _label(self, value: Any) -> int | float | tuple[int, ...]:
+        if self.request.problem == "regression":
+            return self._number(value)
+        if self.request.problem == "single":
+            return self._class(self._checked(value))
+        if isinstance(value, str) and self.request.option == "csv":
+            value = _list_of(value)
+        if not isinstance(value, list):
+            raise self._unsuited(value, "not a list of classes", "single")
+        each = [self._checked(item) for item in value]
+        if len(set(each)) < len(each):
+            raise BadRowError(f"{self.request.label} has a class twice: {_shown(value)}")
+        return tuple(sorted(map(self._class, each)))
+
+    def _number(self, value: Any) -> float:
+        if isinstance(value, str) and self.request.option == "csv":
+            with contextlib.suppress(ValueError):
+                value = float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            kind = "multi_label" if isinstance(value, list) else "single"
+            raise self._unsuited(value, "not a number", kind)
+        if not abs(value) <= float(np.finfo(np.float32).max):
+            raise BadRowError(f"{self.request.label} is {_shown(value)}, not a finite number")
+        return float(value)
+
+    def _unsuited(self, value: Any, wanted: str, problem: str) -> BadRowError:
+        if value == value and value not in (None, ""):  # no NaN
+            self.suited[problem] += bool(problem)
+        return BadRowError(f"{self.request.label} is {_kind(value)}, {wanted}")
+
+    def _checked(self, value: Any) -> int | str:
+        """A class's number or name, in range and of the kind of those before it."""
         column = self.request.label
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -125,21 +159,23 @@ class Columns:
             digits = value.strip()
             value = int(digits) if digits.removeprefix("-").isdecimal() else value
         if not isinstance(value, int | str) or value == "":
-            raise BadRowError(f"{column} is {_kind(value)}, neither a whole number nor a text")
+            other = {list: "multi_label", float: "regression"}.get(type(value), "")
+            suits = other if self.request.problem == "single" else ""
+            raise self._unsuited(value, "neither a whole number nor a text", suits)
         kind = "name" if isinstance(value, str) else "number"
         self.kind = self.kind or kind
         if kind != self.kind:
             before = f"where rows before it had a {self.kind}"
             raise BadRowError(f"{column} is {_shown(value)}, {before}")
-        if isinstance(value, str):
-            return self._name(value)
-        if not 0 <= value < self.request.num_labels:
+        if isinstance(value, int) and not 0 <= value < self.request.num_labels:
             self.largest = max(self.largest, value)
             self.too_large += value > 0
             raise BadRowError(f"{column} is {value}, outside 0 to {self.request.num_labels - 1}")
-        return int(value)
+        return value
 
-    def _name(self, value: str) -> int:
+    def _class(self, value: int | str) -> int:
+        if isinstance(value, int):
+            return int(value)
         if len(self.names) >= MAX_NAMES and value not in self.names:
             why = f"has more than {MAX_NAMES} different texts: these are no classes"
             fix = Fix("data.label=COLUMN")
@@ -222,6 +258,14 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     return row[column]
 
 
+def _list_of(text: str) -> Any:
+    """Classes in one value of csv: JSON, or separated by commas or semicolons."""
+    if text.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return [part.strip() for part in re.split("[,;]", text) if part.strip()]
+
+
 def _kind(value: Any) -> str:
     if value is None:
         return "null"
@@ -233,7 +277,9 @@ def _kind(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return f"the number {str(value)[:20]}"
-    return "empty" if value == "" else type(value).__name__
+    if isinstance(value, str):
+        return f"the text {_shown(value)}" if value else "empty"
+    return type(value).__name__
 
 
 def _shown(value: Any) -> str:

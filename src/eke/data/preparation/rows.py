@@ -168,7 +168,8 @@ class Counts:
 
 
 Sequence = tuple[np.ndarray, int]
-"""Tokens, and how many of them have no loss: the prompt's, or the source's."""
+"""Tokens, and how many of them have no loss, the prompt's or the source's; or are the first
+text's."""
 
 
 @dataclass
@@ -191,6 +192,8 @@ class Sequences:
         """Sequences with the tokenizer's special tokens; in seq2seq, source then target."""
         request, rows = self.request, self.tokenizer.rows
         made = [rows([row.texts[0] for row in batch], request.seq_len)]
+        if request.text_pair is not None:
+            made = [self.tokenizer.pair([row.texts for row in batch], request.seq_len)]
         if request.response is not None:
             made.append(rows([row.texts[1] for row in batch], request.target_len, target=True))
         found: list[Sequence | None] = []
@@ -198,7 +201,8 @@ class Sequences:
             useful = all(part.is_useful for part in parts)
             self.counts.num_truncated += useful and any(part.is_cut for part in parts)
             tokens = np.concatenate([part.ids for part in parts])
-            found.append((tokens, len(parts[0].ids) if len(parts) > 1 else 0) if useful else None)
+            cut = len(parts[0].ids) if len(parts) > 1 else parts[0].cut
+            found.append((tokens, cut) if useful else None)
         return found
 
     def _texts(self, texts: list[str]) -> list[Sequence | None]:
@@ -336,6 +340,9 @@ class RowStore:
         """
         for name in ("tokens", "offsets", "cuts", "train", "evaluation"):
             self.writer.append(name, [0] if name == "offsets" else [])
+        if self.request.problem == "multi_label":
+            self.writer.append("labels", [])
+            self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
         self._read(self._rows(evaluation=False), None if not split else False)
         if split:
@@ -432,6 +439,9 @@ class RowStore:
         """Fix for too few labels or tokens; empty if most bad rows have another reason."""
         if self.too_long and len(self.too_long) * 2 >= self.counts.num_bad:
             return f"data.seq_len={max(self.too_long)}"
+        for problem, count in self.columns.suited.most_common(1):
+            if count * 2 > self.counts.num_rows:
+                return f"task.problem={problem}"
         largest = self.columns.largest
         most = self.columns.too_large * 2 >= self.counts.num_bad
         helps = most and largest >= self.request.num_labels > 0
@@ -458,8 +468,15 @@ class RowStore:
             self.writer.append("trained", np.concatenate([row.trained for row, _, _ in kept]))
         self._end += int(sizes.sum())
         if self.request.label is not None:
-            self.writer.append("labels", [row.label for row, _, _ in kept])
+            self._write_labels([row.label for row, _, _ in kept])
         self.splits.add([row for row, _, _ in kept], first, evaluation)
+
+    def _write_labels(self, labels: list[Any]) -> None:
+        if self.request.problem == "multi_label":
+            ends = self.writer.counts["labels"] + np.cumsum([len(classes) for classes in labels])
+            self.writer.append("label_offsets", ends)
+            labels = [number for classes in labels for number in classes]
+        self.writer.append("values" if self.request.problem == "regression" else "labels", labels)
 
     def _ensure_both_splits(self) -> None:
         """Check that both splits have rows; moves one if they come from one source.
@@ -489,23 +506,25 @@ class RowStore:
         return names
 
     def _check_classes(self, names: tuple[str, ...]) -> None:
-        """Check that training has two classes.
+        """Check that training has two classes, or numbers that differ.
 
         Raises:
-            ConfigError: all training rows have one class.
+            ConfigError: all training rows have one class or number, or of several classes none.
         """
         train = self.writer.read("train")
-        if self.request.label is None or self.request.num_labels < 2 or len(train) < 2:
+        if self.request.label is None or len(train) < 2:
             return
         if self.request.evaluation == self.request.train:  # `eke evaluate` trains on nothing
             return
-        labels = self.writer.read("labels")
-        seen = {int(c) for part in parts_of(train) for c in np.unique(labels[part])}
-        if len(seen) > 1:
+        several = self.request.problem == "multi_label"
+        labels = self.writer.read("values" if self.request.problem == "regression" else "labels")
+        parts = parts_of(labels) if several else (labels[part] for part in parts_of(train))
+        seen = {label for part in parts for label in np.unique(part)[:2].tolist()}
+        if len(seen) > 1 or (several and seen):
             return
-        (only,) = seen
-        name = names[only] if names else only
-        why = f"{format_number(len(train), 'row')} to train on, of one class only: {name}"
+        name = next((str(names[n] if names else n) for n in seen), "none")
+        what = "of one class only" if self.request.problem == "single" else "all with the label"
+        why = f"{format_number(len(train), 'row')} to train on, {what}: {name}"
         if self.counts.num_bad:
             why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
         hub = self.request.hub

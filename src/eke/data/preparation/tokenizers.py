@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class FramedText:
     is_cut: bool
     is_useful: bool
     """Whether it has more than special tokens."""
+    cut: int = 0
+    """Tokens of a pair with token type 0, of the first text."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Tokenizer:
     """Text of each token, for display."""
     join: Callable[[Sequence[int]], str]
     """Text of consecutive tokens."""
+    pair: Callable[[Sequence[tuple[str, ...]], int], list[FramedText]]
+    """`tokenizer(text, other, truncation="longest_first", max_length=limit)` of each two texts."""
     special_texts: tuple[str, ...] = ()
     """Special tokens as text."""
     eos_text: str = ""
@@ -241,12 +246,27 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         eos_text="" if eos is None else str(loaded.convert_ids_to_tokens(eos)),
         decode=lambda ids: [loaded.decode([token]) for token in ids],
         join=lambda ids: str(loaded.decode(ids, clean_up_tokenization_spaces=False)),
+        pair=partial(_pairs, loaded),
         special_texts=tuple(sorted(text for text in special if text)),
         knows_ends=bool(loaded.is_fast),
         keeps_end=loaded.truncation_side == "left",
         chat_templates=templates if isinstance(templates, dict) else {"default": templates},
         special_names={k: v for k, v in loaded.special_tokens_map.items() if isinstance(v, str)},
     )
+
+
+def _pairs(loaded: Any, pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
+    found, is_room = [], limit > loaded.num_special_tokens_to_add(pair=True)
+    # Whole texts, since which of two is the longer one decides what is cut.
+    made = loaded(*map(list, zip(*pairs, strict=True)))
+    for number, both in enumerate(pairs):
+        row = {name: values[number] for name, values in made.items()}
+        if (is_cut := len(row["input_ids"]) > limit) and is_room:
+            row = loaded(*both, truncation="longest_first", max_length=limit)
+        ids, cut = np.asarray(row["input_ids"], np.int64), row.get("token_type_ids", [])
+        useful = is_room and all(map(str.strip, both))
+        found.append(FramedText(ids, is_cut, useful, list(cut).count(0)))
+    return found
 
 
 def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
@@ -269,6 +289,15 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
         whole = frame([text], target)[0]
         return np.concatenate([whole[: limit - 1], whole[-1:]])
 
+    def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
+        room, found = limit - len(prefix) - 2, []
+        for one, two in map(encode, pairs):
+            first = one.ids[: max(room - len(two.ids), room // 2)]
+            ids = np.array([*prefix, *first, end, *two.ids[: room - len(first)], end], np.int64)
+            is_cut = len(one.ids) + len(two.ids) > room
+            found.append(FramedText(ids, is_cut, room > 1 and len(one.ids) * len(two.ids) > 0))
+        return found
+
     def decode(ids: Sequence[int]) -> list[str]:
         names = {BOS: "<bos>", EOS: "<eos>", SEP: "<sep>"}
         return [names.get(i) or bytes([i - NUM_SPECIAL_TOKENS]).decode("latin-1") for i in ids]
@@ -277,7 +306,7 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
         return "".join(decode(ids)).encode("latin-1").decode(errors="replace")
 
     vocabulary = replace(BYTE_TOKENS, frame=own, target_frame=own)
-    return Tokenizer(vocabulary, encode, frame, truncate, decode, join)
+    return Tokenizer(vocabulary, encode, frame, truncate, decode, join, pair)
 
 
 def _auto_tokenizer(name: str) -> Any:
@@ -323,7 +352,17 @@ def _vocabulary(request: PrepareRequest, loaded: Any) -> Vocabulary:
         first_random=0,
         frame=_frame_of(loaded, target=False),
         target_frame=_frame_of(loaded, target=True),
+        has_types=request.text_pair is not None and _has_types(request, loaded),
     )
+
+
+def _has_types(request: PrepareRequest, loaded: Any) -> bool:
+    types = list(loaded("a", "b").get("token_type_ids", []))
+    if types != sorted(types) or not set(types) <= {0, 1}:  # XLNet's
+        why = f"token types of two texts are 0 and 1; this tokenizer's are {types}"
+        fix = Fix("data.text_pair=null")
+        raise ConfigError(Problem("data.text_pair", str(request.text_pair), why, fix))
+    return bool(types)
 
 
 def _frame_of(loaded: Any, target: bool) -> Frame:

@@ -86,7 +86,7 @@ class Writer:
         """Add a text to the hash."""
         self._digest.update(text.encode(errors="surrogateescape"))
 
-    def append(self, name: str, values: "np.ndarray | list[int]") -> None:
+    def append(self, name: str, values: "np.ndarray | list[Any]") -> None:
         """Add elements to an array."""
         if name not in self._files:
             self._files[name] = open(self.folder / f"{name}.bin", "wb")  # noqa: SIM115  # close()

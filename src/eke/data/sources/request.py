@@ -84,12 +84,14 @@ class PrepareRequest:
     """Classes of documents in the order of their numbers."""
     hub: HubSource | None = None
     text: str | None = None
+    text_pair: str | None = None
     prompt: str | None = None
     response: str | None = None
     label: str | None = None
     """Columns; None where the task does not read one."""
     task: str = "causal_lm"
     num_labels: int = 0
+    problem: str = "single"
     head_labels: tuple[str, ...] = ()
     """Class names of the checkpoint's head, by number; empty if it has none."""
     separator: str | None = None
@@ -117,6 +119,9 @@ class PrepareRequest:
             del content[place]
         if not self.train_on:
             for place in ("messages", "chat_template", "train_on"):
+                del content[place]
+        for place, former in (("text_pair", None), ("problem", "single")):
+            if content[place] == former:  # stores from before these were there keep their keys
                 del content[place]
         if self.tokenizer_content:
             del content["tokenizer"]
@@ -169,6 +174,7 @@ def _common(config: Config) -> PrepareRequest:
         content="",
         task=config.task.option,
         num_labels=labels,
+        problem=config.task.problem.value,
         tokenizer=_absolute(tokenizer),
         tokenizer_content=tokenizer_content(tokenizer),
         seq_len=data.seq_len,
@@ -206,6 +212,7 @@ def _rows(config: Config, data: Hub | Files) -> PrepareRequest:
         response=data.response if pairs else None,
         separator=data.separator if pairs and task == "causal_lm" else None,
         label=data.label if task == "sequence_classification" else None,
+        text_pair=data.text_pair,
         head_labels=_head_labels(config),
     )
 

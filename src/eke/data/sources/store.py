@@ -6,7 +6,7 @@ the tokenizer's vocabulary. `eke.data.preparation` writes them.
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,8 @@ class Vocabulary:
     """Special tokens around a text; none for windows of byte tokens."""
     target_frame: Frame = Frame()
     """Special tokens around a seq2seq target."""
+    has_types: bool = field(default=False, repr=False)  # the text is hashed, and older than this
+    """Whether the tokenizer makes token_type_ids, in pairs of texts."""
 
     @property
     def is_bytes(self) -> bool:
@@ -89,9 +91,11 @@ MANIFEST = "manifest.json"
 
 DTYPES = {
     "offsets": "<i8",  # first token of each row, and the end
-    "cuts": "<i4",  # tokens of a row without loss: the prompt or the source
+    "cuts": "<i4",  # tokens of a row without loss: the prompt or the source; the first of two texts
     "trained": "|u1",  # whether each token is trained, in conversations
-    "labels": "<i4",  # class of each row
+    "labels": "<i4",  # class of each row, or the classes of all rows
+    "label_offsets": "<i8",  # first class of each row with several, and the end
+    "values": "<f4",  # label of each row in regression
     "train": "<i8",  # rows to train on
     "evaluation": "<i8",
     "train_members": "<i8",  # rows of each pack: positions in `train`

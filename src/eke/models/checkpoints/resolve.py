@@ -126,13 +126,18 @@ def _label_names(raw: dict[str, Any]) -> list[str]:
 
 
 def follow_head(config: Config) -> Config:
-    """The configuration with as many classes as the checkpoint's head has, for rows of data."""
-    names = getattr(config.model, "label_names", [])
-    if len(names) < 2 or not isinstance(config.task, SequenceClassification):
+    """The configuration with as many classes as the checkpoint's head has, for rows of data.
+
+    A regression has one output.
+    """
+    count = len(getattr(config.model, "label_names", []))
+    if config.task.problem.value == "regression":
+        count = 1
+    elif count < 2 or not isinstance(config.data, TextColumns):
         return config
-    if not isinstance(config.data, TextColumns):
+    if not isinstance(config.task, SequenceClassification):
         return config
-    return dataclasses.replace(config, task=dataclasses.replace(config.task, num_labels=len(names)))
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, num_labels=count))
 
 
 def read_config(found: Located) -> dict[str, Any]:

@@ -256,10 +256,11 @@ class Record:
     best: Best | None = None
     """With `train.keep_best`: the evaluation that loss, metrics and classes are those of."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last evaluation: `perplexity`, or `accuracy`, `f1_macro` and `f1_micro`."""
+    """Of the last evaluation: `perplexity`; `accuracy`, `f1_macro` and `f1_micro`; or `mae`, `mse`,
+    `r2`, `pearson` and `spearman`."""
     classes: dict[str, Any] = field(default_factory=dict)
     """Likewise, of each class of a classifier: `names`, `precision`, `recall`, `f1`, `support`, and
-    `confusion`: right classes by predicted ones."""
+    `confusion`: right classes by predicted ones, where a sample has one."""
     effective: dict[str, Any] = field(default_factory=dict)
     """Read from the running objects, never copied from the request."""
     warnings: list[str] = field(default_factory=list)

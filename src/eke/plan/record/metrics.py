@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.files import Refused, append_line, open_to_read, plain
-from eke.config.schema import Config
+from eke.config.schema import Config, ProblemType
 from eke.models.families import is_classification
 from eke.plan.record import Best, Loss, Spread, Throughput, Timing
 
@@ -196,6 +196,8 @@ def throughput(
 
 def evaluation_metrics(config: Config) -> tuple[str, ...]:
     """Names of the metrics of an evaluation, without `eval/`."""
+    if config.task.problem is ProblemType.regression:
+        return "loss", "mae", "mse", "r2", "pearson", "spearman"
     if is_classification(config):
         return "loss", "accuracy", "f1_macro", "f1_micro"
     kernels = config.kernels

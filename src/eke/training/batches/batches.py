@@ -1,5 +1,6 @@
 """Micro-batches: collation, sampling order, prefetching, transfer to the device, probe samples."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from eke.common.text import IGNORED, PAD
-from eke.config.schema import Config, Packing, Seq2SeqLM
+from eke.config.schema import Config, Packing, Seq2SeqLM, SequenceClassification
 from eke.data.sources import mix_seed
 from eke.models.sizes import is_ragged, most_predicted
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.plan.planner.lengths import GROUPED_STEPS, Micro
+from eke.training.batches.sampler import as_label
 from eke.training.batches.tasks import Key, Sample, is_packed, lay_end_to_end
 
 
@@ -25,7 +27,8 @@ class MicroBatch:
     inputs: dict[str, Tensor]
     """Arguments of the model's forward pass; `input_ids` has shape (samples, longest)."""
     labels: Tensor
-    """Aligned with the logits: (samples, longest), or (samples,) in classification."""
+    """Aligned with the logits: (samples, longest), or (samples,) in classification; of several
+    classes (samples, classes), float32. NaN is IGNORED among numbers."""
     num_samples: int
     num_targets: int
     """Labels with loss; the loss of a step is the mean over them."""
@@ -69,7 +72,8 @@ class MicroBatch:
 
     def without_targets(self) -> "MicroBatch":
         """A placeholder with the same inputs that contributes no gradient, samples or tokens."""
-        labels = torch.full_like(self.labels, IGNORED)
+        blank = math.nan if self.labels.is_floating_point() else IGNORED
+        labels = torch.full_like(self.labels, blank)
         places = None if self.places is None else self.places[:0]
         return replace(
             self, labels=labels, places=places, num_samples=0, num_targets=0, num_tokens=0
@@ -104,6 +108,8 @@ class Collator:
     """Add the positions of labels with loss."""
     shift: Callable[[Tensor], Tensor] | None = None
     """From labels to the decoder's inputs, in seq2seq; it leaves labels as they are."""
+    types: bool = False
+    """Add token_type_ids; zeros where samples have none."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """One micro-batch from at least one sample."""
@@ -116,9 +122,13 @@ class Collator:
             inputs["position_ids"] = self._pad([row["position_ids"] for row in rows], 0)
         if self.needs_mask:
             inputs["attention_mask"] = self._pad([np.ones_like(row) for row in ids], 0)
+        if self.types:
+            kinds = [row.get("token_type_ids", np.zeros_like(row["input_ids"])) for row in rows]
+            inputs["token_type_ids"] = self._pad(kinds, 0)
         each = [row["labels"] for row in rows]
-        labels = np.stack(each) if each[0].ndim == 0 else self._pad(each, IGNORED)
-        counts = labels != IGNORED
+        whole = each[0].ndim == 0 or each[0].dtype.kind == "f"
+        labels = np.stack(each) if whole else self._pad(each, IGNORED)
+        counts = is_label(labels)
         tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
         if self.shift:
             tensors["decoder_input_ids"] = self.shift(torch.from_numpy(labels))
@@ -349,16 +359,21 @@ class LongestSamples:
         if isinstance(task, Seq2SeqLM):
             target = np.full(of_target, ordinary)
             return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
-        if task.option == "sequence_classification":
+        if isinstance(task, SequenceClassification):
             # T5 pools at the end of text, of which each row has one (eke.training.batches.tasks).
             ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
-            return {"input_ids": ids, "labels": np.zeros((), np.int64)}
+            return {"input_ids": ids, "labels": as_label(task, 0)}
         return {"input_ids": ids, "labels": some_labels(self.plan.config, ids, self._together())}
 
     def _together(self) -> int:
         """Samples of a micro-batch."""
         batch = self.plan.batch
         return (batch.eval_per_device if self.evaluation else batch.per_device) * batch.devices
+
+
+def is_label(labels: np.ndarray) -> np.ndarray:
+    """Which labels count."""
+    return np.asarray(~np.isnan(labels) if labels.dtype.kind == "f" else labels != IGNORED)
 
 
 def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray:
@@ -383,8 +398,8 @@ class LongestCollator:
         if ragged and len(samples) > 1:
             # Without the first token of each sequence: a model may pool at the last.
             shorter = {
-                name: array[1:] if array.ndim and len(array) > 1 else array
-                for name, array in samples[-1].items()
+                name: row[1:] if row.ndim and row.dtype.kind != "f" and len(row) > 1 else row
+                for name, row in samples[-1].items()
             }
             return self.collate([*samples[:-1], shorter])
         return self.collate(samples)

@@ -28,6 +28,7 @@ from eke.training.batches.tasks import (
     is_packed,
     open_split,
 )
+from eke.training.model.build_model import model_configuration
 from eke.training.model.loss import build_shift, is_sparse
 
 
@@ -45,6 +46,8 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
         padding_free=config.data.packing is Packing.padding_free,
         sparse=is_sparse(plan),
         shift=build_shift(plan),
+        types=plan.vocabulary.has_types
+        and getattr(model_configuration(plan), "type_vocab_size", 0) > 1,
     )
 
 

@@ -8,13 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from eke.common.errors import ChangedError, of_system
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
-from eke.config.schema import Synthetic
+from eke.config.schema import ProblemType, SequenceClassification, Synthetic
 from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
@@ -133,9 +134,18 @@ class TokenRow:
     tokens: np.ndarray
     """int64 token ids, shape (length,); owned by the caller, may be modified."""
     cut: int = 0
-    """Leading tokens without loss: a prompt, or a source."""
+    """Leading tokens without loss: a prompt, or a source; or those of the first text of two."""
     trained: np.ndarray | None = None
     """bool, shape (length,): tokens with loss, of a conversation; None: all behind the cut."""
+
+
+def as_label(task: SequenceClassification, value: Any) -> np.ndarray:
+    """Class, int64 (); number, float32 (); or 1 for each class it has, float32 (classes,)."""
+    if task.problem is not ProblemType.multi_label:
+        return np.asarray(value, np.int64 if task.problem is ProblemType.single else np.float32)
+    has = np.zeros(task.num_labels, np.float32)
+    has[value] = 1
+    return has
 
 
 def seeded(*parts: int) -> torch.Generator:
@@ -227,7 +237,10 @@ class StoredRows:
     def __init__(self, store: Store, split: str, keep: int | None) -> None:
         self.tokens, self.offsets = store.array("tokens"), store.array("offsets")
         self.cuts = store.array("cuts")
-        self.labels = store.array("labels") if store.has("labels") else None
+        self.labels, self.label_offsets = (
+            next((store.array(name) for name in names if store.has(name)), None)
+            for names in (("labels", "values"), ("label_offsets",))
+        )
         self.trained = store.array("trained") if store.has("trained") else None
         rows = store.array(split)
         self.chosen = rows[evenly_spaced(len(rows), keep)]
@@ -243,9 +256,12 @@ class StoredRows:
         trained = None if self.trained is None else self.trained[held].astype(bool)
         return TokenRow(self.tokens[held].astype(np.int64), int(self.cuts[number]), trained)
 
-    def label(self, index: int) -> int:
-        """Class of the row; 0 without classes."""
-        return 0 if self.labels is None else int(self.labels[self.chosen[index]])
+    def label(self, index: int) -> Any:
+        """Class of the row, 0 without classes; or its classes, or its number."""
+        number = self.chosen[index]
+        if self.labels is not None and self.label_offsets is not None:
+            return self.labels[slice(*self.label_offsets[number : number + 2])]
+        return 0 if self.labels is None else self.labels[number]
 
     def lengths(self) -> np.ndarray:
         """Tokens of each row."""
@@ -264,6 +280,7 @@ class RandomTokens:
     count: int
     split: int
     """0 training, 1 evaluation: different samples."""
+    problem: ProblemType = ProblemType.single
     framed: bool = False
 
     def __len__(self) -> int:
@@ -280,8 +297,12 @@ class RandomTokens:
         tokens = torch.randint(self.data.min_token, high, (length,), generator=generator)
         return TokenRow(tokens.numpy())
 
-    def label(self, index: int) -> int:
-        """Uniform over the classes (the guides' `randint(0, 1)` gives class 0 only)."""
+    def label(self, index: int) -> Any:
+        """Uniform over the classes (the guides' `randint(0, 1)` gives class 0 only), or sets."""
+        if self.problem is ProblemType.regression:
+            return float(torch.randn(1, generator=self._generator(index, 1)))
+        if self.problem is ProblemType.multi_label:
+            return torch.rand(self.num_labels, generator=self._generator(index, 1)).numpy() < 0.5
         return int(torch.randint(self.num_labels, (1,), generator=self._generator(index, 1)))
 
     def lengths(self) -> np.ndarray:

@@ -43,6 +43,7 @@ from eke.training.batches.sampler import (
     RandomTokens,
     Source,
     StoredRows,
+    as_label,
     evenly_spaced,
     pack_windows,
     seeded,
@@ -50,8 +51,9 @@ from eke.training.batches.sampler import (
 )
 
 Sample = dict[str, np.ndarray]
-"""`input_ids` (length,), `labels` (length,), (target,) or (), and `position_ids` (length,) where
-several sequences lie end to end; int64. Arrays: NumPy is faster than torch for small samples
+"""`input_ids` (length,), `labels` (length,), (target,), () or (classes,), `position_ids` (length,)
+where several sequences lie end to end, and `token_type_ids` (length,) of pairs; int64, and float32
+labels that are no single class. Arrays: NumPy is faster than torch for small samples
 (docs/lab/loop.md, 2026-11-23)."""
 
 Key = tuple[int, int]
@@ -155,12 +157,17 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
 
 
 def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """One label per sequence, shape ()."""
-    source = samples.source
-    tokens = source.row(index).tokens
+    """One label per sequence; of a pair of texts with their token types."""
+    source, task = samples.source, samples.config.task
+    assert isinstance(task, SequenceClassification)
+    row = source.row(index)
+    tokens = row.tokens
     if not source.framed:
         put_into_frame(tokens, samples.vocabulary, samples.vocabulary.frame)
-    return {"input_ids": tokens, "labels": np.asarray(source.label(index))}
+    sample = {"input_ids": tokens, "labels": as_label(task, source.label(index))}
+    if samples.vocabulary.has_types:
+        sample["token_type_ids"] = (np.arange(len(tokens)) >= row.cut).astype(np.int64)
+    return sample
 
 
 def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> None:
@@ -251,7 +258,8 @@ def _random(
     drawn = data.num_eval_samples if evaluation else data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
     count = drawn if keep is None else keep
     length, split = window_length(config), int(evaluation)
-    source = RandomTokens(data, length, config.model.vocab_size, labels, count, split)
+    problem = config.task.problem
+    source = RandomTokens(data, length, config.model.vocab_size, labels, count, split, problem)
     if keep is not None:
         return source, None
     return source, first_fit(synthetic_lengths(data, length, split, count), data.seq_len)

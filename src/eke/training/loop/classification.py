@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eke.common.text import IGNORED
 from eke.plan.record import metrics
-from eke.training.batches.batches import MicroBatch
+from eke.training.batches.batches import MicroBatch, is_label
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.step import Answering
 from eke.training.model.loss import loss_sum
@@ -17,15 +17,18 @@ from eke.training.model.loss import loss_sum
 MOST_IN_MATRIX = 100
 """Classes up to which the record holds a confusion matrix: 10,000 numbers."""
 
+Pairs = tuple[np.ndarray, np.ndarray]
+"""Predictions and labels, (samples,) or (samples, classes)."""
+
 
 @dataclass
 class Predictions:
-    """Predicted and right classes of this rank's samples; on the device until they are gathered."""
+    """Predictions and labels of this rank's samples; on the device until they are gathered."""
 
     model: nn.Module
     """Answers with logits, which the copies of `distributed=dp` do not."""
-    pairs: list[Tensor] = field(default_factory=list)
-    """Each of shape (2, samples)."""
+    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Of each micro-batch, both of the labels' shape."""
 
     @torch.no_grad()
     def add_evaluation(self, job: Answering, batch: MicroBatch, total: Tensor) -> None:
@@ -33,35 +36,58 @@ class Predictions:
         with job.formats.eval_autocast():
             logits = self.model(**batch.inputs).logits
             total += loss_sum(logits, batch.labels)
-        self.pairs.append(torch.stack([logits.argmax(-1), batch.labels]))
+        found = logits.argmax(-1)
+        if batch.labels.is_floating_point():  # a class of several is there where it is likelier so
+            found = logits > 0 if batch.labels.dim() == 2 else logits.float().reshape(-1)
+        self.pairs.append((found, batch.labels))
 
-    def gather(self, ranks: Ranks) -> tuple[list[int], list[int]]:
-        """Predicted and right classes of all ranks; a placeholder of a rank is no sample."""
-        mine = torch.cat(self.pairs, 1) if self.pairs else torch.empty(2, 0, dtype=torch.int64)
-        kept = mine[:, mine[1] != IGNORED].tolist()
-        each = ranks.gather(kept)
-        return [x for part in each for x in part[0]], [x for part in each for x in part[1]]
+    def gather(self, ranks: Ranks) -> Pairs:
+        """Predictions and labels of all ranks; a placeholder of a rank is no sample."""
+        each = ranks.gather([tuple(x.cpu().numpy() for x in pair) for pair in self.pairs])
+        pairs = [pair for mine in each for pair in mine]
+        found, right = (np.concatenate(x) for x in zip(*pairs, strict=True))
+        kept = is_label(right).reshape(len(right), -1).all(1)
+        return found[kept], right[kept]
+
+
+def regression_metrics(found: np.ndarray, right: np.ndarray) -> metrics.Row:
+    """Errors and correlations; absent where they are not defined: all equal, or not finite."""
+    from scipy import stats
+    from sklearn import metrics as sk
+
+    if not np.isfinite(found).all():
+        return {}
+    found, right = found.astype(np.float64), right.astype(np.float64)
+    row = {"mae": sk.mean_absolute_error(right, found), "mse": sk.mean_squared_error(right, found)}
+    if np.ptp(right) > 0:
+        row["r2"] = sk.r2_score(right, found)
+        if np.ptp(found) > 0:
+            row["pearson"] = stats.pearsonr(right, found).statistic
+            row["spearman"] = stats.spearmanr(right, found).statistic
+    return {f"eval/{name}": float(value) for name, value in row.items()}
 
 
 def classification_metrics(
-    found: Sequence[int], right: Sequence[int], names: Sequence[str]
+    found: Sequence[int] | np.ndarray, right: Sequence[int] | np.ndarray, names: Sequence[str]
 ) -> tuple[metrics.Row, dict[str, Any]]:
     """Values for a row of metrics.jsonl, and those of each class for the record.
 
     Averages are over the classes that were predicted or are right, as scikit-learn's are.
 
     Args:
-        found: predicted classes.
+        found: predicted classes; or whether each is predicted, (samples, classes); or numbers.
         right: of the same samples.
         names: of all classes, by number.
     """
     from sklearn import metrics as sk
 
+    if np.ndim(right) == 1 and np.asarray(right).dtype.kind == "f":
+        return regression_metrics(np.asarray(found), np.asarray(right)), {}
     classes = range(len(names))
     each = sk.precision_recall_fscore_support(right, found, labels=classes, zero_division=0.0)
     parts = dict(zip(("precision", "recall", "f1", "support"), each, strict=True))
     details: dict[str, Any] = {"names": list(names), **{k: v.tolist() for k, v in parts.items()}}
-    if len(names) <= MOST_IN_MATRIX:
+    if len(names) <= MOST_IN_MATRIX and np.ndim(right) == 1:
         details["confusion"] = sk.confusion_matrix(right, found, labels=classes).tolist()
     f1 = {kind: sk.f1_score(right, found, average=kind, zero_division=0.0)
           for kind in ("macro", "micro")}  # fmt: skip

@@ -146,8 +146,9 @@ def note_evaluation(
     said = f"step {step}/{job.plan.steps.total}  eval loss {row[metrics.EVAL_LOSS]:.4f}"
     if metrics.BITS_PER_BYTE in row:
         said += f"  ({row[metrics.BITS_PER_BYTE]:.3f} bits per byte)"
-    if classes:
-        said += f"  accuracy {row['eval/accuracy']:.4f}  macro F1 {row['eval/f1_macro']:.4f}"
+    names = {"accuracy": "accuracy", "f1_macro": "macro F1", "mae": "mean absolute error"}
+    shown = [f"  {text} {row[k]:.4f}" for n, text in names.items() if (k := f"eval/{n}") in row]
+    said += "".join(shown)
     log.info(said)
 
 

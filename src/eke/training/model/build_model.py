@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 
 from eke.common.text import BOS, EOS, PAD
-from eke.config.schema import Config, PretrainedModel
-from eke.models.families import family_of, is_classification, num_labels
+from eke.config.schema import Config, PretrainedModel, SequenceClassification
+from eke.models.families import family_of
 from eke.plan.planner import Plan
 from eke.training.model.adapters import convert_linear_layers, freeze, is_four_bit, quantise
 from eke.training.model.attention_kernels import ATTENTION
@@ -123,6 +123,7 @@ def make_model_config(config: Config) -> Any:
         "eos_token_id": EOS,
         **family.config_arguments(config),
     }
-    if is_classification(config):
-        arguments["num_labels"] = num_labels(config)
+    if isinstance(config.task, SequenceClassification):
+        arguments["num_labels"] = config.task.num_labels
+        arguments["problem_type"] = config.task.problem.full_name
     return getattr(transformers, family.config_class)(**arguments)

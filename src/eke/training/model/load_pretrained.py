@@ -225,6 +225,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
     if isinstance(config.task, SequenceClassification):
         if loaded.num_labels != config.task.num_labels:
             loaded.num_labels = config.task.num_labels
+        loaded.problem_type = config.task.problem.full_name
         # Decoders' classes look for padding, T5's for the end of text: as the rows have them.
         loaded.pad_token_id, loaded.eos_token_id = plan.vocabulary.pad, plan.vocabulary.eos
     if model.dropout is not None:

@@ -33,9 +33,16 @@ def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
 
     Args:
         logits: (..., classes), any floating format.
-        labels: (...), IGNORED where nothing is to be predicted.
+        labels: (...), IGNORED where nothing is to be predicted; or numbers of float32, NaN there:
+            (samples, classes) of 0 and 1, whose loss is binary cross-entropy, or (samples,), whose
+            loss is the squared error.
         smoothing: share of each target that is spread over all classes.
     """
+    if labels.is_floating_point():
+        take = F.mse_loss if labels.dim() == 1 else F.binary_cross_entropy_with_logits
+        found = logits.to(torch.float32).reshape(labels.shape)
+        each = take(found, labels.nan_to_num(), reduction="none")
+        return torch.where(labels.isnan(), 0.0, each).sum()
     flat = logits.reshape(-1, logits.shape[-1])
     return F.cross_entropy(
         flat.to(torch.float32),

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch.utils import backend_registration
 
-from eke.config.schema import Packing, Seq2SeqLM
+from eke.config.schema import Packing, Seq2SeqLM, SequenceClassification
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Micro, Plan
 from eke.training.batches.batches import MicroBatch, some_labels
 from eke.training.batches.dataset import build_collator
+from eke.training.batches.sampler import as_label
 from eke.training.batches.tasks import Sample, is_packed, lay_end_to_end
 from eke.training.trace.fakes import register_autocast
 from eke.training.trace.operations import register_attention
@@ -215,8 +216,9 @@ def _sample(plan: Plan, micro: Micro) -> Sample:
     if isinstance(config.task, Seq2SeqLM):
         target = np.zeros(micro.target, np.int64)
         return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
-    whole = config.task.option == "sequence_classification"
-    labels = np.zeros((), np.int64) if whole else some_labels(config, ids, micro.rows)
+    if isinstance(config.task, SequenceClassification):
+        return {"input_ids": ids, "labels": as_label(config.task, 0)}
+    labels = some_labels(config, ids, micro.rows)
     sample = {"input_ids": ids, "labels": labels}
     packed = config.data.packing is Packing.on and is_ragged(config)
     return lay_end_to_end([sample]) if packed else sample

@@ -1,5 +1,6 @@
 """Rows hold what the checkpoint's own tokenizer writes, in tokenizers of many kinds."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -8,6 +9,8 @@ from prepared import store_of
 from tokenizer_kinds import KINDS, save_kind
 from transformers import AutoTokenizer
 
+from eke.common.errors import ConfigError
+from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS
 from eke.data.preparation.lines import Fields
 from eke.data.preparation.rows import Sequences
 from eke.data.preparation.tokenizers import encode_stream, is_doubled, load_request_tokenizer
@@ -186,3 +189,67 @@ def test_what_is_doubled() -> None:
     special = [1, 2]
     rows = {(1, 1, 5): True, (1, 5, 2, 2): True, (1, 5, 5, 2): False, (5, 5): False, (1,): False}
     assert {row: is_doubled(np.array(row), special) for row in rows} == rows
+
+
+PAIRS = [*zip(TEXTS, reversed(TEXTS), strict=True), (LONG, "a"), ("a bird", LONG), (LONG, LONG[4:])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("limit", [9, 24, 25])
+def test_pairs_of_texts(kind, limit, kinds) -> None:
+    folder, tokenizer = kinds[kind]
+    found = made(folder, "sequence_classification", *PAIRS, seq_len=limit, text_pair="b")
+    for both, row in zip(PAIRS, found, strict=True):
+        right = tokenizer(*both, truncation="longest_first", max_length=limit)
+        assert row is not None
+        assert row[0] == right["input_ids"]
+
+
+@pytest.mark.parametrize("limit", [9, 24])
+def test_token_types_of_pairs(limit, tmp_path) -> None:
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    folder = save_kind(tmp_path, "wordpiece with bos", model_input_names=names)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    found = sequences(str(folder), "sequence_classification", seq_len=limit, text_pair="b")
+    assert found.tokenizer.vocabulary.has_types
+    for both, row in zip(PAIRS, found.of([Fields(pair) for pair in PAIRS]), strict=True):
+        right = tokenizer(*both, truncation="longest_first", max_length=limit)["token_type_ids"]
+        assert row is not None
+        assert [int(n >= row[1]) for n in range(len(row[0]))] == right
+
+
+def test_token_types_that_are_not_0_and_1_are_refused(tmp_path) -> None:
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    folder = save_kind(tmp_path, "wordpiece with bos", model_input_names=names)
+    file = folder / "tokenizer.json"
+    made_by = json.loads(file.read_text())
+    made_by["post_processor"]["pair"][-1]["SpecialToken"]["type_id"] = 2  # as XLNet's last token
+    file.write_text(json.dumps(made_by))
+    with pytest.raises(ConfigError, match="token types of two texts are 0 and 1") as caught:
+        sequences(str(folder), "sequence_classification", seq_len=9, text_pair="b")
+    assert str(caught.value.problems[0].fix) == "data.text_pair=null"
+
+
+@pytest.mark.parametrize("pair", [("", "a"), ("a", " "), ("a", "")])
+def test_a_pair_with_an_empty_text_is_empty(pair, kinds) -> None:
+    folder, _ = kinds["wordpiece with bos"]
+    task = "sequence_classification"
+    assert made(folder, task, pair, text_pair="b") == [None]
+    assert made(folder, task, ("a", "b"), text_pair="b", seq_len=2) == [None], "no room"
+
+
+@pytest.mark.parametrize(
+    ("pair", "limit", "kept"),
+    [
+        (("ab", "cd"), 64, ("ab", "cd")),
+        (("abcdef", "gh"), 8, ("abc", "gh")),
+        (("ab", "cdefgh"), 8, ("ab", "cde")),
+        (("abcdef", "ghijkl"), 8, ("ab", "ghi")),
+        (("abcdef", "ghijkl"), 7, ("ab", "gh")),
+    ],
+)
+def test_bytes_join_pairs_by_their_end_of_text(pair, limit, kept) -> None:
+    (row,) = made("bytes", "sequence_classification", pair, seq_len=limit, text_pair="b")
+    first, second = ([byte + NUM_SPECIAL_TOKENS for byte in part.encode()] for part in kept)
+    assert row is not None
+    assert row[0] == [BOS, *first, EOS, *second, EOS]

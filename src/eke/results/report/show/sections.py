@@ -457,14 +457,15 @@ def _classes(row: ComparisonRow) -> Section:
     except (TypeError, ValueError, LookupError):  # none, another version's, or another user's
         return Section(title, "", (), ())
     shown = rows if len(rows) <= MOST_CLASSES and all(len(r) == len(head) for r in rows) else ()
-    return Section(title, "samples of the last evaluation, by predicted class", head, shown)
+    return Section(title, "of the last evaluation; samples by predicted class", head, shown)
 
 
 def _confusion(found: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    head = ("right class", *(f"as {name}" for name in found["names"]), *_OF_A_CLASS)
+    names, matrix = found["names"], found.get("confusion")  # sets of classes have no matrix
+    head = ("right class", *(f"as {name}" for name in names if matrix), *_OF_A_CLASS)
     rows = [
-        (str(found["names"][n]), *map(str, counts), *(f"{found[k][n]:.4f}" for k in _OF_A_CLASS))
-        for n, counts in enumerate(found["confusion"])
+        (str(names[n]), *map(str, counts), *(f"{found[k][n]:.4f}" for k in _OF_A_CLASS))
+        for n, counts in enumerate(matrix or [()] * len(names))
     ]
     return head, tuple(rows)
 
