@@ -8,7 +8,15 @@ Rules about fused kernels.
 from collections.abc import Callable
 
 from eke.common.errors import Fix
-from eke.config.schema import DEFAULT_PER_DEVICE, CompileMode, Conversations, Packing, TextColumns
+from eke.config.mixing import source_configs
+from eke.config.schema import (
+    DEFAULT_PER_DEVICE,
+    CompileMode,
+    Conversations,
+    Mix,
+    Packing,
+    TextColumns,
+)
 from eke.models.checkpoints.abilities import has_plain_head
 from eke.models.families import FAMILIES, Family, family_of
 from eke.models.sizes import is_ragged
@@ -201,6 +209,9 @@ def _has_all_labels(facts: Facts) -> bool:
     data = facts.config.data
     if facts.config.task.option == "masked_lm":
         return False
+    if isinstance(data, Mix):
+        sources = source_configs(facts.config)
+        return all(_has_all_labels(dataclasses.replace(facts, config=each)) for each in sources)
     if isinstance(data, Conversations):
         return False
     if isinstance(data, TextColumns) and data.prompt is not None:

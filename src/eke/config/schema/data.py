@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from eke.config.schema.fields import Switch, above, at_least, between
 
@@ -268,6 +269,31 @@ class Chat(Conversations, LocalRows):
 @dataclass
 class ChatHub(Conversations, HubRows):
     """Conversations of the hub."""
+
+
+@dataclass
+class Mix(Data):
+    """Samples of several sources, drawn by weight."""
+
+    tokenizer: str = "auto"
+    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
+    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """Each with `option` (jsonl, csv, parquet, hub, chat, chat_hub, text), that option's keys,
+    `weight` (relative to the others'; none has one: by their number of samples) and `name` (null:
+    of the file; of the hub, where `name` is the data set's, with configuration and split)."""
+
+
+MIXED: dict[str, type[Data]] = {
+    "jsonl": Lines,
+    "csv": Lines,
+    "parquet": Files,
+    "hub": Hub,
+    "chat": Chat,
+    "chat_hub": ChatHub,
+    "text": Text,
+}
+"""Options of the group `data` that a source of a mix may have -> class; workers read no options."""
 
 
 @dataclass

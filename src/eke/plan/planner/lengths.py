@@ -1,12 +1,14 @@
 """Lengths of rows, read from the prepared tokens, and the micro-batches that they form."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
+from eke.config.mixing import source_configs
 from eke.config.schema import Config, Data, Packing, Rows, Seq2SeqLM, Synthetic, Task
 from eke.data import sources
-from eke.models.sizes import SampleMeans, is_ragged
-from eke.plan.planner.plan import Plan
+from eke.models.sizes import SampleMeans, full_samples, is_ragged
+from eke.plan.planner.plan import Plan, SourcePlan, plans_of_sources
 from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
 
 if TYPE_CHECKING:
@@ -53,8 +55,21 @@ class Drawn:
         return self.shortest != self.longest
 
 
-def sample_means(config: Config, store: str, count: int) -> SampleMeans | None:
-    """Mean lengths of `count` training samples; None where all have `data.seq_len` tokens."""
+def sample_means(
+    config: Config, store: str, count: int, mixed: Sequence[SourcePlan] = ()
+) -> SampleMeans | None:
+    """Mean lengths of `count` training samples; None where all have `data.seq_len` tokens.
+
+    Those of a mix are the mean over its sources by their share.
+    """
+    if mixed:
+        each = [
+            (source.share, sample_means(one, source.store, source.num_train_samples))
+            for one, source in zip(source_configs(config), mixed, strict=True)
+        ]
+        found = [(share, astuple(means or full_samples(config))) for share, means in each]
+        sums = [[share * value for value in means] for share, means in found]
+        return SampleMeans(*map(sum, zip(*sums, strict=True)))
     found = _samples(config, store, count, False)
     if found is None:
         return None
@@ -64,6 +79,8 @@ def sample_means(config: Config, store: str, count: int) -> SampleMeans | None:
 def drawn(plan: Plan) -> Drawn:
     """The micro-batches that the sampler of a plan makes: with grouping, packing and padding."""
     found = _samples(plan.config, plan.store, plan.steps.num_train_samples, False)
+    if plan.sources:
+        found = _samples_of_mix(plan)
     if found is None:
         whole = _full(plan.config, plan.batch.per_device)
         if not isinstance(plan.config.data, Rows):
@@ -78,7 +95,9 @@ def drawn(plan: Plan) -> Drawn:
     ends = [_joined(data, part, group)[0] for part in (each, each[-group:])]
     means, tops = [], []
     for number in range(DRAWS):
-        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
+        rng = np.random.default_rng(number)
+        drawn_first = _draws(plan, count, rng) if plan.sources else None
+        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, rng, drawn_first)
         made = _joined(data, tokens[order], group)
         means.append(made.mean(axis=0))
         tops.append(made[np.argmax(made.sum(axis=1))])
@@ -90,6 +109,8 @@ def drawn(plan: Plan) -> Drawn:
 
 def evaluated(plan: Plan) -> Micro:
     """The largest micro-batch of evaluation, whose order never changes."""
+    if plan.sources:  # each micro-batch is of one source
+        return max(map(evaluated, plans_of_sources(plan)), key=lambda micro: micro.tokens)
     batch, config, count = plan.batch, plan.config, plan.steps.num_eval_samples
     group = batch.eval_per_device * batch.devices
     found = _samples(config, plan.store, count, True)
@@ -116,14 +137,49 @@ def _full(config: Config, rows: int) -> Micro:
     return Micro(rows // together, source, target)
 
 
+def _samples_of_mix(plan: Plan) -> "Found | None":
+    """The training samples of all sources; None where prepared tokens are gone."""
+    import numpy as np
+
+    each = []
+    for part in plans_of_sources(plan):
+        count = part.steps.num_train_samples
+        found = _samples(part.config, part.store, count, False)
+        if found is None and is_ragged(part.config):
+            return None
+        whole = _full(part.config, 1)
+        alike = np.full((count, 2), (whole.source, whole.target)), np.zeros((count, 3))
+        each.append(found or alike)
+    return tuple(np.concatenate(arrays) for arrays in zip(*each, strict=True))
+
+
+def _draws(plan: Plan, count: int, rng: "np.random.Generator") -> "np.ndarray":
+    """Numbers of `count` samples of a mix, drawn by weight."""
+    import numpy as np
+
+    chosen, first = [], 0
+    for source in plan.sources:
+        size, wanted = source.num_train_samples, max(1, round(source.share * count))
+        rounds = [first + rng.permutation(size) for _ in range(-(-wanted // size))]
+        chosen.append(np.concatenate(rounds)[:wanted])
+        first += size
+    return rng.permutation(np.concatenate(chosen))
+
+
 def _order(
-    data: Data, lengths: "np.ndarray", samples_per_step: int, count: int, seed: int
+    data: Data,
+    lengths: "np.ndarray",
+    samples_per_step: int,
+    count: int,
+    rng: "np.random.Generator",
+    mixed: "np.ndarray | None",
 ) -> "np.ndarray":
     """Numbers of the samples of one training, as `eke.training.batches.batches` draws them."""
     import numpy as np
 
-    rng = np.random.default_rng(seed)
-    orders = [rng.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
+    orders = [mixed]
+    if mixed is None:
+        orders = [rng.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
     if data.length_grouping:
         sorted_together = GROUPED_STEPS * samples_per_step
         for at, order in enumerate(orders):

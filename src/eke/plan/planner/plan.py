@@ -6,7 +6,7 @@ The plan as text: the first screen of a run, and all of `eke plan`.
 """
 
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cattrs
@@ -15,6 +15,7 @@ from eke.common.errors import RunError
 from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths, program
 from eke.common.text import align, format_bytes, format_count, format_flops
+from eke.config.mixing import source_configs
 from eke.config.schema import Config, PretrainedModel
 from eke.config.schema.codec import make_converter
 from eke.data.sources import BYTE_TOKENS, Vocabulary
@@ -112,6 +113,26 @@ class ComputePlan:
 
 
 @dataclass(frozen=True)
+class SourcePlan:
+    """One source of a mix."""
+
+    name: str
+    """As metrics have it."""
+    share: float
+    """Expected fraction of all samples drawn."""
+    num_train_samples: int
+    """Training samples in one epoch of the source."""
+    num_eval_samples: int
+    fingerprint: str
+    """Hash of the content."""
+    store: str
+    """Key of the prepared tokens; empty where there are none."""
+    vocabulary: Vocabulary
+    inputs: dict[str, str]
+    """Those of the plan that the source adds."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """One run, decided. The worker reads nothing else."""
 
@@ -145,6 +166,8 @@ class Plan:
     """Special ids of the tokens; eke's byte tokens for synthetic data."""
     store: str = ""
     """Key of the prepared tokens in the cache folder; empty where there are none."""
+    sources: tuple[SourcePlan, ...] = ()
+    """Of a mix, in the order of `data.sources`; other data has none."""
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's configuration, the user's keys included; None where DeepSpeed has no part."""
     probe: bool = False
@@ -164,6 +187,29 @@ class Plan:
     def processes_per_node(self) -> int:
         """Processes on each machine."""
         return self.batch.world_size // self.config.distributed.num_nodes
+
+
+def plans_of_sources(plan: Plan) -> list[Plan]:
+    """The plan with each source of a mix as its data; of other data the plan itself."""
+    if not plan.sources:
+        return [plan]
+    return [
+        replace(
+            plan,
+            config=config,
+            data_fingerprint=source.fingerprint,
+            store=source.store,
+            vocabulary=source.vocabulary,
+            inputs=source.inputs,
+            sources=(),
+            steps=replace(
+                plan.steps,
+                num_train_samples=source.num_train_samples,
+                num_eval_samples=source.num_eval_samples,
+            ),
+        )
+        for source, config in zip(plan.sources, source_configs(plan.config), strict=True)
+    ]
 
 
 def plan_to_plain(plan: Plan) -> dict[str, Any]:
@@ -243,6 +289,15 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
             format_count(num_samples),
             f"{num_samples / steps.num_train_samples:.2f} epochs of "
             f"{steps.num_train_samples} samples",
+        ),
+        *(
+            (
+                f"source {source.name}",
+                f"{source.share:.1%}",
+                f"{num_samples * source.share / source.num_train_samples:.2f} epochs of its "
+                f"{source.num_train_samples} samples; {source.num_eval_samples} to evaluate",
+            )
+            for source in plan.sources
         ),
         ("device memory", format_bytes(memory) if memory else "unknown", free),
     ]

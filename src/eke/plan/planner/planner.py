@@ -29,6 +29,7 @@ from eke.config.schema import (
     Compute,
     Config,
     Evaluation,
+    Mix,
     NvmeOffload,
     Packing,
     PretrainedModel,
@@ -112,7 +113,7 @@ def make_plan(
         batch=batch,
         steps=steps,
         compute=compute,
-        size=model_size(config, sample_means(config, data.store, data.train)),
+        size=model_size(config, sample_means(config, data.store, data.train, data.sources)),
         decisions=tuple(decisions),
         warnings=(*warnings, *data.warnings, *hints),
         data_warnings=data.warnings,
@@ -121,6 +122,7 @@ def make_plan(
         inputs=inputs_of(config, data.fingerprint),
         vocabulary=data.vocabulary,
         store=data.store,
+        sources=data.sources,
         deepspeed=deepspeed,
     )
 
@@ -144,7 +146,10 @@ def replan(plan: Plan, config: Config) -> Plan:
         config=config,
         batch=batch,
         compute=_plan_compute(config, plan.device, plan.steps.warmup, notes),
-        size=model_size(config, sample_means(config, plan.store, plan.steps.num_train_samples)),
+        size=model_size(
+            config,
+            sample_means(config, plan.store, plan.steps.num_train_samples, plan.sources),
+        ),
         deepspeed=deepspeed,
     )
 
@@ -218,6 +223,8 @@ def _resolved(
         answers["peft.target_modules"] = list(adapted)
     if theirs is not None:
         answers["distributed.deepspeed_config"] = theirs  # its content counts, not its place
+    if isinstance(config.data, Mix):
+        answers["data.sources"] = None  # the fingerprint has their content, weights and names
     for place in PLACES:
         if hasattr(config.data, place):
             answers[f"data.{place}"] = None

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number
+from eke.config.mixing import in_source, source_configs, source_names, source_shares
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
     Config,
     Conversations,
     Data,
     HubRows,
+    Mix,
     Packing,
     PretrainedModel,
     Rows,
@@ -27,7 +29,8 @@ from eke.config.schema import (
 from eke.data import sources
 from eke.data.sources import BYTE_TOKENS, Manifest, PrepareRequest, Store, Vocabulary
 from eke.models.families import family_of
-from eke.plan.planner.plan import BatchPlan, Decision
+from eke.plan.planner.inputs import DATA, inputs_of
+from eke.plan.planner.plan import BatchPlan, Decision, SourcePlan
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
@@ -47,6 +50,7 @@ class DataPlan:
     store: str = ""
     """Key of the prepared tokens; empty where nothing is prepared."""
     warnings: tuple[str, ...] = ()
+    sources: tuple[SourcePlan, ...] = ()
 
 
 def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
@@ -57,6 +61,8 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     """
     if isinstance(config.data, Synthetic):
         return _synthetic(config, config.data, decisions)
+    if isinstance(config.data, Mix):
+        return _mixed(config, config.data, decisions)
     request = sources.request_of(config)
     if request is not None:
         return _prepared(config, request, decisions)
@@ -135,6 +141,84 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
         decisions.append(Decision("data.tokenizer", shown, reason))
     warnings = _token_warnings(config, manifest)
     return DataPlan(train, evaluation, manifest.digest, vocabulary, request.key, warnings)
+
+
+def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
+    configs, names = source_configs(config), source_names(mix)
+    parts: list[DataPlan] = []
+    notes: dict[tuple[str, ...], Decision] = {}
+    problems: list[Problem] = []
+    for number, (each, name) in enumerate(zip(configs, names, strict=True)):
+        own: list[Decision] = []
+        try:
+            parts.append(plan_data(each, own))
+        except ConfigError as error:
+            problems += [in_source(problem, mix, number) for problem in error.problems]
+        for note in own:  # what is the same of all is said once
+            named = note if note.key == "data.tokenizer" else replace(note, key=f"{note.key} {name}")
+            notes.setdefault((named.key, named.value), named)
+    problems = problems or _other_classes(configs, names, parts)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    decisions += notes.values()
+    return _weighted(mix, configs, parts, decisions)
+
+
+def _weighted(
+    mix: Mix, configs: Sequence[Config], parts: Sequence[DataPlan], decisions: list[Decision]
+) -> DataPlan:
+    """The samples of an epoch of a mix, and of its evaluation, shared out by weight."""
+    shares = source_shares(mix, [part.train for part in parts])
+    made = [
+        SourcePlan(
+            name=name,
+            share=share,
+            num_train_samples=part.train,
+            num_eval_samples=min(part.evaluation, max(1, round(share * mix.num_eval_samples))),
+            fingerprint=part.fingerprint,
+            store=part.store,
+            vocabulary=part.vocabulary,
+            inputs={k: v for k, v in inputs_of(each, part.fingerprint).items() if k == DATA},
+        )
+        for name, share, part, each in zip(source_names(mix), shares, parts, configs, strict=True)
+    ]
+    available = sum(part.train for part in parts)
+    train = min(mix.num_samples or available, available)
+    if mix.num_samples != train:
+        reason = "an epoch draws as many as all sources have"
+        decisions.append(Decision("data.num_samples", str(train), reason))
+    counted = [(m.name, m.share, m.num_train_samples, m.fingerprint) for m in made]
+    return DataPlan(
+        train=train,
+        evaluation=sum(each.num_eval_samples for each in made),
+        fingerprint=f"mix {hashlib.sha256(repr(counted).encode()).hexdigest()[:16]}",
+        vocabulary=parts[0].vocabulary,
+        warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
+        sources=tuple(made),
+    )
+
+
+def _other_classes(
+    configs: Sequence[Config], names: Sequence[str], parts: Sequence[DataPlan]
+) -> list[Problem]:
+    """Sources whose classes are not those of the first one."""
+    task, found = configs[0].task, []
+    if isinstance(task, SequenceClassification):
+        for config, part in zip(configs, parts, strict=True):
+            manifest = sources.read_manifest(sources.store_folder(part.store))
+            corpus = sources.open_corpus(config)
+            known = sources.largest_labels(corpus, task.num_labels) if corpus else ()
+            found.append(tuple(known or (manifest.label_names if manifest else ())))
+    return [
+        Problem(
+            f"data.sources[{number}].{'label' if isinstance(configs[number].data, Rows) else 'path'}",
+            ", ".join(classes) or "numbers",
+            f"has other classes than {names[0]}: {', '.join(found[0]) or 'numbers'}",
+            Fix(remark="the same classes in each source, by name or by number"),
+        )
+        for number, classes in enumerate(found)
+        if classes != found[0]
+    ]
 
 
 def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Problem]:
