@@ -3,8 +3,7 @@
 import dataclasses
 
 from eke.common.errors import Problem
-from eke.config.mixing import SHARED, in_source, source_configs
-from eke.config.schema import Mix
+from eke.config.mixing import in_source, source_configs
 from eke.rules.attention import RULES as ATTENTION_RULES
 from eke.rules.compile import AUTO_RULES, KERNELS_RULES
 from eke.rules.compile import RULES as COMPILE_RULES
@@ -84,7 +83,8 @@ def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem],
     warned = [problem for rule, problem in found if rule.verdict is not Severity.impossible]
     for told, known in zip(_of_sources(facts, plain), (refused, warned), strict=True):
         seen = {(problem.id, problem.key) for problem in known}
-        known += [problem for problem in told if (problem.id, problem.key) not in seen]
+        fresh = {(p.id, p.key): p for p in told if (p.id, p.key) not in seen}
+        known += fresh.values()
     if not refused:
         sized = [rule for rule in rules if rule.sized and rule.when(facts)]
         refused = [rule.problem(facts) for rule in sized if rule.verdict is Severity.impossible]
@@ -94,18 +94,12 @@ def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem],
 
 def _of_sources(facts: Facts, rules: list[Rule]) -> tuple[list[Problem], list[Problem]]:
     """Errors and warnings about each source of a mix as data of its own."""
-    config = facts.config
-    if not isinstance(config.data, Mix):
-        return [], []
     about = tuple(rule for rule in rules if rule.key.partition(".")[0] in ("data", "task"))
-    refused: dict[tuple[str, str], Problem] = {}
-    warned: dict[tuple[str, str], Problem] = {}
-    for number, source in enumerate(source_configs(config)):
+    refused, warned = [], []
+    for number, source in enumerate(source_configs(facts.config)):
         errors, warnings = check(dataclasses.replace(facts, config=source), about)
+        refused += [in_source(problem, number) for problem in errors]
         # A shared key may have its effect on another source.
-        warnings = [each for each in warnings if each.key.removeprefix("data.") not in SHARED]
-        for kept, problems in ((refused, errors), (warned, warnings)):
-            for each in problems:
-                problem = in_source(each, config.data, number)
-                kept.setdefault((problem.id, problem.key), problem)
-    return list(refused.values()), list(warned.values())
+        moved = [in_source(problem, number) for problem in warnings]
+        warned += [problem for problem in moved if problem.key.startswith("data.sources")]
+    return refused, warned

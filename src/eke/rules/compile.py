@@ -6,6 +6,7 @@ Rules about fused kernels.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from eke.common.errors import Fix
 from eke.config.mixing import source_configs
@@ -211,7 +212,7 @@ def _has_all_labels(facts: Facts) -> bool:
         return False
     if isinstance(data, Mix):
         sources = source_configs(facts.config)
-        return all(_has_all_labels(dataclasses.replace(facts, config=each)) for each in sources)
+        return all(_has_all_labels(replace(facts, config=each)) for each in sources)
     if isinstance(data, Conversations):
         return False
     if isinstance(data, TextColumns) and data.prompt is not None:

@@ -51,7 +51,7 @@ def check_inputs(plan: Plan) -> None:
     for key in plan.inputs:
         if why := change_of(plan, key):
             raise ChangedError(_changed(plan.config, key, why))
-    for source in plans_of_sources(plan) if plan.sources else ():
+    for source in plans_of_sources(plan):
         check_inputs(source)
 
 

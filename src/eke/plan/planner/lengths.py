@@ -63,13 +63,7 @@ def sample_means(
     Those of a mix are the mean over its sources by their share.
     """
     if mixed:
-        each = [
-            (source.share, sample_means(one, source.store, source.num_train_samples))
-            for one, source in zip(source_configs(config), mixed, strict=True)
-        ]
-        found = [(share, astuple(means or full_samples(config))) for share, means in each]
-        sums = [[share * value for value in means] for share, means in found]
-        return SampleMeans(*map(sum, zip(*sums, strict=True)))
+        return _means_of_mix(config, mixed)
     found = _samples(config, store, count, False)
     if found is None:
         return None
@@ -80,7 +74,7 @@ def drawn(plan: Plan) -> Drawn:
     """The micro-batches that the sampler of a plan makes: with grouping, packing and padding."""
     found = _samples(plan.config, plan.store, plan.steps.num_train_samples, False)
     if plan.sources:
-        found = _samples_of_mix(plan)
+        found = _mixed(plan.config, plan.sources)
     if found is None:
         whole = _full(plan.config, plan.batch.per_device)
         if not isinstance(plan.config.data, Rows):
@@ -95,9 +89,8 @@ def drawn(plan: Plan) -> Drawn:
     ends = [_joined(data, part, group)[0] for part in (each, each[-group:])]
     means, tops = [], []
     for number in range(DRAWS):
-        rng = np.random.default_rng(number)
-        drawn_first = _draws(plan, count, rng) if plan.sources else None
-        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, rng, drawn_first)
+        chances = _chances(plan.sources) if plan.sources else None
+        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number, chances)
         made = _joined(data, tokens[order], group)
         means.append(made.mean(axis=0))
         tops.append(made[np.argmax(made.sum(axis=1))])
@@ -137,33 +130,36 @@ def _full(config: Config, rows: int) -> Micro:
     return Micro(rows // together, source, target)
 
 
-def _samples_of_mix(plan: Plan) -> "Found | None":
+def _mixed(config: Config, mixed: Sequence[SourcePlan]) -> "Found | None":
     """The training samples of all sources; None where prepared tokens are gone."""
     import numpy as np
 
     each = []
-    for part in plans_of_sources(plan):
-        count = part.steps.num_train_samples
-        found = _samples(part.config, part.store, count, False)
-        if found is None and is_ragged(part.config):
+    for one, source in zip(source_configs(config), mixed, strict=True):
+        found = _samples(one, source.store, source.num_train_samples, False)
+        if found is None and is_ragged(one):
             return None
-        whole = _full(part.config, 1)
-        alike = np.full((count, 2), (whole.source, whole.target)), np.zeros((count, 3))
-        each.append(found or alike)
-    return tuple(np.concatenate(arrays) for arrays in zip(*each, strict=True))
+        whole = full_samples(one)
+        alike = np.array([astuple(whole)] * source.num_train_samples)
+        each.append(found or (alike[:, :2].astype(int), alike[:, 2:]))
+    return np.concatenate([a for a, _ in each]), np.concatenate([b for _, b in each])
 
 
-def _draws(plan: Plan, count: int, rng: "np.random.Generator") -> "np.ndarray":
-    """Numbers of `count` samples of a mix, drawn by weight."""
+def _chances(mixed: Sequence[SourcePlan]) -> "np.ndarray":
+    """Chance of each sample of all sources to be drawn next."""
     import numpy as np
 
-    chosen, first = [], 0
-    for source in plan.sources:
-        size, wanted = source.num_train_samples, max(1, round(source.share * count))
-        rounds = [first + rng.permutation(size) for _ in range(-(-wanted // size))]
-        chosen.append(np.concatenate(rounds)[:wanted])
-        first += size
-    return rng.permutation(np.concatenate(chosen))
+    each = [source.share / source.num_train_samples for source in mixed]
+    return np.repeat(each, [source.num_train_samples for source in mixed])
+
+
+def _means_of_mix(config: Config, mixed: Sequence[SourcePlan]) -> SampleMeans | None:
+    import numpy as np
+
+    if (found := _mixed(config, mixed)) is None:
+        return None
+    means = [np.average(part, axis=0, weights=_chances(mixed)).tolist() for part in found]
+    return SampleMeans(*means[0], *means[1])
 
 
 def _order(
@@ -171,14 +167,16 @@ def _order(
     lengths: "np.ndarray",
     samples_per_step: int,
     count: int,
-    rng: "np.random.Generator",
-    mixed: "np.ndarray | None",
+    seed: int,
+    chances: "np.ndarray | None",
 ) -> "np.ndarray":
     """Numbers of the samples of one training, as `eke.training.batches.batches` draws them."""
     import numpy as np
 
-    orders = [mixed]
-    if mixed is None:
+    rng = np.random.default_rng(seed)
+    if chances is not None:
+        orders = [rng.choice(len(lengths), count, p=chances / chances.sum())]
+    else:
         orders = [rng.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
     if data.length_grouping:
         sorted_together = GROUPED_STEPS * samples_per_step

@@ -190,9 +190,7 @@ class Plan:
 
 
 def plans_of_sources(plan: Plan) -> list[Plan]:
-    """The plan with each source of a mix as its data; of other data the plan itself."""
-    if not plan.sources:
-        return [plan]
+    """The plan with each source of a mix as its data; none for other data."""
     return [
         replace(
             plan,

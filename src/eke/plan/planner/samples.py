@@ -144,32 +144,20 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
 
 
 def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
+    """Each source on its own, and the samples of an epoch and of an evaluation by weight."""
     configs, names = source_configs(config), source_names(mix)
-    parts: list[DataPlan] = []
-    notes: dict[tuple[str, ...], Decision] = {}
-    problems: list[Problem] = []
+    parts, problems = [], []
     for number, (each, name) in enumerate(zip(configs, names, strict=True)):
         own: list[Decision] = []
         try:
             parts.append(plan_data(each, own))
         except ConfigError as error:
-            problems += [in_source(problem, mix, number) for problem in error.problems]
-        for note in own:  # what is the same of all is said once
-            named = note if note.key == "data.tokenizer" else replace(note, key=f"{note.key} {name}")
-            notes.setdefault((named.key, named.value), named)
-    problems = problems or _other_classes(configs, names, parts)
-    if problems:
+            problems += [in_source(problem, number) for problem in error.problems]
+        decisions += [replace(note, key=f"{note.key} of {name}") for note in own]
+    if problems := problems or _other_classes(configs, parts):
         raise ConfigError(list(dict.fromkeys(problems)))
-    decisions += notes.values()
-    return _weighted(mix, configs, parts, decisions)
-
-
-def _weighted(
-    mix: Mix, configs: Sequence[Config], parts: Sequence[DataPlan], decisions: list[Decision]
-) -> DataPlan:
-    """The samples of an epoch of a mix, and of its evaluation, shared out by weight."""
-    shares = source_shares(mix, [part.train for part in parts])
-    made = [
+    shares, available = source_shares(mix, [p.train for p in parts]), sum(p.train for p in parts)
+    made = tuple(
         SourcePlan(
             name=name,
             share=share,
@@ -180,27 +168,20 @@ def _weighted(
             vocabulary=part.vocabulary,
             inputs={k: v for k, v in inputs_of(each, part.fingerprint).items() if k == DATA},
         )
-        for name, share, part, each in zip(source_names(mix), shares, parts, configs, strict=True)
-    ]
-    available = sum(part.train for part in parts)
-    train = min(mix.num_samples or available, available)
-    if mix.num_samples != train:
-        reason = "an epoch draws as many as all sources have"
-        decisions.append(Decision("data.num_samples", str(train), reason))
-    counted = [(m.name, m.share, m.num_train_samples, m.fingerprint) for m in made]
+        for name, share, part, each in zip(names, shares, parts, configs, strict=True)
+    )
+    content = repr([(s.name, s.share, s.num_train_samples, s.fingerprint) for s in made])
     return DataPlan(
-        train=train,
-        evaluation=sum(each.num_eval_samples for each in made),
-        fingerprint=f"mix {hashlib.sha256(repr(counted).encode()).hexdigest()[:16]}",
+        train=min(mix.num_samples or available, available),
+        evaluation=sum(source.num_eval_samples for source in made),
+        fingerprint=f"mix {hashlib.sha256(content.encode()).hexdigest()[:16]}",
         vocabulary=parts[0].vocabulary,
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
-        sources=tuple(made),
+        sources=made,
     )
 
 
-def _other_classes(
-    configs: Sequence[Config], names: Sequence[str], parts: Sequence[DataPlan]
-) -> list[Problem]:
+def _other_classes(configs: Sequence[Config], parts: Sequence[DataPlan]) -> list[Problem]:
     """Sources whose classes are not those of the first one."""
     task, found = configs[0].task, []
     if isinstance(task, SequenceClassification):
@@ -209,15 +190,13 @@ def _other_classes(
             corpus = sources.open_corpus(config)
             known = sources.largest_labels(corpus, task.num_labels) if corpus else ()
             found.append(tuple(known or (manifest.label_names if manifest else ())))
+    shown = [", ".join(names) or "numbers" for names in found]
+    why = "are its classes, and those of the first source are"
+    fix = Fix(remark="name or number the classes alike in all sources")
     return [
-        Problem(
-            f"data.sources[{number}].{'label' if isinstance(configs[number].data, Rows) else 'path'}",
-            ", ".join(classes) or "numbers",
-            f"has other classes than {names[0]}: {', '.join(found[0]) or 'numbers'}",
-            Fix(remark="the same classes in each source, by name or by number"),
-        )
-        for number, classes in enumerate(found)
-        if classes != found[0]
+        Problem(f"data.sources[{number}]", names, f"{why} {shown[0]}", fix)
+        for number, names in enumerate(shown)
+        if names != shown[0]
     ]
 
 
