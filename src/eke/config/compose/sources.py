@@ -15,7 +15,7 @@ from eke.config.compose.catalogue import (
     shown,
 )
 from eke.config.compose.suggest import option_for
-from eke.config.mixing import SHARED, in_source, source_names
+from eke.config.mixing import SHARED, source_names
 from eke.config.schema import MIXED, Data, Mix
 
 EXAMPLE = Fix(remark="data.sources=[{option:jsonl,path:FILE_OR_FOLDER,weight:1},...]")
@@ -29,63 +29,61 @@ def find_source_problems(data: Data) -> list[Problem]:
         return []
     if not data.sources:
         return [Problem("data.sources", "[]", "a mix has at least one source", EXAMPLE)]
-    numbered = list(enumerate(data.sources))
-    found = [in_source(problem, n) for n, source in numbered for problem in _source(source)]
-    return found or [in_source(problem, n) for n, problem in _together(data)]
+    each = range(len(data.sources))
+    found = [problem for number in each for problem in _source(data.sources[number], number)]
+    return found or list(_together(data))
 
 
-def _source(source: dict[str, Any]) -> Iterator[Problem]:
-    option = source.get("option")
+def _source(source: dict[str, Any], number: int) -> Iterator[Problem]:
+    option, key = source.get("option"), f"data.sources.{number}"
     if option not in MIXED:
         ending = option_for(str(source.get("path", "")))
         meant = closest(str(option), MIXED) or (ending if ending in MIXED else "jsonl")
         why = f"a source of a mix is one of {', '.join(MIXED)}"
-        fix = Fix(f"data.option={meant}")
-        yield Problem("data.option", shown(format_value(option)), why, fix)
+        value = shown(format_value(option))
+        yield Problem(f"data.sources[{number}].option", value, why, Fix(f"{key}.option={meant}"))
         return
     fields = dict(class_fields(MIXED[option]))
     for name, field in fields.items():
         if field.default == "???" and name not in source:
-            fix = Fix(f"data.{name}={default_text(field, f'data.{name}')}")
-            yield Problem(f"data.{name}", "", f"{option} needs a value for it", fix)
-    for key in source:
-        if key != "option" and (found := _key(source, key, EXTRA | fields)):
-            yield found
+            fix = Fix(f"{key}.{name}={default_text(field, f'data.{name}')}")
+            yield Problem(f"data.sources[{number}].{name}", "", f"{option} needs a value", fix)
+    for name, value in source.items():
+        why, fix = _wrong(name, value, key, EXTRA | fields)
+        if why and name != "option":
+            text = shown(format_value(value))
+            yield Problem(f"data.sources[{number}].{name}", text, why, fix)
 
 
-def _key(source: dict[str, Any], key: str, known: dict[str, Field]) -> Problem | None:
-    value, place = source[key], f"data.{key}"
-    text = format_value(value)
-    if key in SHARED or key not in known:
-        near = closest(key, known)
-        fix = Fix(remark=f"write {near} in its place" if near else "remove it from the source")
-        why = f"{source['option']} has no such key: {', '.join(known)}"
-        if key in SHARED:
-            fix = Fix(remark=f"{place}={text} for all, and not in the source")
-            why = "is a key of the whole mix"
-            place = f"data.{key} of a source"
-        return Problem(place, shown(text), why, fix)
-    field = known[key]
+def _wrong(name: str, value: Any, key: str, known: dict[str, Field]) -> tuple[str, Fix]:
+    """Why one key of a source is wrong, and the fix; empty if it is right."""
+    if name in SHARED:
+        fix = Fix(remark=f"data.{name}={format_value(value)}, and not in the source")
+        return "is a key of the whole mix", fix
+    if name not in known:
+        near = closest(name, known)
+        fix = Fix(remark=f"write {near} in its place" if near else "remove it")
+        return f"there is no such key; there are {', '.join(k for k in known if k not in SHARED)}", fix
+    field, fix = known[name], Fix(f"{key}.{name}=1")
     if not admits(field, value) or (isinstance(value, str) and field.kind in (bool, int, float)):
-        fix = Fix(f"{place}={probably_meant(field, value)}")
-        return Problem(place, shown(text), f"{field.words()} is wanted", fix)
-    if key == "weight" and value is not None and not 0 < value < float("inf"):
-        why = "a weight is above 0; it is relative to the weights of the other sources"
-        return Problem(place, text, why, Fix(f"{place}=1"))
-    return None
+        return f"{field.words()} is wanted", Fix(f"{key}.{name}={probably_meant(field, value)}")
+    if name == "weight" and value is not None and not 0 < value < float("inf"):
+        return "must be above 0; it is relative to the weights of the other sources", fix
+    return "", fix
 
 
-def _together(mix: Mix) -> Iterator[tuple[int, Problem]]:
+def _together(mix: Mix) -> Iterator[Problem]:
     """Weights of some sources alone, and names that two have."""
     weights, names = [source.get("weight") for source in mix.sources], source_names(mix)
     given = [weight for weight in weights if weight is not None]
     for number, (weight, name) in enumerate(zip(weights, names, strict=True)):
+        place, key = f"data.sources[{number}]", f"data.sources.{number}"
         if given and weight is None:
             why = f"{len(given)} of {len(weights)} sources have a weight: all have one, or none"
-            fix = Fix(f"data.weight={format_value(min(given))}")
-            yield number, Problem("data.weight", "null", why, fix)
+            fix = Fix(f"{key}.weight={format_value(min(given))}")
+            yield Problem(f"{place}.weight", "null", why, fix)
         if name in names[:number]:
             why = f"is the name of data.sources[{names.index(name)}] too; losses are told by it"
             hub = "name" in dict(class_fields(MIXED[mix.sources[number]["option"]]))
-            fix = Fix(remark="each split once") if hub else Fix(f"data.name={name}_{number}")
-            yield number, Problem("data.name", name, why, fix)
+            fix = Fix(remark="each split once") if hub else Fix(f"{key}.name={name}_{number}")
+            yield Problem(f"{place}.name", name, why, fix)

@@ -34,6 +34,13 @@ class MicroBatch:
     places: Tensor | None = None
     """Of the labels that count, in the flattened labels: (num_targets,), int64; None where logits
     are wanted everywhere."""
+    samples_of: tuple[int, ...] = ()
+    """Samples of each source of a mix."""
+
+    @property
+    def source(self) -> int:
+        """The first source it has samples of; 0 for other data than a mix."""
+        return next((number for number, count in enumerate(self.samples_of) if count), 0)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -71,9 +78,9 @@ class MicroBatch:
         """A placeholder with the same inputs that contributes no gradient, samples or tokens."""
         labels = torch.full_like(self.labels, IGNORED)
         places = None if self.places is None else self.places[:0]
-        return replace(
-            self, labels=labels, places=places, num_samples=0, num_targets=0, num_tokens=0
-        )
+        counts = {"num_samples": 0, "num_targets": 0, "num_tokens": 0}
+        none = (0,) * len(self.samples_of)
+        return replace(self, labels=labels, places=places, samples_of=none, **counts)
 
     def pin_memory(self) -> "MicroBatch":
         """In page-locked memory; the DataLoader calls this."""
@@ -104,6 +111,8 @@ class Collator:
     """Add the positions of labels with loss."""
     shift: Callable[[Tensor], Tensor] | None = None
     """From labels to the decoder's inputs, in seq2seq; it leaves labels as they are."""
+    num_sources: int = 0
+    """Sources of a mix, of which each sample names one."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """One micro-batch from at least one sample."""
@@ -130,7 +139,12 @@ class Collator:
             num_targets=int(np.count_nonzero(counts)),
             num_tokens=num_tokens,
             places=torch.from_numpy(np.flatnonzero(counts)) if self.sparse else None,
+            samples_of=self._samples_of(samples),
         )
+
+    def _samples_of(self, samples: list[Sample]) -> tuple[int, ...]:
+        of = [int(sample.get("source", 0)) for sample in samples]  # a probe's names none
+        return tuple(map(of.count, range(self.num_sources)))
 
     def _pad(self, rows: list[np.ndarray], value: int) -> np.ndarray:
         """Rows of shape (length,) as one array (rows, longest)."""
@@ -202,6 +216,95 @@ class Order:
             yield [(epoch, index) for index in chosen]
 
 
+@dataclass(frozen=True)
+class MixOrder:
+    """Samples of optimizer step k of a mix, a function of the seed and k.
+
+    Draw n of a source with share p is due at (n + u) / p, where the seed and n give u in [0, 1), and
+    the samples follow in the order in which they are due. So any m samples in a row have m p of the
+    source, give or take as many as there are sources. A source's draws run through its samples in a
+    new order each time.
+    """
+
+    sizes: tuple[int, ...]
+    """Samples of each source."""
+    shares: tuple[float, ...]
+    """Expected fraction of the samples that is drawn from each; their sum is 1."""
+    num_samples: int
+    """Samples of an epoch, after which a step may be smaller."""
+    samples_per_step: int
+    seed: int
+    lengths: np.ndarray | None = None
+    """Tokens of each sample of all sources, where those of similar length shall share a step."""
+
+    @property
+    def _epoch(self) -> Order:
+        return Order(self.num_samples, self.samples_per_step, self.seed)
+
+    def size_of(self, step: int) -> int:
+        """Samples of one step: fewer in the last one of an epoch."""
+        return self._epoch.size_of(step)
+
+    def steps(self, start: int, stop: int) -> Iterator[list[Key]]:
+        """Keys of the samples of steps `start` to `stop` - 1; samples of all sources in a row."""
+        kept: dict[int, tuple[int, np.ndarray]] = {}
+        per_epoch, size = self._epoch.steps_per_epoch, self.samples_per_step
+        while start < stop:
+            epoch, step = divmod(start, per_epoch)
+            first = step - step % GROUPED_STEPS
+            last = min(first + GROUPED_STEPS, per_epoch)
+            keys = self._stretch(epoch, first * size, min(last * size, self.num_samples), kept)
+            for number in range(step - first, min(last - first, step - first + stop - start)):
+                yield keys[number * size : (number + 1) * size]
+            start += last - step
+
+    def _stretch(
+        self, epoch: int, begin: int, end: int, kept: dict[int, tuple[int, np.ndarray]]
+    ) -> list[Key]:
+        """Samples `begin` to `end` - 1 of an epoch; `kept` has each source's last order."""
+        sources, draws = self.draws(epoch * self.num_samples + begin, end - begin)
+        rounds, places = np.divmod(draws, np.asarray(self.sizes)[sources])
+        numbers = np.empty_like(draws)
+        for source, number in np.unique(np.stack([sources, rounds]), axis=1).T.tolist():
+            if source not in kept or kept[source][0] != number:
+                whole = Order(self.sizes[source], 1, mix_seed(self.seed, source))
+                kept[source] = number, whole.permutation(number).numpy() + sum(self.sizes[:source])
+            mine = (sources == source) & (rounds == number)
+            numbers[mine] = kept[source][1][places[mine]]
+        if self.lengths is not None:
+            seed = mix_seed(self.seed, epoch, begin)
+            grouped = Order(end - begin, self.samples_per_step, seed, self.lengths[numbers])
+            order = grouped.permutation(0).numpy()
+            rounds, numbers = rounds[order], numbers[order]
+        return list(zip(rounds.tolist(), numbers.tolist(), strict=True))
+
+    def draws(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source of each of `count` samples from `first` on, and which draw of that source it is."""
+        # Until a time t, t samples are due, give or take as many as there are sources.
+        begin, end = max(0, first - len(self.sizes)), first + count + len(self.sizes)
+        each = [(self._due_before(n, begin), self._due_before(n, end)) for n in range(len(self.sizes))]
+        draws = np.concatenate([np.arange(*bounds) for bounds in each])
+        sources = np.repeat(np.arange(len(each)), [stop - start for start, stop in each])
+        times = np.concatenate([self._due(n, *bounds) for n, bounds in enumerate(each)])
+        passed = first - sum(start for start, _ in each)
+        chosen = np.lexsort((sources, times))[passed : passed + count]
+        return sources[chosen], draws[chosen]
+
+    def _due_before(self, source: int, time: int) -> int:
+        """Draws of a source that are due before a time."""
+        sure = max(0, int(time * self.shares[source]) - 1)
+        return sure + int((self._due(source, sure, sure + 3) < time).sum())
+
+    def _due(self, source: int, start: int, stop: int) -> np.ndarray:
+        """Times of draws `start` to `stop` - 1; random numbers by splitmix64 (Steele 2014)."""
+        draws = np.arange(start, stop)
+        z = draws.astype(np.uint64) * 0x9E3779B97F4A7C15 + mix_seed(self.seed, source, -1)
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+        # 24 bits: the sum is exact for as many draws as there may be.
+        return (draws + ((z ^ (z >> 31)) >> 40) / 2**24) / self.shares[source]
+
+
 def cut_step(
     keys: list[Key], per_device: int, rank: int = 0, world_size: int = 1
 ) -> list[list[Key]]:
@@ -214,7 +317,7 @@ def cut_step(
 class StepSampler:
     """A batch sampler over micro-batches of consecutive steps, for a DataLoader."""
 
-    order: Order
+    order: Order | MixOrder
     start: int
     stop: int
     per_device: int

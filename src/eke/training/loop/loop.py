@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -174,6 +174,7 @@ def next_step(
         sum(batch.num_samples for batch in cut),
         sum(batch.num_tokens for batch in cut),
         job.stop.outcome,
+        tuple(map(sum, zip(*(batch.samples_of for batch in cut), strict=True))),
     )
     return cut, job.ranks.totals(mine)
 
@@ -188,8 +189,9 @@ def evaluate(job: TrainingState, step: int) -> None:
     start = time.perf_counter()
     job.meter.phase = "eval"
     job.model.eval()
-    total = torch.zeros((), device=job.device)
-    num_targets = 0
+    names = [source.name for source in job.plan.sources]
+    totals = torch.zeros(len(names) or 1, device=job.device)
+    targets = torch.zeros(len(totals), dtype=torch.int64)
     copies = job.plan.config.distributed.option == "dp"
     is_classifier = is_classification(job.plan.config)
     predictions = Predictions(job.bare_model if copies else job.model) if is_classifier else None
@@ -197,18 +199,17 @@ def evaluate(job: TrainingState, step: int) -> None:
         for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
             moved = job.transfer(batch)
             with look_at_evaluation(job):
-                if predictions is None:
-                    add_evaluation(job, moved, total)
-                else:
-                    predictions.add_evaluation(job, moved, total)
-            num_targets += batch.num_targets
-    counted = job.ranks.totals(StepTotals(num_targets, 0, 0))
-    loss = job.ranks.sum(total).item() / max(1, counted.num_targets)
+                add = add_evaluation if predictions is None else predictions.add_evaluation
+                add(job, moved, totals[batch.source])
+            targets[batch.source] += batch.num_targets
+    sums, counts = (job.ranks.sum(each).tolist() for each in (totals, targets))
+    loss = sum(sums) / max(1, sum(counts))
+    each = {name: part / n for name, part, n in zip(names, sums, counts, strict=False) if n}
     pairs = None if predictions is None else predictions.gather(job.ranks)
     job.model.train()
     job.eval_losses.append((step, loss))
     if job.ranks.is_main:
-        note_evaluation(job, step, loss, pairs)
+        note_evaluation(job, step, loss, pairs, each)
     job.eval_s += time.perf_counter() - start
     is_last = step == job.plan.steps.total
     if is_last and job.plan.config.train.stop_on_nonfinite and not math.isfinite(loss):
@@ -231,13 +232,26 @@ def is_exhausted(job: TrainingState) -> bool:
 
 
 def note_evaluation(
-    job: TrainingState, step: int, loss: float, pairs: tuple[list[int], list[int]] | None = None
+    job: TrainingState,
+    step: int,
+    loss: float,
+    pairs: tuple[list[int], list[int]] | None,
+    losses: Mapping[str, float],
 ) -> None:
-    """Write the row of one evaluation; pairs: predicted and right classes of a classifier."""
+    """Write the row of one evaluation.
+
+    Args:
+        job: of which it is.
+        step: done so far.
+        loss: of all samples.
+        pairs: predicted and right classes of a classifier.
+        losses: of each source of a mix, by its name.
+    """
     row: metrics.Row = {
         metrics.STEP: step,
         metrics.ATTEMPT: job.attempt,
         metrics.EVAL_LOSS: loss,
+        **{f"{metrics.EVAL_LOSS}/{name}": value for name, value in losses.items()},
     }
     said = f"step {step}/{job.plan.steps.total}  eval loss {loss:.4f}"
     if job.data.bytes_are_tokens:
