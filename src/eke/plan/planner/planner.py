@@ -573,6 +573,7 @@ def outline_record(
         ),
         loss=metrics.losses(rows),
         metrics=metrics.last_evaluation(rows),
+        sources=metrics.of_sources(rows, {s.name: s.num_train_samples for s in plan.sources}),
         warnings=[*plan.warnings, *waiting_hints(plan, timing)],
         failure=failure,
     )

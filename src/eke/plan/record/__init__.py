@@ -245,10 +245,13 @@ class Record:
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     loss: Loss = field(default_factory=Loss)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last evaluation: `perplexity`, or `accuracy`, `f1_macro` and `f1_micro`."""
+    """Of the last evaluation: `perplexity`, or `accuracy`, `f1_macro` and `f1_micro`; of a mix
+    `loss/NAME`, too."""
     classes: dict[str, Any] = field(default_factory=dict)
     """Likewise, of each class of a classifier: `names`, `precision`, `recall`, `f1`, `support`, and
     `confusion`: right classes by predicted ones."""
+    sources: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of each source of a mix, by name: `samples` trained, `epochs` of it, and `eval_loss`."""
     effective: dict[str, Any] = field(default_factory=dict)
     """Read from the running objects, never copied from the request."""
     warnings: list[str] = field(default_factory=list)

@@ -211,6 +211,22 @@ def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
     return {k.removeprefix("eval/"): value for k, value in found.items() if value is not None}
 
 
+def of_sources(rows: Sequence[Row], sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """Of each source of a mix the samples trained, how often it was seen, and its last loss.
+
+    Args:
+        rows: of metrics.jsonl.
+        sizes: name of each source -> its training samples.
+    """
+    steps, last = latest(rows, LOSS), last_evaluation(rows)
+    found = {}
+    for name, size in sizes.items():
+        samples = sum(row.get(f"{SAMPLES}/{name}", 0) for row in steps)
+        loss = {"eval_loss": last[f"loss/{name}"]} if f"loss/{name}" in last else {}
+        found[name] = {"samples": samples, "epochs": samples / size, **loss}
+    return found
+
+
 def _finite(rows: Sequence[Row], key: str) -> float | None:
     value = rows[0].get(key) if rows else None
     return float(value) if value is not None and math.isfinite(value) else None

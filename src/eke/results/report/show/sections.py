@@ -295,6 +295,7 @@ def sections(comparison: Comparison, repeats: bool = False, brief: bool = False)
         ]
         found += [replace(section, title=f"{section.title}{where}") for section in own]
     found += [_classes(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
+    found += [_sources(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
     found += [_runs(comparison)] if repeats else []
     return [section for section in found if section.rows]
 
@@ -461,6 +462,21 @@ def _confusion(found: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str,
 
 
 _OF_A_CLASS = ("precision", "recall", "f1")
+
+
+def _sources(row: ComparisonRow) -> Section:
+    """What the first run of a configuration drew from each source of a mix."""
+    title = f"Sources: {row.variant.label}"
+    head = ("source", "samples", "epochs", "evaluation loss")
+    try:
+        rows = tuple(
+            (str(name), f"{found['samples']:.0f}", f"{found['epochs']:.2f}",
+             f"{found['eval_loss']:.4f}" if "eval_loss" in found else "")
+            for name, found in row.variant.records[0].sources.items()
+        )  # fmt: skip
+    except (TypeError, ValueError, LookupError, AttributeError):  # another version's
+        rows = ()
+    return Section(title, "samples trained, and the last evaluation", head, rows)
 
 
 def _runs(comparison: Comparison) -> Section:
