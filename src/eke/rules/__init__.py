@@ -3,7 +3,7 @@
 import dataclasses
 
 from eke.common.errors import Problem
-from eke.config.mixing import in_source, source_configs
+from eke.config.mixing import SHARED, in_source, source_configs
 from eke.rules.attention import RULES as ATTENTION_RULES
 from eke.rules.compile import AUTO_RULES, KERNELS_RULES
 from eke.rules.compile import RULES as COMPILE_RULES
@@ -81,25 +81,14 @@ def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem],
     refused = limits + find_argument_problems(facts.config)
     refused += [p for rule, p in found if rule.verdict is Severity.impossible]
     warned = [problem for rule, problem in found if rule.verdict is not Severity.impossible]
-    for told, known in zip(_of_sources(facts, plain), (refused, warned), strict=True):
-        seen = {(problem.id, problem.key) for problem in known}
-        fresh = {(p.id, p.key): p for p in told if (p.id, p.key) not in seen}
-        known += fresh.values()
+    about = tuple(rule for rule in plain if rule.key.partition(".")[0] in ("data", "task"))
+    for number, source in enumerate(source_configs(facts.config)):
+        own = check(dataclasses.replace(facts, config=source), about)
+        refused += [in_source(problem, number) for problem in own[0]]
+        warned += [in_source(problem, number) for problem in own[1] if problem.key not in SHARED]
+    refused = list({(p.id, p.key): p for p in reversed(refused)}.values())[::-1]
     if not refused:
         sized = [rule for rule in rules if rule.sized and rule.when(facts)]
         refused = [rule.problem(facts) for rule in sized if rule.verdict is Severity.impossible]
         warned += [rule.problem(facts) for rule in sized if rule.verdict is not Severity.impossible]
-    return refused, warned
-
-
-def _of_sources(facts: Facts, rules: list[Rule]) -> tuple[list[Problem], list[Problem]]:
-    """Errors and warnings about each source of a mix as data of its own."""
-    about = tuple(rule for rule in rules if rule.key.partition(".")[0] in ("data", "task"))
-    refused, warned = [], []
-    for number, source in enumerate(source_configs(facts.config)):
-        errors, warnings = check(dataclasses.replace(facts, config=source), about)
-        refused += [in_source(problem, number) for problem in errors]
-        # A shared key may have its effect on another source.
-        moved = [in_source(problem, number) for problem in warnings]
-        warned += [problem for problem in moved if problem.key.startswith("data.sources")]
     return refused, warned

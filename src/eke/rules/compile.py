@@ -6,10 +6,8 @@ Rules about fused kernels.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from eke.common.errors import Fix
-from eke.config.mixing import source_configs
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
     CompileMode,
@@ -210,10 +208,7 @@ def _has_all_labels(facts: Facts) -> bool:
     data = facts.config.data
     if facts.config.task.option == "masked_lm":
         return False
-    if isinstance(data, Mix):
-        sources = source_configs(facts.config)
-        return all(_has_all_labels(replace(facts, config=each)) for each in sources)
-    if isinstance(data, Conversations):
+    if isinstance(data, Conversations | Mix):  # the sources of a mix are not looked into
         return False
     if isinstance(data, TextColumns) and data.prompt is not None:
         return facts.config.task.option == "seq2seq_lm" and data.packing is not Packing.off

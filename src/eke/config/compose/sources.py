@@ -58,18 +58,17 @@ def _source(source: dict[str, Any], number: int) -> Iterator[Problem]:
 def _wrong(name: str, value: Any, key: str, known: dict[str, Field]) -> tuple[str, Fix]:
     """Why one key of a source is wrong, and the fix; empty if it is right."""
     if name in SHARED:
-        fix = Fix(remark=f"data.{name}={format_value(value)}, and not in the source")
-        return "is a key of the whole mix", fix
+        return "all sources share it", Fix(remark=f"data.{name}={value}, and not in the source")
     if name not in known:
         near = closest(name, known)
         fix = Fix(remark=f"write {near} in its place" if near else "remove it")
-        return f"there is no such key; there are {', '.join(k for k in known if k not in SHARED)}", fix
-    field, fix = known[name], Fix(f"{key}.{name}=1")
+        return f"there is no such key: {', '.join(k for k in known if k not in SHARED)}", fix
+    field = known[name]
     if not admits(field, value) or (isinstance(value, str) and field.kind in (bool, int, float)):
         return f"{field.words()} is wanted", Fix(f"{key}.{name}={probably_meant(field, value)}")
     if name == "weight" and value is not None and not 0 < value < float("inf"):
-        return "must be above 0; it is relative to the weights of the other sources", fix
-    return "", fix
+        return "is not above 0; weights are relative to each other", Fix(f"{key}.weight=1")
+    return "", Fix()
 
 
 def _together(mix: Mix) -> Iterator[Problem]:

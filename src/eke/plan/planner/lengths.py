@@ -5,10 +5,10 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 from eke.config.mixing import source_configs
-from eke.config.schema import Config, Data, Packing, Rows, Seq2SeqLM, Synthetic, Task
+from eke.config.schema import Config, Data, Mix, Packing, Rows, Seq2SeqLM, Synthetic, Task
 from eke.data import sources
 from eke.models.sizes import SampleMeans, full_samples, is_ragged
-from eke.plan.planner.plan import Plan, SourcePlan, plans_of_sources
+from eke.plan.planner.plan import DataPlan, Plan, plans_of_sources
 from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
 
 if TYPE_CHECKING:
@@ -56,28 +56,31 @@ class Drawn:
 
 
 def sample_means(
-    config: Config, store: str, count: int, mixed: Sequence[SourcePlan] = ()
+    config: Config, store: str, count: int, mixed: Sequence[DataPlan] = ()
 ) -> SampleMeans | None:
     """Mean lengths of `count` training samples; None where all have `data.seq_len` tokens.
 
-    Those of a mix are the mean over its sources by their share.
+    Those of a mix are means over its sources by their share.
     """
-    if mixed:
-        return _means_of_mix(config, mixed)
-    found = _samples(config, store, count, False)
+    found = _mixed(config, mixed) or _samples(config, store, count, False)
     if found is None:
         return None
-    return SampleMeans(*found[0].mean(axis=0).tolist(), *found[1].mean(axis=0).tolist())
+    import numpy as np
+
+    weights = found[2] if mixed else None
+    means = [np.average(each, axis=0, weights=weights).tolist() for each in found[:2]]
+    return SampleMeans(*means[0], *means[1])
 
 
 def drawn(plan: Plan) -> Drawn:
     """The micro-batches that the sampler of a plan makes: with grouping, packing and padding."""
-    found = _samples(plan.config, plan.store, plan.steps.num_train_samples, False)
-    if plan.sources:
-        found = _mixed(plan.config, plan.sources)
+    whole_epoch = plan.steps.num_train_samples
+    found = _mixed(plan.config, plan.sources) or _samples(
+        plan.config, plan.store, whole_epoch, False
+    )
     if found is None:
         whole = _full(plan.config, plan.batch.per_device)
-        if not isinstance(plan.config.data, Rows):
+        if not isinstance(plan.config.data, Rows | Mix):
             return Drawn(whole, whole, whole, whole)
         return Drawn(Micro(whole.rows, 1, 1), whole, whole, whole)  # the prepared tokens are gone
     import numpy as np
@@ -89,8 +92,7 @@ def drawn(plan: Plan) -> Drawn:
     ends = [_joined(data, part, group)[0] for part in (each, each[-group:])]
     means, tops = [], []
     for number in range(DRAWS):
-        chances = _chances(plan.sources) if plan.sources else None
-        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number, chances)
+        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number, *found[2:])
         made = _joined(data, tokens[order], group)
         means.append(made.mean(axis=0))
         tops.append(made[np.argmax(made.sum(axis=1))])
@@ -130,36 +132,21 @@ def _full(config: Config, rows: int) -> Micro:
     return Micro(rows // together, source, target)
 
 
-def _mixed(config: Config, mixed: Sequence[SourcePlan]) -> "Found | None":
-    """The training samples of all sources; None where prepared tokens are gone."""
+def _mixed(config: Config, mixed: Sequence[DataPlan]) -> "tuple[np.ndarray, ...] | None":
+    """`Found` of all sources, and the chance of each sample; None where prepared tokens are gone."""
+    if not mixed:
+        return None
     import numpy as np
 
-    each = []
+    parts = []
     for one, source in zip(source_configs(config), mixed, strict=True):
-        found = _samples(one, source.store, source.num_train_samples, False)
+        found = _samples(one, source.store, source.train, False)
         if found is None and is_ragged(one):
             return None
-        whole = full_samples(one)
-        alike = np.array([astuple(whole)] * source.num_train_samples)
-        each.append(found or (alike[:, :2].astype(int), alike[:, 2:]))
-    return np.concatenate([a for a, _ in each]), np.concatenate([b for _, b in each])
-
-
-def _chances(mixed: Sequence[SourcePlan]) -> "np.ndarray":
-    """Chance of each sample of all sources to be drawn next."""
-    import numpy as np
-
-    each = [source.share / source.num_train_samples for source in mixed]
-    return np.repeat(each, [source.num_train_samples for source in mixed])
-
-
-def _means_of_mix(config: Config, mixed: Sequence[SourcePlan]) -> SampleMeans | None:
-    import numpy as np
-
-    if (found := _mixed(config, mixed)) is None:
-        return None
-    means = [np.average(part, axis=0, weights=_chances(mixed)).tolist() for part in found]
-    return SampleMeans(*means[0], *means[1])
+        alike = np.tile(astuple(full_samples(one)), (source.train, 1)).astype(int)
+        chances = np.full(source.train, source.share / source.train)
+        parts.append((*(found or np.split(alike, [2], axis=1)), chances))
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _order(
@@ -168,16 +155,15 @@ def _order(
     samples_per_step: int,
     count: int,
     seed: int,
-    chances: "np.ndarray | None",
+    chances: "np.ndarray | None" = None,
 ) -> "np.ndarray":
     """Numbers of the samples of one training, as `eke.training.batches.batches` draws them."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
+    orders = [rng.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
     if chances is not None:
         orders = [rng.choice(len(lengths), count, p=chances / chances.sum())]
-    else:
-        orders = [rng.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
     if data.length_grouping:
         sorted_together = GROUPED_STEPS * samples_per_step
         for at, order in enumerate(orders):

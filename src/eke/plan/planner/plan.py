@@ -113,23 +113,27 @@ class ComputePlan:
 
 
 @dataclass(frozen=True)
-class SourcePlan:
-    """One source of a mix."""
+class DataPlan:
+    """What the plan knows of its data."""
 
-    name: str
-    """As metrics have it."""
-    share: float
-    """Expected fraction of all samples drawn."""
-    num_train_samples: int
-    """Training samples in one epoch of the source."""
-    num_eval_samples: int
+    train: int
+    """Training samples in one epoch."""
+    evaluation: int
+    """Samples of one evaluation."""
     fingerprint: str
     """Hash of the content."""
-    store: str
-    """Key of the prepared tokens; empty where there are none."""
-    vocabulary: Vocabulary
-    inputs: dict[str, str]
-    """Those of the plan that the source adds."""
+    vocabulary: Vocabulary = BYTE_TOKENS
+    store: str = ""
+    """Key of the prepared tokens; empty where nothing is prepared."""
+    warnings: tuple[str, ...] = ()
+    name: str = ""
+    """Of a source of a mix, as metrics have it."""
+    share: float = 1.0
+    """Of a source of a mix: the expected fraction of all samples drawn."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Of a source of a mix: those of the plan's inputs that it adds."""
+    sources: tuple["DataPlan", ...] = ()
+    """Of a mix, in the order of `data.sources`."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ class Plan:
     """Special ids of the tokens; eke's byte tokens for synthetic data."""
     store: str = ""
     """Key of the prepared tokens in the cache folder; empty where there are none."""
-    sources: tuple[SourcePlan, ...] = ()
+    sources: tuple[DataPlan, ...] = ()
     """Of a mix, in the order of `data.sources`; other data has none."""
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's configuration, the user's keys included; None where DeepSpeed has no part."""
@@ -191,23 +195,13 @@ class Plan:
 
 def plans_of_sources(plan: Plan) -> list[Plan]:
     """The plan with each source of a mix as its data; none for other data."""
-    return [
-        replace(
-            plan,
-            config=config,
-            data_fingerprint=source.fingerprint,
-            store=source.store,
-            vocabulary=source.vocabulary,
-            inputs=source.inputs,
-            sources=(),
-            steps=replace(
-                plan.steps,
-                num_train_samples=source.num_train_samples,
-                num_eval_samples=source.num_eval_samples,
-            ),
-        )
-        for source, config in zip(plan.sources, source_configs(plan.config), strict=True)
-    ]
+    found = []
+    for each, config in zip(plan.sources, source_configs(plan.config), strict=True):
+        steps = replace(plan.steps, num_train_samples=each.train, num_eval_samples=each.evaluation)
+        one = replace(plan, config=config, steps=steps, sources=(), inputs=each.inputs)
+        one = replace(one, store=each.store, vocabulary=each.vocabulary)
+        found.append(replace(one, data_fingerprint=each.fingerprint))
+    return found
 
 
 def plan_to_plain(plan: Plan) -> dict[str, Any]:
@@ -288,14 +282,11 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
             f"{num_samples / steps.num_train_samples:.2f} epochs of "
             f"{steps.num_train_samples} samples",
         ),
-        *(
-            (
-                f"source {source.name}",
-                f"{source.share:.1%}",
-                f"{num_samples * source.share / source.num_train_samples:.2f} epochs of its "
-                f"{source.num_train_samples} samples; {source.num_eval_samples} to evaluate",
-            )
-            for source in plan.sources
-        ),
+        *((f"source {s.name}", f"{s.share:.1%}", _times(s, num_samples)) for s in plan.sources),
         ("device memory", format_bytes(memory) if memory else "unknown", free),
     ]
+
+
+def _times(source: DataPlan, num_samples: int) -> str:
+    times = f"{num_samples * source.share / source.train:.2f} epochs of {source.train} samples"
+    return f"{times}; {source.evaluation} to evaluate"

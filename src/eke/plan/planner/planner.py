@@ -60,8 +60,16 @@ from eke.plan.planner.deepspeed_config import (
 )
 from eke.plan.planner.inputs import inputs_of
 from eke.plan.planner.lengths import sample_means
-from eke.plan.planner.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan, plan_to_plain
-from eke.plan.planner.samples import DataPlan, batch_of, plan_batch, plan_data
+from eke.plan.planner.plan import (
+    BatchPlan,
+    ComputePlan,
+    DataPlan,
+    Decision,
+    Plan,
+    StepPlan,
+    plan_to_plain,
+)
+from eke.plan.planner.samples import batch_of, plan_batch, plan_data
 from eke.plan.record import Failure, Outcome, Record, Timing, metrics
 
 DEFAULT_STEPS = 300
@@ -573,7 +581,7 @@ def outline_record(
         ),
         loss=metrics.losses(rows),
         metrics=metrics.last_evaluation(rows),
-        sources=metrics.of_sources(rows, {s.name: s.num_train_samples for s in plan.sources}),
+        sources=metrics.of_sources(rows, {s.name: s.train for s in plan.sources}),
         warnings=[*plan.warnings, *waiting_hints(plan, timing)],
         failure=failure,
     )

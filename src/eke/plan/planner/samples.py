@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number
@@ -27,30 +27,13 @@ from eke.config.schema import (
     TextColumns,
 )
 from eke.data import sources
-from eke.data.sources import BYTE_TOKENS, Manifest, PrepareRequest, Store, Vocabulary
+from eke.data.sources import Manifest, PrepareRequest, Store, Vocabulary
 from eke.models.families import family_of
 from eke.plan.planner.inputs import DATA, inputs_of
-from eke.plan.planner.plan import BatchPlan, Decision, SourcePlan
+from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
-
-
-@dataclass(frozen=True)
-class DataPlan:
-    """What the plan knows of its data."""
-
-    train: int
-    """Training samples in one epoch."""
-    evaluation: int
-    """Samples of one evaluation."""
-    fingerprint: str
-    """Hash of the content."""
-    vocabulary: Vocabulary = BYTE_TOKENS
-    store: str = ""
-    """Key of the prepared tokens; empty where nothing is prepared."""
-    warnings: tuple[str, ...] = ()
-    sources: tuple[SourcePlan, ...] = ()
 
 
 def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
@@ -158,24 +141,22 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
         raise ConfigError(list(dict.fromkeys(problems)))
     shares, available = source_shares(mix, [p.train for p in parts]), sum(p.train for p in parts)
     made = tuple(
-        SourcePlan(
+        replace(
+            part,
             name=name,
             share=share,
-            num_train_samples=part.train,
-            num_eval_samples=min(part.evaluation, max(1, round(share * mix.num_eval_samples))),
-            fingerprint=part.fingerprint,
-            store=part.store,
-            vocabulary=part.vocabulary,
+            evaluation=min(part.evaluation, max(1, round(share * mix.num_eval_samples))),
             inputs={k: v for k, v in inputs_of(each, part.fingerprint).items() if k == DATA},
         )
         for name, share, part, each in zip(names, shares, parts, configs, strict=True)
     )
-    content = repr([(s.name, s.share, s.num_train_samples, s.fingerprint) for s in made])
-    return DataPlan(
+    content = repr([(s.name, s.share, s.train, s.fingerprint) for s in made])
+    return replace(
+        parts[0],
         train=min(mix.num_samples or available, available),
-        evaluation=sum(source.num_eval_samples for source in made),
+        evaluation=sum(source.evaluation for source in made),
         fingerprint=f"mix {hashlib.sha256(content.encode()).hexdigest()[:16]}",
-        vocabulary=parts[0].vocabulary,
+        store="",
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
         sources=made,
     )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -78,9 +78,9 @@ class MicroBatch:
         """A placeholder with the same inputs that contributes no gradient, samples or tokens."""
         labels = torch.full_like(self.labels, IGNORED)
         places = None if self.places is None else self.places[:0]
-        counts = {"num_samples": 0, "num_targets": 0, "num_tokens": 0}
         none = (0,) * len(self.samples_of)
-        return replace(self, labels=labels, places=places, samples_of=none, **counts)
+        made = replace(self, labels=labels, places=places, samples_of=none)
+        return replace(made, num_samples=0, num_targets=0, num_tokens=0)
 
     def pin_memory(self) -> "MicroBatch":
         """In page-locked memory; the DataLoader calls this."""
@@ -128,6 +128,7 @@ class Collator:
         each = [row["labels"] for row in rows]
         labels = np.stack(each) if each[0].ndim == 0 else self._pad(each, IGNORED)
         counts = labels != IGNORED
+        sources = [int(sample.get("source", 0)) for sample in samples]  # a probe's names none
         tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
         if self.shift:
             tensors["decoder_input_ids"] = self.shift(torch.from_numpy(labels))
@@ -139,12 +140,8 @@ class Collator:
             num_targets=int(np.count_nonzero(counts)),
             num_tokens=num_tokens,
             places=torch.from_numpy(np.flatnonzero(counts)) if self.sparse else None,
-            samples_of=self._samples_of(samples),
+            samples_of=tuple(map(sources.count, range(self.num_sources))),
         )
-
-    def _samples_of(self, samples: list[Sample]) -> tuple[int, ...]:
-        of = [int(sample.get("source", 0)) for sample in samples]  # a probe's names none
-        return tuple(map(of.count, range(self.num_sources)))
 
     def _pad(self, rows: list[np.ndarray], value: int) -> np.ndarray:
         """Rows of shape (length,) as one array (rows, longest)."""
@@ -153,6 +150,55 @@ class Collator:
         for into, row in zip(padded, rows, strict=True):
             into[-len(row) if self.left else 0 :][: len(row)] = row
         return padded
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws from several sources, a function of the seed and their number.
+
+    Draw n of a source with share p is due at (n + u) / p, where the seed and n give u in [0, 1). In
+    this order any m draws in a row have m p of the source, give or take the number of sources. Each
+    source's draws run through all of its samples, in a new order each time.
+    """
+
+    sizes: tuple[int, ...]
+    """Samples of each source."""
+    shares: tuple[float, ...]
+    """Expected fraction of the draws from each; their sum is 1."""
+    seed: int
+
+    def take(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of `count` draws from `first` on the epoch of their source and the number of the sample.
+
+        Numbers go on from source to source.
+        """
+        # Before a time t, t draws are due, give or take the number of sources.
+        begin, end = max(0, first - len(self.sizes)), first + count + len(self.sizes)
+        each = [self._due(source, begin, end) for source in range(len(self.sizes))]
+        times, draws = (np.concatenate([found[part] for found in each]) for part in (0, 1))
+        sources = np.repeat(np.arange(len(each)), [len(found[0]) for found in each])
+        skipped = first - sum(passed for _, _, passed in each)
+        epochs, numbers = np.divmod(draws, np.asarray(self.sizes)[sources])
+        for source, size in enumerate(self.sizes):
+            order = Order(size, 1, mix_seed(self.seed, source))
+            for epoch in np.unique(epochs[sources == source]).tolist():
+                mine = (sources == source) & (epochs == epoch)
+                numbers[mine] = order.permutation(epoch).numpy()[numbers[mine]]
+        numbers += np.cumsum((0, *self.sizes))[sources]
+        chosen = np.lexsort((sources, times))[skipped : skipped + count]
+        return epochs[chosen], numbers[chosen]
+
+    def _due(self, source: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Times from `begin` on, before `end`, of draws from a source; their numbers; the first."""
+        share = self.shares[source]
+        draws = np.arange(max(0, int(begin * share) - 1), int(end * share) + 2)
+        z: Any = draws.astype(np.uint64) * 0x9E3779B97F4A7C15 + mix_seed(self.seed, source, -1)
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9  # splitmix64 (Steele et al. 2014)
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+        # 24 bits: each sum is exact.
+        times = (draws + ((z ^ (z >> 31)) >> 40) / 2**24) / share
+        due = (times >= begin) & (times < end)
+        return times[due], draws[due], int(draws[0] + (times < begin).sum())
 
 
 @dataclass(frozen=True)
@@ -169,6 +215,8 @@ class Order:
     seed: int
     lengths: np.ndarray | None = None
     """Tokens of each sample, where those of similar length shall share a step."""
+    mix: Draws | None = None
+    """The samples of an epoch are the next `num_samples` draws from the sources of a mix."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -206,103 +254,24 @@ class Order:
 
     def steps(self, start: int, stop: int) -> Iterator[list[Key]]:
         """Keys of the samples of steps `start` to `stop` - 1."""
-        epoch, permutation = -1, torch.zeros(0, dtype=torch.int64)
+        epoch, epochs, numbers = -1, np.zeros(0, int), np.zeros(0, int)
         for step in range(start, stop):
             if step // self.steps_per_epoch != epoch:
                 epoch = step // self.steps_per_epoch
-                permutation = self.permutation(epoch)
+                epochs, numbers = self.keys(epoch)
             at = step % self.steps_per_epoch * self.samples_per_step
-            chosen: list[int] = permutation[at : at + self.samples_per_step].tolist()
-            yield [(epoch, index) for index in chosen]
+            here = slice(at, at + self.samples_per_step)
+            yield list(zip(epochs[here].tolist(), numbers[here].tolist(), strict=True))
 
-
-@dataclass(frozen=True)
-class MixOrder:
-    """Samples of optimizer step k of a mix, a function of the seed and k.
-
-    Draw n of a source with share p is due at (n + u) / p, where the seed and n give u in [0, 1), and
-    the samples follow in the order in which they are due. So any m samples in a row have m p of the
-    source, give or take as many as there are sources. A source's draws run through its samples in a
-    new order each time.
-    """
-
-    sizes: tuple[int, ...]
-    """Samples of each source."""
-    shares: tuple[float, ...]
-    """Expected fraction of the samples that is drawn from each; their sum is 1."""
-    num_samples: int
-    """Samples of an epoch, after which a step may be smaller."""
-    samples_per_step: int
-    seed: int
-    lengths: np.ndarray | None = None
-    """Tokens of each sample of all sources, where those of similar length shall share a step."""
-
-    @property
-    def _epoch(self) -> Order:
-        return Order(self.num_samples, self.samples_per_step, self.seed)
-
-    def size_of(self, step: int) -> int:
-        """Samples of one step: fewer in the last one of an epoch."""
-        return self._epoch.size_of(step)
-
-    def steps(self, start: int, stop: int) -> Iterator[list[Key]]:
-        """Keys of the samples of steps `start` to `stop` - 1; samples of all sources in a row."""
-        kept: dict[int, tuple[int, np.ndarray]] = {}
-        per_epoch, size = self._epoch.steps_per_epoch, self.samples_per_step
-        while start < stop:
-            epoch, step = divmod(start, per_epoch)
-            first = step - step % GROUPED_STEPS
-            last = min(first + GROUPED_STEPS, per_epoch)
-            keys = self._stretch(epoch, first * size, min(last * size, self.num_samples), kept)
-            for number in range(step - first, min(last - first, step - first + stop - start)):
-                yield keys[number * size : (number + 1) * size]
-            start += last - step
-
-    def _stretch(
-        self, epoch: int, begin: int, end: int, kept: dict[int, tuple[int, np.ndarray]]
-    ) -> list[Key]:
-        """Samples `begin` to `end` - 1 of an epoch; `kept` has each source's last order."""
-        sources, draws = self.draws(epoch * self.num_samples + begin, end - begin)
-        rounds, places = np.divmod(draws, np.asarray(self.sizes)[sources])
-        numbers = np.empty_like(draws)
-        for source, number in np.unique(np.stack([sources, rounds]), axis=1).T.tolist():
-            if source not in kept or kept[source][0] != number:
-                whole = Order(self.sizes[source], 1, mix_seed(self.seed, source))
-                kept[source] = number, whole.permutation(number).numpy() + sum(self.sizes[:source])
-            mine = (sources == source) & (rounds == number)
-            numbers[mine] = kept[source][1][places[mine]]
-        if self.lengths is not None:
-            seed = mix_seed(self.seed, epoch, begin)
-            grouped = Order(end - begin, self.samples_per_step, seed, self.lengths[numbers])
-            order = grouped.permutation(0).numpy()
-            rounds, numbers = rounds[order], numbers[order]
-        return list(zip(rounds.tolist(), numbers.tolist(), strict=True))
-
-    def draws(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source of each of `count` samples from `first` on, and which draw of that source it is."""
-        # Until a time t, t samples are due, give or take as many as there are sources.
-        begin, end = max(0, first - len(self.sizes)), first + count + len(self.sizes)
-        each = [(self._due_before(n, begin), self._due_before(n, end)) for n in range(len(self.sizes))]
-        draws = np.concatenate([np.arange(*bounds) for bounds in each])
-        sources = np.repeat(np.arange(len(each)), [stop - start for start, stop in each])
-        times = np.concatenate([self._due(n, *bounds) for n, bounds in enumerate(each)])
-        passed = first - sum(start for start, _ in each)
-        chosen = np.lexsort((sources, times))[passed : passed + count]
-        return sources[chosen], draws[chosen]
-
-    def _due_before(self, source: int, time: int) -> int:
-        """Draws of a source that are due before a time."""
-        sure = max(0, int(time * self.shares[source]) - 1)
-        return sure + int((self._due(source, sure, sure + 3) < time).sum())
-
-    def _due(self, source: int, start: int, stop: int) -> np.ndarray:
-        """Times of draws `start` to `stop` - 1; random numbers by splitmix64 (Steele 2014)."""
-        draws = np.arange(start, stop)
-        z = draws.astype(np.uint64) * 0x9E3779B97F4A7C15 + mix_seed(self.seed, source, -1)
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-        # 24 bits: the sum is exact for as many draws as there may be.
-        return (draws + ((z ^ (z >> 31)) >> 40) / 2**24) / self.shares[source]
+    def keys(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both parts of the keys of one epoch, int64, each of shape (num_samples,)."""
+        if self.mix is None:
+            return np.full(self.num_samples, epoch), self.permutation(epoch).numpy()
+        epochs, numbers = self.mix.take(epoch * self.num_samples, self.num_samples)
+        if self.lengths is None:
+            return epochs, numbers
+        order = replace(self, lengths=self.lengths[numbers]).permutation(epoch).numpy()
+        return epochs[order], numbers[order]
 
 
 def cut_step(
@@ -317,7 +286,7 @@ def cut_step(
 class StepSampler:
     """A batch sampler over micro-batches of consecutive steps, for a DataLoader."""
 
-    order: Order | MixOrder
+    order: Order
     start: int
     stop: int
     per_device: int

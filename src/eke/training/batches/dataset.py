@@ -7,17 +7,16 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from eke.config.mixing import source_configs
 from eke.config.schema import Chat, Packing, Synthetic
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
-from eke.plan.planner import Plan
+from eke.plan.planner import Plan, plans_of_sources
 from eke.training.batches.batches import (
     Collator,
+    Draws,
     LongestCollator,
     LongestSamples,
     MicroBatch,
-    MixOrder,
     Order,
     StepSampler,
     cut_step,
@@ -142,7 +141,7 @@ class TrainingData:
                 self.padding.add(each)
             yield made + self.placeholders(most - mine if even else 0)
 
-    def _order(self) -> Order | MixOrder:
+    def _order(self) -> Order:
         plan, lengths = self.plan, None
         if plan.config.data.length_grouping:
             lengths = self.train.lengths()
@@ -151,9 +150,9 @@ class TrainingData:
         how = plan.batch.samples_per_step, plan.config.seed, lengths
         if not isinstance(self.train, MixSamples):
             return Order(len(self.train), *how)
-        sizes = tuple(map(len, self.train.parts))
-        shares = tuple(source.share for source in plan.sources)
-        return MixOrder(sizes, shares, plan.steps.num_train_samples, *how)
+        pairs = zip(map(len, self.train.parts), (each.share for each in plan.sources), strict=True)
+        sizes, shares = zip(*pairs, strict=True)
+        return Order(plan.steps.num_train_samples, *how, Draws(sizes, shares, plan.config.seed))
 
     def longest_step(self, start: int) -> int:
         """The first step from `start` on that no other one's longest micro-batch is longer than."""
@@ -251,9 +250,8 @@ def load_plan_tokenizer(plan: Plan) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(plan.vocabulary.tokenizer)
     if plan.vocabulary.pad_is_eos:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(plan.vocabulary.pad)
-    chat = chat_manifest(plan)
-    datas = [each.data for each in source_configs(plan.config) or [plan.config]]
-    data = next((data for data in datas if isinstance(data, Chat)), None)
-    if chat and data and data.chat_template:  # else its own one was chosen
+    chat, parts = chat_manifest(plan), plans_of_sources(plan) or [plan]
+    chats = [part.config.data for part in parts if isinstance(part.config.data, Chat)]
+    if chat and chats[0].chat_template:  # else its own one was chosen
         tokenizer.chat_template = chat.chat_template
     return tokenizer

@@ -276,7 +276,9 @@ def class_names(plan: Plan) -> tuple[str, ...]:
 
 def chat_manifest(plan: Plan) -> Manifest | None:
     """What is known of the plan's (first) conversations; None for other data."""
-    chats = [each for each in plans_of_sources(plan) or [plan] if isinstance(each.config.data, Chat)]
+    chats = [
+        each for each in plans_of_sources(plan) or [plan] if isinstance(each.config.data, Chat)
+    ]
     return _open(chats[0]).manifest if chats else None
 
 

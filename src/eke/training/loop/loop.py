@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -235,17 +236,12 @@ def note_evaluation(
     job: TrainingState,
     step: int,
     loss: float,
-    pairs: tuple[list[int], list[int]] | None,
-    losses: Mapping[str, float],
+    pairs: tuple[list[int], list[int]] | None = None,
+    losses: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Write the row of one evaluation.
 
-    Args:
-        job: of which it is.
-        step: done so far.
-        loss: of all samples.
-        pairs: predicted and right classes of a classifier.
-        losses: of each source of a mix, by its name.
+    pairs: predicted and right classes of a classifier; losses: of each source of a mix.
     """
     row: metrics.Row = {
         metrics.STEP: step,
