@@ -16,11 +16,9 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.suggest import option_for
 from eke.config.mixing import SHARED, source_names
-from eke.config.schema import MIXED, Data, Mix
+from eke.config.schema import MIXED, Data, Mix, Weighted
 
 EXAMPLE = Fix(remark="data.sources=[{option:jsonl,path:FILE_OR_FOLDER,weight:1},...]")
-EXTRA = {"weight": Field(float | None, None), "name": Field(str | None, None)}
-"""Keys of a source that its option need not have."""
 
 
 def find_source_problems(data: Data) -> list[Problem]:
@@ -49,7 +47,7 @@ def _source(source: dict[str, Any], number: int) -> Iterator[Problem]:
             fix = Fix(f"{key}.{name}={default_text(field, f'data.{name}')}")
             yield Problem(f"data.sources[{number}].{name}", "", f"{option} needs a value", fix)
     for name, value in source.items():
-        why, fix = _wrong(name, value, key, EXTRA | fields)
+        why, fix = _wrong(name, value, key, dict(class_fields(Weighted)) | fields)
         if why and name != "option":
             text = shown(format_value(value))
             yield Problem(f"data.sources[{number}].{name}", text, why, fix)
@@ -66,8 +64,8 @@ def _wrong(name: str, value: Any, key: str, known: dict[str, Field]) -> tuple[st
     field = known[name]
     if not admits(field, value) or (isinstance(value, str) and field.kind in (bool, int, float)):
         return f"{field.words()} is wanted", Fix(f"{key}.{name}={probably_meant(field, value)}")
-    if name == "weight" and value is not None and not 0 < value < float("inf"):
-        return "is not above 0; weights are relative to each other", Fix(f"{key}.weight=1")
+    if field.limit and value is not None and not field.limit.admits(value):
+        return f"must be {field.limit.describe(value)}", Fix(f"{key}.{name}={field.default or 1}")
     return "", Fix()
 
 

@@ -40,6 +40,7 @@ from eke.config.schema.data import (
     TextColumns,
     Train,
     TrainOn,
+    Weighted,
 )
 from eke.config.schema.fields import Limit, Switch
 from eke.config.schema.model import (

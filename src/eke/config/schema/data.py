@@ -279,9 +279,19 @@ class Mix(Data):
     """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
     transformers' AutoTokenizer loads: a folder, or a name on the hub."""
     sources: list[dict[str, Any]] = field(default_factory=list)
-    """Each with `option` (jsonl, csv, parquet, hub, chat, chat_hub, text), that option's keys,
-    `weight` (relative to the others'; none has one: by their number of samples) and `name` (null:
-    of the file; of the hub, where `name` is the data set's, with configuration and split)."""
+    """Each with `option` (jsonl, csv, parquet, hub, chat, chat_hub, text), keys of that option, a
+    `weight` and a `name`; changed one by one by their number, `data.sources.0.weight=0.5`."""
+
+
+@dataclass
+class Weighted:
+    """Keys of a source of a mix besides those of its option."""
+
+    weight: float | None = field(default=None, metadata=above(0))
+    """Relative to the others'; null for all of them is their number of samples."""
+    name: str | None = None
+    """Of its losses; null is the file's. On the hub it is the data set's, and losses have the
+    configuration and the split in their name, too."""
 
 
 MIXED: dict[str, type[Data]] = {

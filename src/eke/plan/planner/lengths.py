@@ -74,10 +74,8 @@ def sample_means(
 
 def drawn(plan: Plan) -> Drawn:
     """The micro-batches that the sampler of a plan makes: with grouping, packing and padding."""
-    whole_epoch = plan.steps.num_train_samples
-    found = _mixed(plan.config, plan.sources) or _samples(
-        plan.config, plan.store, whole_epoch, False
-    )
+    config, size = plan.config, plan.steps.num_train_samples
+    found = _mixed(config, plan.sources) or _samples(config, plan.store, size, False)
     if found is None:
         whole = _full(plan.config, plan.batch.per_device)
         if not isinstance(plan.config.data, Rows | Mix):
@@ -133,7 +131,7 @@ def _full(config: Config, rows: int) -> Micro:
 
 
 def _mixed(config: Config, mixed: Sequence[DataPlan]) -> "tuple[np.ndarray, ...] | None":
-    """`Found` of all sources, and the chance of each sample; None where prepared tokens are gone."""
+    """As `_samples` of all sources, and the chance of each; None where some tokens are gone."""
     if not mixed:
         return None
     import numpy as np

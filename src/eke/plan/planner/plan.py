@@ -132,7 +132,7 @@ class DataPlan:
     """Of a source of a mix: the expected fraction of all samples drawn."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Of a source of a mix: those of the plan's inputs that it adds."""
-    sources: tuple["DataPlan", ...] = ()
+    sources: "tuple[DataPlan, ...]" = ()
     """Of a mix, in the order of `data.sources`."""
 
 
