@@ -50,8 +50,8 @@ def in_source(problem: Problem, number: int) -> Problem:
     """A problem of one source as data of its own, with key and fix in the mix."""
 
     def moved(text: str, place: str) -> str:
-        group, _, key = text.partition(".")
-        own = group == "data" and key and key.partition("=")[0] not in SHARED
+        key = re.sub("^data=", "data.option=", text).removeprefix("data.")
+        own = key != text and key.partition("=")[0] not in SHARED
         return f"data.sources{place}.{key}" if own else text
 
     words = [moved(word, f".{number}") for word in problem.fix.words]

@@ -4,21 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from eke.common.errors import Fix, Problem
-from eke.common.text import format_value
-from eke.config.compose.catalogue import (
-    Field,
-    admits,
-    class_fields,
-    closest,
-    default_text,
-    probably_meant,
-    shown,
-)
+from eke.common.text import closest, format_value
+from eke.config.compose.catalogue import admits, class_fields, default_text, probably_meant, shown
 from eke.config.compose.suggest import option_for
 from eke.config.mixing import SHARED, source_names
 from eke.config.schema import MIXED, Data, Mix, Weighted
 
 EXAMPLE = Fix(remark="data.sources=[{option:jsonl,path:FILE_OR_FOLDER,weight:1},...]")
+Wrong = tuple[int, str, Any, str, Fix | str]
+"""Number of the source, key, value, why, and the fix, or the right value."""
 
 
 def find_source_problems(data: Data) -> list[Problem]:
@@ -27,60 +21,52 @@ def find_source_problems(data: Data) -> list[Problem]:
         return []
     if not data.sources:
         return [Problem("data.sources", "[]", "a mix has at least one source", EXAMPLE)]
-    each = range(len(data.sources))
-    found = [problem for number in each for problem in _source(data.sources[number], number)]
-    return found or list(_together(data))
+    found = [wrong for each in enumerate(data.sources) for wrong in _alone(*each)]
+    problems = []
+    for number, key, value, why, fix in found or _together(data):
+        fix = Fix(f"data.sources.{number}.{key}={fix}") if isinstance(fix, str) else fix
+        place, text = f"data.sources[{number}].{key}", shown(format_value(value))
+        problems.append(Problem(place, text, why, fix))
+    return problems
 
 
-def _source(source: dict[str, Any], number: int) -> Iterator[Problem]:
-    option, key = source.get("option"), f"data.sources.{number}"
+def _alone(number: int, source: dict[str, Any]) -> Iterator[Wrong]:
+    option = source.get("option")
     if option not in MIXED:
         ending = option_for(str(source.get("path", "")))
         meant = closest(str(option), MIXED) or (ending if ending in MIXED else "jsonl")
-        why = f"a source of a mix is one of {', '.join(MIXED)}"
-        value = shown(format_value(option))
-        yield Problem(f"data.sources[{number}].option", value, why, Fix(f"{key}.option={meant}"))
+        yield number, "option", option, f"is to be one of {', '.join(MIXED)}", str(meant)
         return
-    fields = dict(class_fields(MIXED[option]))
-    for name, field in fields.items():
-        if field.default == "???" and name not in source:
-            fix = Fix(f"{key}.{name}={default_text(field, f'data.{name}')}")
-            yield Problem(f"data.sources[{number}].{name}", "", f"{option} needs a value", fix)
-    for name, value in source.items():
-        why, fix = _wrong(name, value, key, dict(class_fields(Weighted)) | fields)
-        if why and name != "option":
-            text = shown(format_value(value))
-            yield Problem(f"data.sources[{number}].{name}", text, why, fix)
+    fields = {**dict(class_fields(Weighted)), **dict(class_fields(MIXED[option]))}
+    for key, field in fields.items():
+        if field.default == "???" and key not in source:
+            wanted = default_text(field, f"data.{key}")
+            yield number, key, "", f"{option} needs a value for it", wanted
+    for key, value in source.items():
+        field = fields.get(key)
+        if key in SHARED:
+            fix = Fix(remark=f"data.{key}={format_value(value)}, and not in the source")
+            yield number, key, value, "all sources share it", fix
+        elif field is None:
+            fix = Fix(remark=f"write {closest(key, fields) or ', '.join({*fields} - SHARED)}")
+            yield number, key, value, f"{option} has no such key", fix
+        elif not admits(field, value) or (isinstance(value, str) and field.kind in (bool, float)):
+            yield number, key, value, f"{field.words()} is wanted", probably_meant(field, value)
+        elif field.limit and value is not None and not field.limit.admits(value):
+            why = f"must be {field.limit.describe(value)}"
+            yield number, key, value, why, format_value(field.default or 1)
 
 
-def _wrong(name: str, value: Any, key: str, known: dict[str, Field]) -> tuple[str, Fix]:
-    """Why one key of a source is wrong, and the fix; empty if it is right."""
-    if name in SHARED:
-        return "all sources share it", Fix(remark=f"data.{name}={value}, and not in the source")
-    if name not in known:
-        near = closest(name, known)
-        fix = Fix(remark=f"write {near} in its place" if near else "remove it")
-        return f"there is no such key: {', '.join(k for k in known if k not in SHARED)}", fix
-    field = known[name]
-    if not admits(field, value) or (isinstance(value, str) and field.kind in (bool, int, float)):
-        return f"{field.words()} is wanted", Fix(f"{key}.{name}={probably_meant(field, value)}")
-    if field.limit and value is not None and not field.limit.admits(value):
-        return f"must be {field.limit.describe(value)}", Fix(f"{key}.{name}={field.default or 1}")
-    return "", Fix()
-
-
-def _together(mix: Mix) -> Iterator[Problem]:
+def _together(mix: Mix) -> Iterator[Wrong]:
     """Weights of some sources alone, and names that two have."""
     weights, names = [source.get("weight") for source in mix.sources], source_names(mix)
     given = [weight for weight in weights if weight is not None]
     for number, (weight, name) in enumerate(zip(weights, names, strict=True)):
-        place, key = f"data.sources[{number}]", f"data.sources.{number}"
         if given and weight is None:
             why = f"{len(given)} of {len(weights)} sources have a weight: all have one, or none"
-            fix = Fix(f"{key}.weight={format_value(min(given))}")
-            yield Problem(f"{place}.weight", "null", why, fix)
+            yield number, "weight", None, why, format_value(min(given))
         if name in names[:number]:
             why = f"is the name of data.sources[{names.index(name)}] too; losses are told by it"
-            hub = "name" in dict(class_fields(MIXED[mix.sources[number]["option"]]))
-            fix = Fix(remark="each split once") if hub else Fix(f"{key}.name={name}_{number}")
-            yield Problem(f"{place}.name", name, why, fix)
+            of_hub = "name" in dict(class_fields(MIXED[mix.sources[number]["option"]]))
+            fix = Fix(remark="each split once") if of_hub else f"{name}_{number}"
+            yield number, "name", name, why, fix

@@ -295,15 +295,10 @@ class Weighted:
 
 
 MIXED: dict[str, type[Data]] = {
-    "jsonl": Lines,
-    "csv": Lines,
-    "parquet": Files,
-    "hub": Hub,
-    "chat": Chat,
-    "chat_hub": ChatHub,
+    "jsonl": Lines, "csv": Lines, "parquet": Files, "hub": Hub, "chat": Chat, "chat_hub": ChatHub,
     "text": Text,
-}
-"""Options of the group `data` that a source of a mix may have -> class; workers read no options."""
+}  # fmt: skip
+"""`option` of a source of a mix -> class, for workers, which read no option files."""
 
 
 @dataclass

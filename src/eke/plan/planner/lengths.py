@@ -90,7 +90,11 @@ def drawn(plan: Plan) -> Drawn:
     ends = [_joined(data, part, group)[0] for part in (each, each[-group:])]
     means, tops = [], []
     for number in range(DRAWS):
-        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number, *found[2:])
+        if plan.sources:  # by weight
+            tokens = found[0][
+                np.random.default_rng(number).choice(len(found[0]), count, p=found[2])
+            ]
+        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
         made = _joined(data, tokens[order], group)
         means.append(made.mean(axis=0))
         tops.append(made[np.argmax(made.sum(axis=1))])
@@ -148,20 +152,13 @@ def _mixed(config: Config, mixed: Sequence[DataPlan]) -> "tuple[np.ndarray, ...]
 
 
 def _order(
-    data: Data,
-    lengths: "np.ndarray",
-    samples_per_step: int,
-    count: int,
-    seed: int,
-    chances: "np.ndarray | None" = None,
+    data: Data, lengths: "np.ndarray", samples_per_step: int, count: int, seed: int
 ) -> "np.ndarray":
     """Numbers of the samples of one training, as `eke.training.batches.batches` draws them."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(len(lengths)) for _ in range(-(-count // len(lengths)))]
-    if chances is not None:
-        orders = [rng.choice(len(lengths), count, p=chances / chances.sum())]
     if data.length_grouping:
         sorted_together = GROUPED_STEPS * samples_per_step
         for at, order in enumerate(orders):

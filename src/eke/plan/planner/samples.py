@@ -164,21 +164,18 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
 
 def _other_classes(configs: Sequence[Config], parts: Sequence[DataPlan]) -> list[Problem]:
     """Sources whose classes are not those of the first one."""
-    task, found = configs[0].task, []
-    if isinstance(task, SequenceClassification):
-        for config, part in zip(configs, parts, strict=True):
-            manifest = sources.read_manifest(sources.store_folder(part.store))
-            corpus = sources.open_corpus(config)
-            known = sources.largest_labels(corpus, task.num_labels) if corpus else ()
-            found.append(tuple(known or (manifest.label_names if manifest else ())))
-    shown = [", ".join(names) or "numbers" for names in found]
-    why = "are its classes, and those of the first source are"
+    found = []
+    for config, part in zip(configs, parts, strict=True):
+        manifest = sources.read_manifest(sources.store_folder(part.store))
+        names = manifest.label_names if manifest else ()
+        corpus = sources.open_corpus(config)
+        if isinstance(config.task, SequenceClassification) and corpus is not None:
+            names = tuple(sources.largest_labels(corpus, config.task.num_labels))
+        found.append(", ".join(names) or "numbers")
+    why = f"are its classes, and those of the first source are {found[0]}"
     fix = Fix(remark="name or number the classes alike in all sources")
-    return [
-        Problem(f"data.sources[{number}]", names, f"{why} {shown[0]}", fix)
-        for number, names in enumerate(shown)
-        if names != shown[0]
-    ]
+    numbered = [each for each in enumerate(found) if each[1] != found[0]]
+    return [Problem(f"data.sources[{number}]", names, why, fix) for number, names in numbered]
 
 
 def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Problem]:

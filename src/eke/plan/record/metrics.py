@@ -212,18 +212,12 @@ def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def of_sources(rows: Sequence[Row], sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """Of each source of a mix the samples trained, how often it was seen, and its last loss.
-
-    Args:
-        rows: of metrics.jsonl.
-        sizes: name of each source -> its training samples.
-    """
+    """Samples, epochs and last evaluation loss of each source of a mix, of so many samples."""
     steps, last = latest(rows, LOSS), last_evaluation(rows)
-    found = {}
-    for name, size in sizes.items():
-        samples = sum(row.get(f"{SAMPLES}/{name}", 0) for row in steps)
-        loss = {"eval_loss": last[f"loss/{name}"]} if f"loss/{name}" in last else {}
-        found[name] = {"samples": samples, "epochs": samples / size, **loss}
+    counts = {name: sum(row.get(f"{SAMPLES}/{name}", 0) for row in steps) for name in sizes}
+    found = {name: {"samples": n, "epochs": n / sizes[name]} for name, n in counts.items()}
+    for name in found.keys() & {key.removeprefix("loss/") for key in last}:
+        found[name]["eval_loss"] = last[f"loss/{name}"]
     return found
 
 

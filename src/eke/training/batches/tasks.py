@@ -108,7 +108,7 @@ class PackedSamples:
 class MixSamples:
     """Dataset of a mix: the samples of all sources in a row; each names its `source`."""
 
-    parts: tuple[TaskSamples | PackedSamples, ...]
+    parts: "tuple[TaskSamples | PackedSamples | MixSamples, ...]"
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -238,12 +238,8 @@ def is_packed(config: Config) -> bool:
 def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples | MixSamples:
     """The samples of one split, as many as planned."""
     if plan.sources:
-        parts = (_open_part(part, evaluation) for part in plans_of_sources(plan))
+        parts = (open_split(part, evaluation=evaluation) for part in plans_of_sources(plan))
         return MixSamples(tuple(parts))
-    return _open_part(plan, evaluation)
-
-
-def _open_part(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples:
     config = plan.config
     wanted = plan.steps.num_eval_samples if evaluation else plan.steps.num_train_samples
     packing = config.data.packing is Packing.on and is_ragged(config)
@@ -276,10 +272,8 @@ def class_names(plan: Plan) -> tuple[str, ...]:
 
 def chat_manifest(plan: Plan) -> Manifest | None:
     """What is known of the plan's (first) conversations; None for other data."""
-    chats = [
-        each for each in plans_of_sources(plan) or [plan] if isinstance(each.config.data, Chat)
-    ]
-    return _open(chats[0]).manifest if chats else None
+    parts = plans_of_sources(plan) or [plan]
+    return next((_open(p).manifest for p in parts if isinstance(p.config.data, Chat)), None)
 
 
 def _random(

@@ -10,9 +10,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -205,7 +204,8 @@ def evaluate(job: TrainingState, step: int) -> None:
             targets[batch.source] += batch.num_targets
     sums, counts = (job.ranks.sum(each).tolist() for each in (totals, targets))
     loss = sum(sums) / max(1, sum(counts))
-    each = {name: part / n for name, part, n in zip(names, sums, counts, strict=False) if n}
+    known = zip(names, sums, counts, strict=False)
+    each = {f"{metrics.EVAL_LOSS}/{name}": part / n for name, part, n in known if n}
     pairs = None if predictions is None else predictions.gather(job.ranks)
     job.model.train()
     job.eval_losses.append((step, loss))
@@ -237,17 +237,14 @@ def note_evaluation(
     step: int,
     loss: float,
     pairs: tuple[list[int], list[int]] | None = None,
-    losses: Mapping[str, float] = MappingProxyType({}),
+    of_sources: metrics.Row | None = None,
 ) -> None:
-    """Write the row of one evaluation.
-
-    pairs: predicted and right classes of a classifier; losses: of each source of a mix.
-    """
+    """Write the row of one evaluation; pairs: predicted and right classes of a classifier."""
     row: metrics.Row = {
         metrics.STEP: step,
         metrics.ATTEMPT: job.attempt,
         metrics.EVAL_LOSS: loss,
-        **{f"{metrics.EVAL_LOSS}/{name}": value for name, value in losses.items()},
+        **(of_sources or {}),
     }
     said = f"step {step}/{job.plan.steps.total}  eval loss {loss:.4f}"
     if job.data.bytes_are_tokens:

@@ -3,6 +3,7 @@
 The columns of the main table, once for terminal, page and Markdown: numbers cannot disagree.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -466,17 +467,12 @@ _OF_A_CLASS = ("precision", "recall", "f1")
 
 def _sources(row: ComparisonRow) -> Section:
     """What the first run of a configuration drew from each source of a mix."""
-    title = f"Sources: {row.variant.label}"
-    head = ("source", "samples", "epochs", "evaluation loss")
-    try:
-        rows = tuple(
-            (str(name), f"{found['samples']:.0f}", f"{found['epochs']:.2f}",
-             f"{found['eval_loss']:.4f}" if "eval_loss" in found else "")
-            for name, found in row.variant.records[0].sources.items()
-        )  # fmt: skip
-    except (TypeError, ValueError, LookupError, AttributeError):  # another version's
-        rows = ()
-    return Section(title, "samples trained, and the last evaluation", head, rows)
+    head, rows = ("source", "samples", "epochs", "evaluation loss"), []
+    for name, found in row.variant.records[0].sources.items():
+        values = (found.get(key, math.nan) for key in ("samples", "epochs", "eval_loss"))
+        rows.append((name, *(f"{value:.5g}" for value in values)))
+    note = "samples trained, and the last evaluation"
+    return Section(f"Sources: {row.variant.label}", note, head, tuple(rows))
 
 
 def _runs(comparison: Comparison) -> Section:
