@@ -43,14 +43,17 @@ def _alone(number: int, source: dict[str, Any]) -> Iterator[Wrong]:
             wanted = default_text(field, f"data.{key}")
             yield number, key, "", f"{option} needs a value for it", wanted
     for key, value in source.items():
-        field = fields.get(key)
         if key in SHARED:
             fix = Fix(remark=f"data.{key}={format_value(value)}, and not in the source")
             yield number, key, value, "all sources share it", fix
-        elif field is None:
+            continue
+        if key not in fields:
             fix = Fix(remark=f"write {closest(key, fields) or ', '.join({*fields} - SHARED)}")
             yield number, key, value, f"{option} has no such key", fix
-        elif not admits(field, value) or (isinstance(value, str) and field.kind in (bool, float)):
+            continue
+        field = fields[key]
+        is_text = isinstance(value, str) and field.kind in (bool, int, float)
+        if is_text or not admits(field, value):
             yield number, key, value, f"{field.words()} is wanted", probably_meant(field, value)
         elif field.limit and value is not None and not field.limit.admits(value):
             why = f"must be {field.limit.describe(value)}"

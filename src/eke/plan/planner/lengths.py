@@ -91,9 +91,8 @@ def drawn(plan: Plan) -> Drawn:
     means, tops = [], []
     for number in range(DRAWS):
         if plan.sources:  # by weight
-            tokens = found[0][
-                np.random.default_rng(number).choice(len(found[0]), count, p=found[2])
-            ]
+            rng = np.random.default_rng(number)
+            tokens = found[0][rng.choice(len(found[0]), count, p=found[2])]
         order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
         made = _joined(data, tokens[order], group)
         means.append(made.mean(axis=0))

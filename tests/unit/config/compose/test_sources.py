@@ -68,7 +68,7 @@ def test_without_weights_sizes_decide() -> None:
         ((TWO, "data.sources.1.option=synthetic"),
          [("data.sources[1].option", "synthetic", "data.sources.1.option=jsonl")]),
         ((TWO, "data.sources.0.txt=x"),
-         [("data.sources[0].txt", "x", "write text in its place")]),
+         [("data.sources[0].txt", "x", "write text")]),
         ((TWO, "data.sources.0.seq_len=8"),
          [("data.sources[0].seq_len", "8", "data.seq_len=8, and not in the source")]),
         ((TWO, "data.sources.0.eval_frac=much"),
