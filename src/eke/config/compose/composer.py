@@ -238,6 +238,13 @@ def typed_tree(
         folders = catalogue.folders
         raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
     problems = check_options(config, tree.choices, catalogue) + find_source_problems(config.data)
+    for key in (text.lstrip("+").partition("=")[0] for text in good):
+        section, name = f"{key}.".split(".")[:2]  # an entry is added by force, to any section
+        if catalogue.is_entry(key) and name not in dict(
+            class_fields(type(getattr(config, section)))
+        ):
+            text = f"{section}.{name}=[...]"
+            problems.append(_elsewhere(text, tree.choices[section], good, catalogue))
     if problems := problems + secrets_in(dataclasses.asdict(config)):
         raise ConfigError(problems)
     config.sweep = Sweep()

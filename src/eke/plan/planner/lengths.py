@@ -87,13 +87,17 @@ def drawn(plan: Plan) -> Drawn:
     group = batch.per_device * batch.devices  # samples that are padded together
     count = min(plan.steps.total * batch.samples_per_step, MOST_DRAWN)
     each = np.sort(tokens, axis=0)
+    if plan.sources:  # a small one repeats
+        each = each[[0, -1]].repeat(group, axis=0)
     ends = [_joined(data, part, group)[0] for part in (each, each[-group:])]
     means, tops = [], []
     for number in range(DRAWS):
-        if plan.sources:  # by weight
-            rng = np.random.default_rng(number)
-            tokens = found[0][rng.choice(len(found[0]), count, p=found[2])]
-        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
+        if plan.sources:
+            sizes, shares = zip(*((s.train, s.share) for s in plan.sources), strict=True)
+            tokens = found[0][sources.Draws(sizes, shares, number).take(0, count)[1]]
+        order = np.arange(len(tokens))
+        if data.length_grouping or not plan.sources:
+            order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
         made = _joined(data, tokens[order], group)
         means.append(made.mean(axis=0))
         tops.append(made[np.argmax(made.sum(axis=1))])

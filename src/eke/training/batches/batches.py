@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eke.common.text import IGNORED, PAD
 from eke.config.schema import Config, Packing, Seq2SeqLM
-from eke.data.sources import mix_seed
+from eke.data.sources import Draws, mix_seed
 from eke.models.sizes import is_ragged, most_predicted
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.plan.planner.lengths import GROUPED_STEPS, Micro
@@ -150,55 +150,6 @@ class Collator:
         for into, row in zip(padded, rows, strict=True):
             into[-len(row) if self.left else 0 :][: len(row)] = row
         return padded
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Draws from several sources, a function of the seed and their number.
-
-    Draw n of a source with share p is due at (n + u) / p, where the seed and n give u in [0, 1). In
-    this order any m draws in a row have m p of the source, give or take the number of sources. Each
-    source's draws run through all of its samples, in a new order each time.
-    """
-
-    sizes: tuple[int, ...]
-    """Samples of each source."""
-    shares: tuple[float, ...]
-    """Expected fraction of the draws from each; their sum is 1."""
-    seed: int
-
-    def take(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of `count` draws from `first` on the epoch of their source and the number of the sample.
-
-        Numbers go on from source to source.
-        """
-        # Before a time t, t draws are due, give or take the number of sources.
-        begin, end = max(0, first - len(self.sizes)), first + count + len(self.sizes)
-        each = [self._due(source, begin, end) for source in range(len(self.sizes))]
-        times, draws = (np.concatenate([found[part] for found in each]) for part in (0, 1))
-        sources = np.repeat(np.arange(len(each)), [len(found[0]) for found in each])
-        skipped = first - sum(passed for _, _, passed in each)
-        epochs, numbers = np.divmod(draws, np.asarray(self.sizes)[sources])
-        for source, size in enumerate(self.sizes):
-            order = Order(size, 1, mix_seed(self.seed, source))
-            for epoch in np.unique(epochs[sources == source]).tolist():
-                mine = (sources == source) & (epochs == epoch)
-                numbers[mine] = order.permutation(epoch).numpy()[numbers[mine]]
-        numbers += np.cumsum((0, *self.sizes))[sources]
-        chosen = np.lexsort((sources, times))[skipped : skipped + count]
-        return epochs[chosen], numbers[chosen]
-
-    def _due(self, source: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Times from `begin` on, before `end`, of draws from a source; their numbers; the first."""
-        share = self.shares[source]
-        draws = np.arange(max(0, int(begin * share) - 1), int(end * share) + 2)
-        z: Any = draws.astype(np.uint64) * 0x9E3779B97F4A7C15 + mix_seed(self.seed, source, -1)
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9  # splitmix64 (Steele et al. 2014)
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-        # 24 bits: each sum is exact.
-        times = (draws + ((z ^ (z >> 31)) >> 40) / 2**24) / share
-        due = (times >= begin) & (times < end)
-        return times[due], draws[due], int(draws[0] + (times < begin).sum())
 
 
 @dataclass(frozen=True)

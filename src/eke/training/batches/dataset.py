@@ -8,12 +8,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from eke.config.schema import Chat, Packing, Synthetic
+from eke.data.sources import Draws
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan, plans_of_sources
 from eke.training.batches.batches import (
     Collator,
-    Draws,
     LongestCollator,
     LongestSamples,
     MicroBatch,

@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from eke.training.batches.batches import Draws, Order, StepSampler
+from eke.data.sources import Draws
+from eke.training.batches.batches import Order, StepSampler
 
 SIZES, SHARES = (40, 7, 300), (0.6, 0.3, 0.1)
 MIX = Draws(SIZES, SHARES, 5)
