@@ -174,6 +174,7 @@ LEFT_OUT = {
     "model.num_frozen_parameters": "filled in from a checkpoint",
     "model.freeze": "the names depend on the model; tests/equivalence/test_freeze.py",
     "data.max_row_bytes": "tests/unit/data/preparation",
+    "data.sources": "data=mix is never drawn",
     "data.path": "typed with data=text and data=jsonl, csv, parquet",
     "data.eval_path": "a path",
     "data.name": "typed with data=hub",
@@ -258,7 +259,7 @@ RARE_OPTIONS = {
 NEVER = dict.fromkeys(
     ("chat", "chat_hub"),
     "needs a tokenizer with a template; tests/unit/data/preparation/test_chat.py",
-)
+) | {"mix": "has no sources by itself; tests/equivalence/test_mix.py"}
 """Options of `data` that are never drawn, and why."""
 
 TECHNIQUES = (

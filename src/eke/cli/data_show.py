@@ -1,7 +1,7 @@
 """`eke data show`: print the first rows of the data as they are trained, and their lengths."""
 
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 
 from rich.console import Console
@@ -10,10 +10,12 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.streams import printable
 from eke.common.text import format_number
 from eke.config.compose import compose, is_set, needs_sweep, split_arguments
-from eke.config.schema import Config
+from eke.config.mixing import source_configs
+from eke.config.schema import Config, Mix, Rows
 from eke.data.sources import Store, open_store, request_of
 from eke.hardware import detect
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
+from eke.plan.planner.samples import plan_data
 from eke.rules import Facts, check
 from eke.workflows import print_once
 
@@ -35,6 +37,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ids", action="store_true", help="also the ids of the tokens")
     options, typed = parser.parse_known_args(arguments)
     config = _configuration(typed)
+    if not isinstance(config.data, Mix):
+        return print_once(_shown(config, options))
+    texts = []
+    for source, part in zip(plan_data(config, []).sources, source_configs(config), strict=True):
+        rows = _shown(part, options) if isinstance(part.data, Rows) else "text, which has no rows"
+        texts.append(f"source {source.name}: {source.share:.1%} of the samples\n\n{rows}")
+    return print_once("\n\n\n".join(texts))
+
+
+def _shown(config: Config, options: Namespace) -> str:
+    """The first rows, and a summary."""
     request = request_of(config)
     if request is None or request.pieces:
         why = "has no rows to show; data=chat, jsonl, csv, parquet and hub have"
@@ -46,7 +59,7 @@ def main(arguments: list[str]) -> int:
     join = load_request_tokenizer(request).join
     count = min(options.rows, store.manifest.counts["cuts"])
     rows = [_row(config, store, join, number, options.ids) for number in range(count)]
-    return print_once("\n\n".join([*rows, _summary(config, store)]))
+    return "\n\n".join([*rows, _summary(config, store)])
 
 
 def _configuration(typed: list[str]) -> Config:

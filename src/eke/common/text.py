@@ -80,6 +80,8 @@ def format_value(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(format_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{format_value(each)}' for key, each in value.items())}}}"
     return str(value)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 from eke.common.errors import Problem
+from eke.config.mixing import SHARED, in_source, source_configs
 from eke.rules.attention import RULES as ATTENTION_RULES
 from eke.rules.compile import AUTO_RULES, KERNELS_RULES
 from eke.rules.compile import RULES as COMPILE_RULES
@@ -80,6 +81,12 @@ def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem],
     refused = limits + find_argument_problems(facts.config)
     refused += [p for rule, p in found if rule.verdict is Severity.impossible]
     warned = [problem for rule, problem in found if rule.verdict is not Severity.impossible]
+    about = tuple(rule for rule in plain if rule.key.partition(".")[0] in ("data", "task"))
+    for number, source in enumerate(source_configs(facts.config)):
+        own = check(dataclasses.replace(facts, config=source), about)
+        refused += [in_source(problem, number) for problem in own[0]]
+        warned += [in_source(problem, number) for problem in own[1] if problem.key not in SHARED]
+    refused = list({(p.id, p.key): p for p in reversed(refused)}.values())[::-1]
     if not refused:
         sized = [rule for rule in rules if rule.sized and rule.when(facts)]
         refused = [rule.problem(facts) for rule in sized if rule.verdict is Severity.impossible]

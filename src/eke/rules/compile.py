@@ -8,7 +8,14 @@ Rules about fused kernels.
 from collections.abc import Callable
 
 from eke.common.errors import Fix
-from eke.config.schema import DEFAULT_PER_DEVICE, CompileMode, Conversations, Packing, TextColumns
+from eke.config.schema import (
+    DEFAULT_PER_DEVICE,
+    CompileMode,
+    Conversations,
+    Mix,
+    Packing,
+    TextColumns,
+)
 from eke.models.checkpoints.abilities import has_plain_head
 from eke.models.families import FAMILIES, Family, family_of
 from eke.models.sizes import is_ragged
@@ -201,7 +208,7 @@ def _has_all_labels(facts: Facts) -> bool:
     data = facts.config.data
     if facts.config.task.option == "masked_lm":
         return False
-    if isinstance(data, Conversations):
+    if isinstance(data, Conversations | Mix):  # the sources of a mix are not looked into
         return False
     if isinstance(data, TextColumns) and data.prompt is not None:
         return facts.config.task.option == "seq2seq_lm" and data.packing is not Packing.off

@@ -12,7 +12,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
 from eke.config.compose import Composed, claims, compose_with, is_set
 from eke.config.compose.catalogue import make_catalogue
-from eke.config.schema import DEFAULT_PER_DEVICE, Config, Rows
+from eke.config.schema import DEFAULT_PER_DEVICE, Config, Mix, Rows
 from eke.estimate.memory import (
     BatchSearch,
     Chosen,
@@ -302,7 +302,7 @@ def fine_tuned(
             "weights; fine-tuning usually takes less (optimizer.lr=...)"
         )
     open_end = config.train.epochs is None and config.train.steps is None
-    if open_end and isinstance(config.data, Rows):
+    if open_end and isinstance(config.data, Rows | Mix):
         config = replace(config, train=replace(config.train, epochs=EPOCHS))
         reason = "usual for fine-tuning; neither train.steps nor train.epochs was set"
         decisions.append(Decision("train.epochs", f"{EPOCHS:g}", reason))

@@ -161,6 +161,9 @@ class Catalogue:
     def is_entry(self, key: str) -> bool:
         """Whether `key` is inside a mapping with arbitrary keys: `trainer.extra.debug`."""
         mapping, _, name = key.rpartition(".")
+        if match := re.fullmatch(r"(.+)\.\d+", mapping):  # `data.sources.1.weight`
+            kinds = get_args(self.keys[match[1]].kind) if match[1] in self.keys else ()
+            return get_origin(next(iter(kinds), None)) is dict
         return bool(name) and mapping in self.keys and self.keys[mapping].kind is dict
 
     def names(self, section: str) -> list[str]:

@@ -47,6 +47,7 @@ from eke.config.compose.compose_cache import (
 )
 from eke.config.compose.hydra_settings import explain_in_files, is_launching
 from eke.config.compose.overrides import find_problems, parse, suggest_fix
+from eke.config.compose.sources import find_source_problems
 from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
@@ -236,7 +237,14 @@ def typed_tree(
     if untyped:
         folders = catalogue.folders
         raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
-    problems = check_options(config, tree.choices, catalogue)
+    problems = check_options(config, tree.choices, catalogue) + find_source_problems(config.data)
+    for key in (text.lstrip("+").partition("=")[0] for text in good):
+        section, name = f"{key}.".split(".")[:2]  # an entry is added by force, to any section
+        if catalogue.is_entry(key) and name not in dict(
+            class_fields(type(getattr(config, section)))
+        ):
+            text = f"{section}.{name}=[...]"
+            problems.append(_elsewhere(text, tree.choices[section], good, catalogue))
     if problems := problems + secrets_in(dataclasses.asdict(config)):
         raise ConfigError(problems)
     config.sweep = Sweep()

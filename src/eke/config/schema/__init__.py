@@ -14,6 +14,7 @@ from eke.config.schema.data import (
     DEFAULT_PER_DEVICE,
     ENDINGS,
     MAX_STEPS,
+    MIXED,
     BadRows,
     Batch,
     Chat,
@@ -27,6 +28,7 @@ from eke.config.schema.data import (
     Lines,
     LocalRows,
     MaskedLM,
+    Mix,
     Packing,
     ProblemType,
     PythonSource,
@@ -39,6 +41,7 @@ from eke.config.schema.data import (
     TextColumns,
     Train,
     TrainOn,
+    Weighted,
 )
 from eke.config.schema.fields import Limit, Switch
 from eke.config.schema.model import (

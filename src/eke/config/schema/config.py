@@ -104,6 +104,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "hub": work.Hub,
         "chat": work.Chat,
         "chat_hub": work.ChatHub,
+        "mix": work.Mix,
     },
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,

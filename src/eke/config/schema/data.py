@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from eke.config.schema.fields import Switch, above, at_least, between
 
@@ -291,6 +292,36 @@ class Chat(Conversations, LocalRows):
 @dataclass
 class ChatHub(Conversations, HubRows):
     """Conversations of the hub."""
+
+
+@dataclass
+class Mix(Data):
+    """Samples of several sources, drawn by weight."""
+
+    tokenizer: str = "auto"
+    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
+    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """Each with `option` (jsonl, csv, parquet, hub, chat, chat_hub, text), keys of that option, a
+    `weight` and a `name`; changed one by one by their number, `data.sources.0.weight=0.5`."""
+
+
+@dataclass
+class Weighted:
+    """Keys of a source of a mix besides those of its option."""
+
+    weight: float | None = field(default=None, metadata=above(0))
+    """Relative to the others'; null for all of them is their number of samples."""
+    name: str | None = None
+    """Of its losses; null is the file's. On the hub it is the data set's, and losses have the
+    configuration and the split in their name, too."""
+
+
+MIXED: dict[str, type[Data]] = {
+    "jsonl": Lines, "csv": Lines, "parquet": Files, "hub": Hub, "chat": Chat, "chat_hub": ChatHub,
+    "text": Text,
+}  # fmt: skip
+"""`option` of a source of a mix -> class, for workers, which read no option files."""
 
 
 @dataclass

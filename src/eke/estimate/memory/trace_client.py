@@ -60,7 +60,7 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     "data": (
         *PLACES, "data_seed", "num_samples", "num_eval_samples", "eval_frac", "min_token",
         "max_token", "max_row_bytes", "seq_len", "lengths", "min_len", "median_len", "sigma",
-        "length_grouping",
+        "length_grouping", "sources",
     ),
     "distributed": ("timeout_s", "p2p"),
     "peft": ("alpha",),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from eke.config.schema import Rows, Synthetic
+from eke.config.schema import Mix, Rows, Synthetic
 from eke.estimate.memory.components import doubts_of, shape_of
 from eke.estimate.time.rates import Span, exactly, network_of
 from eke.models.families import Shape
@@ -75,7 +75,7 @@ def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
         found.append("the host's processor, and a disk, are known as wide ranges")
     if config.memory.empty_cache_every is not None:
         found.append("giving cached memory back: about a tenth of a step each time (transformers)")
-    if isinstance(data, Rows) and config.dataloader.workers == 0:
+    if isinstance(data, Rows | Mix) and config.dataloader.workers == 0:
         found.append("rows are read in the training process: that time is not included")
     if not isinstance(data, Synthetic) and getattr(data, "streaming", False):
         found.append("a stream may be slower than the device")

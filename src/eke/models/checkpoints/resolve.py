@@ -17,7 +17,7 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_value
-from eke.config.schema import Config, PretrainedModel, SequenceClassification, TextColumns
+from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassification, TextColumns
 from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import (
     first_position,
@@ -133,7 +133,7 @@ def follow_head(config: Config) -> Config:
     count = len(getattr(config.model, "label_names", []))
     if config.task.problem.value == "regression":
         count = 1
-    elif count < 2 or not isinstance(config.data, TextColumns):
+    elif count < 2 or not isinstance(config.data, TextColumns | Mix):
         return config
     if not isinstance(config.task, SequenceClassification):
         return config

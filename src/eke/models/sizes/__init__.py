@@ -17,6 +17,7 @@ from eke.models.sizes.parameters import (
     adapted_layers,
     choose_targets,
     chunk_rows,
+    full_samples,
     is_ia3,
     is_ragged,
     linear_layers,

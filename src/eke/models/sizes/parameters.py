@@ -34,6 +34,7 @@ from eke.config.schema import (
     Lengths,
     Lora,
     MaskedLM,
+    Mix,
     QLora,
     Rows,
     Seq2SeqLM,
@@ -363,7 +364,7 @@ def is_ragged(config: Config) -> bool:
     """Samples may have different lengths."""
     if isinstance(config.data, Synthetic):
         return config.data.lengths is not Lengths.fixed
-    return isinstance(config.data, Rows)
+    return isinstance(config.data, Rows | Mix)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from eke.plan.planner.plan import (
     RecipeDecision,
     StepPlan,
     plan_to_plain,
+    plans_of_sources,
     read_plan,
     render_plan,
     write_plan,

@@ -14,7 +14,7 @@ from eke.data.sources import BYTES, fingerprint, open_corpus, tokenizer_content,
 from eke.hardware import software_now
 from eke.models.checkpoints import content_of, locate
 from eke.plan.identity import changed_fingerprint
-from eke.plan.planner.plan import Plan
+from eke.plan.planner.plan import Plan, plans_of_sources
 
 DATA, TOKENIZER, MODEL = "data.path", "data.tokenizer", "model.name_or_path"
 
@@ -51,6 +51,8 @@ def check_inputs(plan: Plan) -> None:
     for key in plan.inputs:
         if why := change_of(plan, key):
             raise ChangedError(_changed(plan.config, key, why))
+    for source in plans_of_sources(plan):
+        check_inputs(source)
 
 
 def change_of(plan: Plan, key: str) -> str:

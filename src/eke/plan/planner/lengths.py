@@ -1,12 +1,14 @@
 """Lengths of rows, read from the prepared tokens, and the micro-batches that they form."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from eke.config.schema import Config, Data, Packing, Rows, Seq2SeqLM, Synthetic, Task
+from eke.config.mixing import source_configs
+from eke.config.schema import Config, Data, Mix, Packing, Rows, Seq2SeqLM, Synthetic, Task
 from eke.data import sources
-from eke.models.sizes import SampleMeans, is_ragged
-from eke.plan.planner.plan import Plan
+from eke.models.sizes import SampleMeans, full_samples, is_ragged
+from eke.plan.planner.plan import DataPlan, Plan, plans_of_sources
 from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
 
 if TYPE_CHECKING:
@@ -53,20 +55,30 @@ class Drawn:
         return self.shortest != self.longest
 
 
-def sample_means(config: Config, store: str, count: int) -> SampleMeans | None:
-    """Mean lengths of `count` training samples; None where all have `data.seq_len` tokens."""
-    found = _samples(config, store, count, False)
+def sample_means(
+    config: Config, store: str, count: int, mixed: Sequence[DataPlan] = ()
+) -> SampleMeans | None:
+    """Mean lengths of `count` training samples; None where all have `data.seq_len` tokens.
+
+    Those of a mix are means over its sources by their share.
+    """
+    found = _mixed(config, mixed) or _samples(config, store, count, False)
     if found is None:
         return None
-    return SampleMeans(*found[0].mean(axis=0).tolist(), *found[1].mean(axis=0).tolist())
+    import numpy as np
+
+    weights = found[2] if mixed else None
+    means = [np.average(each, axis=0, weights=weights).tolist() for each in found[:2]]
+    return SampleMeans(*means[0], *means[1])
 
 
 def drawn(plan: Plan) -> Drawn:
     """The micro-batches that the sampler of a plan makes: with grouping, packing and padding."""
-    found = _samples(plan.config, plan.store, plan.steps.num_train_samples, False)
+    config, size = plan.config, plan.steps.num_train_samples
+    found = _mixed(config, plan.sources) or _samples(config, plan.store, size, False)
     if found is None:
         whole = _full(plan.config, plan.batch.per_device)
-        if not isinstance(plan.config.data, Rows):
+        if not isinstance(plan.config.data, Rows | Mix):
             return Drawn(whole, whole, whole, whole)
         return Drawn(Micro(whole.rows, 1, 1), whole, whole, whole)  # the prepared tokens are gone
     import numpy as np
@@ -75,10 +87,17 @@ def drawn(plan: Plan) -> Drawn:
     group = batch.per_device * batch.devices  # samples that are padded together
     count = min(plan.steps.total * batch.samples_per_step, MOST_DRAWN)
     each = np.sort(tokens, axis=0)
+    if plan.sources:  # a small one repeats
+        each = each[[0, -1]].repeat(group, axis=0)
     ends = [_joined(data, part, group)[0] for part in (each, each[-group:])]
     means, tops = [], []
     for number in range(DRAWS):
-        order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
+        if plan.sources:
+            sizes, shares = zip(*((s.train, s.share) for s in plan.sources), strict=True)
+            tokens = found[0][sources.Draws(sizes, shares, number).take(0, count)[1]]
+        order = np.arange(len(tokens))
+        if data.length_grouping or not plan.sources:
+            order = _order(data, tokens.sum(axis=1), batch.samples_per_step, count, number)
         made = _joined(data, tokens[order], group)
         means.append(made.mean(axis=0))
         tops.append(made[np.argmax(made.sum(axis=1))])
@@ -90,6 +109,8 @@ def drawn(plan: Plan) -> Drawn:
 
 def evaluated(plan: Plan) -> Micro:
     """The largest micro-batch of evaluation, whose order never changes."""
+    if plan.sources:  # each micro-batch is of one source
+        return max(map(evaluated, plans_of_sources(plan)), key=lambda micro: micro.tokens)
     batch, config, count = plan.batch, plan.config, plan.steps.num_eval_samples
     group = batch.eval_per_device * batch.devices
     found = _samples(config, plan.store, count, True)
@@ -114,6 +135,23 @@ def _full(config: Config, rows: int) -> Micro:
         -(-together * n // multiple) * multiple for n in (config.data.seq_len, target)
     )
     return Micro(rows // together, source, target)
+
+
+def _mixed(config: Config, mixed: Sequence[DataPlan]) -> "tuple[np.ndarray, ...] | None":
+    """As `_samples` of all sources, and the chance of each; None where some tokens are gone."""
+    if not mixed:
+        return None
+    import numpy as np
+
+    parts = []
+    for one, source in zip(source_configs(config), mixed, strict=True):
+        found = _samples(one, source.store, source.train, False)
+        if found is None and is_ragged(one):
+            return None
+        alike = np.tile(astuple(full_samples(one)), (source.train, 1)).astype(int)
+        chances = np.full(source.train, source.share / source.train)
+        parts.append((*(found or np.split(alike, [2], axis=1)), chances))
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _order(

@@ -6,7 +6,7 @@ The plan as text: the first screen of a run, and all of `eke plan`.
 """
 
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cattrs
@@ -15,6 +15,7 @@ from eke.common.errors import RunError
 from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths, program
 from eke.common.text import align, format_bytes, format_count, format_flops
+from eke.config.mixing import source_configs
 from eke.config.schema import Config, PretrainedModel
 from eke.config.schema.codec import make_converter
 from eke.data.sources import BYTE_TOKENS, Vocabulary
@@ -112,6 +113,30 @@ class ComputePlan:
 
 
 @dataclass(frozen=True)
+class DataPlan:
+    """What the plan knows of its data."""
+
+    train: int
+    """Training samples in one epoch."""
+    evaluation: int
+    """Samples of one evaluation."""
+    fingerprint: str
+    """Hash of the content."""
+    vocabulary: Vocabulary = BYTE_TOKENS
+    store: str = ""
+    """Key of the prepared tokens; empty where nothing is prepared."""
+    warnings: tuple[str, ...] = ()
+    name: str = ""
+    """Of a source of a mix, as metrics have it."""
+    share: float = 1.0
+    """Of a source of a mix: the expected fraction of all samples drawn."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Of a source of a mix: those of the plan's inputs that it adds."""
+    sources: "tuple[DataPlan, ...]" = ()
+    """Of a mix, in the order of `data.sources`."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """One run, decided. The worker reads nothing else."""
 
@@ -145,6 +170,8 @@ class Plan:
     """Special ids of the tokens; eke's byte tokens for synthetic data."""
     store: str = ""
     """Key of the prepared tokens in the cache folder; empty where there are none."""
+    sources: tuple[DataPlan, ...] = ()
+    """Of a mix, in the order of `data.sources`; other data has none."""
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's configuration, the user's keys included; None where DeepSpeed has no part."""
     probe: bool = False
@@ -164,6 +191,17 @@ class Plan:
     def processes_per_node(self) -> int:
         """Processes on each machine."""
         return self.batch.world_size // self.config.distributed.num_nodes
+
+
+def plans_of_sources(plan: Plan) -> list[Plan]:
+    """The plan with each source of a mix as its data; none for other data."""
+    found = []
+    for each, config in zip(plan.sources, source_configs(plan.config), strict=True):
+        steps = replace(plan.steps, num_train_samples=each.train, num_eval_samples=each.evaluation)
+        one = replace(plan, config=config, steps=steps, sources=(), inputs=each.inputs)
+        one = replace(one, store=each.store, vocabulary=each.vocabulary)
+        found.append(replace(one, data_fingerprint=each.fingerprint))
+    return found
 
 
 def plan_to_plain(plan: Plan) -> dict[str, Any]:
@@ -244,5 +282,11 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
             f"{num_samples / steps.num_train_samples:.2f} epochs of "
             f"{steps.num_train_samples} samples",
         ),
+        *((f"source {s.name}", f"{s.share:.1%}", _times(s, num_samples)) for s in plan.sources),
         ("device memory", format_bytes(memory) if memory else "unknown", free),
     ]
+
+
+def _times(source: DataPlan, num_samples: int) -> str:
+    times = f"{num_samples * source.share / source.train:.2f} epochs of {source.train} samples"
+    return f"{times}; {source.evaluation} to evaluate"

@@ -29,6 +29,7 @@ from eke.config.schema import (
     Compute,
     Config,
     Evaluation,
+    Mix,
     NvmeOffload,
     Packing,
     PretrainedModel,
@@ -59,8 +60,16 @@ from eke.plan.planner.deepspeed_config import (
 )
 from eke.plan.planner.inputs import inputs_of
 from eke.plan.planner.lengths import sample_means
-from eke.plan.planner.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan, plan_to_plain
-from eke.plan.planner.samples import DataPlan, batch_of, plan_batch, plan_data
+from eke.plan.planner.plan import (
+    BatchPlan,
+    ComputePlan,
+    DataPlan,
+    Decision,
+    Plan,
+    StepPlan,
+    plan_to_plain,
+)
+from eke.plan.planner.samples import batch_of, plan_batch, plan_data
 from eke.plan.record import Failure, Outcome, Record, Timing, metrics
 
 DEFAULT_STEPS = 300
@@ -112,7 +121,7 @@ def make_plan(
         batch=batch,
         steps=steps,
         compute=compute,
-        size=model_size(config, sample_means(config, data.store, data.train)),
+        size=model_size(config, sample_means(config, data.store, data.train, data.sources)),
         decisions=tuple(decisions),
         warnings=(*warnings, *data.warnings, *hints),
         data_warnings=data.warnings,
@@ -121,6 +130,7 @@ def make_plan(
         inputs=inputs_of(config, data.fingerprint),
         vocabulary=data.vocabulary,
         store=data.store,
+        sources=data.sources,
         deepspeed=deepspeed,
     )
 
@@ -144,7 +154,10 @@ def replan(plan: Plan, config: Config) -> Plan:
         config=config,
         batch=batch,
         compute=_plan_compute(config, plan.device, plan.steps.warmup, notes),
-        size=model_size(config, sample_means(config, plan.store, plan.steps.num_train_samples)),
+        size=model_size(
+            config,
+            sample_means(config, plan.store, plan.steps.num_train_samples, plan.sources),
+        ),
         deepspeed=deepspeed,
     )
 
@@ -218,6 +231,8 @@ def _resolved(
         answers["peft.target_modules"] = list(adapted)
     if theirs is not None:
         answers["distributed.deepspeed_config"] = theirs  # its content counts, not its place
+    if isinstance(config.data, Mix):
+        answers["data.sources"] = None  # the fingerprint has their content, weights and names
     for place in PLACES:
         if hasattr(config.data, place):
             answers[f"data.{place}"] = None
@@ -571,6 +586,7 @@ def outline_record(
         loss=metrics.losses(judged),
         best=best,
         metrics=metrics.last_evaluation(judged),
+        sources=metrics.of_sources(judged, {s.name: s.train for s in plan.sources}),
         warnings=[*plan.warnings, *waiting_hints(plan, timing)],
         failure=failure,
     )

@@ -7,16 +7,18 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number
+from eke.config.mixing import in_source, source_configs, source_names, source_shares
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
     Config,
     Conversations,
     Data,
     HubRows,
+    Mix,
     Packing,
     PretrainedModel,
     Rows,
@@ -25,28 +27,13 @@ from eke.config.schema import (
     TextColumns,
 )
 from eke.data import sources
-from eke.data.sources import BYTE_TOKENS, Manifest, PrepareRequest, Store, Vocabulary
+from eke.data.sources import Manifest, PrepareRequest, Store, Vocabulary
 from eke.models.families import family_of
-from eke.plan.planner.plan import BatchPlan, Decision
+from eke.plan.planner.inputs import DATA, inputs_of
+from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
-
-
-@dataclass(frozen=True)
-class DataPlan:
-    """What the plan knows of its data."""
-
-    train: int
-    """Training samples in one epoch."""
-    evaluation: int
-    """Samples of one evaluation."""
-    fingerprint: str
-    """Hash of the content."""
-    vocabulary: Vocabulary = BYTE_TOKENS
-    store: str = ""
-    """Key of the prepared tokens; empty where nothing is prepared."""
-    warnings: tuple[str, ...] = ()
 
 
 def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
@@ -57,6 +44,8 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     """
     if isinstance(config.data, Synthetic):
         return _synthetic(config, config.data, decisions)
+    if isinstance(config.data, Mix):
+        return _mixed(config, config.data, decisions)
     request = sources.request_of(config)
     if request is not None:
         return _prepared(config, request, decisions)
@@ -135,6 +124,58 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
         decisions.append(Decision("data.tokenizer", shown, reason))
     warnings = _token_warnings(config, manifest)
     return DataPlan(train, evaluation, manifest.digest, vocabulary, request.key, warnings)
+
+
+def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
+    """Each source on its own, and the samples of an epoch and of an evaluation by weight."""
+    configs, names = source_configs(config), source_names(mix)
+    parts, problems = [], []
+    for number, (each, name) in enumerate(zip(configs, names, strict=True)):
+        own: list[Decision] = []
+        try:
+            parts.append(plan_data(each, own))
+        except ConfigError as error:
+            problems += [in_source(problem, number) for problem in error.problems]
+        decisions += [replace(note, key=f"{note.key} of {name}") for note in own]
+    if problems := problems or _other_classes(configs, parts):
+        raise ConfigError(list(dict.fromkeys(problems)))
+    shares, available = source_shares(mix, [p.train for p in parts]), sum(p.train for p in parts)
+    made = tuple(
+        replace(
+            part,
+            name=name,
+            share=share,
+            evaluation=min(part.evaluation, max(1, round(share * mix.num_eval_samples))),
+            inputs={k: v for k, v in inputs_of(each, part.fingerprint).items() if k == DATA},
+        )
+        for name, share, part, each in zip(names, shares, parts, configs, strict=True)
+    )
+    content = repr([(s.name, s.share, s.train, s.fingerprint) for s in made])
+    return replace(
+        parts[0],
+        train=min(mix.num_samples or available, available),
+        evaluation=sum(source.evaluation for source in made),
+        fingerprint=f"mix {hashlib.sha256(content.encode()).hexdigest()[:16]}",
+        store="",
+        warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
+        sources=made,
+    )
+
+
+def _other_classes(configs: Sequence[Config], parts: Sequence[DataPlan]) -> list[Problem]:
+    """Sources whose classes are not those of the first one."""
+    found = []
+    for config, part in zip(configs, parts, strict=True):
+        manifest = sources.read_manifest(sources.store_folder(part.store))
+        names = manifest.label_names if manifest else ()
+        corpus = sources.open_corpus(config)
+        if isinstance(config.task, SequenceClassification) and corpus is not None:
+            names = tuple(sources.largest_labels(corpus, config.task.num_labels))
+        found.append(", ".join(names) or "numbers")
+    why = f"are its classes, and those of the first source are {found[0]}"
+    fix = Fix(remark="name or number the classes alike in all sources")
+    numbered = [each for each in enumerate(found) if each[1] != found[0]]
+    return [Problem(f"data.sources[{number}]", names, why, fix) for number, names in numbered]
 
 
 def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Problem]:

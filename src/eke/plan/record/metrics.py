@@ -39,7 +39,7 @@ PERPLEXITY = "eval/perplexity"
 TOKEN_ACCURACY = "eval/token_accuracy"
 """Share of the targets that the model thinks most probable, where all logits are there."""
 LOWER_IS_BETTER = ("loss", "perplexity", "mae", "mse")
-"""Metrics of which the lowest value is the best."""
+"""Metrics of which the lowest value is the best; `loss/NAME` is one of a mix's source."""
 STEP_TIME = "train/step_time_s"
 WARMUP = "train/warmup"
 """Present and 1 on steps excluded from every timing: the first ones, and those that compiled."""
@@ -207,6 +207,11 @@ def evaluation_metrics(config: Config) -> tuple[str, ...]:
     return "loss", "perplexity", "token_accuracy"
 
 
+def is_lower_better(metric: str) -> bool:
+    """Whether the lowest value of a metric is the best."""
+    return metric.partition("/")[0] in LOWER_IS_BETTER
+
+
 def best_evaluation(rows: Sequence[Row], metric: str | None, first: int = 1) -> Best | None:
     """The evaluation whose metric is the best, the first of equal ones.
 
@@ -216,7 +221,7 @@ def best_evaluation(rows: Sequence[Row], metric: str | None, first: int = 1) -> 
         first: the first step that counts; weights before training are no result.
     """
     best: Best | None = None
-    sign = -1 if metric in LOWER_IS_BETTER else 1
+    sign = -1 if is_lower_better(str(metric)) else 1
     for row in latest(rows, f"eval/{metric}"):
         value = float(row[f"eval/{metric}"])
         is_better = best is None or sign * value > sign * best.value
@@ -246,6 +251,16 @@ def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
     names = [key for row in last for key in row if key not in (EVAL_LOSS, BITS_PER_BYTE)]
     found = {key: _finite(last, key) for key in names if key.startswith("eval/")}
     return {k.removeprefix("eval/"): value for k, value in found.items() if value is not None}
+
+
+def of_sources(rows: Sequence[Row], sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """Samples, epochs and last evaluation loss of each source of a mix, of so many samples."""
+    steps, last = latest(rows, LOSS), last_evaluation(rows)
+    counts = {name: sum(row.get(f"{SAMPLES}/{name}", 0) for row in steps) for name in sizes}
+    found = {name: {"samples": n, "epochs": n / sizes[name]} for name, n in counts.items()}
+    for name in found.keys() & {key.removeprefix("loss/") for key in last}:
+        found[name]["eval_loss"] = last[f"loss/{name}"]
+    return found
 
 
 def _finite(rows: Sequence[Row], key: str) -> float | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eke.common.text import IGNORED, PAD
 from eke.config.schema import Config, Packing, Seq2SeqLM, SequenceClassification
-from eke.data.sources import mix_seed
+from eke.data.sources import Draws, mix_seed
 from eke.models.sizes import is_ragged, most_predicted
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.plan.planner.lengths import GROUPED_STEPS, Micro
@@ -37,6 +37,13 @@ class MicroBatch:
     places: Tensor | None = None
     """Of the labels that count, in the flattened labels: (num_targets,), int64; None where logits
     are wanted everywhere."""
+    samples_of: tuple[int, ...] = ()
+    """Samples of each source of a mix."""
+
+    @property
+    def source(self) -> int:
+        """The first source it has samples of; 0 for other data than a mix."""
+        return next((number for number, count in enumerate(self.samples_of) if count), 0)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -75,9 +82,9 @@ class MicroBatch:
         blank = math.nan if self.labels.is_floating_point() else IGNORED
         labels = torch.full_like(self.labels, blank)
         places = None if self.places is None else self.places[:0]
-        return replace(
-            self, labels=labels, places=places, num_samples=0, num_targets=0, num_tokens=0
-        )
+        none = (0,) * len(self.samples_of)
+        made = replace(self, labels=labels, places=places, samples_of=none)
+        return replace(made, num_samples=0, num_targets=0, num_tokens=0)
 
     def pin_memory(self) -> "MicroBatch":
         """In page-locked memory; the DataLoader calls this."""
@@ -110,6 +117,8 @@ class Collator:
     """From labels to the decoder's inputs, in seq2seq; it leaves labels as they are."""
     types: bool = False
     """Add token_type_ids; zeros where samples have none."""
+    num_sources: int = 0
+    """Sources of a mix, of which each sample names one."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """One micro-batch from at least one sample."""
@@ -129,6 +138,7 @@ class Collator:
         whole = each[0].ndim == 0 or each[0].dtype.kind == "f"
         labels = np.stack(each) if whole else self._pad(each, IGNORED)
         counts = is_label(labels)
+        sources = [int(sample.get("source", 0)) for sample in samples]  # a probe's names none
         tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
         if self.shift:
             tensors["decoder_input_ids"] = self.shift(torch.from_numpy(labels))
@@ -140,6 +150,7 @@ class Collator:
             num_targets=int(np.count_nonzero(counts)),
             num_tokens=num_tokens,
             places=torch.from_numpy(np.flatnonzero(counts)) if self.sparse else None,
+            samples_of=tuple(map(sources.count, range(self.num_sources))),
         )
 
     def _pad(self, rows: list[np.ndarray], value: int) -> np.ndarray:
@@ -165,6 +176,8 @@ class Order:
     seed: int
     lengths: np.ndarray | None = None
     """Tokens of each sample, where those of similar length shall share a step."""
+    mix: Draws | None = None
+    """The samples of an epoch are the next `num_samples` draws from the sources of a mix."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -202,14 +215,24 @@ class Order:
 
     def steps(self, start: int, stop: int) -> Iterator[list[Key]]:
         """Keys of the samples of steps `start` to `stop` - 1."""
-        epoch, permutation = -1, torch.zeros(0, dtype=torch.int64)
+        epoch, epochs, numbers = -1, np.zeros(0, int), np.zeros(0, int)
         for step in range(start, stop):
             if step // self.steps_per_epoch != epoch:
                 epoch = step // self.steps_per_epoch
-                permutation = self.permutation(epoch)
+                epochs, numbers = self.keys(epoch)
             at = step % self.steps_per_epoch * self.samples_per_step
-            chosen: list[int] = permutation[at : at + self.samples_per_step].tolist()
-            yield [(epoch, index) for index in chosen]
+            here = slice(at, at + self.samples_per_step)
+            yield list(zip(epochs[here].tolist(), numbers[here].tolist(), strict=True))
+
+    def keys(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both parts of the keys of one epoch, int64, each of shape (num_samples,)."""
+        if self.mix is None:
+            return np.full(self.num_samples, epoch), self.permutation(epoch).numpy()
+        epochs, numbers = self.mix.take(epoch * self.num_samples, self.num_samples)
+        if self.lengths is None:
+            return epochs, numbers
+        order = replace(self, lengths=self.lengths[numbers]).permutation(epoch).numpy()
+        return epochs[order], numbers[order]
 
 
 def cut_step(

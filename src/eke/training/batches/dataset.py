@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from eke.config.schema import Chat, Packing, Synthetic
+from eke.data.sources import Draws
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
-from eke.plan.planner import Plan
+from eke.plan.planner import Plan, plans_of_sources
 from eke.training.batches.batches import (
     Collator,
     LongestCollator,
@@ -22,6 +23,8 @@ from eke.training.batches.batches import (
     in_bursts,
 )
 from eke.training.batches.tasks import (
+    Key,
+    MixSamples,
     PackedSamples,
     TaskSamples,
     chat_manifest,
@@ -48,10 +51,11 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
         shift=build_shift(plan),
         types=plan.vocabulary.has_types
         and getattr(model_configuration(plan), "type_vocab_size", 0) > 1,
+        num_sources=len(plan.sources),
     )
 
 
-Samples = TaskSamples | PackedSamples | LongestSamples
+Samples = TaskSamples | PackedSamples | MixSamples | LongestSamples
 
 
 @dataclass
@@ -146,7 +150,12 @@ class TrainingData:
             lengths = self.train.lengths()
             if (lengths == lengths[0]).all():
                 lengths = None
-        return Order(len(self.train), plan.batch.samples_per_step, plan.config.seed, lengths)
+        how = plan.batch.samples_per_step, plan.config.seed, lengths
+        if not isinstance(self.train, MixSamples):
+            return Order(len(self.train), *how)
+        pairs = zip(map(len, self.train.parts), (each.share for each in plan.sources), strict=True)
+        sizes, shares = zip(*pairs, strict=True)
+        return Order(plan.steps.num_train_samples, *how, Draws(sizes, shares, plan.config.seed))
 
     def longest_step(self, start: int) -> int:
         """The first step from `start` on that no other one's longest micro-batch is longer than."""
@@ -172,22 +181,28 @@ class TrainingData:
     def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
         """Batches of `eval_loader`, padded with placeholders as in `train_steps`."""
         yield from self.eval_loader(rank)
-        batch = self.plan.batch
-        size, world_size = batch.eval_per_device * batch.devices, batch.world_size
-        num_groups = -(-len(self.evaluation) // size)
+        world_size, num_groups = self.plan.batch.world_size, len(self._eval_groups())
         missing = -(-num_groups // world_size) - len(range(rank, num_groups, world_size))
         yield from self.placeholders(missing if even else 0)
+
+    def _eval_groups(self) -> list[list[Key]]:
+        """Samples of each micro-batch of evaluation, which are of one source."""
+        size = self.plan.batch.eval_per_device * self.plan.batch.devices
+        groups: list[list[Key]] = []
+        first, samples = 0, self.evaluation
+        for part in samples.parts if isinstance(samples, MixSamples) else (samples,):
+            keys = [(0, index) for index in range(first, first + len(part))]
+            groups += [keys[at : at + size] for at in range(0, len(keys), size)]
+            first += len(part)
+        return groups
 
     def eval_loader(self, rank: int = 0) -> "DataLoader[Any]":
         """Evaluation micro-batches, always the same samples in the same order."""
         if self.loading.evaluation is not None:
             return self.loading.evaluation
-        batch = self.plan.batch
-        keys = [(0, index) for index in range(len(self.evaluation))]
-        size = batch.eval_per_device * batch.devices
-        groups = [keys[at : at + size] for at in range(0, len(keys), size)]
+        groups = self._eval_groups()[rank :: self.plan.batch.world_size]
         persistent = self.plan.config.dataloader.persistent
-        loader = self._loader(self.evaluation, groups[rank :: batch.world_size], persistent)
+        loader = self._loader(self.evaluation, groups, persistent)
         if persistent:  # processes end with their loader
             self.loading.evaluation = loader
         return loader
@@ -238,7 +253,8 @@ def load_plan_tokenizer(plan: Plan) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(plan.vocabulary.tokenizer)
     if plan.vocabulary.pad_is_eos:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(plan.vocabulary.pad)
-    data, chat = plan.config.data, chat_manifest(plan)
-    if chat and isinstance(data, Chat) and data.chat_template:  # else its own one was chosen
+    chat, parts = chat_manifest(plan), plans_of_sources(plan) or [plan]
+    chats = [part.config.data for part in parts if isinstance(part.config.data, Chat)]
+    if chat and chats[0].chat_template:  # else its own one was chosen
         tokenizer.chat_template = chat.chat_template
     return tokenizer

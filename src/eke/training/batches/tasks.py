@@ -37,7 +37,7 @@ from eke.data.sources import (
     window_length,
 )
 from eke.models.sizes import is_ragged
-from eke.plan.planner import Plan, check_inputs
+from eke.plan.planner import Plan, check_inputs, plans_of_sources
 from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
 from eke.training.batches.sampler import (
     RandomTokens,
@@ -104,6 +104,32 @@ class PackedSamples:
         sums = np.concatenate([[0], np.cumsum(lengths)])
         of_rows = sums[self.packs.offsets[1:]] - sums[self.packs.offsets[:-1]]
         return np.asarray(of_rows[self.chosen])
+
+
+@dataclass(frozen=True)
+class MixSamples:
+    """Dataset of a mix: the samples of all sources in a row; each names its `source`."""
+
+    parts: "tuple[TaskSamples | PackedSamples | MixSamples, ...]"
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, key: Key) -> Sample:
+        """The sample with this number in this epoch of its source."""
+        (epoch, index), source = key, 0
+        while index >= len(self.parts[source]):
+            index -= len(self.parts[source])
+            source += 1
+        # An epoch of its own for each source: rows with one number are not masked alike.
+        sample = self.parts[source][epoch * len(self.parts) + source, index]
+        if any(isinstance(part, PackedSamples) for part in self.parts):
+            sample = {"position_ids": np.arange(len(sample["input_ids"])), **sample}
+        return {**sample, "source": np.asarray(source)}
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample."""
+        return np.concatenate([part.lengths() for part in self.parts])
 
 
 def lay_end_to_end(samples: list[Sample]) -> Sample:
@@ -216,8 +242,11 @@ def is_packed(config: Config) -> bool:
     return packing is Packing.padding_free or (packing is Packing.on and is_ragged(config))
 
 
-def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples:
+def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples | MixSamples:
     """The samples of one split, as many as planned."""
+    if plan.sources:
+        parts = (open_split(part, evaluation=evaluation) for part in plans_of_sources(plan))
+        return MixSamples(tuple(parts))
     config = plan.config
     wanted = plan.steps.num_eval_samples if evaluation else plan.steps.num_train_samples
     packing = config.data.packing is Packing.on and is_ragged(config)
@@ -236,6 +265,8 @@ def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples:
 
 def class_names(plan: Plan) -> tuple[str, ...]:
     """Class names by number; empty if there are none."""
+    if plan.sources:
+        return class_names(plans_of_sources(plan)[0])
     config = plan.config
     if not isinstance(config.task, SequenceClassification) or isinstance(config.data, Synthetic):
         return ()
@@ -247,8 +278,9 @@ def class_names(plan: Plan) -> tuple[str, ...]:
 
 
 def chat_manifest(plan: Plan) -> Manifest | None:
-    """What is known of the plan's conversations; None for other data."""
-    return _open(plan).manifest if isinstance(plan.config.data, Chat) else None
+    """What is known of the plan's (first) conversations; None for other data."""
+    parts = plans_of_sources(plan) or [plan]
+    return next((_open(p).manifest for p in parts if isinstance(p.config.data, Chat)), None)
 
 
 def _random(

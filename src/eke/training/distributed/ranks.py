@@ -41,6 +41,8 @@ class StepTotals:
     num_tokens: int
     stop: Outcome | None = None
     """Whether some rank received a stop request before this step."""
+    samples_of: tuple[int, ...] = ()
+    """Samples of each source of a mix."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,13 @@ class Ranks:
         if self.world_size == 1:
             return mine
         asked = [int(mine.stop is stop) for stop in STOPS]
-        numbers = torch.tensor([mine.num_targets, mine.num_samples, mine.num_tokens, *asked])
+        counts = mine.num_targets, mine.num_samples, mine.num_tokens
+        numbers = torch.tensor([*counts, *asked, *mine.samples_of])
         dist.all_reduce(numbers)
-        targets, samples, tokens, *wanted = numbers.tolist()
+        targets, samples, tokens, *more = numbers.tolist()
+        wanted, of = more[: len(STOPS)], more[len(STOPS) :]
         stop = next((stop for stop, count in zip(STOPS, wanted, strict=True) if count), None)
-        return StepTotals(targets, samples, tokens, stop)
+        return StepTotals(targets, samples, tokens, stop, tuple(of))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all ranks, element by element, where `values` lives; every rank must call it."""

@@ -15,7 +15,7 @@ from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.plan.record import Best, metrics
 from eke.training.batches.batches import MicroBatch, Transfer
-from eke.training.distributed.ranks import Ranks, StepTotals
+from eke.training.distributed.ranks import Ranks
 from eke.training.loop.classification import Predictions, classification_metrics
 from eke.training.loop.step import Answering, add_evaluation
 from eke.training.loop.training_state import TrainingState
@@ -90,30 +90,31 @@ def measure(
     model = job.bare_model if copies else job.model
     is_classifier = is_classification(job.plan.config)
     predictions = Predictions(model) if is_classifier else None
-    total = torch.zeros((), device=job.device)
+    names = [source.name for source in job.plan.sources]
+    totals = torch.zeros(len(names) or 1, device=job.device)
+    targets = torch.zeros(len(totals), dtype=torch.int64, device=job.device)
     tokens = None
     if not (is_classifier or copies or loss_head(job.bare_model)):
         tokens = TokenAccuracy(model, torch.zeros((), dtype=torch.int64, device=job.device))
     counter = predictions or tokens
-    num_targets = 0
     job.model.eval()
     for batch in job.data.eval_batches(job.ranks.rank, even):
         moved = job.transfer(batch)
         with look():
-            if counter is None:
-                add_evaluation(job, moved, total)
-            else:
-                counter.add_evaluation(job, moved, total)
-        num_targets += batch.num_targets
+            add = add_evaluation if counter is None else counter.add_evaluation
+            add(job, moved, totals[batch.source])
+        targets[batch.source] += batch.num_targets
     job.model.train()
-    counted = max(1, job.ranks.totals(StepTotals(num_targets, 0, 0)).num_targets)
-    loss = job.ranks.sum(total).item() / counted
-    row = row_of_loss(job, loss)
+    sums, counts = (job.ranks.sum(each).tolist() for each in (totals, targets))
+    counted = max(1, sum(counts))
+    row = row_of_loss(job, sum(sums) / counted)
+    known = zip(names, sums, counts, strict=False)
+    row |= {f"{metrics.EVAL_LOSS}/{name}": part / n for name, part, n in known if n}
     classes: dict[str, Any] = {}
     if predictions is not None:
         config: Any = job.bare_model.config
-        names = list(config.id2label.values())
-        values, classes = classification_metrics(*predictions.gather(job.ranks), names)
+        labels = list(config.id2label.values())
+        values, classes = classification_metrics(*predictions.gather(job.ranks), labels)
         row |= values
     if tokens is not None:
         row[metrics.TOKEN_ACCURACY] = job.ranks.sum(tokens.correct).item() / counted

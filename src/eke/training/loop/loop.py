@@ -170,6 +170,7 @@ def next_step(
         sum(batch.num_samples for batch in cut),
         sum(batch.num_tokens for batch in cut),
         job.stop.outcome,
+        tuple(map(sum, zip(*(batch.samples_of for batch in cut), strict=True))),
     )
     return cut, job.ranks.totals(mine)
 

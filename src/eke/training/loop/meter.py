@@ -82,6 +82,8 @@ class Meter:
     phase: str = "build"
     """What the run is doing now; an out-of-memory error is reported with it."""
     notes: list[StepNote] = field(default_factory=list)
+    sources: tuple[str, ...] = ()
+    """Names of the sources of a mix."""
     watcher: Callable[[str], None] | None = None
     """Called with each phase before it begins."""
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
@@ -139,6 +141,8 @@ class Meter:
             metrics.SAMPLES: note.totals.num_samples,
             metrics.TOKENS: note.totals.num_tokens,
         }
+        for name, count in zip(self.sources, note.totals.samples_of, strict=True):
+            row[f"{metrics.SAMPLES}/{name}"] = count
         if note.step < self.timed_from or note.unsteady:
             row[metrics.WARMUP] = 1
         return row

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
-from eke.plan.record.metrics import LOWER_IS_BETTER
+from eke.plan.record.metrics import is_lower_better
 from eke.results.report.compare.curves import (
     MARGIN,
     Curve,
@@ -245,7 +245,7 @@ def _metrics(variants: Sequence[Variant]) -> list[str]:
 def _rank(metric: str, row: ComparisonRow) -> tuple[str, float]:
     """Machine, and place by a metric, the best first; those without it last."""
     found = row.estimates.get(f"{METRIC}{metric}")
-    sign = 1 if metric in LOWER_IS_BETTER else -1
+    sign = 1 if is_lower_better(metric) else -1
     return row.variant.machine, math.inf if found is None else sign * found.value
 
 

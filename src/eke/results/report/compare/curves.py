@@ -16,7 +16,7 @@ from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record, metrics
-from eke.plan.record.metrics import LOWER_IS_BETTER, is_steady
+from eke.plan.record.metrics import is_lower_better, is_steady
 from eke.results.report.compare.measures import (
     LOSSES,
     METRIC,
@@ -185,7 +185,7 @@ def _judged(key: str, before: Sample, after: Sample) -> Quality:
         why = "one seed" if found.n == 1 else format_number(found.n, "seed")
         return Quality(Parity.unresolved, key, difference, why)
     low, high = found.low - one, found.high - one
-    if key.startswith(METRIC) and key.removeprefix(METRIC) not in LOWER_IS_BETTER:
+    if key.startswith(METRIC) and not is_lower_better(key.removeprefix(METRIC)):
         low, high = -high, -low
     if high <= MARGIN:
         parity = Parity.better if high < -MARGIN else Parity.within

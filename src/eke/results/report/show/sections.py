@@ -3,6 +3,7 @@
 The columns of the main table, once for terminal, page and Markdown: numbers cannot disagree.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -304,6 +305,7 @@ def sections(comparison: Comparison, repeats: bool = False, brief: bool = False)
         ]
         found += [replace(section, title=f"{section.title}{where}") for section in own]
     found += [_classes(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
+    found += [_sources(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
     found += [_runs(comparison)] if repeats else []
     return [section for section in found if section.rows]
 
@@ -471,6 +473,16 @@ def _confusion(found: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str,
 
 
 _OF_A_CLASS = ("precision", "recall", "f1")
+
+
+def _sources(row: ComparisonRow) -> Section:
+    """What the first run of a configuration drew from each source of a mix."""
+    head, rows = ("source", "samples", "epochs", "evaluation loss"), []
+    for name, found in row.variant.records[0].sources.items():
+        values = (found.get(key, math.nan) for key in ("samples", "epochs", "eval_loss"))
+        rows.append((name, *(f"{value:.5g}" for value in values)))
+    note = "samples trained, and the last evaluation"
+    return Section(f"Sources: {row.variant.label}", note, head, tuple(rows))
 
 
 def _runs(comparison: Comparison) -> Section:

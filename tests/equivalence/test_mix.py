@@ -1,0 +1,164 @@
+"""A mix trains the same however it is cut or stopped, and its losses are those of its sources."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from equivalence_compare import curve, largest_difference
+from live import record_of as record_in
+from live import rows_of, run_folders
+from prepared import write_jsonl
+from support import TINY, last_wins
+from trained import continue_job, record_of
+
+from eke.plan.planner import plans_of_sources
+from eke.plan.record import metrics
+from eke.training.batches.tasks import MixSamples
+
+NAMES = ("first", "second", "third")
+SHORT = (
+    "model=tiny", "data=mix", "data.seq_len=24", "data.num_eval_samples=20", "train.steps=24",
+    "train.log_every=5", "train.checkpoint_every=null", "train.save_final=false",
+    "optimizer.lr=3e-3", "batch.per_device=12",
+)  # fmt: skip
+CASES = {
+    "causal_lm": (),
+    "masked_lm": ("model=tiny_bert", "task=masked_lm"),
+    "classification": ("model=tiny_bert", "task=sequence_classification"),
+    "packed": ("data.packing=on",),
+    "padding-free": ("data.packing=padding_free",),
+    "grouped": ("data.length_grouping=true",),
+}
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Overrides of a mix of two files of rows and a text, or of rows alone for classes."""
+
+    def make(*overrides: str) -> tuple[str, ...]:
+        classes = "task=sequence_classification" in overrides
+        for name, count in zip(NAMES, (60, 9, 30), strict=True):
+            rows = [
+                {"text": f"{name} {n} " + "word " * (n % 5), "label": n % 2} for n in range(count)
+            ]
+            write_jsonl(tmp_path / f"{name}.jsonl", rows)
+        (tmp_path / "third.txt").write_text("a text that is cut into windows. " * 40)
+        third = "option:jsonl,path:third.jsonl" if classes else "option:text,path:third.txt"
+        listed = (
+            "{option:jsonl,path:first.jsonl,weight:5},{option:jsonl,path:second.jsonl,weight:3},"
+            f"{{{third},weight:2}}"
+        ).replace("path:", f"path:{tmp_path}/")
+        return last_wins(*SHORT, *TINY, *overrides, f"data.sources=[{listed}]")
+
+    return make
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_cut_trains_the_same(case, mixed, curve_of) -> None:
+    base = mixed(*CASES[case])
+    whole = curve_of(*base)
+    cut = curve_of(*last_wins(*base, "batch.per_device=3", "batch.accumulation=4"))
+    assert largest_difference(whole, cut) < 1e-5
+    assert whole[0][0] != whole[-1][0], "the loss never moved"
+
+
+@pytest.mark.parametrize("case", ["causal_lm", "classification"])
+def test_trainer_is_the_loop_to_the_last_bit(case, mixed, curve_of) -> None:
+    base = mixed(*CASES[case])
+    assert curve_of(*base) == curve_of(*base, "engine=trainer")
+
+
+@pytest.mark.parametrize("case", ["causal_lm", pytest.param("packed", marks=pytest.mark.slow)])
+def test_two_ranks_train_and_evaluate_like_one(case, mixed, job_of, train_ranks) -> None:
+    base = mixed(*CASES[case], "data.num_eval_samples=5")
+    one = job_of("one", *base)
+    folder = train_ranks("distributed=ddp", *last_wins(*base, "batch.per_device=6"))
+    rows, _ = metrics.read_rows(folder / "metrics.jsonl")
+    alone, _ = metrics.read_rows(one.paths.metrics)
+    for key in [metrics.LOSS, *(f"{metrics.EVAL_LOSS}/{name}" for name in NAMES)]:
+        expected = [row[key] for row in metrics.latest(alone, key)]
+        assert [row[key] for row in metrics.latest(rows, key)] == pytest.approx(expected, rel=1e-5)
+    for name in NAMES:
+        key = f"{metrics.SAMPLES}/{name}"
+        assert [r[key] for r in rows if key in r] == [r[key] for r in alone if key in r]
+
+
+@pytest.mark.parametrize("case", ["causal_lm", "grouped"])
+def test_continued_it_goes_on_to_the_last_bit(case, mixed, job_of, tmp_path) -> None:
+    base = last_wins(*mixed(*CASES[case]), "train.checkpoint_every=7", "train.keep_checkpoints=9")
+    whole = job_of("whole", *base)
+    again = continue_job(whole, 14, tmp_path / "again")
+    assert curve(again) == curve(whole)[14:]
+
+
+def by_hand(job, source: int) -> float:
+    """The mean over the targets of one source, row by row, with logits of the plain model."""
+    samples = job.data.evaluation
+    assert isinstance(samples, MixSamples)
+    total, count = 0.0, 0
+    for index in range(len(samples.parts[source])):
+        sample = samples.parts[source][source, index]  # epoch 0 of this source
+        labels = torch.from_numpy(sample["labels"]).reshape(-1)
+        with torch.no_grad():
+            logits = job.bare_model(torch.from_numpy(sample["input_ids"])[None]).logits
+        logits = logits.reshape(-1, logits.shape[-1]).double()
+        total += F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum").item()
+        count += int((labels != -100).sum())
+    return total / count
+
+
+@pytest.mark.parametrize("case", ["causal_lm", "masked_lm", "classification"])
+def test_the_loss_of_each_source_is_that_of_its_rows(case, mixed, job_of) -> None:
+    job = job_of("run", *mixed(*CASES[case]))
+    job.model.eval()
+    rows, _ = metrics.read_rows(job.paths.metrics)
+    last = metrics.latest(rows, metrics.EVAL_LOSS)[-1]
+    losses = [last[f"{metrics.EVAL_LOSS}/{name}"] for name in NAMES]
+    for number in range(3):
+        assert losses[number] == pytest.approx(by_hand(job, number), rel=1e-5)
+    assert min(losses) < last[metrics.EVAL_LOSS] < max(losses)
+
+
+def test_the_record_counts_the_samples_of_each_source(mixed, job_of) -> None:
+    job = job_of("run", *mixed())
+    found = record_of(job).sources
+    assert list(found) == list(NAMES)
+    counts = [found[name]["samples"] for name in NAMES]
+    assert sum(counts) == sum(
+        row[metrics.SAMPLES]
+        for row in metrics.read_rows(job.paths.metrics)[0]
+        if "train/loss" in row
+    )
+    for count, share in zip(counts, (0.5, 0.3, 0.2), strict=True):
+        assert abs(count - sum(counts) * share) <= 3
+    second = plans_of_sources(job.plan)[1].steps.num_train_samples
+    assert found["second"]["epochs"] == pytest.approx(counts[1] / second)
+    assert found["second"]["epochs"] > 2, "a small source repeats"
+    json.dumps(found)
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_to_the_last_bit(mixed, start, train_py, tmp_path) -> None:
+    base = last_wins(
+        *mixed(), "train.steps=150", "train.checkpoint_every=20", "hardware=cpu", "paths.runs=whole"
+    )
+    assert train_py(*base).code == 0
+    base = last_wins(*base, "paths.runs=runs")
+    live = start(*base)
+    live.wait_for_step(50)
+    os.kill(live.worker_pid(), signal.SIGKILL)
+    live.finish()
+    assert train_py(*base).code == 0
+    (folder,), (whole,) = run_folders(tmp_path), tmp_path.glob("whole/*")
+    assert record_in(folder)["attempt"] == 1
+
+    def losses(run) -> list[tuple]:
+        best = {row[metrics.STEP]: row for row in rows_of(run) if "train/loss" in row}
+        keys = (metrics.LOSS, *(f"{metrics.SAMPLES}/{name}" for name in NAMES))
+        return [tuple(best[step][key] for key in keys) for step in sorted(best)]
+
+    assert losses(folder) == losses(whole)
+    assert record_in(folder)["sources"] == record_in(whole)["sources"]

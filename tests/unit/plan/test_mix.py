@@ -1,0 +1,223 @@
+"""Plans of a mix: samples by weight, the identity, forecasts, changed inputs, refused sources."""
+
+import pytest
+from prepared import numbered, write_jsonl
+from unit.plan.cases import config_of, plan_of
+
+from eke.cli import main
+from eke.common.errors import ChangedError, ConfigError
+from eke.common.paths import RunPaths
+from eke.data.preparation.rows import prepare_store
+from eke.hardware import detect
+from eke.plan.planner import (
+    check_inputs,
+    drawn,
+    evaluated,
+    plans_of_sources,
+    read_plan,
+    render_plan,
+    write_plan,
+)
+from eke.rules import Facts, check
+from eke.training.batches.dataset import build_data
+
+SHORT = ("data=mix", "data.seq_len=32", "batch.per_device=4", "train.steps=50")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Two files of rows with a column of classes, and a text."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("eke.data.sources.request._prepare", prepare_store)
+    write_jsonl(tmp_path / "a.jsonl", numbered(60))
+    write_jsonl(tmp_path / "b.jsonl", [{"body": "x" * (n % 20 + 1)} for n in range(30)])
+    (tmp_path / "c.txt").write_text("a text that is cut into windows. " * 60)
+    return tmp_path
+
+
+def listed(*weights: object, third: str = "option:text,path:c.txt") -> str:
+    sources = ("option:jsonl,path:a.jsonl", "option:jsonl,path:b.jsonl,text:body", third)
+    pairs = zip(sources, weights, strict=False)
+    return f"data.sources=[{','.join(f'{{{text},weight:{weight}}}' for text, weight in pairs)}]"
+
+
+def test_samples_are_those_of_the_sources(folder) -> None:
+    plan = plan_of(*SHORT, listed(5, 3, 2), "data.num_eval_samples=20")
+    alone = [
+        plan_of("data=jsonl", "data.path=a.jsonl", *SHORT[1:], "data.num_eval_samples=20"),
+        plan_of("data=jsonl", "data.path=b.jsonl", "data.text=body", *SHORT[1:]),
+        plan_of("data=text", "data.path=c.txt", *SHORT[1:]),
+    ]
+    assert [s.name for s in plan.sources] == ["a", "b", "c"]
+    assert [s.share for s in plan.sources] == [0.5, 0.3, 0.2]
+    assert [s.store for s in plan.sources] == [each.store for each in alone]
+    assert [s.train for s in plan.sources] == [each.steps.num_train_samples for each in alone]
+    assert plan.steps.num_train_samples == sum(s.train for s in plan.sources)
+    wanted = [10, 6, 4]
+    available = [each.steps.num_eval_samples for each in alone]
+    found = [s.evaluation for s in plan.sources]
+    assert found == [min(pair) for pair in zip(wanted, available, strict=True)]
+    assert plan.steps.num_eval_samples == sum(found)
+    text = render_plan(plan)
+    assert all(f"source {name}" in text for name in "abc")
+    assert "50.0%" in text
+
+
+def test_each_source_is_evaluated_at_least_once() -> None:
+    plan = plan_of(*SHORT, listed(1000, 1, 1), "data.num_eval_samples=4")
+    assert [source.evaluation for source in plan.sources] == [4, 1, 1]
+
+
+def test_without_weights_sizes_count() -> None:
+    plan = plan_of(*SHORT, listed("null", "null", "null"))
+    sizes = [source.train for source in plan.sources]
+    assert [s.share for s in plan.sources] == [size / sum(sizes) for size in sizes]
+
+
+def test_num_samples_limits_the_epoch_and_a_source_its_own() -> None:
+    plan = plan_of(*SHORT, listed(1, 1), "data.num_samples=11")
+    assert plan.steps.num_train_samples == 11
+    limited = "data.sources=[{option:jsonl,path:a.jsonl,num_samples:7},{option:text,path:c.txt}]"
+    assert plan_of(*SHORT, limited).sources[0].train == 7
+
+
+def test_weights_names_and_content_are_the_identity(folder) -> None:
+    def run_id(*weights: object, **more: str) -> str:
+        return plan_of(*SHORT, listed(*weights, **more)).run_id
+
+    first = run_id(5, 3, 2)
+    assert run_id(10, 6, 4) == first, "weights are relative"
+    assert run_id(5, 3, 3) != first
+    assert run_id(5, 3, 2, third="option:text,path:c.txt,name:other") != first
+    (folder / "moved").mkdir()
+    (folder / "c.txt").rename(folder / "moved" / "c.txt")
+    assert run_id(5, 3, 2, third="option:text,path:moved/c.txt") == first
+    (folder / "moved" / "c.txt").write_text("another text, as long as before. " * 60)
+    assert run_id(5, 3, 2, third="option:text,path:moved/c.txt") != first
+
+
+def test_a_plan_on_disk_is_the_same(folder) -> None:
+    plan = plan_of(*SHORT, listed(5, 3, 2))
+    paths = RunPaths(folder / "run")
+    paths.folder.mkdir()
+    write_plan(paths, plan)
+    assert read_plan(paths) == plan
+    assert len(plans_of_sources(plan)) == 3
+
+
+def test_a_text_that_changes_is_refused(folder) -> None:
+    plan = plan_of(*SHORT, listed(5, 3, 2))
+    check_inputs(plan)
+    (folder / "c.txt").write_text("another text, as long as before. " * 60)
+    with pytest.raises(ChangedError, match=r"c\.txt: its content has changed"):
+        check_inputs(plan)
+
+
+def test_rows_that_changed_and_are_gone_from_the_cache_are_refused(folder) -> None:
+    import shutil
+
+    plan = plan_of(*SHORT, listed(5, 3, 2))
+    shutil.rmtree(folder / "cache")
+    build_data(plan)  # prepared again
+    shutil.rmtree(folder / "cache")
+    write_jsonl(folder / "a.jsonl", numbered(60, more="other")[1:])
+    with pytest.raises(ChangedError, match="no longer what was planned"):
+        build_data(plan)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        (),
+        ("data.packing=on",),
+        ("data.packing=padding_free",),
+        ("data.length_grouping=true", "batch.accumulation=2"),
+        ("data.pad_to_multiple_of=8",),
+    ],
+    ids=["padded", "packed", "padding-free", "grouped", "multiple"],
+)
+@pytest.mark.parametrize("weights", [(5, 3, 2), (0.05, 0.95)], ids=["text too", "short rows"])
+def test_the_micro_batches_are_those_of_the_run(typed, weights) -> None:
+    plan = plan_of(*SHORT, listed(*weights), *typed, "train.steps=400")
+    data, found = build_data(plan), drawn(plan)
+    sizes = [b.size for cut in data.train_steps(0) for b in cut if b.num_samples == 4]
+    tokens = [size.tokens for size in sizes]
+    assert found.shortest.tokens <= min(tokens)
+    assert max(tokens) <= found.longest.tokens
+    assert found.mean.tokens == pytest.approx(sum(tokens) / len(tokens), rel=0.1)
+    assert found.expected.tokens == pytest.approx(max(tokens), rel=0.1)
+    largest = max((batch.size for batch in data.eval_batches()), key=lambda size: size.tokens)
+    assert evaluated(plan) == largest
+
+
+def test_flops_are_those_of_the_tokens_drawn() -> None:
+    long, short = (plan_of(*SHORT, listed(*weights)).size for weights in ((1, 99), (99, 1)))
+    assert long.flops_per_sample is not None
+    assert short.flops_per_sample > 1.2 * long.flops_per_sample
+
+
+def refused(*overrides: str) -> list[tuple[str, str]]:
+    with pytest.raises(ConfigError) as error:
+        plan_of(*overrides)
+    return [(problem.key, problem.why) for problem in error.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [("", "empty"), ('{"text":""}\n', "empty"), ('{"text":"one"}\n', "row")]
+)
+def test_a_source_without_rows_is_refused_by_name(content, why, folder) -> None:
+    (folder / "bad.jsonl").write_text(content)
+    third = "option:jsonl,path:bad.jsonl"
+    [(key, said)] = refused(*SHORT, listed(1, 1, 1, third=third))
+    assert key == "data.sources[2].path"
+    assert why in said
+    assert not (folder / "runs").exists()
+
+
+def test_all_sources_are_looked_at(folder) -> None:
+    (folder / "a.jsonl").write_text("")
+    found = refused(*SHORT, listed(1, 1, 1, third="option:csv,path:none.csv"))
+    assert [key for key, _ in found] == ["data.sources[0].path", "data.sources[2].path"]
+
+
+def test_other_classes_are_refused(folder) -> None:
+    for name, labels in (("a", ["cat", "dog"]), ("b", ["cat", "cow"]), ("d", [0, 1])):
+        rows = [{"text": f"{n}", "body": f"{n}", "label": labels[n % 2]} for n in range(40)]
+        write_jsonl(folder / f"{name}.jsonl", rows)
+    base = (*SHORT, "model=tiny_bert", "task=sequence_classification")
+    found = refused(*base, listed(1, 1, 1, third="option:jsonl,path:d.jsonl"))
+    assert [key for key, _ in found] == ["data.sources[1]", "data.sources[2]"]
+    assert all("cat, dog" in why for _, why in found)
+    plan_of(*base, listed(1))
+
+
+@pytest.mark.parametrize(
+    ("third", "key", "fix"),
+    [
+        ("option:jsonl,path:a.jsonl,name:q,prompt:x", "data.sources[2].prompt",
+         "data.sources.2.response=response"),
+        ("option:hub,name:x/y,streaming:true", "data.sources[2].streaming",
+         "data.sources.2.num_samples=10000"),
+        ("option:jsonl,path:a.jsonl,name:q,eval_frac:2", "data.sources[2].eval_frac",
+         "data.sources.2.eval_frac=0.1"),
+        ("option:chat,path:a.jsonl,name:q", "data.tokenizer",
+         "data.tokenizer=FOLDER_OR_HUB_NAME"),
+    ],
+    ids=["prompt", "stream", "limit", "chat"],
+)  # fmt: skip
+def test_rules_look_at_each_source(third, key, fix) -> None:
+    config = config_of("data=mix", "data.sources=[]")
+    sources = [{"option": "jsonl", "path": "a.jsonl"}, {"option": "text", "path": "c.txt"}]
+    pairs = (part.split(":", 1) for part in third.split(","))
+    values = {"true": True, "2": 2.0}
+    config.data.sources = [*sources, {name: values.get(text, text) for name, text in pairs}]
+    found, _ = check(Facts(config, detect(), planning=True))
+    assert [(p.key, p.fix.words[0]) for p in found] == [(key, fix)]
+
+
+def test_data_show_names_each_source(capsys) -> None:
+    assert main(["data", "show", "--rows", "1", *SHORT[:2], listed(5, 3, 2)]) == 0
+    out = capsys.readouterr().out
+    assert "source a: 50.0% of the samples\n\nrow 1" in out
+    assert "source c: 20.0% of the samples\n\ntext, which has no rows" in out

@@ -1,0 +1,110 @@
+"""Which sample of which source comes at which step of a mix."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from eke.data.sources import Draws
+from eke.training.batches.batches import Order, StepSampler
+
+SIZES, SHARES = (40, 7, 300), (0.6, 0.3, 0.1)
+MIX = Draws(SIZES, SHARES, 5)
+ENDS = np.cumsum(SIZES)
+
+
+def order(draws: Draws = MIX, count: int = 347, per_step: int = 8, **more) -> Order:
+    return Order(count, per_step, draws.seed, mix=draws, **more)
+
+
+def sources(keys) -> list[int]:
+    return np.searchsorted(ENDS, [number for _, number in keys], side="right").tolist()
+
+
+def keys_of(made: Order, start: int, stop: int) -> list[tuple[int, int]]:
+    return [key for step in made.steps(start, stop) for key in step]
+
+
+@pytest.mark.parametrize("width", [8, 50, 347, 3000])
+def test_each_window_has_the_shares(width) -> None:
+    found = sources(keys_of(order(), 0, 1000))
+    for start in range(0, len(found) - width, 97):
+        counts = Counter(found[start : start + width])
+        for source, share in enumerate(SHARES):
+            assert abs(counts[source] - width * share) <= len(SHARES)
+
+
+def test_a_small_share_is_drawn_as_often_as_it_says() -> None:
+    draws = Draws((10, 5), (0.999, 0.001), 0)
+    found = Counter(key[1] >= 10 for key in keys_of(order(draws, 15, 4), 0, 10_000))
+    assert abs(found[True] - found.total() / 1000) <= 1
+
+
+def test_the_seed_and_the_step_decide() -> None:
+    whole = list(order().steps(0, 200))
+    assert list(order().steps(0, 200)) == whole
+    for start in (1, 43, 44, 45, 130):
+        assert list(order().steps(start, 200)) == whole[start:]
+    assert list(order(Draws(SIZES, SHARES, 6)).steps(0, 200)) != whole
+
+
+def test_the_draws_do_not_depend_on_where_one_begins() -> None:
+    epochs, numbers = MIX.take(0, 5000)
+    for first in (0, 1, 2, 3, 999, 4321):
+        part = MIX.take(first, 500)
+        assert part[0].tolist() == epochs[first : first + 500].tolist()
+        assert part[1].tolist() == numbers[first : first + 500].tolist()
+
+
+@pytest.mark.parametrize("per_device", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2])
+def test_ranks_and_micro_batches_only_cut(per_device, world) -> None:
+    each = [list(StepSampler(order(), 3, 9, per_device, rank, world)) for rank in range(world)]
+    held = [key for rank in each for batch in rank for key in batch]
+    assert Counter(held) == Counter(keys_of(order(), 3, 9))
+
+
+@pytest.mark.parametrize("source", range(3))
+def test_a_source_runs_through_its_rows_in_a_new_order(source) -> None:
+    first = (0, *ENDS)[source]
+    keys = [k for k in keys_of(order(), 0, 1500) if first <= k[1] < ENDS[source]]
+    size = SIZES[source]
+    rounds = [keys[at : at + size] for at in range(0, len(keys) - size, size)]
+    assert len(rounds) >= 2
+    for number, each in enumerate(rounds):
+        assert {epoch for epoch, _ in each} == {number}
+        assert sorted(n - first for _, n in each) == list(range(size))
+    assert [n for _, n in rounds[0]] != [n for _, n in rounds[1]]
+
+
+def test_no_key_comes_twice() -> None:
+    """Masks are drawn by it."""
+    keys = keys_of(order(), 0, 3000)
+    assert len(set(keys)) == len(keys)
+
+
+def test_by_number_of_samples_an_epoch_has_each_once() -> None:
+    draws = Draws(SIZES, tuple(size / 347 for size in SIZES), 1)
+    for epoch in range(20):
+        epochs, numbers = order(draws).keys(epoch)
+        assert set(epochs.tolist()) == {epoch}
+        assert sorted(numbers.tolist()) == list(range(347))
+
+
+def test_the_last_step_of_an_epoch_is_smaller() -> None:
+    made = order(count=31, per_step=12)
+    assert [len(keys) for keys in made.steps(0, 6)] == [12, 12, 7] * 2
+    assert [made.size_of(step) for step in range(6)] == [12, 12, 7] * 2
+
+
+def test_samples_of_similar_length_share_a_step() -> None:
+    lengths = np.random.default_rng(0).integers(1, 1000, 347)
+    plain, grouped = order(), order(lengths=lengths)
+    assert Counter(keys_of(plain, 0, 44)) == Counter(keys_of(grouped, 0, 44))
+    assert list(grouped.steps(60, 90)) == list(grouped.steps(0, 90))[60:]
+
+    def spread(made: Order) -> float:
+        each = (lengths[[n for _, n in keys]] for keys in made.steps(0, 43))
+        return float(np.mean([found.max() - found.min() for found in each]))
+
+    assert spread(grouped) < spread(plain) / 5
