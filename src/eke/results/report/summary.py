@@ -171,10 +171,12 @@ def _loss_lines(record: Record) -> list[Line]:
             before, after = loss.bits_per_byte_start, loss.bits_per_byte_final
             bits = f"{before:.3f} -> {after:.3f} bits per byte"
         lines.append(("eval loss", f"{loss.eval_start:.4f}{end}", bits))
+    which = "last evaluation"
     if record.best:
-        lines.append(("best checkpoint", f"step {record.best.step}", f"best {record.best.metric}"))
+        which, why = "best evaluation", f"by {record.best.metric}; its losses and metrics are shown"
+        lines.append(("best checkpoint", f"step {record.best.step}", why))
     if metrics := [f"{name} {value:.4g}" for name, value in record.metrics.items()]:
-        lines.append(("last evaluation", metrics[0], ", ".join(metrics[1:])))
+        lines.append((which, metrics[0], ", ".join(metrics[1:])))
     return lines
 
 

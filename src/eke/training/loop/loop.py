@@ -71,9 +71,10 @@ class BetweenSteps:
         """No evaluation was better for as long as the plan has patience."""
         settings = job.plan.config.train
         if job.start_step and (settings.early_stop_patience or settings.keep_best):
-            rows, _ = metrics.read_rows(job.paths.metrics)
+            rows, _ = metrics.read_rows(job.paths.metrics) if job.ranks.is_main else ([], 0)
             found = metrics.latest(rows, metrics.EVAL_LOSS)
-            job.evaluations = [row for row in found if row[metrics.STEP] <= job.start_step]
+            before = [row for row in found if row[metrics.STEP] <= job.start_step]
+            job.evaluations = job.ranks.tell(before)  # all ranks decide alike
 
     def finish(self, step: int, totals: StepTotals) -> None:
         """Do what is due after this step, counted from 0.

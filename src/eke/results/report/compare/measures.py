@@ -84,7 +84,9 @@ def measured_values(record: Record) -> dict[str, float]:
 def metric_of(key: str) -> Measure:
     """The measure of an evaluation's metric, by its key."""
     name = key.removeprefix(METRIC)
-    return Measure(key, {"f1_macro": "macro F1"}.get(name, name), "of the last evaluation", False)
+    return Measure(
+        key, {"f1_macro": "macro F1"}.get(name, name), "of the last evaluation, or the best", False
+    )
 
 
 def num_devices(record: Record) -> int:

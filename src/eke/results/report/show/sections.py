@@ -459,7 +459,9 @@ def _classes(row: ComparisonRow) -> Section:
     except (TypeError, ValueError, LookupError):  # none, another version's, or another user's
         return Section(title, "", (), ())
     shown = rows if len(rows) <= MOST_CLASSES and all(len(r) == len(head) for r in rows) else ()
-    return Section(title, "of the last evaluation; samples by predicted class", head, shown)
+    return Section(
+        title, "of the evaluation of the run's model; samples by predicted class", head, shown
+    )
 
 
 def _confusion(found: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -481,7 +483,7 @@ def _sources(row: ComparisonRow) -> Section:
     for name, found in row.variant.records[0].sources.items():
         values = (found.get(key, math.nan) for key in ("samples", "epochs", "eval_loss"))
         rows.append((name, *(f"{value:.5g}" for value in values)))
-    note = "samples trained, and the last evaluation"
+    note = "samples trained, and the evaluation"
     return Section(f"Sources: {row.variant.label}", note, head, tuple(rows))
 
 
