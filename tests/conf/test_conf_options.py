@@ -27,6 +27,8 @@ def needed(group: str, option: str) -> list[str]:
         "model": {"pretrained": "name_or_path"},
         "offload": {"nvme": "path"},
     }  # fmt: skip
+    if option == "mix":
+        return ["data.sources=[{option:jsonl,path:FOLDER}]"]
     key = places.get(group, {}).get(option)
     return [f"{group}.{key}=FOLDER"] if key else []
 

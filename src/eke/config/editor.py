@@ -69,7 +69,9 @@ def _value_schema(field: Field) -> Schema:
     kind, null = field.kind, [None] if field.optional else []
     if (get_origin(kind) or kind) in (list, dict):
         name = "array" if get_origin(kind) is list else "object"
-        items = {"items": {"type": _TYPES[get_args(kind)[0]]}} if name == "array" else {}
+        items = (
+            {"items": {"type": _TYPES.get(get_args(kind)[0], "object")}} if name == "array" else {}
+        )
         return {"type": [name, "null"] if field.optional else name, **items}
     if issubclass(kind, Enum):
         return _enum_schema(list(kind.__members__), field.optional)

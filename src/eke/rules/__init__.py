@@ -3,7 +3,7 @@
 import dataclasses
 
 from eke.common.errors import Problem
-from eke.config.mixing import SHARED, in_source, source_configs
+from eke.config.mixing import in_source, source_configs
 from eke.rules.attention import RULES as ATTENTION_RULES
 from eke.rules.compile import AUTO_RULES, KERNELS_RULES
 from eke.rules.compile import RULES as COMPILE_RULES
@@ -84,9 +84,11 @@ def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem],
     about = tuple(rule for rule in plain if rule.key.partition(".")[0] in ("data", "task"))
     for number, source in enumerate(source_configs(facts.config)):
         own = check(dataclasses.replace(facts, config=source), about)
-        refused += [in_source(problem, number) for problem in own[0]]
-        warned += [in_source(problem, number) for problem in own[1] if problem.key not in SHARED]
-    refused = list({(p.id, p.key): p for p in reversed(refused)}.values())[::-1]
+        errors, warnings = ([in_source(problem, number) for problem in each] for each in own)
+        known = {(problem.id, problem.key) for problem in refused}
+        refused += [problem for problem in errors if (problem.id, problem.key) not in known]
+        # A shared key may have its effect on another source.
+        warned += [problem for problem in warnings if problem.key.startswith("data.sources")]
     if not refused:
         sized = [rule for rule in rules if rule.sized and rule.when(facts)]
         refused = [rule.problem(facts) for rule in sized if rule.verdict is Severity.impossible]

@@ -221,3 +221,9 @@ def test_data_show_names_each_source(capsys) -> None:
     out = capsys.readouterr().out
     assert "source a: 50.0% of the samples\n\nrow 1" in out
     assert "source c: 20.0% of the samples\n\ntext, which has no rows" in out
+
+
+def test_packing_that_helps_another_source_is_no_warning() -> None:
+    config = config_of(*SHORT, "data.packing=on", listed(5, 3, 2))
+    _, warned = check(Facts(config, detect(), planning=True))
+    assert [problem.key for problem in warned if "packing" in problem.key] == []

@@ -66,6 +66,7 @@ class BetweenSteps:
 
     def __init__(self, job: TrainingState) -> None:
         self.job = job
+        job.meter.sources = tuple(source.name for source in job.plan.sources)
         self.said = time.monotonic()
         self.is_over = False
         """No evaluation was better for as long as the plan has patience."""

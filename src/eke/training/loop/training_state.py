@@ -151,7 +151,6 @@ def build_job(
     """Build model, data and optimizer, and continue from the newest complete checkpoint, if any."""
     device = torch_device(plan)
     meter.clock = make_clock(device)
-    meter.sources = tuple(source.name for source in plan.sources)
     formats = build_formats(plan, device)
     # Precision and all else is eke's: an `accelerate launch` in front may not change it. It also
     # joins the group of processes, before anything is built.

@@ -104,3 +104,9 @@ def test_all_mistakes_are_listed_at_once() -> None:
 
 def test_a_source_that_is_not_there_is_refused() -> None:
     assert problems(TWO, "data.sources.2.weight=1")
+
+
+@pytest.mark.parametrize("typed", [("data=jsonl", "data.path=a.jsonl"), ()], ids=["jsonl", "none"])
+def test_other_data_has_no_key_of_a_source(typed) -> None:
+    with pytest.raises(ConfigError, match="has no sources; data options that have it: mix"):
+        compose([*typed, "data.sources.0.weight=1"])
