@@ -377,7 +377,7 @@ FAULTS = (
     ),
     fault(
         "bits_per_byte_inverted",
-        "training/loop/loop.py",
+        "training/loop/evaluation.py",
         "row[metrics.BITS_PER_BYTE] = loss / math.log(2)",
         "row[metrics.BITS_PER_BYTE] = loss * math.log(2)",
         "bits per byte are half of what they are",

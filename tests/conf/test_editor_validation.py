@@ -129,7 +129,7 @@ def test_what_eke_refuses_is_not_valid(name, text, said) -> None:
 VALUES = [
     None, True, False, -1, 0, 1, 2, 3, 100, 10**9, 10**10, 2**53, 2**53 + 2, -1.5, -0.5, 0.0005,
     0.5, 0.95, 1.5, 1e-30, 1e300, float("inf"), "text", "on", "float32", "full", "fixed", "online",
-    {}, ["precision=fp16"],
+    {}, ["precision=fp16"], [{"option": "jsonl", "path": "a.jsonl"}],
 ]  # fmt: skip
 """Not in it: not-a-number, which JSON Schema cannot tell from a number."""
 KEYS = [

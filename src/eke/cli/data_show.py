@@ -101,7 +101,7 @@ def _label(store: Store, number: int) -> str:
         start, end = store.array("label_offsets")[number : number + 2]
     for array, what in (("labels", "class"), ("values", "label")):
         if store.has(array):
-            found = [names[n] if names else f"{n:g}" for n in store.array(array)[start:end]]
+            found = [names[n] if names else f"{n:g}" for n in sorted(store.array(array)[start:end])]
             return f", {what} {', '.join(found) or 'none'}"
     return ""
 
