@@ -320,7 +320,8 @@ def is_open(found: Forecast) -> bool:
     """Whether formulas cannot decide the fit, so that a trace is worthwhile."""
     if found.method is not Method.closed_form or found.capacity is None:
         return False
-    return found.peak.low <= found.capacity < found.peak.high
+    # Of an encoder and decoder without formulas not even the layers are known.
+    return "architecture" in found.doubts or found.peak.low <= found.capacity < found.peak.high
 
 
 def _with(plan: Plan, answer: trace_client.Answer) -> Forecast:
