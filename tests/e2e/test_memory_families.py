@@ -15,8 +15,8 @@ GATED = {**WIDE, "num_key_value_heads": 1, "intermediate_size": 96}
 PLACES = {**WIDE, "intermediate_size": 96, "max_position_embeddings": 128}
 TWO_STACKS = {
     "d_model": 64, "vocab_size": 300, "decoder_start_token_id": 2,
-    **{f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")},
-    "encoder_ffn_dim": 96, "decoder_ffn_dim": 96,
+    "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 96,
+    "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 96,
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 RELATIVE = {"relative_attention": True, "position_buckets": 32, "pos_att_type": ["p2c", "c2p"]}
