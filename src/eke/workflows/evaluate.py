@@ -147,7 +147,7 @@ def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
         raise ConfigError([Problem(key, typed[key], why, fix) for key in wrong])
     kept = [word for word in plan.overrides if _is_kept(word, typed)]
     names_data = any(key in typed for key in ("data", "data.path", "data.name", "data.split"))
-    fixed = ["batch=fixed", "batch.per_device=1", "tracker=none"]
+    fixed = ["batch=fixed", "batch.per_device=1", "train.steps=1", "tracker=none"]
     if EVAL_BATCH not in typed:
         fixed.append(f"{EVAL_BATCH}={plan.batch.eval_per_device}")
     directory = Path(plan.config_dir) if plan.config_dir else None
