@@ -74,6 +74,8 @@ class Columns:
     """`number` or `name`, set by the first row with a label."""
     names: dict[str, int] = field(default_factory=dict)
     """Text label -> index, in order of appearance."""
+    are_all: bool = False
+    """Whether these are all the text labels there may be."""
     largest: int = 0
     """Largest label out of range."""
     too_large: int = 0
@@ -180,6 +182,10 @@ class Columns:
             why = f"has more than {MAX_NAMES} different texts: these are no classes"
             fix = Fix("data.label=COLUMN")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
+        if self.are_all and value not in self.names:
+            raise BadRowError(
+                f"{self.request.label} is {_shown(value)}, no class of the first rows"
+            )
         return self.names.setdefault(value, len(self.names))
 
     def require_in(self, names: list[str], file: str = "") -> None:
@@ -248,6 +254,11 @@ class Columns:
             why = f"column {self.request.label} has {len(names)} different labels: {listed}"
             fix = Fix(f"task.num_labels={len(names)}")
             raise ConfigError(Problem("task.num_labels", str(self.request.num_labels), why, fix))
+        if self.request.streamed and len(names) < self.request.num_labels:
+            why = f"the first rows of the stream have {len(names)} of {self.request.num_labels} "
+            why += "classes: their texts cannot be numbered before all were seen"
+            fix = Fix("data.streaming=false", remark="or whole numbers from 0 on as labels")
+            raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
         known = [(number, name) for number, name in enumerate(names) if name in self.names]
         return names, {self.names[name]: number for number, name in known}
 
@@ -315,6 +326,9 @@ SEPARATORS = ";\t|"
 Row = tuple[str, dict[str, Any] | BadRowError]
 """Location of a row (`name:line`), and its values or the reason it has none."""
 
+Unparsed = tuple[str, str | dict[str, Any] | BadRowError]
+"""The same, or with a line of jsonl."""
+
 
 def unreadable(file: str, error: Exception) -> ConfigError:
     """Error for a file that cannot be read completely."""
@@ -374,14 +388,25 @@ def _texts(file: str, most: int) -> Iterator[str]:
 def jsonl_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
     """Yield each line as an object; None for a blank line."""
     wanted = columns.names_wanted
+    for row in unparsed_rows(name, file, columns):
+        yield row and parsed(row, wanted)
+
+
+def unparsed_rows(name: str, file: str, columns: Columns) -> Iterator[Unparsed | None]:
+    """Yield each line of jsonl; None for a blank line."""
     for number, line in lines(file, columns.request.max_row_bytes):
-        if not line.strip():
-            yield None
-            continue
-        try:
-            yield f"{name}:{number}", _parse(line, wanted)
-        except BadRowError as bad:
-            yield f"{name}:{number}", bad
+        yield (f"{name}:{number}", line) if line.strip() else None
+
+
+def parsed(row: Unparsed, wanted: list[str]) -> Row:
+    """The row as an object."""
+    place, line = row
+    if not isinstance(line, str):
+        return place, line
+    try:
+        return place, _parse(line, wanted)
+    except BadRowError as bad:
+        return place, bad
 
 
 def _parse(line: str, wanted: list[str]) -> dict[str, Any]:

@@ -304,7 +304,12 @@ READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 """`data` option -> reader."""
 
 
-def _reader(option: str, file: str) -> Callable[[str, str, Columns], Iterator[Row | None]]:
+SEEN_ROWS = 1000
+"""Rows of a stream to train on that are looked at before training."""
+
+
+def reader_of(option: str, file: str) -> Callable[[str, str, Columns], Iterator[Row | None]]:
+    """Reader of the rows of a file."""
     endings = ENDINGS if option == "chat" else {}
     kinds = [kind for kind in READERS if file.lower().endswith(endings.get(kind, ()))]
     return READERS[kinds[0]] if kinds else READERS.get(option, jsonl_rows)
@@ -324,6 +329,7 @@ class RowStore:
     chat: ChatRows | None = field(init=False)
     too_long: list[int] = field(default_factory=list)
     """Tokens of conversations that were too long."""
+    num_held: int = 0
     _end: int = 0
 
     def __post_init__(self) -> None:
@@ -344,9 +350,12 @@ class RowStore:
             self.writer.append("labels", [])
             self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
-        self._read(self._rows(evaluation=False), None if not split else False)
-        if split:
-            self._read(self._rows(evaluation=True), True)
+        if self.request.streamed:
+            self._read_beginning(split)
+        else:
+            self._read(self._rows(evaluation=False), None if not split else False)
+            if split:
+                self._read(self._rows(evaluation=True), True)
         self._check_usable()
         self._ensure_both_splits()
         label_names = self._number_labels()
@@ -357,7 +366,28 @@ class RowStore:
         found = self.chat.found() if self.chat else {}
         return {
             **asdict(self.counts), **found, "bad_fix": self._bad_fix(), "label_names": label_names,
+            "num_held": self.num_held,
         }  # fmt: skip
+
+    def _read_beginning(self, split: bool) -> None:
+        """Read the evaluation of a stream, and some rows to train on, which show what it is like.
+
+        Args:
+            split: whether the evaluation has files of its own.
+        """
+        self.writer.note(self.request.content)  # for all that is not read here
+        rows = self._rows(evaluation=False)
+        held = self._rows(evaluation=True) if split else rows
+        self._read(self._until(held, "evaluation", self.request.streamed), True)
+        self.num_held = 0 if split else self.counts.num_rows
+        self._read(self._until(rows, "train", SEEN_ROWS), False)
+
+    def _until(self, rows: Iterator[Row | None], part: str, count: int) -> Iterator[Row | None]:
+        """Yield rows until a split has so many."""
+        for row in rows:
+            yield row
+            if self.writer.counts[part] >= count:
+                return
 
     def _has_eval_source(self) -> bool:
         hub = self.request.hub
@@ -369,12 +399,17 @@ class RowStore:
         if hub is None:
             files = self.request.evaluation if evaluation else self.request.train
             for name, file in files:
-                yield from _reader(self.request.option, file)(name, file, self.columns)
+                yield from reader_of(self.request.option, file)(name, file, self.columns)
             return
         for row in hub_rows(hub, evaluation, self.columns):
             if hub.streaming and self._enough(hub, evaluation):
                 return
             yield row
+
+    @property
+    def _is_streaming(self) -> bool:
+        hub = self.request.hub
+        return self.request.streamed > 0 or (hub is not None and hub.streaming)
 
     def _enough(self, hub: HubSource, evaluation: bool) -> bool:
         if evaluation:
@@ -384,8 +419,7 @@ class RowStore:
 
     def _read(self, rows: Iterator[Row | None], evaluation: bool | None) -> None:
         """Store the rows of one source; with `evaluation` None they are split by hash."""
-        streaming = self.request.hub is not None and self.request.hub.streaming
-        most = 1 if streaming else BATCH_ROWS  # a stream must not read ahead
+        most = 1 if self._is_streaming else BATCH_ROWS  # a stream must not read ahead
         counts, characters = self.counts, 0
         batch: list[Fields] = []
         for row in rows:
@@ -487,13 +521,17 @@ class RowStore:
         counts = self.writer.counts
         if counts["train"] and counts["evaluation"]:
             return
-        if not self._has_eval_source() and counts["train"] + counts["evaluation"] > 1:
+        found, streamed = counts["train"] + counts["evaluation"], self.request.streamed
+        if found > 1 and not (streamed or self._has_eval_source()):
             self.splits.fill_empty_side()
             return
         part = "evaluate" if counts["train"] else "train"
         why = f"no usable row is left to {part} on: there are {counts['cuts']} in all"
         key = "data.eval_path" if self.request.evaluation and part == "evaluate" else "data.path"
-        raise ConfigError(Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS")))
+        fix = Fix(f"{key}=FILE_WITH_MORE_ROWS")
+        if streamed and found > 1 and not self.request.evaluation:
+            fix = Fix(f"data.num_eval_samples={-(-found // 10)}", "data.streaming=false")
+        raise ConfigError(Problem(key, self.request.path, why, fix))
 
     def _number_labels(self) -> tuple[str, ...]:
         if self.request.label is None or self.columns.kind != "name":
@@ -527,9 +565,8 @@ class RowStore:
         why = f"{format_number(len(train), 'row')} to train on, {what}: {name}"
         if self.counts.num_bad:
             why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
-        hub = self.request.hub
         # Files are often sorted by class, and a stream reads only their beginning.
-        other = "data.streaming=false" if hub and hub.streaming else "data.label=COLUMN"
+        other = "data.streaming=false" if self._is_streaming else "data.label=COLUMN"
         fix = Fix(self._bad_fix() or other)
         raise ConfigError(Problem("data.label", self.request.label, why, fix))
 

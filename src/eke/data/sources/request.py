@@ -46,6 +46,9 @@ from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, to
 STORE_VERSION = 3
 """Increase it when preparation changes its result."""
 
+STREAM_ENDS = 1 << 16
+"""Bytes at both ends of a stream's files that tell them from others of the same names and sizes."""
+
 Named = tuple[tuple[str, str], ...]
 """Files: name relative to `data.path`, absolute path."""
 
@@ -110,6 +113,8 @@ class PrepareRequest:
     packing: bool = False
     max_row_bytes: int = 0
     """Limit for files that are read by lines."""
+    streamed: int = 0
+    """Evaluation samples of files that are read while training; 0: they are prepared."""
 
     @property
     def key(self) -> str:
@@ -120,7 +125,7 @@ class PrepareRequest:
         if not self.train_on:
             for place in ("messages", "chat_template", "train_on"):
                 del content[place]
-        for place, former in (("text_pair", None), ("problem", "single")):
+        for place, former in (("text_pair", None), ("problem", "single"), ("streamed", 0)):
             if content[place] == former:  # stores from before these were there keep their keys
                 del content[place]
         if self.tokenizer_content:
@@ -231,18 +236,20 @@ def _files(request: PrepareRequest, data: LocalRows) -> PrepareRequest:
     evaluation = []
     if data.eval_path is not None:
         evaluation = find_files(data.option, "data.eval_path", data.eval_path, data.pattern)
+    ends = STREAM_ENDS if data.streaming else 0
     return dataclasses.replace(
         request,
-        content=_content(train) + (_content(evaluation) if evaluation else ""),
+        content=_content(train, ends) + (_content(evaluation, ends) if evaluation else ""),
         train=tuple((name, str(path)) for name, path in train),
         evaluation=tuple((name, str(path)) for name, path in evaluation),
         max_row_bytes=getattr(data, "max_row_bytes", 0),
+        streamed=data.num_eval_samples if data.streaming else 0,
     )
 
 
-def _content(files: list[tuple[str, Path]]) -> str:
+def _content(files: list[tuple[str, Path]], ends: int = 0) -> str:
     try:
-        return files_digest(files)
+        return files_digest(files, ends)
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         fix = Fix("data.path=FILE_OR_FOLDER")

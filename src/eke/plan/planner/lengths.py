@@ -104,7 +104,10 @@ def drawn(plan: Plan) -> Drawn:
     middle = [np.mean(means, axis=0).round(), np.median(tops, axis=0)]
     rows = 1 if data.packing is Packing.padding_free else batch.per_device
     lengths = (row.astype(int).tolist() for row in (ends[0], *middle, ends[1]))
-    return Drawn(*(Micro(rows, *each) for each in lengths))
+    micros = [Micro(rows, *each) for each in lengths]
+    if data.is_stream:  # only its first rows have been seen
+        micros[3] = _full(config, batch.per_device)
+    return Drawn(*micros)
 
 
 def evaluated(plan: Plan) -> Micro:

@@ -7,18 +7,22 @@ from functools import partial
 import numpy as np
 import torch
 
-from eke.common.errors import ChangedError
+from eke.common.errors import ChangedError, ConfigError
 from eke.common.text import IGNORED
 from eke.config.schema import (
     Chat,
     Config,
+    Conversations,
+    LocalRows,
     MaskedLM,
     Packing,
     Rows,
     Seq2SeqLM,
     SequenceClassification,
     Synthetic,
+    TextColumns,
 )
+from eke.data.preparation.stream import RowStream
 from eke.data.sources import (
     BYTE_TOKENS,
     Frame,
@@ -43,6 +47,7 @@ from eke.training.batches.sampler import (
     RandomTokens,
     Source,
     StoredRows,
+    StreamedRows,
     as_label,
     evenly_spaced,
     pack_windows,
@@ -53,8 +58,8 @@ from eke.training.batches.sampler import (
 Sample = dict[str, np.ndarray]
 """`input_ids` (length,), `labels` (length,), (target,), () or (classes,), `position_ids` (length,)
 where several sequences lie end to end, and `token_type_ids` (length,) of pairs; int64, and float32
-labels that are no single class. Arrays: NumPy is faster than torch for small samples
-(docs/lab/loop.md, 2026-11-23)."""
+labels that are no single class. `skipped` () is the number of a stream's rows left out before.
+Arrays: NumPy is faster than torch for small samples (docs/lab/loop.md, 2026-11-23)."""
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
@@ -73,7 +78,10 @@ class TaskSamples:
 
     def __getitem__(self, key: Key) -> Sample:
         """The sample with this number in this epoch (masking differs between epochs)."""
-        return TASKS[self.config.task.option](self, *key)
+        sample = TASKS[self.config.task.option](self, *key)
+        if isinstance(self.source, StreamedRows):
+            sample["skipped"] = np.asarray(self.source.skipped(key[1]))
+        return sample
 
     def lengths(self) -> np.ndarray:
         """Tokens of each sample, source and target together, shape (samples,)."""
@@ -304,9 +312,42 @@ def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Pac
         assert keep is not None
         return stored_windows(store, evaluation, window_length(plan.config), keep), None
     rows = StoredRows(store, split, keep)
+    if plan.config.data.is_stream and not evaluation:
+        return _streamed(plan, store, rows), None
     if keep is not None:
         return rows, None
     return rows, Packs(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
+
+
+def _streamed(plan: Plan, store: Store, first: StoredRows) -> StreamedRows:
+    data, request = plan.config.data, request_of(plan.config)
+    assert isinstance(data, LocalRows), "other data is not read while training"
+    assert isinstance(data, TextColumns | Conversations), "of texts or of conversations"
+    assert request is not None, "rows have one"
+    stream = RowStream(
+        request,
+        store.manifest,
+        buffer_size=data.shuffle_buffer,
+        seed=plan.config.seed,
+        epoch_size=data.num_samples,
+        max_bad_frac=data.max_bad_frac,
+        check=partial(_check_files, plan),
+    )
+    return StreamedRows(stream, first, plan.steps.num_train_samples)
+
+
+def _check_files(plan: Plan) -> None:
+    """Hold a stream's files against the plan.
+
+    Raises:
+        ChangedError: they are others.
+    """
+    try:
+        request = request_of(plan.config)
+    except ConfigError as error:
+        raise ChangedError(error.short()) from error
+    if request is None or request.key != plan.store:
+        raise ChangedError("the files of the stream were changed -> the same command again")
 
 
 def _open(plan: Plan) -> Store:
