@@ -4,12 +4,10 @@ from importlib.util import find_spec
 
 from eke.common.errors import Fix
 from eke.common.text import NUM_SPECIAL_TOKENS
-from eke.config.mixing import source_configs
 from eke.config.schema import (
     Conversations,
     HubRows,
     Lengths,
-    LocalRows,
     Packing,
     PretrainedModel,
     ProblemType,
@@ -72,12 +70,6 @@ def _counts_too_many(facts: Facts) -> bool:
         return False
     counted = synthetic.packing is Packing.on or synthetic.length_grouping
     return counted and max(synthetic.num_samples or 0, synthetic.num_eval_samples) > MAX_COUNTED
-
-
-def _streaming_source(facts: Facts) -> int | None:
-    """The first source of a mix that is a stream."""
-    sources = enumerate(source_configs(facts.config))
-    return next((number for number, source in sources if source.data.is_stream), None)
 
 
 RULES = (
@@ -286,58 +278,27 @@ RULES = (
         source="https://huggingface.co/docs/datasets/stream",
     ),
     Rule(
-        id="stream_is_not_packed",
-        key="data.packing",
-        when=lambda f: f.config.data.is_stream and f.config.data.packing is Packing.on,
-        why="which samples fit into a row is found before training, when a stream is not read yet",
-        fix=Fix("data.packing=padding_free", remark="or data.streaming=false"),
-        source="eke.data.preparation.stream",
-    ),
-    Rule(
-        id="stream_is_not_grouped",
-        key="data.length_grouping",
-        when=lambda f: f.config.data.is_stream and f.config.data.length_grouping,
-        why="samples are sorted by length before training, when a stream is not read yet",
-        fix=Fix("data.length_grouping=false", remark="or data.streaming=false"),
-        source="eke.data.preparation.stream",
+        id="stream_has_no_lengths",
+        key="data.streaming",
+        when=lambda f: (
+            f.config.data.is_stream
+            and (f.config.data.packing is Packing.on or f.config.data.length_grouping)
+        ),
+        why="data.packing=on and data.length_grouping need all lengths before the first step",
+        fix=Fix("data.packing=off", "data.length_grouping=false"),
+        source="eke.training.batches.stream",
     ),
     Rule(
         id="stream_needs_steps",
         key="train.epochs",
         when=lambda f: (
             f.config.data.is_stream
-            and f.config.data.num_samples is None
-            and f.config.train.epochs is not None
+            and bool(f.config.train.epochs)
+            and not f.config.data.num_samples
         ),
-        why="the rows of a stream are not counted, so an epoch has no known length",
-        fix=Fix(
-            "train.epochs=null",
-            "train.steps=1000",
-            remark="or data.num_samples=ROWS, the length of an epoch",
-        ),
-        source="eke.data.preparation.stream",
-    ),
-    Rule(
-        id="stream_is_no_source",
-        key="data.sources",
-        when=lambda f: _streaming_source(f) is not None,
-        value=lambda f: f"[{_streaming_source(f)}].streaming=true",
-        why="the samples of a mix are drawn among rows that are prepared",
-        fix=lambda f: Fix(f"data.sources.{_streaming_source(f)}.streaming=false"),
-        source="eke.training.batches.batches",
-    ),
-    Rule(
-        id="buffer_needs_stream",
-        verdict=Severity.no_effect,
-        key="data.shuffle_buffer",
-        when=lambda f: (
-            isinstance(f.config.data, LocalRows)
-            and not f.config.data.streaming
-            and f.config.data.shuffle_buffer != LocalRows.shuffle_buffer
-        ),
-        why="prepared rows are shuffled as a whole",
-        fix=Fix("data.streaming=true"),
-        source="eke.data.preparation.stream",
+        why="a stream's rows are not counted, so that an epoch has no length",
+        fix=Fix("train.epochs=null", "train.steps=1000", remark="or data.num_samples=ROWS"),
+        source="eke.training.batches.stream",
     ),
     Rule(
         id="synthetic_ids_fit",

@@ -117,7 +117,7 @@ class Data:
     @property
     def is_stream(self) -> bool:
         """Whether rows to train on are read while training."""
-        return False
+        return isinstance(self, LocalRows) and self.streaming
 
 
 @dataclass
@@ -212,15 +212,10 @@ class LocalRows(Rows):
     eval_path: str | None = None
     """File, folder or glob for evaluation; null keeps `eval_frac` of the rows."""
     streaming: bool = False
-    """Read the rows while training, none of them prepared but the evaluation: the first
-    `num_eval_samples` ones, or those of `eval_path`."""
+    """Read the rows while training and prepare only the evaluation: the first `num_eval_samples`
+    ones, or those of `eval_path`."""
     shuffle_buffer: int = field(default=1000, metadata=between(0, 10**7))
     """Rows of a stream among which the next one is drawn; 0 or 1 keeps the order of the files."""
-
-    @property
-    def is_stream(self) -> bool:
-        """As `streaming`."""
-        return self.streaming
 
 
 @dataclass

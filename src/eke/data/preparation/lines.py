@@ -15,9 +15,9 @@ import re
 import shlex
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +183,7 @@ class Columns:
             fix = Fix("data.label=COLUMN")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
         if self.are_all and value not in self.names:
-            raise BadRowError(
-                f"{self.request.label} is {_shown(value)}, no class of the first rows"
-            )
+            raise BadRowError(f"{self.request.label} is {_shown(value)}: no row before had this")
         return self.names.setdefault(value, len(self.names))
 
     def require_in(self, names: list[str], file: str = "") -> None:
@@ -255,8 +253,8 @@ class Columns:
             fix = Fix(f"task.num_labels={len(names)}")
             raise ConfigError(Problem("task.num_labels", str(self.request.num_labels), why, fix))
         if self.request.streamed and len(names) < self.request.num_labels:
-            why = f"the first rows of the stream have {len(names)} of {self.request.num_labels} "
-            why += "classes: their texts cannot be numbered before all were seen"
+            why = f"the first rows have {len(names)} of {self.request.num_labels} classes, so that "
+            why += "the names cannot be numbered before a stream is read"
             fix = Fix("data.streaming=false", remark="or whole numbers from 0 on as labels")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
         known = [(number, name) for number, name in enumerate(names) if name in self.names]
@@ -323,11 +321,20 @@ UTF_16 = ("\xff\xfe", "\xfe\xff")
 SEPARATORS = ";\t|"
 """Separators that some programs write instead of commas."""
 
-Row = tuple[str, dict[str, Any] | BadRowError]
-"""Location of a row (`name:line`), and its values or the reason it has none."""
+Values = dict[str, Any]
+Row = tuple[str, Values | BadRowError | Callable[[], Values]]
+"""Location of a row (`name:line`), and its values, the reason it has none, or what reads them."""
 
-Unparsed = tuple[str, str | dict[str, Any] | BadRowError]
-"""The same, or with a line of jsonl."""
+
+def values_of(row: Row) -> Values:
+    """The values of a row.
+
+    Raises:
+        BadRowError: it has none.
+    """
+    if isinstance(row[1], BadRowError):
+        raise row[1]
+    return row[1]() if callable(row[1]) else row[1]
 
 
 def unreadable(file: str, error: Exception) -> ConfigError:
@@ -386,27 +393,10 @@ def _texts(file: str, most: int) -> Iterator[str]:
 
 
 def jsonl_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
-    """Yield each line as an object; None for a blank line."""
+    """Yield each line as an object, parsed when it is called; None for a blank line."""
     wanted = columns.names_wanted
-    for row in unparsed_rows(name, file, columns):
-        yield row and parsed(row, wanted)
-
-
-def unparsed_rows(name: str, file: str, columns: Columns) -> Iterator[Unparsed | None]:
-    """Yield each line of jsonl; None for a blank line."""
     for number, line in lines(file, columns.request.max_row_bytes):
-        yield (f"{name}:{number}", line) if line.strip() else None
-
-
-def parsed(row: Unparsed, wanted: list[str]) -> Row:
-    """The row as an object."""
-    place, line = row
-    if not isinstance(line, str):
-        return place, line
-    try:
-        return place, _parse(line, wanted)
-    except BadRowError as bad:
-        return place, bad
+        yield (f"{name}:{number}", partial(_parse, line, wanted)) if line.strip() else None
 
 
 def _parse(line: str, wanted: list[str]) -> dict[str, Any]:

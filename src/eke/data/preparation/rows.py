@@ -1,6 +1,6 @@
 """Prepare a store of rows or documents: truncation, counts, training and evaluation splits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from eke.data.preparation.lines import (
     hub_rows,
     jsonl_rows,
     parquet_rows,
+    values_of,
 )
 from eke.data.preparation.tokenizers import (
     MARGIN_TOKENS,
@@ -308,11 +309,13 @@ SEEN_ROWS = 1000
 """Rows of a stream to train on that are looked at before training."""
 
 
-def reader_of(option: str, file: str) -> Callable[[str, str, Columns], Iterator[Row | None]]:
-    """Reader of the rows of a file."""
-    endings = ENDINGS if option == "chat" else {}
-    kinds = [kind for kind in READERS if file.lower().endswith(endings.get(kind, ()))]
-    return READERS[kinds[0]] if kinds else READERS.get(option, jsonl_rows)
+def read_files(request: PrepareRequest, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
+    """Yield the rows of local files."""
+    endings = ENDINGS if request.option == "chat" else {}
+    for name, file in request.evaluation if evaluation else request.train:
+        kinds = [kind for kind in READERS if file.lower().endswith(endings.get(kind, ()))]
+        reader = READERS[kinds[0]] if kinds else READERS.get(request.option, jsonl_rows)
+        yield from reader(name, file, columns)
 
 
 @dataclass
@@ -370,7 +373,7 @@ class RowStore:
         }  # fmt: skip
 
     def _read_beginning(self, split: bool) -> None:
-        """Read the evaluation of a stream, and some rows to train on, which show what it is like.
+        """Read the evaluation of a stream, and first rows to train on, which show what it is like.
 
         Args:
             split: whether the evaluation has files of its own.
@@ -383,7 +386,6 @@ class RowStore:
         self._read(self._until(rows, "train", SEEN_ROWS), False)
 
     def _until(self, rows: Iterator[Row | None], part: str, count: int) -> Iterator[Row | None]:
-        """Yield rows until a split has so many."""
         for row in rows:
             yield row
             if self.writer.counts[part] >= count:
@@ -397,9 +399,7 @@ class RowStore:
         """Yield rows; when streaming, until there are enough samples."""
         hub = self.request.hub
         if hub is None:
-            files = self.request.evaluation if evaluation else self.request.train
-            for name, file in files:
-                yield from reader_of(self.request.option, file)(name, file, self.columns)
+            yield from read_files(self.request, evaluation, self.columns)
             return
         for row in hub_rows(hub, evaluation, self.columns):
             if hub.streaming and self._enough(hub, evaluation):
@@ -408,8 +408,7 @@ class RowStore:
 
     @property
     def _is_streaming(self) -> bool:
-        hub = self.request.hub
-        return self.request.streamed > 0 or (hub is not None and hub.streaming)
+        return bool(self.request.streamed or (self.request.hub and self.request.hub.streaming))
 
     def _enough(self, hub: HubSource, evaluation: bool) -> bool:
         if evaluation:
@@ -427,13 +426,10 @@ class RowStore:
             if row is None:
                 counts.num_empty += 1
                 continue
-            place, values = row
             try:
-                if isinstance(values, BadRowError):
-                    raise values
-                fields = (self.chat or self.columns).take(values)
+                fields = (self.chat or self.columns).take(values_of(row))
             except BadRowError as bad:
-                counts.bad(place, str(bad))
+                counts.bad(row[0], str(bad))
                 if isinstance(bad, TooLongError):
                     self.too_long.append(bad.num_tokens)
                 is_hopeless = counts.num_bad + counts.num_empty == counts.num_rows
@@ -521,17 +517,14 @@ class RowStore:
         counts = self.writer.counts
         if counts["train"] and counts["evaluation"]:
             return
-        found, streamed = counts["train"] + counts["evaluation"], self.request.streamed
-        if found > 1 and not (streamed or self._has_eval_source()):
+        separate = self.request.streamed or self._has_eval_source()
+        if not separate and counts["train"] + counts["evaluation"] > 1:
             self.splits.fill_empty_side()
             return
         part = "evaluate" if counts["train"] else "train"
         why = f"no usable row is left to {part} on: there are {counts['cuts']} in all"
         key = "data.eval_path" if self.request.evaluation and part == "evaluate" else "data.path"
-        fix = Fix(f"{key}=FILE_WITH_MORE_ROWS")
-        if streamed and found > 1 and not self.request.evaluation:
-            fix = Fix(f"data.num_eval_samples={-(-found // 10)}", "data.streaming=false")
-        raise ConfigError(Problem(key, self.request.path, why, fix))
+        raise ConfigError(Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS")))
 
     def _number_labels(self) -> tuple[str, ...]:
         if self.request.label is None or self.columns.kind != "name":

@@ -75,31 +75,29 @@ def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str
     return result
 
 
-def files_digest(files: Iterable[tuple[str, Path]], ends: int = 0) -> str:
+def files_digest(files: Iterable[tuple[str, Path]]) -> str:
     """Hash names (not locations) and contents of files in their order: 32 hex digits.
-
-    Args:
-        files: names and places.
-        ends: hash the size and so many bytes of both ends alone; 0 hashes all.
 
     Raises:
         OSError: a file cannot be read.
     """
     listed = list(files)
-    listing: list[object] = [[name, str(path.absolute()), *stamp(path)] for name, path in listed]
+    listing = [[name, str(path.absolute()), *stamp(path)] for name, path in listed]
 
     def compute() -> str:
-        parts = []
-        for name, path in listed:
-            size = path.stat().st_size
-            parts.append((f"{name}\0{size}\0", path, 0, min(size, ends or size)))
-            if ends:
-                parts.append(("", path, max(0, size - ends), ends))
-        return content_hash(parts)
+        sizes = [path.stat().st_size for _, path in listed]
+        return content_hash(
+            (f"{name}\0{size}\0", path, 0, size)
+            for (name, path), size in zip(listed, sizes, strict=True)
+        )
 
-    if ends:
-        listing.append(ends)
     return digest_once(listing, 32, compute)
+
+
+def beginnings_digest(files: Iterable[tuple[str, Path]]) -> str:
+    """Hash names, sizes and first bytes of files that are too large to be read for it."""
+    parts = ((f"{name}\0{path.stat().st_size}\0", path, 0, CHUNK_BYTES) for name, path in files)
+    return content_hash(parts)[:32]
 
 
 def content_hash(parts: Iterable[tuple[str, Path, int, int]]) -> str:

@@ -33,7 +33,7 @@ from eke.config.schema import (
     SequenceClassification,
     Text,
 )
-from eke.data.sources.cache import files_digest
+from eke.data.sources.cache import beginnings_digest, files_digest
 from eke.data.sources.source_files import (
     Piece,
     find_files,
@@ -45,9 +45,6 @@ from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, to
 
 STORE_VERSION = 3
 """Increase it when preparation changes its result."""
-
-STREAM_ENDS = 1 << 16
-"""Bytes at both ends of a stream's files that tell them from others of the same names and sizes."""
 
 Named = tuple[tuple[str, str], ...]
 """Files: name relative to `data.path`, absolute path."""
@@ -236,10 +233,9 @@ def _files(request: PrepareRequest, data: LocalRows) -> PrepareRequest:
     evaluation = []
     if data.eval_path is not None:
         evaluation = find_files(data.option, "data.eval_path", data.eval_path, data.pattern)
-    ends = STREAM_ENDS if data.streaming else 0
     return dataclasses.replace(
         request,
-        content=_content(train, ends) + (_content(evaluation, ends) if evaluation else ""),
+        content="".join(_content(files, data.streaming) for files in (train, evaluation) if files),
         train=tuple((name, str(path)) for name, path in train),
         evaluation=tuple((name, str(path)) for name, path in evaluation),
         max_row_bytes=getattr(data, "max_row_bytes", 0),
@@ -247,9 +243,9 @@ def _files(request: PrepareRequest, data: LocalRows) -> PrepareRequest:
     )
 
 
-def _content(files: list[tuple[str, Path]], ends: int = 0) -> str:
+def _content(files: list[tuple[str, Path]], streaming: bool = False) -> str:
     try:
-        return files_digest(files, ends)
+        return beginnings_digest(files) if streaming else files_digest(files)
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         fix = Fix("data.path=FILE_OR_FOLDER")

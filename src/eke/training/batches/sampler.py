@@ -16,7 +16,6 @@ import torch
 from eke.common.errors import ChangedError, of_system
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import ProblemType, SequenceClassification, Synthetic
-from eke.data.preparation.stream import RowStream, Taken
 from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
@@ -269,47 +268,6 @@ class StoredRows:
         return np.asarray(self.offsets[self.chosen + 1] - self.offsets[self.chosen])
 
 
-class StreamedRows:
-    """Rows to train on that are read as they are asked for, in the order of their numbers."""
-
-    framed = True
-
-    def __init__(self, stream: RowStream, first: StoredRows, count: int) -> None:
-        self.stream, self.first, self.count = stream, first, count
-        self._last: tuple[int, Taken | None] = (-1, None)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def taken(self, index: int) -> Taken | None:
-        """The row as it was read; None where one of the first rows takes its place."""
-        if self._last[0] != index:
-            self._last = index, self.stream.take(index)
-        return self._last[1]
-
-    def row(self, index: int) -> TokenRow:
-        """One row."""
-        if (taken := self.taken(index)) is None:
-            return self.first.row(index % len(self.first))
-        trained = taken.fields.trained if self.stream.request.train_on else None
-        return TokenRow(np.array(taken.tokens, np.int64), taken.cut, trained)
-
-    def label(self, index: int) -> Any:
-        """As of `StoredRows`."""
-        if (taken := self.taken(index)) is None:
-            return self.first.label(index % len(self.first))
-        return np.array(taken.fields.label)
-
-    def skipped(self, index: int) -> int:
-        """Rows that cannot be used before it."""
-        taken = self.taken(index)
-        return 1 if taken is None else taken.skipped
-
-    def lengths(self) -> np.ndarray:
-        """The most that each row may have, since none is read in advance."""
-        return np.broadcast_to(self.stream.request.seq_len, self.count)
-
-
 @dataclass(frozen=True)
 class RandomTokens:
     """Dummy data as in the guides: uniform token ids and labels."""
@@ -351,10 +309,3 @@ class RandomTokens:
         """Tokens of each sample."""
         found = (synthetic_length(self.data, self.length, self.split, i) for i in range(self.count))
         return np.fromiter(found, np.int64, self.count)
-
-
-Source = Windows | StoredRows | StreamedRows | RandomTokens
-"""Sequences by number: `row`, `label`, and `lengths` of all.
-
-`framed` sequences have special tokens and a source/target boundary; the others are slices of one
-long text."""

@@ -7,22 +7,18 @@ from functools import partial
 import numpy as np
 import torch
 
-from eke.common.errors import ChangedError, ConfigError
+from eke.common.errors import ChangedError
 from eke.common.text import IGNORED
 from eke.config.schema import (
     Chat,
     Config,
-    Conversations,
-    LocalRows,
     MaskedLM,
     Packing,
     Rows,
     Seq2SeqLM,
     SequenceClassification,
     Synthetic,
-    TextColumns,
 )
-from eke.data.preparation.stream import RowStream
 from eke.data.sources import (
     BYTE_TOKENS,
     Frame,
@@ -45,15 +41,21 @@ from eke.plan.planner import Plan, check_inputs, plans_of_sources
 from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
 from eke.training.batches.sampler import (
     RandomTokens,
-    Source,
     StoredRows,
-    StreamedRows,
+    Windows,
     as_label,
     evenly_spaced,
     pack_windows,
     seeded,
     stored_windows,
 )
+from eke.training.batches.stream import StreamedRows
+
+Source = Windows | StoredRows | StreamedRows | RandomTokens
+"""Sequences by number: `row`, `label`, and `lengths` of all.
+
+`framed` sequences have special tokens and a source/target boundary; the others are slices of one
+long text."""
 
 Sample = dict[str, np.ndarray]
 """`input_ids` (length,), `labels` (length,), (target,), () or (classes,), `position_ids` (length,)
@@ -80,7 +82,7 @@ class TaskSamples:
         """The sample with this number in this epoch (masking differs between epochs)."""
         sample = TASKS[self.config.task.option](self, *key)
         if isinstance(self.source, StreamedRows):
-            sample["skipped"] = np.asarray(self.source.skipped(key[1]))
+            sample["skipped"] = np.asarray(self.source.taken(key[1])[2])
         return sample
 
     def lengths(self) -> np.ndarray:
@@ -311,43 +313,12 @@ def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Pac
     if store.manifest.streams:
         assert keep is not None
         return stored_windows(store, evaluation, window_length(plan.config), keep), None
-    rows = StoredRows(store, split, keep)
     if plan.config.data.is_stream and not evaluation:
-        return _streamed(plan, store, rows), None
+        return StreamedRows(plan, store), None
+    rows = StoredRows(store, split, keep)
     if keep is not None:
         return rows, None
     return rows, Packs(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
-
-
-def _streamed(plan: Plan, store: Store, first: StoredRows) -> StreamedRows:
-    data, request = plan.config.data, request_of(plan.config)
-    assert isinstance(data, LocalRows), "other data is not read while training"
-    assert isinstance(data, TextColumns | Conversations), "of texts or of conversations"
-    assert request is not None, "rows have one"
-    stream = RowStream(
-        request,
-        store.manifest,
-        buffer_size=data.shuffle_buffer,
-        seed=plan.config.seed,
-        epoch_size=data.num_samples,
-        max_bad_frac=data.max_bad_frac,
-        check=partial(_check_files, plan),
-    )
-    return StreamedRows(stream, first, plan.steps.num_train_samples)
-
-
-def _check_files(plan: Plan) -> None:
-    """Hold a stream's files against the plan.
-
-    Raises:
-        ChangedError: they are others.
-    """
-    try:
-        request = request_of(plan.config)
-    except ConfigError as error:
-        raise ChangedError(error.short()) from error
-    if request is None or request.key != plan.store:
-        raise ChangedError("the files of the stream were changed -> the same command again")
 
 
 def _open(plan: Plan) -> Store:

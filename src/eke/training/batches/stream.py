@@ -1,0 +1,148 @@
+"""Rows that are read while training: in the order of their files, through a shuffle buffer.
+
+Which row comes when depends on the seed, the buffer's size and the rows' order alone. Each process
+makes the same draws among rows that are not parsed, and parses and tokenizes those it is asked for.
+"""
+
+import math
+import os
+import random
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from eke.common.errors import ChangedError, ConfigError, RunError
+from eke.config.schema import Conversations, LocalRows, TextColumns
+from eke.data.preparation.chat import ChatRows
+from eke.data.preparation.lines import BadRowError, Columns, Row, values_of
+from eke.data.preparation.rows import Sequences, read_files
+from eke.data.preparation.tokenizers import load_request_tokenizer
+from eke.data.sources import Store, mix_seed, request_of
+from eke.plan.planner import Plan
+from eke.training.batches.sampler import StoredRows, TokenRow
+
+Taken = tuple[TokenRow, Any, int]
+"""Tokens and label of a row, and how many rows that cannot be used came before it."""
+
+
+class StreamedRows:
+    """Rows of local files to train on, by their numbers, which ascend."""
+
+    framed = True
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self.plan, self.store = plan, store
+        self.first = StoredRows(store, "train", None)
+        self._process = self._length = 0
+        self._last: tuple[int, Taken] | None = None
+
+    def __len__(self) -> int:
+        return self.plan.steps.num_train_samples
+
+    def row(self, index: int) -> TokenRow:
+        """One row."""
+        return self.taken(index)[0]
+
+    def label(self, index: int) -> Any:
+        """As of `StoredRows`."""
+        return self.taken(index)[1]
+
+    def lengths(self) -> np.ndarray:
+        """The most that each row may have, since none is read in advance."""
+        return np.broadcast_to(self.plan.config.data.seq_len, len(self))
+
+    def taken(self, index: int) -> Taken:
+        """A row; where it cannot be used, another one of the buffer, which comes again later.
+
+        Raises:
+            RunError: a file has changed or cannot be read, or too many rows are bad.
+        """
+        if self._process != os.getpid():  # a fork would share the positions in files
+            self._open()
+        if self._last is None or index != self._last[0]:
+            try:
+                self._last = index, self._take(index)
+            except ConfigError as error:
+                raise RunError(error.short()) from error
+        return self._last[1]
+
+    def _open(self) -> None:
+        request, manifest = request_of(self.plan.config), self.store.manifest
+        assert request is not None, "rows have one"
+        tokenizer = load_request_tokenizer(request)
+        names = {name: number for number, name in enumerate(manifest.label_names)}
+        self._columns = Columns(request, "name" if names else "number", names, are_all=True)
+        self._sequences = Sequences(request, tokenizer)
+        self._chat = ChatRows(request, tokenizer) if request.train_on else None
+        self._num_seen, self._num_bad = manifest.num_rows, manifest.num_bad
+        self._process, self._last = os.getpid(), None
+        self._begin(0)
+
+    def _take(self, index: int) -> Taken:
+        if index < self._next:
+            self._begin(0)
+        if self._length and index // self._length > self._epoch:
+            self._begin(index // self._length)
+        while self._next < index:
+            self._draw()
+        row, place = self._draw()
+        # In its place is now another one; nothing moves.
+        others = (self._buffer[n - len(self._buffer) + place] for n in range(len(self._buffer)))
+        for skipped, each in enumerate(chain([row], others)):
+            if (used := self._used(each)) is not None:
+                return *used, skipped
+        number = index % len(self.first)
+        return self.first.row(number), self.first.label(number), 1
+
+    def _begin(self, epoch: int) -> None:
+        data, request = self.plan.config.data, request_of(self.plan.config)
+        assert isinstance(data, LocalRows), "only these are read while training"
+        if request is None or request.key != self.store.manifest.key:
+            raise ChangedError("the files of the stream have changed -> the same command again")
+        self._epoch, self._next = epoch, epoch * self._length
+        self._random = random.Random(mix_seed(self.plan.config.seed, epoch))
+        rows = islice(read_files(request, False, self._columns), self.store.manifest.num_held, None)
+        self._rows = islice(filter(None, rows), data.num_samples)
+        self._buffer = list(islice(self._rows, max(1, data.shuffle_buffer)))
+
+    def _draw(self) -> tuple[Row, int]:
+        """The next row, and where in the buffer it was."""
+        if not self._buffer:
+            self._length = self._length or self._next
+            self._begin(self._epoch + 1)
+        buffer = self._buffer
+        place = int(self._random.random() * len(buffer))
+        buffer[place], buffer[-1] = buffer[-1], buffer[place]
+        row = buffer.pop()
+        buffer += islice(self._rows, 1)
+        self._next += 1
+        return row, place
+
+    def _used(self, row: Row) -> tuple[TokenRow, Any] | None:
+        self._num_seen += 1
+        try:
+            fields = (self._chat or self._columns).take(values_of(row))
+        except BadRowError as bad:
+            self._check_bad(f"{row[0]} {bad}")
+            return None
+        if self._chat:
+            return TokenRow(fields.ids, 0, fields.trained), 0
+        made = self._sequences.of([fields])[0]
+        return made and (TokenRow(made[0].astype(np.int64), made[1]), np.array(fields.label))
+
+    def _check_bad(self, last: str) -> None:
+        """Count a bad row.
+
+        Raises:
+            RunError: they are too many.
+        """
+        data = self.plan.config.data
+        assert isinstance(data, TextColumns | Conversations), "texts or conversations"
+        self._num_bad += 1
+        share = self._num_bad / self._num_seen
+        if share > data.max_bad_frac:
+            fix = f"data.max_bad_frac={min(1.0, math.ceil(share * 2000) / 1000):g}"
+            fix = "data.bad_rows=skip" if self._chat else fix
+            why = f"{self._num_bad} of {self._num_seen} rows so far cannot be used"
+            raise RunError(f"{last}; {why} -> {fix} (the run continues)")
