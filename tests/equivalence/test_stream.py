@@ -11,6 +11,8 @@ from prepared import write_jsonl
 from support import TINY, last_wins
 from trained import continue_job, record_of
 
+from eke.plan.record import metrics
+
 SHORT = (
     "model=tiny", "data.streaming=true", "data.shuffle_buffer=16", "data.seq_len=24",
     "data.num_eval_samples=7", "train.steps=24", "train.log_every=5", "train.checkpoint_every=null",
@@ -71,7 +73,7 @@ def test_two_ranks_train_like_one(streamed, job_of, train_ranks) -> None:
     base = streamed(*CASES["causal_lm"])
     one = [loss for loss, _ in curve(job_of("one", *base))]
     run = train_ranks("distributed=ddp", *last_wins(*base, "batch.per_device=6"))
-    assert [r["train/loss"] for r in rows_of(run) if "train/loss" in r] == pytest.approx(
+    assert [r[metrics.LOSS] for r in rows_of(run) if metrics.LOSS in r] == pytest.approx(
         one, rel=1e-5
     )
 
@@ -100,6 +102,6 @@ def test_killed_it_goes_on_to_the_last_bit(streamed, start, train_py, tmp_path) 
     assert record_in(folder)["attempt"] == 1
 
     def losses(run) -> dict[int, float]:
-        return {r["step"]: r["train/loss"] for r in rows_of(run) if "train/loss" in r}
+        return {r[metrics.STEP]: r[metrics.LOSS] for r in rows_of(run) if metrics.LOSS in r}
 
     assert losses(folder) == losses(whole)

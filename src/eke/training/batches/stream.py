@@ -129,7 +129,8 @@ class StreamedRows:
         if self._chat:
             return TokenRow(fields.ids, 0, fields.trained), 0
         made = self._sequences.of([fields])[0]
-        return made and (TokenRow(made[0].astype(np.int64), made[1]), np.array(fields.label))
+        label = list(fields.label) if isinstance(fields.label, tuple) else fields.label
+        return made and (TokenRow(made[0].astype(np.int64), made[1]), label)
 
     def _check_bad(self, last: str) -> None:
         """Count a bad row.
