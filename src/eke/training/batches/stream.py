@@ -89,9 +89,14 @@ class StreamedRows:
         row, place = self._draw()
         # In its place is now another one; nothing moves.
         others = (self._buffer[n - len(self._buffer) + place] for n in range(len(self._buffer)))
+        self._num_seen += 1
         for skipped, each in enumerate(chain([row], others)):
-            if (used := self._used(each)) is not None:
-                return *used, skipped
+            try:
+                if (used := self._used(each)) is not None:
+                    return *used, skipped
+            except BadRowError as bad:
+                if not skipped:  # others are counted at their own turns
+                    self._count_bad(f"{row[0]} {bad}")
         number = index % len(self.first)
         return self.first.row(number), self.first.label(number), 1
 
@@ -120,24 +125,15 @@ class StreamedRows:
         return row, place
 
     def _used(self, row: Row) -> tuple[TokenRow, Any] | None:
-        self._num_seen += 1
-        try:
-            fields = (self._chat or self._columns).take(values_of(row))
-        except BadRowError as bad:
-            self._check_bad(f"{row[0]} {bad}")
-            return None
+        """Tokens and label of a row; None if it has nothing to learn."""
+        fields = (self._chat or self._columns).take(values_of(row))
         if self._chat:
             return TokenRow(fields.ids, 0, fields.trained), 0
         made = self._sequences.of([fields])[0]
         label = list(fields.label) if isinstance(fields.label, tuple) else fields.label
         return made and (TokenRow(made[0].astype(np.int64), made[1]), label)
 
-    def _check_bad(self, last: str) -> None:
-        """Count a bad row.
-
-        Raises:
-            RunError: they are too many.
-        """
+    def _count_bad(self, last: str) -> None:
         data = self.plan.config.data
         assert isinstance(data, TextColumns | Conversations), "texts or conversations"
         self._num_bad += 1
