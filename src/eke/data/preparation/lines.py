@@ -253,8 +253,9 @@ class Columns:
             fix = Fix(f"task.num_labels={len(names)}")
             raise ConfigError(Problem("task.num_labels", str(self.request.num_labels), why, fix))
         if self.request.streamed and len(names) < self.request.num_labels:
-            why = f"the first rows have {len(names)} of {self.request.num_labels} classes, so that "
-            why += "the names cannot be numbered before a stream is read"
+            why = (
+                f"is a name; the first rows have {len(names)} of {self.request.num_labels} classes"
+            )
             fix = Fix("data.streaming=false", remark="or whole numbers from 0 on as labels")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
         known = [(number, name) for number, name in enumerate(names) if name in self.names]
@@ -327,11 +328,7 @@ Row = tuple[str, Values | BadRowError | Callable[[], Values]]
 
 
 def values_of(row: Row) -> Values:
-    """The values of a row.
-
-    Raises:
-        BadRowError: it has none.
-    """
+    """The values of a row, or the BadRowError that it is."""
     if isinstance(row[1], BadRowError):
         raise row[1]
     return row[1]() if callable(row[1]) else row[1]

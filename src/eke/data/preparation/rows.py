@@ -158,6 +158,7 @@ class Counts:
     num_truncated: int = 0
     num_other_prompts: int = 0
     num_doubled: int = 0
+    num_held: int = 0
     bad_rows: list[str] = field(default_factory=list)
     first_row: Ends = ((), ())
 
@@ -332,7 +333,6 @@ class RowStore:
     chat: ChatRows | None = field(init=False)
     too_long: list[int] = field(default_factory=list)
     """Tokens of conversations that were too long."""
-    num_held: int = 0
     _end: int = 0
 
     def __post_init__(self) -> None:
@@ -369,20 +369,15 @@ class RowStore:
         found = self.chat.found() if self.chat else {}
         return {
             **asdict(self.counts), **found, "bad_fix": self._bad_fix(), "label_names": label_names,
-            "num_held": self.num_held,
         }  # fmt: skip
 
     def _read_beginning(self, split: bool) -> None:
-        """Read the evaluation of a stream, and first rows to train on, which show what it is like.
-
-        Args:
-            split: whether the evaluation has files of its own.
-        """
+        """Read the evaluation of a stream, and first rows to train on: what it is like."""
         self.writer.note(self.request.content)  # for all that is not read here
         rows = self._rows(evaluation=False)
         held = self._rows(evaluation=True) if split else rows
         self._read(self._until(held, "evaluation", self.request.streamed), True)
-        self.num_held = 0 if split else self.counts.num_rows
+        self.counts.num_held = 0 if split else self.counts.num_rows
         self._read(self._until(rows, "train", SEEN_ROWS), False)
 
     def _until(self, rows: Iterator[Row | None], part: str, count: int) -> Iterator[Row | None]:

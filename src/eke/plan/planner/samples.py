@@ -111,7 +111,7 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
     problems = [
         *_too_small_a_vocabulary(config, vocabulary),
         *_without_end(config, vocabulary),
-        *_too_many_bad(config, manifest),
+        *too_many_bad(config, manifest),
     ]
     if problems:
         raise ConfigError(problems)
@@ -240,7 +240,8 @@ def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
+def too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
+    """Rows that cannot be used, where they are more than may be."""
     data = config.data
     if not isinstance(data, TextColumns | Conversations) or not manifest.num_bad:
         return []
@@ -284,10 +285,9 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
     manifest = store.manifest
     usable = manifest.counts["cuts"]
     bad = f"; first: {manifest.bad_rows[0]}" if manifest.bad_rows else ""
-    first = "the first " if config.data.is_stream else ""
     reason = (
-        f"of {first}{manifest.num_rows} read; {manifest.num_bad} bad, {manifest.num_empty} empty "
-        f"(left out), {manifest.num_truncated} truncated{bad}"
+        f"of {manifest.num_rows} read; {manifest.num_bad} bad, {manifest.num_empty} empty (left "
+        f"out), {manifest.num_truncated} truncated{bad}"
     )
     decisions.append(Decision("data rows", format_count(usable), reason))
     if manifest.num_trained:
@@ -300,13 +300,8 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         decisions.append(_numbered(manifest.label_names, order))
     available = [manifest.counts["train"], manifest.counts["evaluation"]]
     if config.data.is_stream:
-        available[0] = config.data.num_samples or 0
-        if not available[0]:
-            steps = config.train.steps or DEFAULT_STEPS
-            available[0] = steps * plan_batch(config, []).samples_per_step
-            reason = "all that the steps take: the rows of a stream are not counted"
-            decisions.append(Decision("data.num_samples", str(available[0]), reason))
-        return available[0], min(config.data.num_eval_samples, available[1])
+        taken = (config.train.steps or DEFAULT_STEPS) * plan_batch(config, []).samples_per_step
+        return config.data.num_samples or taken, min(config.data.num_eval_samples, available[1])
     if config.data.packing is Packing.on:
         offsets, rows = store.array("offsets"), store.array("train")
         tokens = int((offsets[rows + 1] - offsets[rows]).sum())

@@ -224,7 +224,7 @@ class Order:
             for step in range(start, stop):
                 epoch, done = divmod(step, self.steps_per_epoch)
                 first = epoch * self.num_samples + done * self.samples_per_step
-                yield [(epoch, number) for number in range(first, first + self.size_of(step))]
+                yield [(epoch, first + number) for number in range(self.size_of(step))]
             return
         epoch, epochs, numbers = -1, np.zeros(0, int), np.zeros(0, int)
         for step in range(start, stop):

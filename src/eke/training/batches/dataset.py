@@ -179,7 +179,6 @@ class TrainingData:
         """Placeholders without gradient, samples or tokens."""
         if not count:  # as in nearly every step
             return []
-        # A stream cannot go back to its first sample.
         samples = self.evaluation if self.plan.config.data.is_stream else self.train
         return [self.collate([samples[0, 0]]).without_targets()] * count
 

@@ -4,22 +4,23 @@ Which row comes when depends on the seed, the buffer's size and the rows' order 
 makes the same draws among rows that are not parsed, and parses and tokenizes those it is asked for.
 """
 
-import math
 import os
 import random
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from eke.common.errors import ChangedError, ConfigError, RunError
-from eke.config.schema import Conversations, LocalRows, TextColumns
+from eke.config.schema import LocalRows
 from eke.data.preparation.chat import ChatRows
 from eke.data.preparation.lines import BadRowError, Columns, Row, values_of
 from eke.data.preparation.rows import Sequences, read_files
 from eke.data.preparation.tokenizers import load_request_tokenizer
 from eke.data.sources import Store, mix_seed, request_of
 from eke.plan.planner import Plan
+from eke.plan.planner.samples import too_many_bad
 from eke.training.batches.sampler import StoredRows, TokenRow
 
 Taken = tuple[TokenRow, Any, int]
@@ -48,10 +49,6 @@ class StreamedRows:
         """As of `StoredRows`."""
         return self.taken(index)[1]
 
-    def lengths(self) -> np.ndarray:
-        """The most that each row may have, since none is read in advance."""
-        return np.broadcast_to(self.plan.config.data.seq_len, len(self))
-
     def taken(self, index: int) -> Taken:
         """A row; where it cannot be used, another one of the buffer, which comes again later.
 
@@ -75,28 +72,30 @@ class StreamedRows:
         self._columns = Columns(request, "name" if names else "number", names, are_all=True)
         self._sequences = Sequences(request, tokenizer)
         self._chat = ChatRows(request, tokenizer) if request.train_on else None
-        self._num_seen, self._num_bad = manifest.num_rows, manifest.num_bad
+        self._seen = manifest  # of the first rows, and counted on
         self._process, self._last = os.getpid(), None
         self._begin(0)
 
     def _take(self, index: int) -> Taken:
-        if index < self._next:
-            self._begin(0)
-        if self._length and index // self._length > self._epoch:
-            self._begin(index // self._length)
+        epoch = index // self._length if self._length else 0
+        if index < self._next or epoch > self._epoch:
+            self._begin(epoch)
         while self._next < index:
             self._draw()
         row, place = self._draw()
         # In its place is now another one; nothing moves.
         others = (self._buffer[n - len(self._buffer) + place] for n in range(len(self._buffer)))
-        self._num_seen += 1
+        self._seen = replace(self._seen, num_rows=self._seen.num_rows + 1)
         for skipped, each in enumerate(chain([row], others)):
             try:
                 if (used := self._used(each)) is not None:
                     return *used, skipped
             except BadRowError as bad:
                 if not skipped:  # others are counted at their own turns
-                    self._count_bad(f"{row[0]} {bad}")
+                    bad_rows, count = (f"{row[0]} {bad}",), self._seen.num_bad + 1
+                    self._seen = replace(self._seen, num_bad=count, bad_rows=bad_rows)
+                    if problems := too_many_bad(self.plan.config, self._seen):
+                        raise ConfigError(problems) from bad
         number = index % len(self.first)
         return self.first.row(number), self.first.label(number), 1
 
@@ -132,14 +131,3 @@ class StreamedRows:
         made = self._sequences.of([fields])[0]
         label = list(fields.label) if isinstance(fields.label, tuple) else fields.label
         return made and (TokenRow(made[0].astype(np.int64), made[1]), label)
-
-    def _count_bad(self, last: str) -> None:
-        data = self.plan.config.data
-        assert isinstance(data, TextColumns | Conversations), "texts or conversations"
-        self._num_bad += 1
-        share = self._num_bad / self._num_seen
-        if share > data.max_bad_frac:
-            fix = f"data.max_bad_frac={min(1.0, math.ceil(share * 2000) / 1000):g}"
-            fix = "data.bad_rows=skip" if self._chat else fix
-            why = f"{self._num_bad} of {self._num_seen} rows so far cannot be used"
-            raise RunError(f"{last}; {why} -> {fix} (the run continues)")

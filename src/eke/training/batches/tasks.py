@@ -87,6 +87,7 @@ class TaskSamples:
 
     def lengths(self) -> np.ndarray:
         """Tokens of each sample, source and target together, shape (samples,)."""
+        assert not isinstance(self.source, StreamedRows), "these are not read in advance"
         return self.source.lengths()
 
 
