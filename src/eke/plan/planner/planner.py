@@ -29,7 +29,6 @@ from eke.config.schema import (
     Compute,
     Config,
     Evaluation,
-    LocalRows,
     Mix,
     NvmeOffload,
     Packing,
@@ -233,8 +232,8 @@ def _resolved(
     for place in PLACES:
         if hasattr(config.data, place):
             answers[f"data.{place}"] = None
-    if isinstance(config.data, LocalRows):
-        answers["data.streaming"] = config.data.streaming  # which samples come when
+    if hasattr(config.data, "shuffle_buffer"):  # of files: it says which samples come when
+        answers["data.streaming"] = config.data.is_stream
     if config.data.is_stream:
         answers["data.num_samples"] = config.data.num_samples  # where it begins again
     return answers

@@ -55,13 +55,13 @@ class StreamedRows:
         Raises:
             RunError: a file has changed or cannot be read, or too many rows are bad.
         """
-        if self._process != os.getpid():  # a fork would share the positions in files
-            self._open()
-        if self._last is None or index != self._last[0]:
-            try:
+        try:
+            if self._process != os.getpid():  # a fork would share the positions in files
+                self._open()
+            if self._last is None or index != self._last[0]:
                 self._last = index, self._take(index)
-            except ConfigError as error:
-                raise RunError(error.short()) from error
+        except ConfigError as error:
+            raise RunError(error.short()) from error
         return self._last[1]
 
     def _open(self) -> None:

@@ -180,7 +180,9 @@ def test_too_many_bad_rows_end_the_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(rows, "SEEN_ROWS", 100)
     path = write(tmp_path / "rows.jsonl", 400, bad=range(300, 320))
     source = source_of(f"data.path={path}")
-    with pytest.raises(RunError, match=r"[45] of 40\d rows cannot be used .*: rows.jsonl:\d+ is not JSON"):
+    with pytest.raises(
+        RunError, match=r"[45] of 40\d rows cannot be used .*: rows.jsonl:\d+ is not JSON"
+    ):
         read(source, range(395))
     fixed = source_of(f"data.path={path}", "data.max_bad_frac=0.06")
     assert len(read(fixed, range(395))) == 395
@@ -216,6 +218,38 @@ def test_one_bad_conversation_ends_the_run(tmp_path, monkeypatch) -> None:
         [source.row(n) for n in range(35)]
     skipping = source_of(*typed, "data.bad_rows=skip")
     assert sum(skipping.taken(n)[2] for n in range(35)) == 1
+
+
+PAIRS = ("data.prompt=ask", "data.response=say")
+KINDS = {
+    "text": ("data.text=say",),
+    "answers": PAIRS,
+    "seq2seq": ("model=tiny_t5", "task=seq2seq_lm", "task.target_len=20", *PAIRS),
+    "masked": ("model=tiny_bert", "task=masked_lm", "data.text=ask"),
+    "pairs of texts": (
+        "model=tiny_bert", "task=sequence_classification", "data.text=ask", "data.text_pair=say",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", ["jsonl", "csv"])
+def test_samples_are_those_of_prepared_rows(option, kind, tmp_path) -> None:
+    made = [
+        {"ask": f"why {n}? " * (n % 4 + 1), "say": f"so {n}", "label": n % 2} for n in range(30)
+    ]
+    path = write_jsonl(tmp_path / "rows.jsonl", made)
+    if option == "csv":
+        import pandas
+
+        pandas.DataFrame(made).to_csv(path := tmp_path / "rows.csv", index=False)
+    typed = (f"data={option}", f"data.path={path}", "data.shuffle_buffer=0", *KINDS[kind])
+    source = source_of(*typed)
+    for n in range(25):
+        read_now, prepared = source.row(n), source.first.row(n)
+        assert read_now.tokens.tolist() == prepared.tokens.tolist()
+        assert read_now.cut == prepared.cut
+        assert source.label(n) == source.first.label(n)
 
 
 def named(path, names):
