@@ -94,12 +94,6 @@ def files_digest(files: Iterable[tuple[str, Path]]) -> str:
     return digest_once(listing, 32, compute)
 
 
-def beginnings_digest(files: Iterable[tuple[str, Path]]) -> str:
-    """Hash names, sizes and first bytes of files that are too large to be read for it."""
-    parts = ((f"{name}\0{path.stat().st_size}\0", path, 0, CHUNK_BYTES) for name, path in files)
-    return content_hash(parts)[:32]
-
-
 def content_hash(parts: Iterable[tuple[str, Path, int, int]]) -> str:
     """SHA-256 of byte ranges (heading, file, first byte, bytes), each after its heading."""
     digest = hashlib.sha256()

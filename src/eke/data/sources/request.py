@@ -33,7 +33,7 @@ from eke.config.schema import (
     SequenceClassification,
     Text,
 )
-from eke.data.sources.cache import beginnings_digest, files_digest
+from eke.data.sources.cache import CHUNK_BYTES, content_hash, files_digest
 from eke.data.sources.source_files import (
     Piece,
     find_files,
@@ -245,7 +245,10 @@ def _files(request: PrepareRequest, data: LocalRows) -> PrepareRequest:
 
 def _content(files: list[tuple[str, Path]], streaming: bool = False) -> str:
     try:
-        return beginnings_digest(files) if streaming else files_digest(files)
+        if not streaming:
+            return files_digest(files)
+        sized = ((f"{name}\0{path.stat().st_size}\0", path) for name, path in files)
+        return content_hash((*each, 0, CHUNK_BYTES) for each in sized)[:32]
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         fix = Fix("data.path=FILE_OR_FOLDER")
