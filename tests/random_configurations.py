@@ -91,6 +91,7 @@ SOMETIMES: dict[str, Draw] = {
     "data.sigma": one_of(0.01, 0.6, 5),
     "data.pad_to_multiple_of": one_of("null", 2, 8, 3),
     "data.max_bad_frac": one_of(0.01, 1),
+    "data.shuffle_buffer": one_of(1000, 0, 3),
     "data.data_seed": one_of(0, 1, 2**40),
     "batch.accumulation": one_of("null", 1, 2, 3),
     "batch.target": one_of("null", "null", 4, 12),

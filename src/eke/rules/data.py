@@ -278,6 +278,29 @@ RULES = (
         source="https://huggingface.co/docs/datasets/stream",
     ),
     Rule(
+        id="stream_has_no_lengths",
+        key="data.streaming",
+        when=lambda f: (
+            f.config.data.is_stream
+            and (f.config.data.packing is Packing.on or f.config.data.length_grouping)
+        ),
+        why="data.packing=on and data.length_grouping need all lengths before the first step",
+        fix=Fix("data.packing=off", "data.length_grouping=false"),
+        source="eke.training.batches.stream",
+    ),
+    Rule(
+        id="stream_needs_steps",
+        key="train.epochs",
+        when=lambda f: (
+            f.config.data.is_stream
+            and bool(f.config.train.epochs)
+            and not f.config.data.num_samples
+        ),
+        why="a stream's rows are not counted, so that an epoch has no length",
+        fix=Fix("train.epochs=null", "train.steps=1000", remark="or data.num_samples=ROWS"),
+        source="eke.training.batches.stream",
+    ),
+    Rule(
         id="synthetic_ids_fit",
         key="data.min_token",
         when=lambda f: (

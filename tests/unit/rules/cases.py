@@ -149,6 +149,14 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     ),
     "chat_needs_a_tokenizer": (("data=chat", "data.path={tmp}/a.txt"), CPU),
     "streaming_needs_num_samples": (("data=hub", "data.name=o/n", "data.streaming=true"), CPU),
+    "stream_has_no_lengths": (
+        ("data=jsonl", "data.path={tmp}/a.txt", "data.streaming=true", "data.length_grouping=true"),
+        CPU,
+    ),
+    "stream_needs_steps": (
+        ("data=jsonl", "data.path={tmp}/a.txt", "data.streaming=true", "train.epochs=1"),
+        CPU,
+    ),
     "median_needs_lognormal": ((*SYNTHETIC, "data.median_len=10"), CPU),
     "lengths_are_counted": (
         (*SYNTHETIC, "data.lengths=uniform", "data.packing=on", "data.num_samples=1000001"),

@@ -117,11 +117,13 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.fails, DATA): {
         "datasets_missing": "test_tables_are_read_by_datasets",
         "streaming_needs_num_samples": "test_a_stream_without_a_number_ends_before_its_first_row",
+        "stream_has_no_lengths": "test_a_stream_has_no_lengths",
         "seq2seq_needs_pairs": "test_a_translation_without_columns_has_no_target",
         "chat_needs_a_tokenizer": "test_bytes_have_no_chat_template",
     },
     (Kind.wrong, DATA): {
         "chat_is_causal": "test_masked_lm_predicts_questions_too",
+        "stream_needs_steps": "test_an_epoch_of_a_stream_is_as_long_as_the_run",
         "bytes_on_checkpoint": "test_a_checkpoints_tokenizer_numbers_bytes_otherwise",
         "packing_needs_causal_decoder":
             "test_packed_samples_of_a_bidirectional_model_see_each_other",

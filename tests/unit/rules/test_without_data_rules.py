@@ -9,11 +9,13 @@ import torch
 from checkpoints import LINES, make_tokenizer
 from prepared import numbered, store_of, texts_of, write_jsonl
 from tokenizer_kinds import save_kind
+from unit.plan.cases import plan_of
 from unit.training.model.plans import hand_plan
 
 from eke.common.errors import ConfigError
 from eke.common.text import IGNORED, NUM_SPECIAL_TOKENS
 from eke.data.sources import packing
+from eke.plan.planner.samples import DEFAULT_STEPS
 from eke.training.batches.dataset import build_data
 from eke.training.batches.sampler import StoredRows
 from eke.training.batches.tasks import TaskSamples
@@ -129,6 +131,21 @@ def test_every_length_is_drawn_on_its_own(monkeypatch) -> None:
     data = hand_plan("data=synthetic", "data.lengths=uniform").config.data
     packing.synthetic_lengths(data, data.seq_len, 0, 1000)
     assert len(drawn) == 1000
+
+
+def test_a_stream_has_no_lengths(rows, own_cache) -> None:
+    typed = ("data.streaming=true", "data.num_eval_samples=2", "data.length_grouping=true")
+    plan = plan_of("data=jsonl", rows, *typed)
+    with pytest.raises(AssertionError, match="not read in advance"):
+        next(build_data(plan).train_steps(0))
+
+
+def test_an_epoch_of_a_stream_is_as_long_as_the_run(rows, own_cache) -> None:
+    """Each epoch would be as many steps as the run has by default, whatever the files hold."""
+    typed = ("data=jsonl", rows, "data.streaming=true", "data.num_eval_samples=2")
+    steps = plan_of(*typed, "train.epochs=2", "train.steps=null").steps
+    assert steps.total == 2 * DEFAULT_STEPS
+    assert steps.num_train_samples > 20
 
 
 def test_a_stream_without_a_number_ends_before_its_first_row(tmp_path, own_cache) -> None:

@@ -114,6 +114,11 @@ class Data:
     pad_to_multiple_of: int | None = field(default=None, metadata=between(2, 4096))
     """Pad each micro-batch to a multiple of this many tokens (8 suits tensor cores); null: not."""
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether rows to train on are read while training."""
+        return isinstance(self, LocalRows) and self.streaming
+
 
 @dataclass
 class PythonSource(Data):
@@ -206,6 +211,11 @@ class LocalRows(Rows):
     """Which files of a folder (searched recursively); null is all of the format's names."""
     eval_path: str | None = None
     """File, folder or glob for evaluation; null keeps `eval_frac` of the rows."""
+    streaming: bool = False
+    """Read the rows while training and prepare only the evaluation: the first `num_eval_samples`
+    ones, or those of `eval_path`."""
+    shuffle_buffer: int = field(default=1000, metadata=between(0, 10**7))
+    """Rows of a stream among which the next one is drawn; 0 or 1 keeps the order of the files."""
 
 
 @dataclass

@@ -15,9 +15,9 @@ import re
 import shlex
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ class Columns:
     """`number` or `name`, set by the first row with a label."""
     names: dict[str, int] = field(default_factory=dict)
     """Text label -> index, in order of appearance."""
+    are_all: bool = False
+    """Whether these are all the text labels there may be."""
     largest: int = 0
     """Largest label out of range."""
     too_large: int = 0
@@ -180,6 +182,8 @@ class Columns:
             why = f"has more than {MAX_NAMES} different texts: these are no classes"
             fix = Fix("data.label=COLUMN")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
+        if self.are_all and value not in self.names:
+            raise BadRowError(f"{self.request.label} is {_shown(value)}: no row before had this")
         return self.names.setdefault(value, len(self.names))
 
     def require_in(self, names: list[str], file: str = "") -> None:
@@ -248,6 +252,12 @@ class Columns:
             why = f"column {self.request.label} has {len(names)} different labels: {listed}"
             fix = Fix(f"task.num_labels={len(names)}")
             raise ConfigError(Problem("task.num_labels", str(self.request.num_labels), why, fix))
+        if self.request.streamed and len(names) < self.request.num_labels:
+            why = (
+                f"is a name; the first rows have {len(names)} of {self.request.num_labels} classes"
+            )
+            fix = Fix("data.streaming=false", remark="or whole numbers from 0 on as labels")
+            raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
         known = [(number, name) for number, name in enumerate(names) if name in self.names]
         return names, {self.names[name]: number for number, name in known}
 
@@ -312,8 +322,16 @@ UTF_16 = ("\xff\xfe", "\xfe\xff")
 SEPARATORS = ";\t|"
 """Separators that some programs write instead of commas."""
 
-Row = tuple[str, dict[str, Any] | BadRowError]
-"""Location of a row (`name:line`), and its values or the reason it has none."""
+Values = dict[str, Any]
+Row = tuple[str, Values | BadRowError | Callable[[], Values]]
+"""Location of a row (`name:line`), and its values, the reason it has none, or what reads them."""
+
+
+def values_of(row: Row) -> Values:
+    """The values of a row, or the BadRowError that it is."""
+    if isinstance(row[1], BadRowError):
+        raise row[1]
+    return row[1]() if callable(row[1]) else row[1]
 
 
 def unreadable(file: str, error: Exception) -> ConfigError:
@@ -372,16 +390,10 @@ def _texts(file: str, most: int) -> Iterator[str]:
 
 
 def jsonl_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
-    """Yield each line as an object; None for a blank line."""
+    """Yield each line as an object, parsed when it is called; None for a blank line."""
     wanted = columns.names_wanted
     for number, line in lines(file, columns.request.max_row_bytes):
-        if not line.strip():
-            yield None
-            continue
-        try:
-            yield f"{name}:{number}", _parse(line, wanted)
-        except BadRowError as bad:
-            yield f"{name}:{number}", bad
+        yield (f"{name}:{number}", partial(_parse, line, wanted)) if line.strip() else None
 
 
 def _parse(line: str, wanted: list[str]) -> dict[str, Any]:

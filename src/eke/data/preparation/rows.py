@@ -1,6 +1,6 @@
 """Prepare a store of rows or documents: truncation, counts, training and evaluation splits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from eke.data.preparation.lines import (
     hub_rows,
     jsonl_rows,
     parquet_rows,
+    values_of,
 )
 from eke.data.preparation.tokenizers import (
     MARGIN_TOKENS,
@@ -157,6 +158,7 @@ class Counts:
     num_truncated: int = 0
     num_other_prompts: int = 0
     num_doubled: int = 0
+    num_held: int = 0
     bad_rows: list[str] = field(default_factory=list)
     first_row: Ends = ((), ())
 
@@ -304,10 +306,17 @@ READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 """`data` option -> reader."""
 
 
-def _reader(option: str, file: str) -> Callable[[str, str, Columns], Iterator[Row | None]]:
-    endings = ENDINGS if option == "chat" else {}
-    kinds = [kind for kind in READERS if file.lower().endswith(endings.get(kind, ()))]
-    return READERS[kinds[0]] if kinds else READERS.get(option, jsonl_rows)
+SEEN_ROWS = 1000
+"""Rows of a stream to train on that are looked at before training."""
+
+
+def read_files(request: PrepareRequest, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
+    """Yield the rows of local files."""
+    endings = ENDINGS if request.option == "chat" else {}
+    for name, file in request.evaluation if evaluation else request.train:
+        kinds = [kind for kind in READERS if file.lower().endswith(endings.get(kind, ()))]
+        reader = READERS[kinds[0]] if kinds else READERS.get(request.option, jsonl_rows)
+        yield from reader(name, file, columns)
 
 
 @dataclass
@@ -344,9 +353,12 @@ class RowStore:
             self.writer.append("labels", [])
             self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
-        self._read(self._rows(evaluation=False), None if not split else False)
-        if split:
-            self._read(self._rows(evaluation=True), True)
+        if self.request.streamed:
+            self._read_beginning(split)
+        else:
+            self._read(self._rows(evaluation=False), None if not split else False)
+            if split:
+                self._read(self._rows(evaluation=True), True)
         self._check_usable()
         self._ensure_both_splits()
         label_names = self._number_labels()
@@ -359,6 +371,21 @@ class RowStore:
             **asdict(self.counts), **found, "bad_fix": self._bad_fix(), "label_names": label_names,
         }  # fmt: skip
 
+    def _read_beginning(self, split: bool) -> None:
+        """Read the evaluation of a stream, and first rows to train on: what it is like."""
+        self.writer.note(self.request.content)  # for all that is not read here
+        rows = self._rows(evaluation=False)
+        held = self._rows(evaluation=True) if split else rows
+        self._read(self._until(held, "evaluation", self.request.streamed), True)
+        self.counts.num_held = 0 if split else self.counts.num_rows
+        self._read(self._until(rows, "train", SEEN_ROWS), False)
+
+    def _until(self, rows: Iterator[Row | None], part: str, count: int) -> Iterator[Row | None]:
+        for row in rows:
+            yield row
+            if self.writer.counts[part] >= count:
+                return
+
     def _has_eval_source(self) -> bool:
         hub = self.request.hub
         return bool(self.request.evaluation) or (hub is not None and hub.eval_split is not None)
@@ -367,14 +394,16 @@ class RowStore:
         """Yield rows; when streaming, until there are enough samples."""
         hub = self.request.hub
         if hub is None:
-            files = self.request.evaluation if evaluation else self.request.train
-            for name, file in files:
-                yield from _reader(self.request.option, file)(name, file, self.columns)
+            yield from read_files(self.request, evaluation, self.columns)
             return
         for row in hub_rows(hub, evaluation, self.columns):
             if hub.streaming and self._enough(hub, evaluation):
                 return
             yield row
+
+    @property
+    def _is_streaming(self) -> bool:
+        return bool(self.request.streamed or (self.request.hub and self.request.hub.streaming))
 
     def _enough(self, hub: HubSource, evaluation: bool) -> bool:
         if evaluation:
@@ -384,8 +413,7 @@ class RowStore:
 
     def _read(self, rows: Iterator[Row | None], evaluation: bool | None) -> None:
         """Store the rows of one source; with `evaluation` None they are split by hash."""
-        streaming = self.request.hub is not None and self.request.hub.streaming
-        most = 1 if streaming else BATCH_ROWS  # a stream must not read ahead
+        most = 1 if self._is_streaming else BATCH_ROWS  # a stream must not read ahead
         counts, characters = self.counts, 0
         batch: list[Fields] = []
         for row in rows:
@@ -393,13 +421,10 @@ class RowStore:
             if row is None:
                 counts.num_empty += 1
                 continue
-            place, values = row
             try:
-                if isinstance(values, BadRowError):
-                    raise values
-                fields = (self.chat or self.columns).take(values)
+                fields = (self.chat or self.columns).take(values_of(row))
             except BadRowError as bad:
-                counts.bad(place, str(bad))
+                counts.bad(row[0], str(bad))
                 if isinstance(bad, TooLongError):
                     self.too_long.append(bad.num_tokens)
                 is_hopeless = counts.num_bad + counts.num_empty == counts.num_rows
@@ -487,7 +512,8 @@ class RowStore:
         counts = self.writer.counts
         if counts["train"] and counts["evaluation"]:
             return
-        if not self._has_eval_source() and counts["train"] + counts["evaluation"] > 1:
+        separate = self.request.streamed or self._has_eval_source()
+        if not separate and counts["train"] + counts["evaluation"] > 1:
             self.splits.fill_empty_side()
             return
         part = "evaluate" if counts["train"] else "train"
@@ -527,9 +553,8 @@ class RowStore:
         why = f"{format_number(len(train), 'row')} to train on, {what}: {name}"
         if self.counts.num_bad:
             why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
-        hub = self.request.hub
         # Files are often sorted by class, and a stream reads only their beginning.
-        other = "data.streaming=false" if hub and hub.streaming else "data.label=COLUMN"
+        other = "data.streaming=false" if self._is_streaming else "data.label=COLUMN"
         fix = Fix(self._bad_fix() or other)
         raise ConfigError(Problem("data.label", self.request.label, why, fix))
 

@@ -33,7 +33,7 @@ from eke.config.schema import (
     SequenceClassification,
     Text,
 )
-from eke.data.sources.cache import files_digest
+from eke.data.sources.cache import CHUNK_BYTES, content_hash, files_digest
 from eke.data.sources.source_files import (
     Piece,
     find_files,
@@ -110,6 +110,8 @@ class PrepareRequest:
     packing: bool = False
     max_row_bytes: int = 0
     """Limit for files that are read by lines."""
+    streamed: int = 0
+    """Evaluation samples of files that are read while training; 0: they are prepared."""
 
     @property
     def key(self) -> str:
@@ -120,7 +122,7 @@ class PrepareRequest:
         if not self.train_on:
             for place in ("messages", "chat_template", "train_on"):
                 del content[place]
-        for place, former in (("text_pair", None), ("problem", "single")):
+        for place, former in (("text_pair", None), ("problem", "single"), ("streamed", 0)):
             if content[place] == former:  # stores from before these were there keep their keys
                 del content[place]
         if self.tokenizer_content:
@@ -233,16 +235,20 @@ def _files(request: PrepareRequest, data: LocalRows) -> PrepareRequest:
         evaluation = find_files(data.option, "data.eval_path", data.eval_path, data.pattern)
     return dataclasses.replace(
         request,
-        content=_content(train) + (_content(evaluation) if evaluation else ""),
+        content="".join(_content(files, data.streaming) for files in (train, evaluation) if files),
         train=tuple((name, str(path)) for name, path in train),
         evaluation=tuple((name, str(path)) for name, path in evaluation),
         max_row_bytes=getattr(data, "max_row_bytes", 0),
+        streamed=data.num_eval_samples if data.streaming else 0,
     )
 
 
-def _content(files: list[tuple[str, Path]]) -> str:
+def _content(files: list[tuple[str, Path]], streaming: bool = False) -> str:
     try:
-        return files_digest(files)
+        if not streaming:
+            return files_digest(files)
+        sized = ((f"{name}\0{path.stat().st_size}\0", path) for name, path in files)
+        return content_hash((*each, 0, CHUNK_BYTES) for each in sized)[:32]
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         fix = Fix("data.path=FILE_OR_FOLDER")

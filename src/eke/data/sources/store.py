@@ -149,6 +149,8 @@ class Manifest:
     first_row: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     """First and last tokens of the first row, decoded."""
     num_empty: int = 0
+    num_held: int = 0
+    """Rows of a stream's files, bad and empty ones included, before those to train on."""
     bad_rows: tuple[str, ...] = ()
     """The first ones with location and reason: `data.jsonl:17 is not JSON`."""
     bad_fix: str = ""

@@ -1,7 +1,7 @@
 """Lengths of rows, read from the prepared tokens, and the micro-batches that they form."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 from eke.config.mixing import source_configs
@@ -104,7 +104,9 @@ def drawn(plan: Plan) -> Drawn:
     middle = [np.mean(means, axis=0).round(), np.median(tops, axis=0)]
     rows = 1 if data.packing is Packing.padding_free else batch.per_device
     lengths = (row.astype(int).tolist() for row in (ends[0], *middle, ends[1]))
-    return Drawn(*(Micro(rows, *each) for each in lengths))
+    micros = Drawn(*(Micro(rows, *each) for each in lengths))
+    # Of a stream only the first rows have been seen.
+    return replace(micros, longest=_full(config, batch.per_device)) if data.is_stream else micros
 
 
 def evaluated(plan: Plan) -> Micro:

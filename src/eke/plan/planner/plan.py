@@ -279,7 +279,9 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
         (
             "samples in all",
             format_count(num_samples),
-            f"{num_samples / steps.num_train_samples:.2f} epochs of "
+            "of a stream, begun again at its end"
+            if plan.config.data.is_stream and plan.config.data.num_samples is None
+            else f"{num_samples / steps.num_train_samples:.2f} epochs of "
             f"{steps.num_train_samples} samples",
         ),
         *((f"source {s.name}", f"{s.share:.1%}", _times(s, num_samples)) for s in plan.sources),

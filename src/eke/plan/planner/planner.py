@@ -69,12 +69,8 @@ from eke.plan.planner.plan import (
     StepPlan,
     plan_to_plain,
 )
-from eke.plan.planner.samples import batch_of, plan_batch, plan_data
+from eke.plan.planner.samples import DEFAULT_STEPS, batch_of, plan_batch, plan_data
 from eke.plan.record import Failure, Outcome, Record, Timing, metrics
-
-DEFAULT_STEPS = 300
-"""Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
-in loss within about a minute on two cores."""
 
 PLACES = ("path", "pattern", "eval_path", "tokenizer", "name", "revision", "streaming",
           "max_bad_frac", "bad_rows", "messages", "chat_template", "train_on")  # fmt: skip
@@ -236,6 +232,10 @@ def _resolved(
     for place in PLACES:
         if hasattr(config.data, place):
             answers[f"data.{place}"] = None
+    if hasattr(config.data, "shuffle_buffer"):  # of files: it says which samples come when
+        answers["data.streaming"] = config.data.is_stream
+    if config.data.is_stream:
+        answers["data.num_samples"] = config.data.num_samples  # where it begins again
     return answers
 
 

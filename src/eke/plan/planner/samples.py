@@ -36,6 +36,11 @@ DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
 
 
+DEFAULT_STEPS = 300
+"""Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
+in loss within about a minute on two cores."""
+
+
 def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     """Count the samples, preparing the tokens first where that is needed.
 
@@ -106,7 +111,7 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
     problems = [
         *_too_small_a_vocabulary(config, vocabulary),
         *_without_end(config, vocabulary),
-        *_too_many_bad(config, manifest),
+        *too_many_bad(config, manifest),
     ]
     if problems:
         raise ConfigError(problems)
@@ -235,7 +240,8 @@ def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
+def too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
+    """Rows that cannot be used, where they are more than may be."""
     data = config.data
     if not isinstance(data, TextColumns | Conversations) or not manifest.num_bad:
         return []
@@ -293,6 +299,9 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         order = "the checkpoint's own numbers" if own else "texts in sorted order"
         decisions.append(_numbered(manifest.label_names, order))
     available = [manifest.counts["train"], manifest.counts["evaluation"]]
+    if config.data.is_stream:
+        taken = (config.train.steps or DEFAULT_STEPS) * plan_batch(config, []).samples_per_step
+        return config.data.num_samples or taken, min(config.data.num_eval_samples, available[1])
     if config.data.packing is Packing.on:
         offsets, rows = store.array("offsets"), store.array("train")
         tokens = int((offsets[rows + 1] - offsets[rows]).sum())

@@ -39,6 +39,8 @@ class MicroBatch:
     are wanted everywhere."""
     samples_of: tuple[int, ...] = ()
     """Samples of each source of a mix."""
+    num_skipped: int = 0
+    """Rows of a stream that were left out before."""
 
     @property
     def source(self) -> int:
@@ -151,6 +153,7 @@ class Collator:
             num_tokens=num_tokens,
             places=torch.from_numpy(np.flatnonzero(counts)) if self.sparse else None,
             samples_of=tuple(map(sources.count, range(self.num_sources))),
+            num_skipped=sum(int(sample.get("skipped", 0)) for sample in samples),
         )
 
     def _pad(self, rows: list[np.ndarray], value: int) -> np.ndarray:
@@ -178,6 +181,8 @@ class Order:
     """Tokens of each sample, where those of similar length shall share a step."""
     mix: Draws | None = None
     """The samples of an epoch are the next `num_samples` draws from the sources of a mix."""
+    is_stream: bool = False
+    """Samples are numbered as they come, those of later epochs behind those before."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -215,6 +220,12 @@ class Order:
 
     def steps(self, start: int, stop: int) -> Iterator[list[Key]]:
         """Keys of the samples of steps `start` to `stop` - 1."""
+        if self.is_stream:
+            for step in range(start, stop):
+                epoch, done = divmod(step, self.steps_per_epoch)
+                first = epoch * self.num_samples + done * self.samples_per_step
+                yield [(epoch, first + number) for number in range(self.size_of(step))]
+            return
         epoch, epochs, numbers = -1, np.zeros(0, int), np.zeros(0, int)
         for step in range(start, stop):
             if step // self.steps_per_epoch != epoch:

@@ -67,6 +67,8 @@ class Padding:
     num_sequences: int = 0
     """In rows that they may share; 0 where they may not."""
     num_rows: int = 0
+    num_skipped: int = 0
+    """Rows of a stream that cannot be used."""
 
     def add(self, batch: MicroBatch) -> None:
         """One more."""
@@ -74,6 +76,7 @@ class Padding:
         self.num_positions += batch.num_positions
         self.num_sequences += batch.num_sequences
         self.num_rows += len(batch.inputs["input_ids"])
+        self.num_skipped += batch.num_skipped
 
     @property
     def sequences_per_row(self) -> float | None:
@@ -152,14 +155,14 @@ class TrainingData:
                 lengths = None
         how = plan.batch.samples_per_step, plan.config.seed, lengths
         if not isinstance(self.train, MixSamples):
-            return Order(len(self.train), *how)
+            return Order(len(self.train), *how, is_stream=plan.config.data.is_stream)
         pairs = zip(map(len, self.train.parts), (each.share for each in plan.sources), strict=True)
         sizes, shares = zip(*pairs, strict=True)
         return Order(plan.steps.num_train_samples, *how, Draws(sizes, shares, plan.config.seed))
 
     def longest_step(self, start: int) -> int:
         """The first step from `start` on that no other one's longest micro-batch is longer than."""
-        if not is_ragged(self.plan.config):
+        if not is_ragged(self.plan.config) or self.plan.config.data.is_stream:
             return start
         order, lengths, batch = self._order(), self.train.lengths(), self.plan.batch
         free = self.plan.config.data.packing is Packing.padding_free
@@ -176,7 +179,8 @@ class TrainingData:
         """Placeholders without gradient, samples or tokens."""
         if not count:  # as in nearly every step
             return []
-        return [self.collate([self.train[0, 0]]).without_targets()] * count
+        samples = self.evaluation if self.plan.config.data.is_stream else self.train
+        return [self.collate([samples[0, 0]]).without_targets()] * count
 
     def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
         """Batches of `eval_loader`, padded with placeholders as in `train_steps`."""

@@ -309,10 +309,3 @@ class RandomTokens:
         """Tokens of each sample."""
         found = (synthetic_length(self.data, self.length, self.split, i) for i in range(self.count))
         return np.fromiter(found, np.int64, self.count)
-
-
-Source = Windows | StoredRows | RandomTokens
-"""Sequences by number: `row`, `label`, and `lengths` of all.
-
-`framed` sequences have special tokens and a source/target boundary; the others are slices of one
-long text."""

@@ -41,20 +41,27 @@ from eke.plan.planner import Plan, check_inputs, plans_of_sources
 from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
 from eke.training.batches.sampler import (
     RandomTokens,
-    Source,
     StoredRows,
+    Windows,
     as_label,
     evenly_spaced,
     pack_windows,
     seeded,
     stored_windows,
 )
+from eke.training.batches.stream import StreamedRows
+
+Source = Windows | StoredRows | StreamedRows | RandomTokens
+"""Sequences by number: `row`, `label`, and `lengths` of all.
+
+`framed` sequences have special tokens and a source/target boundary; the others are slices of one
+long text."""
 
 Sample = dict[str, np.ndarray]
 """`input_ids` (length,), `labels` (length,), (target,), () or (classes,), `position_ids` (length,)
 where several sequences lie end to end, and `token_type_ids` (length,) of pairs; int64, and float32
-labels that are no single class. Arrays: NumPy is faster than torch for small samples
-(docs/lab/loop.md, 2026-11-23)."""
+labels that are no single class. `skipped` () is the number of a stream's rows left out before.
+Arrays: NumPy is faster than torch for small samples (docs/lab/loop.md, 2026-11-23)."""
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
@@ -73,10 +80,14 @@ class TaskSamples:
 
     def __getitem__(self, key: Key) -> Sample:
         """The sample with this number in this epoch (masking differs between epochs)."""
-        return TASKS[self.config.task.option](self, *key)
+        sample = TASKS[self.config.task.option](self, *key)
+        if isinstance(self.source, StreamedRows):
+            sample["skipped"] = np.asarray(self.source.taken(key[1])[2])
+        return sample
 
     def lengths(self) -> np.ndarray:
         """Tokens of each sample, source and target together, shape (samples,)."""
+        assert not isinstance(self.source, StreamedRows), "these are not read in advance"
         return self.source.lengths()
 
 
@@ -303,6 +314,8 @@ def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Pac
     if store.manifest.streams:
         assert keep is not None
         return stored_windows(store, evaluation, window_length(plan.config), keep), None
+    if plan.config.data.is_stream and not evaluation:
+        return StreamedRows(plan, store), None
     rows = StoredRows(store, split, keep)
     if keep is not None:
         return rows, None

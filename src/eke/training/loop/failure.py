@@ -49,7 +49,10 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
         last = str(error).rstrip().splitlines()[-1]  # a loader's process puts a traceback before it
         return Outcome.refused, Failure(phase, last.rpartition("ChangedError: ")[2])
     if isinstance(error, EkeError):
-        return Outcome.crashed, Failure(phase, str(error))
+        said = str(error)
+        if said.startswith("Caught "):  # in a loader's process, as above
+            said = said.rstrip().splitlines()[-1].partition("Error: ")[2]
+        return Outcome.crashed, Failure(phase, said)
     trace = "".join(traceback.format_exception(error))
     if is_out_of_memory(error):  # first: NCCL says so in the same words as that others are gone
         return Outcome.oom, Failure(phase, f"out of memory in {phase}: {_first_line(error)}", trace)

@@ -87,6 +87,8 @@ def effective(job: TrainingState) -> dict[str, Any]:
     found = {**job.effective, "device": str(next(job.bare_model.parameters()).device)}
     if job.data.padding.frac is not None:
         found["padding_frac"] = job.data.padding.frac
+    if job.plan.config.data.is_stream:
+        found["rows_skipped"] = job.data.padding.num_skipped
     if job.formats.scaler:
         with contextlib.suppress(RuntimeError):  # after some errors CUDA answers nothing any more
             found["loss_scale"] = job.formats.scaler.get_scale()
