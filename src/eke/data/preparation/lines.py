@@ -322,12 +322,11 @@ UTF_16 = ("\xff\xfe", "\xfe\xff")
 SEPARATORS = ";\t|"
 """Separators that some programs write instead of commas."""
 
-Values = dict[str, Any]
-Row = tuple[str, Values | BadRowError | Callable[[], Values]]
+Row = tuple[str, dict[str, Any] | BadRowError | Callable[[], dict[str, Any]]]
 """Location of a row (`name:line`), and its values, the reason it has none, or what reads them."""
 
 
-def values_of(row: Row) -> Values:
+def values_of(row: Row) -> dict[str, Any]:
     """The values of a row, or the BadRowError that it is."""
     if isinstance(row[1], BadRowError):
         raise row[1]
