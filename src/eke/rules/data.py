@@ -8,6 +8,7 @@ from eke.config.schema import (
     Conversations,
     HubRows,
     Lengths,
+    LocalRows,
     Packing,
     PretrainedModel,
     ProblemType,
@@ -286,6 +287,19 @@ RULES = (
         ),
         why="data.packing=on and data.length_grouping need all lengths before the first step",
         fix=Fix("data.packing=off", "data.length_grouping=false"),
+        source="eke.training.batches.stream",
+    ),
+    Rule(
+        id="shuffle_buffer_needs_stream",
+        verdict=Severity.no_effect,
+        key="data.shuffle_buffer",
+        when=lambda f: (
+            isinstance(f.config.data, LocalRows)
+            and not f.config.data.streaming
+            and f.config.data.shuffle_buffer != LocalRows.shuffle_buffer
+        ),
+        why="is for data.streaming=true; prepared rows come in a random order of all of them",
+        fix=Fix("data.streaming=true"),
         source="eke.training.batches.stream",
     ),
     Rule(

@@ -153,6 +153,10 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         ("data=jsonl", "data.path={tmp}/a.txt", "data.streaming=true", "data.length_grouping=true"),
         CPU,
     ),
+    "shuffle_buffer_needs_stream": (
+        ("data=jsonl", "data.path={tmp}/a.txt", "data.shuffle_buffer=5"),
+        CPU,
+    ),
     "stream_needs_steps": (
         ("data=jsonl", "data.path={tmp}/a.txt", "data.streaming=true", "train.epochs=1"),
         CPU,

@@ -351,7 +351,7 @@ COMPARED = (
     "ds_config_without_zero", "offload_needs_zero", "rslora_needs_rank",
     "adapted_layers_have_biases", "extra_needs_trainer", "pinning_needs_cuda", "mode_is_wandbs",
     "entity_is_wandbs", "uri_is_mlflows", "norm_is_known_anyway", "early_stop_needs_evaluations",
-    "keep_best_needs_evaluations",
+    "keep_best_needs_evaluations", "shuffle_buffer_needs_stream",
 )  # fmt: skip
 """Rules whose setting changes nothing in a run of two steps."""
 

@@ -13,6 +13,7 @@ from eke.training.loop.training_state import TrainingState
 
 CLASSES = ("task=sequence_classification",)
 LORA = ("peft=lora", "peft.r=1")
+ROWS = ("data=jsonl", "data.path={tmp}/rows.jsonl")
 
 SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "packing_needs_ragged": (("data.packing=on",), ()),
@@ -56,6 +57,7 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "norm_is_known_anyway": (("train.record_grad_norm=false",), ()),
     "early_stop_needs_evaluations": (("train.early_stop_patience=2",), ()),
     "keep_best_needs_evaluations": (("train.keep_best=loss",), ()),
+    "shuffle_buffer_needs_stream": ((*ROWS, "data.shuffle_buffer=5"), ROWS),
 }
 """Rule -> overrides with the setting, and without it."""
 
@@ -81,6 +83,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TrainingState
     done: dict[tuple[str, ...], TrainingState] = {}
     tmp = tmp_path_factory.mktemp("runs")
     (tmp / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    (tmp / "rows.jsonl").write_text("".join(f'{{"text": "row {n}"}}\n' for n in range(80)))
 
     def train(*overrides: str) -> TrainingState:
         if overrides not in done:
