@@ -25,6 +25,7 @@ CASES = {
     "padding-free": ("data=jsonl", "data.packing=padding_free"),
     "csv": ("data=csv",),
     "parquet": ("data=parquet",),
+    "hub": ("data=hub",),
     "several epochs": ("data=jsonl", "train.steps=40"),
     "given epochs": ("data=jsonl", "data.num_samples=50", "train.steps=null", "train.epochs=5"),
 }
@@ -49,7 +50,8 @@ def streamed(tmp_path):
                 frame = pandas.DataFrame(rows)
                 frame.to_parquet(path.with_suffix(".parquet"))
                 frame.to_csv(path.with_suffix(".csv"), index=False)
-        return last_wins(*SHORT, *TINY, *overrides, f"data.path={folder}")
+        place = "name" if "data=hub" in overrides else "path"
+        return last_wins(*SHORT, *TINY, *overrides, f"data.{place}={folder}")
 
     return make
 
@@ -61,6 +63,12 @@ def test_each_cut_trains_the_same(case, streamed, curve_of) -> None:
     cut = curve_of(*last_wins(*base, "batch.per_device=3", "batch.accumulation=4"))
     assert largest_difference(whole, cut) < 1e-5
     assert whole[0][0] != whole[-1][0], "the loss never moved"
+
+
+def test_a_stream_of_the_hub_is_that_of_its_files(streamed, curve_of) -> None:
+    base = streamed("data=jsonl")
+    folder = base[-1].removeprefix("data.path=")
+    assert curve_of(*base) == curve_of(*base[:-1], "data=hub", f"data.name={folder}")
 
 
 @pytest.mark.parametrize("more", ["engine=trainer", "dataloader.workers=1"])

@@ -8,11 +8,11 @@ from eke.config.schema import (
     Conversations,
     HubRows,
     Lengths,
-    LocalRows,
     Packing,
     PretrainedModel,
     ProblemType,
     PythonSource,
+    Rows,
     Seq2SeqLM,
     Synthetic,
     Text,
@@ -267,18 +267,6 @@ RULES = (
         source="https://huggingface.co/docs/transformers/chat_templating",
     ),
     Rule(
-        id="streaming_needs_num_samples",
-        key="data.streaming",
-        when=lambda f: (
-            isinstance(f.config.data, HubRows)
-            and f.config.data.streaming
-            and f.config.data.num_samples is None
-        ),
-        why="a stream has no end that could be counted on: say how many samples to take",
-        fix=Fix("data.num_samples=10000"),
-        source="https://huggingface.co/docs/datasets/stream",
-    ),
-    Rule(
         id="stream_has_no_lengths",
         key="data.streaming",
         when=lambda f: (
@@ -294,9 +282,9 @@ RULES = (
         verdict=Severity.no_effect,
         key="data.shuffle_buffer",
         when=lambda f: (
-            isinstance(f.config.data, LocalRows)
+            isinstance(f.config.data, Rows)
             and not f.config.data.streaming
-            and f.config.data.shuffle_buffer != LocalRows.shuffle_buffer
+            and f.config.data.shuffle_buffer != Rows.shuffle_buffer
         ),
         why="is for data.streaming=true; prepared rows come in a random order of all of them",
         fix=Fix("data.streaming=true"),

@@ -148,7 +148,6 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         CPU,
     ),
     "chat_needs_a_tokenizer": (("data=chat", "data.path={tmp}/a.txt"), CPU),
-    "streaming_needs_num_samples": (("data=hub", "data.name=o/n", "data.streaming=true"), CPU),
     "stream_has_no_lengths": (
         ("data=jsonl", "data.path={tmp}/a.txt", "data.streaming=true", "data.length_grouping=true"),
         CPU,

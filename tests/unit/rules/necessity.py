@@ -116,7 +116,6 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     },
     (Kind.fails, DATA): {
         "datasets_missing": "test_tables_are_read_by_datasets",
-        "streaming_needs_num_samples": "test_a_stream_without_a_number_ends_before_its_first_row",
         "stream_has_no_lengths": "test_a_stream_has_no_lengths",
         "seq2seq_needs_pairs": "test_a_translation_without_columns_has_no_target",
         "chat_needs_a_tokenizer": "test_bytes_have_no_chat_template",

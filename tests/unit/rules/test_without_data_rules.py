@@ -146,13 +146,3 @@ def test_an_epoch_of_a_stream_is_as_long_as_the_run(rows, own_cache) -> None:
     steps = plan_of(*typed, "train.epochs=2", "train.steps=null").steps
     assert steps.total == 2 * DEFAULT_STEPS
     assert steps.num_train_samples > 20
-
-
-def test_a_stream_without_a_number_ends_before_its_first_row(tmp_path, own_cache) -> None:
-    folder = tmp_path / "rows"
-    folder.mkdir()
-    for split in ("train", "test"):
-        write_jsonl(folder / f"{split}.jsonl", numbered(9))
-    typed = ("data=hub", f"data.name={folder}", "data.eval_split=test", "data.streaming=true")
-    with pytest.raises(ConfigError, match="no usable row is left"):
-        store_of(*typed)

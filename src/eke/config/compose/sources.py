@@ -51,7 +51,7 @@ def _alone(number: int, source: dict[str, Any]) -> Iterator[Wrong]:
             fix = Fix(remark=f"write {closest(key, fields) or ', '.join({*fields} - SHARED)}")
             yield number, key, value, f"{option} has no such key", fix
             continue
-        if key == "streaming" and value is True and "shuffle_buffer" in fields:
+        if key == "streaming" and value is True:
             yield number, key, value, "samples of a mix are drawn among prepared rows", "false"
         field = fields[key]
         is_text = isinstance(value, str) and field.kind in (bool, int, float)

@@ -117,7 +117,7 @@ class Data:
     @property
     def is_stream(self) -> bool:
         """Whether rows to train on are read while training."""
-        return isinstance(self, LocalRows) and self.streaming
+        return isinstance(self, Rows) and self.streaming
 
 
 @dataclass
@@ -175,6 +175,11 @@ class Rows(Data):
     transformers' AutoTokenizer loads: a folder, or a name on the hub."""
     eval_frac: float = field(default=0.1, metadata=between(0.001, 0.9))
     """Share of the rows kept for evaluation, chosen by a hash of their content."""
+    streaming: bool = False
+    """Read the rows while training, of the hub without downloading all, and prepare only the
+    evaluation: the first `num_eval_samples` ones, or those of `eval_path` or `eval_split`."""
+    shuffle_buffer: int = field(default=1000, metadata=between(0, 10**7))
+    """Rows of a stream among which the next one is drawn; 0 or 1 keeps the order of the files."""
 
 
 @dataclass
@@ -211,11 +216,6 @@ class LocalRows(Rows):
     """Which files of a folder (searched recursively); null is all of the format's names."""
     eval_path: str | None = None
     """File, folder or glob for evaluation; null keeps `eval_frac` of the rows."""
-    streaming: bool = False
-    """Read the rows while training and prepare only the evaluation: the first `num_eval_samples`
-    ones, or those of `eval_path`."""
-    shuffle_buffer: int = field(default=1000, metadata=between(0, 10**7))
-    """Rows of a stream among which the next one is drawn; 0 or 1 keeps the order of the files."""
 
 
 @dataclass
@@ -245,8 +245,6 @@ class HubRows(Rows):
     """Split to evaluate on; null keeps `eval_frac` of the rows."""
     revision: str | None = None
     """Branch, tag or commit; null is the newest at the time of the first download."""
-    streaming: bool = False
-    """Read the first `num_samples` rows without downloading all."""
 
 
 @dataclass

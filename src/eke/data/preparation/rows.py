@@ -37,7 +37,6 @@ from eke.data.preparation.tokenizers import (
 )
 from eke.data.preparation.writer import Splits, Writer, locked, parts_of, temporary
 from eke.data.sources import (
-    HubSource,
     PrepareRequest,
     TokenStream,
     first_fit,
@@ -310,8 +309,10 @@ SEEN_ROWS = 1000
 """Rows of a stream to train on that are looked at before training."""
 
 
-def read_files(request: PrepareRequest, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
-    """Yield the rows of local files."""
+def read_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
+    """Yield the rows of local files, or of a data set of the hub."""
+    if request.hub is not None:
+        yield from hub_rows(request.hub, evaluation, columns)
     endings = ENDINGS if request.option == "chat" else {}
     for name, file in request.evaluation if evaluation else request.train:
         kinds = [kind for kind in READERS if file.lower().endswith(endings.get(kind, ()))]
@@ -390,30 +391,12 @@ class RowStore:
         hub = self.request.hub
         return bool(self.request.evaluation) or (hub is not None and hub.eval_split is not None)
 
-    def _rows(self, evaluation: bool) -> Iterator[Row | None]:
-        """Yield rows; when streaming, until there are enough samples."""
-        hub = self.request.hub
-        if hub is None:
-            yield from read_files(self.request, evaluation, self.columns)
-            return
-        for row in hub_rows(hub, evaluation, self.columns):
-            if hub.streaming and self._enough(hub, evaluation):
-                return
-            yield row
-
-    @property
-    def _is_streaming(self) -> bool:
-        return bool(self.request.streamed or (self.request.hub and self.request.hub.streaming))
-
-    def _enough(self, hub: HubSource, evaluation: bool) -> bool:
-        if evaluation:
-            return self.writer.counts["evaluation"] >= hub.num_eval_samples
-        enough = self.writer.counts["train"] >= (hub.num_samples or 0)
-        return enough and (hub.eval_split is not None or self.writer.counts["evaluation"] > 0)
+    def _rows(self, *, evaluation: bool) -> Iterator[Row | None]:
+        return read_rows(self.request, evaluation, self.columns)
 
     def _read(self, rows: Iterator[Row | None], evaluation: bool | None) -> None:
         """Store the rows of one source; with `evaluation` None they are split by hash."""
-        most = 1 if self._is_streaming else BATCH_ROWS  # a stream must not read ahead
+        most = 1 if self.request.streamed else BATCH_ROWS  # a stream must not read ahead
         counts, characters = self.counts, 0
         batch: list[Fields] = []
         for row in rows:
@@ -554,7 +537,7 @@ class RowStore:
         if self.counts.num_bad:
             why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
         # Files are often sorted by class, and a stream reads only their beginning.
-        other = "data.streaming=false" if self._is_streaming else "data.label=COLUMN"
+        other = "data.streaming=false" if self.request.streamed else "data.label=COLUMN"
         fix = Fix(self._bad_fix() or other)
         raise ConfigError(Problem("data.label", self.request.label, why, fix))
 

@@ -60,9 +60,6 @@ class HubSource:
     eval_split: str | None
     revision: str | None
     streaming: bool
-    num_samples: int | None
-    """Rows to read when streaming."""
-    num_eval_samples: int
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class PrepareRequest:
     max_row_bytes: int = 0
     """Limit for files that are read by lines."""
     streamed: int = 0
-    """Evaluation samples of files that are read while training; 0: they are prepared."""
+    """Evaluation samples of rows that are read while training; 0: they are prepared."""
 
     @property
     def key(self) -> str:
@@ -122,6 +119,8 @@ class PrepareRequest:
         if not self.train_on:
             for place in ("messages", "chat_template", "train_on"):
                 del content[place]
+        if content["hub"]:  # what it had before
+            content["hub"] |= {"num_samples": None, "num_eval_samples": 0}
         for place, former in (("text_pair", None), ("problem", "single"), ("streamed", 0)):
             if content[place] == former:  # stores from before these were there keep their keys
                 del content[place]
@@ -182,6 +181,7 @@ def _common(config: Config) -> PrepareRequest:
         seq_len=data.seq_len,
         target_len=target_len,
         packing=data.packing is Packing.on,
+        streamed=data.num_eval_samples if data.is_stream else 0,
         eval_frac=data.eval_frac if isinstance(data, Rows) else 0.1,
     )
 
@@ -239,7 +239,6 @@ def _files(request: PrepareRequest, data: LocalRows) -> PrepareRequest:
         train=tuple((name, str(path)) for name, path in train),
         evaluation=tuple((name, str(path)) for name, path in evaluation),
         max_row_bytes=getattr(data, "max_row_bytes", 0),
-        streamed=data.num_eval_samples if data.streaming else 0,
     )
 
 
@@ -260,7 +259,7 @@ def _hub(request: PrepareRequest, data: HubRows) -> PrepareRequest:
     content = ""
     if folder.is_dir():
         files = sorted(p for p in folder.rglob("*") if p.is_file() and ".git" not in p.parts)
-        content = _content([(p.relative_to(folder).as_posix(), p) for p in files])
+        content = _content([(p.relative_to(folder).as_posix(), p) for p in files], data.streaming)
     source = HubSource(
         name=str(folder.absolute()) if content else data.name,
         config_name=data.config_name,
@@ -268,8 +267,6 @@ def _hub(request: PrepareRequest, data: HubRows) -> PrepareRequest:
         eval_split=data.eval_split,
         revision=data.revision,
         streaming=data.streaming,
-        num_samples=data.num_samples if data.streaming else None,
-        num_eval_samples=data.num_eval_samples if data.streaming else 0,
     )
     return dataclasses.replace(request, content=content, hub=source)
 

@@ -29,6 +29,7 @@ from eke.config.schema import (
     Compute,
     Config,
     Evaluation,
+    LocalRows,
     Mix,
     NvmeOffload,
     Packing,
@@ -232,7 +233,7 @@ def _resolved(
     for place in PLACES:
         if hasattr(config.data, place):
             answers[f"data.{place}"] = None
-    if hasattr(config.data, "shuffle_buffer"):  # of files: it says which samples come when
+    if config.data.is_stream or isinstance(config.data, LocalRows):  # which samples come when
         answers["data.streaming"] = config.data.is_stream
     if config.data.is_stream:
         answers["data.num_samples"] = config.data.num_samples  # where it begins again

@@ -1,4 +1,4 @@
-"""Rows that are read while training: in the order of their files, through a shuffle buffer.
+"""Rows that are read while training: in their own order, through a shuffle buffer.
 
 Which row comes when depends on the seed, the buffer's size and the rows' order alone. Each process
 makes the same draws among rows that are not parsed, and parses and tokenizes those it is asked for.
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ChangedError, ConfigError, RunError
-from eke.config.schema import LocalRows
+from eke.config.schema import Rows
 from eke.data.preparation.chat import ChatRows
 from eke.data.preparation.lines import BadRowError, Columns, Row, values_of
-from eke.data.preparation.rows import Sequences, read_files
+from eke.data.preparation.rows import Sequences, read_rows
 from eke.data.preparation.tokenizers import load_request_tokenizer
 from eke.data.sources import Store, mix_seed, request_of
 from eke.plan.planner import Plan
@@ -28,7 +28,7 @@ Taken = tuple[TokenRow, Any, int]
 
 
 class StreamedRows:
-    """Rows of local files to train on, by their numbers, which ascend."""
+    """Rows to train on, by their numbers, which ascend."""
 
     framed = True
 
@@ -101,12 +101,12 @@ class StreamedRows:
 
     def _begin(self, epoch: int) -> None:
         data, request = self.plan.config.data, request_of(self.plan.config)
-        assert isinstance(data, LocalRows), "only these are read while training"
+        assert isinstance(data, Rows), "only these are read while training"
         if request is None or request.key != self.store.manifest.key:
             raise ChangedError("the files of the stream have changed -> the same command again")
         self._epoch, self._next = epoch, epoch * self._length
         self._random = random.Random(mix_seed(self.plan.config.seed, epoch))
-        rows = islice(read_files(request, False, self._columns), self.store.manifest.num_held, None)
+        rows = islice(read_rows(request, False, self._columns), self.store.manifest.num_held, None)
         self._rows = islice(filter(None, rows), data.num_samples)
         self._buffer = list(islice(self._rows, max(1, data.shuffle_buffer)))
 

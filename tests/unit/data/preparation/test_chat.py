@@ -289,7 +289,7 @@ def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path, monke
     assert whole.num_bad == 0
 
 
-@pytest.mark.parametrize("more", [(), ("data.streaming=true", "data.num_samples=20")])
+@pytest.mark.parametrize("more", [(), ("data.streaming=true",)])
 def test_conversations_of_the_hub_are_those_of_a_file(more, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     saved(FAMILIES["chatml"], tmp_path / "tokenizer")
@@ -302,7 +302,7 @@ def test_conversations_of_the_hub_are_those_of_a_file(more, tmp_path: Path, monk
         "data=chat_hub", f"data.name={file.parent}", "data.eval_split=test", tokenizer, *more
     )
     held_out = f"data.eval_path={file.parent / 'test.jsonl'}"
-    local = store_of("data=chat", f"data.path={file}", held_out, tokenizer)
+    local = store_of("data=chat", f"data.path={file}", held_out, tokenizer, *more)
     assert hub.manifest.num_trained == local.manifest.num_trained > 0
     for name in ("tokens", "train", "evaluation"):
         assert hub.array(name).tolist() == local.array(name).tolist()
