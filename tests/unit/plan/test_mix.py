@@ -197,20 +197,18 @@ def test_other_classes_are_refused(folder) -> None:
     [
         ("option:jsonl,path:a.jsonl,name:q,prompt:x", "data.sources[2].prompt",
          "data.sources.2.response=response"),
-        ("option:hub,name:x/y,streaming:true", "data.sources[2].streaming",
-         "data.sources.2.num_samples=10000"),
         ("option:jsonl,path:a.jsonl,name:q,eval_frac:2", "data.sources[2].eval_frac",
          "data.sources.2.eval_frac=0.1"),
         ("option:chat,path:a.jsonl,name:q", "data.tokenizer",
          "data.tokenizer=FOLDER_OR_HUB_NAME"),
     ],
-    ids=["prompt", "stream", "limit", "chat"],
+    ids=["prompt", "limit", "chat"],
 )  # fmt: skip
 def test_rules_look_at_each_source(third, key, fix) -> None:
     config = config_of("data=mix", "data.sources=[]")
     sources = [{"option": "jsonl", "path": "a.jsonl"}, {"option": "text", "path": "c.txt"}]
     pairs = (part.split(":", 1) for part in third.split(","))
-    values = {"true": True, "2": 2.0}
+    values = {"2": 2.0}
     config.data.sources = [*sources, {name: values.get(text, text) for name, text in pairs}]
     found, _ = check(Facts(config, detect(), planning=True))
     assert [(p.key, p.fix.words[0]) for p in found] == [(key, fix)]
