@@ -1,4 +1,4 @@
-"""Rows that are read while training: in their own order, through a shuffle buffer.
+"""Streams of rows, read while training in their own order through a shuffle buffer.
 
 Which row comes when depends on the seed, the buffer's size and the rows' order alone. Each process
 makes the same draws among rows that are not parsed, and parses and tokenizes those it is asked for.
