@@ -228,15 +228,13 @@ def _resolved(
         answers["peft.target_modules"] = list(adapted)
     if theirs is not None:
         answers["distributed.deepspeed_config"] = theirs  # its content counts, not its place
-    if isinstance(config.data, Mix):
-        answers["data.sources"] = None  # the fingerprint has their content, weights and names
-    for place in PLACES:
-        if hasattr(config.data, place):
-            answers[f"data.{place}"] = None
-    if config.data.is_stream or isinstance(config.data, LocalRows):  # which samples come when
-        answers["data.streaming"] = config.data.is_stream
-    if config.data.is_stream:
-        answers["data.num_samples"] = config.data.num_samples  # where it begins again
+    if isinstance(config.data, Mix):  # the fingerprint has their content, weights and names
+        answers["data.sources"] = None
+    answers |= {f"data.{place}": None for place in PLACES if hasattr(config.data, place)}
+    if isinstance(config.data, LocalRows):
+        answers["data.streaming"] = False
+    if config.data.is_stream:  # which samples come when, and where it begins again
+        answers |= {"data.streaming": True, "data.num_samples": config.data.num_samples}
     return answers
 
 
