@@ -45,6 +45,14 @@ def test_mappings_and_several_arguments() -> None:
     assert type(found["accelerator_config"]) is dict, "no OmegaConf behind the schema"
 
 
+@pytest.mark.parametrize("problem", ["multi_label", "regression"])
+def test_only_a_single_class_is_smoothed(problem) -> None:
+    typed = ("task=sequence_classification", f"task.problem={problem}")
+    (problem,) = problems(*typed, "trainer.extra.label_smoothing_factor=0.1")
+    assert "has no single class to smooth" in problem.why
+    plan_for(compose([*BASE, *typed, "trainer.extra.label_smoothing_factor=0.0"]), planning=True)
+
+
 def test_a_sweep_goes_over_an_argument() -> None:
     cells = expand(["engine=trainer", "trainer.extra.neftune_noise_alpha=5,10"]).cells
     assert [cell.overrides[1] for cell in cells] == [

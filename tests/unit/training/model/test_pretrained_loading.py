@@ -89,6 +89,20 @@ def test_a_new_head_is_named_and_seeded(saved, family):
     assert len(gradients) == sum(p.requires_grad for p in model.parameters())
 
 
+def test_the_configuration_names_the_problem_that_is_trained(tmp_path):
+    several = {"num_labels": 3, "problem_type": "multi_label_classification"}
+    path = save_checkpoint(tmp_path / "c", "bert", task="sequence_classification", **several)
+    for problem, name, count in (
+        ("single", "single_label_classification", 3),
+        ("multi_label", "multi_label_classification", 3),
+        ("regression", "regression", 1),
+    ):
+        model, report = load(path, CLASSIFY, "task.num_labels=3" * (count == 3) or "seed=0",
+                             f"task.problem={problem}")  # fmt: skip
+        assert (model.config.problem_type, model.config.num_labels) == (name, count)
+        assert bool(report.resized_weights) == (count == 1)
+
+
 def test_a_classifier_keeps_its_head_unless_the_classes_differ(tmp_path):
     path = save_checkpoint(tmp_path / "c", "llama", task="sequence_classification", num_labels=3)
     model, report = load(path, CLASSIFY, "task.num_labels=3")
