@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import read_json
+from eke.common.text import format_number
 from eke.config.compose import Composed, compose
 from eke.config.schema import Config, Conversations, HubRows, LocalRows, Text
 from eke.plan.planner import Plan, read_plan
@@ -79,6 +80,7 @@ def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
     from eke.training.loop.attempt import verify_inputs
     from eke.training.loop.environment import quiet_libraries
     from eke.training.loop.evaluation import measure
+    from eke.training.loop.failure import is_out_of_memory
     from eke.training.model.attention_kernels import pinned_backend
 
     quiet_libraries(plan)
@@ -88,12 +90,13 @@ def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
             row, classes = measure(job)
             if new_tokens:
                 row |= _answers(job, new_tokens)
-        except RuntimeError as error:
-            if "out of memory" not in str(error).lower():
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
-            fewer = max(1, plan.batch.eval_per_device // 2)
-            why = f"{plan.device.name} has no memory for {plan.batch.eval_per_device} samples"
-            raise EkeError(f"{why} at a time\n  -> batch.eval_per_device={fewer}") from error
+            size = plan.batch.eval_per_device
+            fix = f"{EVAL_BATCH}={size // 2}" if size > 1 else "hardware=cpu, or a larger device"
+            why = f"{plan.device.name} has no memory for {format_number(size, 'sample')} at a time"
+            raise EkeError(f"{why}\n  -> {fix}") from error
     found = {key.removeprefix("eval/"): value for key, value in row.items()}
     return Evaluation(run, record.model_step, plan.steps.num_eval_samples, found, classes)
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from eke.cli import main
-from eke.common.errors import ConfigError
+from eke.common.errors import ConfigError, EkeError
 from eke.common.paths import RunPaths, user_path
 from eke.config.compose import compose
 from eke.data.preparation.rows import prepare_store
@@ -219,6 +219,19 @@ def test_what_is_refused(typed, message, trained) -> None:
         evaluate("classes", typed)
     assert message in str(raised.value)
     assert "->" in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "fix"), [(4, "batch.eval_per_device=2"), (1, "hardware=cpu")])
+def test_too_little_memory_is_one_message(size, fix, trained, monkeypatch) -> None:
+    trained("classes")
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("eke.training.loop.evaluation.measure", fail)
+    with pytest.raises(EkeError, match=f"has no memory for {size} sample.*\n  -> {fix}"):
+        evaluate("classes", [f"batch.eval_per_device={size}"])
 
 
 @pytest.mark.slow

@@ -256,8 +256,8 @@ class Record:
     best: Best | None = None
     """With `train.keep_best`: the evaluation that loss, metrics and classes are those of."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last evaluation: `perplexity`; `accuracy`, `f1_macro` and `f1_micro`; or `mae`, `mse`,
-    `r2`, `pearson` and `spearman`; of a mix `loss/NAME`, too."""
+    """Of the last evaluation: `perplexity` and `token_accuracy`; `accuracy`, `f1_macro` and
+    `f1_micro`; or `mae`, `mse`, `r2`, `pearson` and `spearman`; of a mix `loss/NAME`, too."""
     classes: dict[str, Any] = field(default_factory=dict)
     """Likewise, of each class of a classifier: `names`, `precision`, `recall`, `f1`, `support`, and
     `confusion`: right classes by predicted ones, where a sample has one."""

@@ -140,7 +140,9 @@ class Collator:
         whole = each[0].ndim == 0 or each[0].dtype.kind == "f"
         labels = np.stack(each) if whole else self._pad(each, IGNORED)
         counts = is_label(labels)
-        sources = [int(sample.get("source", 0)) for sample in samples]  # a probe's names none
+        sources = []
+        if self.num_sources:  # a probe's samples name none
+            sources = [int(sample.get("source", 0)) for sample in samples]
         tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
         if self.shift:
             tensors["decoder_input_ids"] = self.shift(torch.from_numpy(labels))
