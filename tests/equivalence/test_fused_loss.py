@@ -10,7 +10,8 @@ from equivalence_compare import largest_difference
 from support import TINY, last_wins
 
 FUSED = "kernels=fused_linear_cross_entropy"
-STEP = (*RAGGED, "batch.per_device=6", "train.steps=8")
+STEP = (*RAGGED, "batch.per_device=6", "train.steps=8", "optimizer=sgd")
+"""SGD, since Adam's first steps are as long for a gradient of rounding errors as for any other."""
 
 HEADS = {
     **{name: case for name, case in CASES.items() if "classification" not in name},
@@ -41,7 +42,7 @@ def test_it_is_the_same_step(head, curve_of) -> None:
     steps = () if head in QUICK else ("train.steps=24",)
     base = last_wins(*HEADS[head], *TINY, *STEP, *steps)
     plain, fused = curve_of(*base), curve_of(*base, FUSED)
-    assert largest_difference(plain, fused) < 1e-5
+    assert largest_difference(plain, fused) < 2e-6
     assert plain[0][0] != plain[-1][0], "the loss never moved"
 
 
@@ -57,7 +58,7 @@ TECHNIQUES = {
 @pytest.mark.parametrize("name", [n if n == "accumulated" else slow(n) for n in TECHNIQUES])
 def test_it_is_the_same_step_with_other_techniques(name, curve_of) -> None:
     base = (*CASES["causal_lm-llama"], *TINY, *STEP)
-    assert largest_difference(curve_of(*base), curve_of(*base, FUSED, *TECHNIQUES[name])) < 1e-5
+    assert largest_difference(curve_of(*base), curve_of(*base, FUSED, *TECHNIQUES[name])) < 2e-6
 
 
 @pytest.mark.slow
@@ -66,7 +67,7 @@ def test_it_is_the_same_step_compiled_by_inductor(curve_of) -> None:
     fixed = ("data.lengths=fixed", "data.min_len=null", "model.num_hidden_layers=1")
     base = (*CASES["causal_lm-llama"], *TINY, *STEP, *fixed)
     fused = curve_of(*base, FUSED, "compile=inductor")
-    assert largest_difference(curve_of(*base), fused) < 1e-5
+    assert largest_difference(curve_of(*base), fused) < 2e-6
 
 
 ROUNDING = {"fp16": 2**-11, "bf16": 2**-8}
