@@ -4,7 +4,6 @@ Every option is checked by the rules that check a run. Torch is queried in a sep
 that a slow import or a crashing driver does not stop the report.
 """
 
-import argparse
 import contextlib
 import copy
 import dataclasses
@@ -24,6 +23,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from eke.cli import make_parser
 from eke.common.paths import user_path
 from eke.common.process_env import SAFE_PATH, child_environment
 from eke.common.text import format_bytes
@@ -85,10 +85,7 @@ def find_options(device: Device) -> tuple[OptionFinding, ...]:
 
 
 def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config:
-    """Default configuration with another option in one group.
-
-    Read from the option's file, without Hydra, which needs 0.1 s to compose.
-    """
+    """Default configuration with another option, without Hydra, which needs 0.1 s to compose."""
     config = copy.deepcopy(base)
     setattr(config, group, _section(catalogue, group, option))
     tasks = family_of(config).tasks
@@ -207,11 +204,7 @@ class Examination:
 
 
 def examine(probe: Callable[[], TorchProbe] = TorchProbe) -> Examination:
-    """Examine this machine; never raise for missing components.
-
-    Args:
-        probe: starts the process that queries torch, while the rest is examined.
-    """
+    """Examine this machine; never raise for missing components. `probe` starts to query torch."""
     asked = probe()
     device = detect()
     options = find_options(device)
@@ -279,17 +272,12 @@ def render_examination(found: Examination, width: int = 100) -> str:
     for title, rows in sections:
         lines += ["", title]
         for label, text in rows:
-            lines += _wrapped(label, text, width)
-    return "\n".join(lines[1:])
-
-
-def _wrapped(label: str, text: str, width: int) -> list[str]:
-    start = f"  {label:<{LABEL - 1}} "
-    rest = " " * (LABEL + 2)
-    lines = textwrap.wrap(
-        text, max(width, 40), initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
-    )
-    return [line.replace(GLUE, " ") for line in lines] or [start.rstrip()]
+            start = f"  {label:<{LABEL - 1}} "
+            lines += textwrap.wrap(
+                text, max(width, 40), initial_indent=start,
+                subsequent_indent=" " * (LABEL + 2), break_on_hyphens=False,
+            ) or [start.rstrip()]  # fmt: skip
+    return "\n".join(lines[1:]).replace(GLUE, " ")
 
 
 def _machine(found: Examination) -> Iterator[tuple[str, str]]:
@@ -336,7 +324,6 @@ def _gpus(report: GpuReport) -> Iterator[tuple[str, str]]:
 
 
 def _gpu(gpu: GpuState) -> Iterator[str]:
-    """Format the properties of one GPU."""
     yield gpu.name
     if gpu.capability:
         yield "compute capability {}.{}".format(*gpu.capability)
@@ -380,9 +367,7 @@ MAX_WIDTH = 100
 
 def main(arguments: Sequence[str]) -> int:
     """Print the report; return 0, or 2 for invalid arguments."""
-    parser = argparse.ArgumentParser(
-        "eke doctor", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("doctor", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(arguments)
     found = examine()

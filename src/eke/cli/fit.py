@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 import eke
+from eke.cli import make_parser
 from eke.common.errors import EkeError
 from eke.config.compose import split_arguments
 from eke.rules.techniques import Numerics
@@ -34,9 +35,7 @@ MIN_TRIALS = 2
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
-        "eke fit", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("fit", DESCRIPTION)
     parser.add_argument(
         "--objective", choices=[each.value for each in Objective], default="speed",
         help="what the best has least of: seconds, peak memory, or device-seconds per sample",

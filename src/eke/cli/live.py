@@ -54,13 +54,7 @@ def watch(
     look: Callable[[Path], list[RunStatus]] = find_standings,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Show the progress of every run until all have ended; Ctrl-C stops only the display.
-
-    Args:
-        folder: a run, a sweep, or the folder of all runs.
-        look: reads the standings.
-        sleep: waits for the given seconds.
-    """
+    """Show the progress of every run until all have ended; Ctrl-C stops only the display."""
     try:
         with _display() as show:
             while True:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from eke import workflows
-from eke.cli.live import counts_by_state, own_words, run_name, silence
+from eke.cli import make_parser
+from eke.cli.live import counts_by_state, own_words, run_name, silence, watch
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import (
     READ_LIMIT,
@@ -114,16 +115,7 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
 
 
 def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]]) -> None:
-    """Reject a sweep that was moved or copied: its command runs in the old folder.
-
-    Args:
-        folder: current folder of the sweep.
-        directory: folder in which its command was started.
-        cells: cells in its file.
-
-    Raises:
-        EkeError: it was moved or copied here.
-    """
+    """Raise EkeError for a sweep that was moved or copied: its command runs in `directory`."""
     runs = {Path(directory, cell["folder"]).parent for cell in cells if cell.get("folder")}
     if not runs or any(each.resolve() == folder.parent.resolve() for each in runs):
         return
@@ -176,10 +168,27 @@ ASK_S = 10.0
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Parse and run a command; return the exit code."""
-    about, run, add_options = COMMANDS[command]
-    parser = argparse.ArgumentParser(f"eke {command}", description=about)
+    run, about = COMMANDS[command]
+    parser = make_parser(command, about)
     parser.add_argument("folder", metavar="DIR", help="a run, a sweep, or the folder of all runs")
-    add_options(parser)
+    add = parser.add_argument
+    if command == "status":
+        how = parser.add_mutually_exclusive_group()
+        how.add_argument("--json", action="store_true", help="for machines")
+        how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
+    elif command == "logs":
+        add("-f", "--follow", action="store_true", help="as they grow, until all end")
+        add("-n", "--lines", type=int, default=20, help="of each log; 0 for all (20)")
+    elif command == "retry":
+        add(
+            "--only", choices=BAD, action="append",
+            help="run only this outcome again (default: all three, and unreadable records); the"
+            " sweep's command, which follows, also runs what has crashed or has not ended",
+        )  # fmt: skip
+        add(
+            "--trust", action="store_true",
+            help="run the command of a sweep.json that another user owns: it can run any program",
+        )  # fmt: skip
     return run(parser.parse_args(arguments))
 
 
@@ -192,8 +201,6 @@ _JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
 def status(options: argparse.Namespace) -> int:
     """Print the progress of every run; return EXIT_FAILED if a launcher gave no answer."""
     if options.live:
-        from eke.cli.live import watch  # rich takes 30 ms to import, and a table does not need it
-
         return watch(user_path(options.folder))
     standings = find_standings(user_path(options.folder))
     if options.json:
@@ -234,31 +241,28 @@ def logs(options: argparse.Namespace) -> int:
     """Print the ends of the logs of one run, or of the running and failed ones."""
     folder = user_path(options.folder)
     standings = find_standings(folder)
-    told = [s for s in standings if s.state in (*BAD, RUNNING)] if len(standings) > 1 else standings
-    if not told:
+    several = len(standings) > 1
+    shown = [s for s in standings if s.state in (*BAD, RUNNING)] if several else standings
+    if not shown:
         sys.stdout.write("no run is running, and none has failed\n")
     # Output from now on is new, including that of runs that have not started.
     tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
-    for each in told:
-        _heading(each, len(told))
+    for each in shown:
+        _heading(each, len(shown))
         _print(_last_lines(log_of(each.paths), options.lines))
     if options.follow:
-        follow_logs(folder, standings, told, tails)
+        follow_logs(folder, standings, shown, tails)
     return EXIT_OK
 
 
 def follow_logs(
-    folder: Path, standings: list[RunStatus], told: Sequence[RunStatus], tails: dict[Path, Tail]
+    folder: Path, standings: list[RunStatus], shown: Sequence[RunStatus], tails: dict[Path, Tail]
 ) -> None:
     """Print new log output until all runs have ended.
 
-    Args:
-        folder: a run, a sweep, or the folder of all runs.
-        standings: standings of all runs.
-        told: standings whose logs were printed.
-        tails: readers of new log output, by run folder.
+    `shown` are the runs whose logs were printed, `tails` the readers of logs by run folder.
     """
-    followed = {each.paths.folder: each for each in told}
+    followed = {each.paths.folder: each for each in shown}
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()
     while going_on and is_heard():
@@ -369,49 +373,11 @@ def _interrupt(watcher: tuple[str, str], lock: Path) -> str:
     return ""
 
 
-def _status_options(parser: argparse.ArgumentParser) -> None:
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="for machines")
-    how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
-
-
-def _logs_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--follow", action="store_true", help="as they grow, until all end")
-    parser.add_argument("-n", "--lines", type=int, default=20, help="of each log; 0 for all (20)")
-
-
-def _retry_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--only",
-        choices=BAD,
-        action="append",
-        help="run only this outcome again (default: all three, and records that cannot be read);"
-        " the sweep's command, which follows, also runs what has crashed or has not ended",
-    )
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="run the command of a sweep.json that another user owns: it can run any program",
-    )
-
-
-Command = Callable[[argparse.Namespace], int]
-Options = Callable[[argparse.ArgumentParser], None]
-
-COMMANDS: dict[str, tuple[str, Command, Options]] = {
-    "status": (
-        "How far runs are, on this machine and in the cluster.", status, _status_options
-    ),
-    "logs": (
-        "The ends of the logs of what runs or has failed; of one run in any case.",
-        logs, _logs_options,
-    ),
-    "cancel": (
-        "Asks runs to save a checkpoint and end. The same command continues them.",
-        cancel, lambda _: None,
-    ),
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
+    "status": (status, "How far runs are, on this machine and in the cluster."),
+    "logs": (logs, "The ends of the logs of what runs or has failed; of one run in any case."),
+    "cancel": (cancel, "Asks runs to save a checkpoint and end. The same command continues them."),
     "retry": (
-        "Runs again what ran out of memory, diverged or crashed; old records stay as files.",
-        retry, _retry_options,
+        retry, "Runs again what ran out of memory, diverged or crashed; old records stay as files."
     ),
 }  # fmt: skip

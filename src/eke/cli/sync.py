@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from eke.cli import make_parser
 from eke.common.errors import EkeError, of_system
 from eke.common.text import align, format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
@@ -27,12 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     reports: list[Report] = []
     code = EXIT_OK
     try:
-        for report in sync(
-            find_runs(options.runs),
-            Options(
-                options.project, options.entity, options.dry_run, options.again, options.timeout
-            ),
-        ):
+        wanted = Options(
+            options.project, options.entity, options.dry_run, options.again, options.timeout
+        )
+        for report in sync(find_runs(options.runs), wanted):
             reports.append(report)
             if sys.stderr.isatty():
                 sys.stderr.write(f"{report.verdict.value}: {_short(report.folder)}\n")
@@ -53,9 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "eke sync", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("sync", DESCRIPTION)
     parser.add_argument(
         "runs", nargs="+", metavar="RUNS", help="run folders, a folder of runs, or a sweep's folder"
     )
@@ -64,12 +61,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be sent")
     parser.add_argument("--again", action="store_true", help="send what is there already, too")
     parser.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=Options.timeout_s,
-        metavar="SECONDS",
+        "--timeout", type=_seconds, default=Options.timeout_s, metavar="SECONDS",
         help="give up on a run after so long, and a second more per 100 rows (default: 60)",
-    )
+    )  # fmt: skip
     return parser.parse_args(arguments)
 
 

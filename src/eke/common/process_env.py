@@ -95,9 +95,7 @@ def machines_at_hand() -> int:
 def check_started_ranks(option: str, num_processes: int) -> None:
     """Check that the launcher and the configuration have the same number of processes.
 
-    Args:
-        option: an option of the group `distributed`, or `a sweep`.
-        num_processes: number in the configuration.
+    `option` is one of the group `distributed`, or `a sweep`.
 
     Raises:
         ConfigError: the numbers differ.
