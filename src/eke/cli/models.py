@@ -13,7 +13,7 @@ from eke.plan.record import EXIT_OK
 from eke.workflows import print_once
 from eke.workflows.evaluate import evaluate, render
 from eke.workflows.export import export
-from eke.workflows.generate import Sampling, Writer
+from eke.workflows.generate import Sampling, TextWriter
 
 EXPORT = """\
 Writes the model of a finished run for other libraries: safetensors, config.json, tokenizer with its
@@ -72,7 +72,7 @@ def _evaluate(arguments: Sequence[str]) -> int:
 def _generate(arguments: Sequence[str]) -> int:
     options = _sampling_options(arguments)
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
-    with contextlib.closing(Writer(options.run, sampling, options.raw)) as writer:
+    with contextlib.closing(TextWriter(options.run, sampling, options.raw)) as writer:
         if not options.prompts and sys.stdin.isatty():
             return _converse(writer)
         code = EXIT_OK
@@ -115,7 +115,7 @@ def _positive(text: str) -> int:
     return value
 
 
-def _converse(writer: Writer) -> int:
+def _converse(writer: TextWriter) -> int:
     """Ask for lines and answer them, until the end of input."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # lines can be edited

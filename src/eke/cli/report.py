@@ -136,7 +136,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
         with hold_folder(folder):  # `runs` may be a link made by this user
             folder = folder.resolve()
         for name in asked:
-            text = render(name, found, options.repeats)
+            text = _render(name, found, options.repeats)
             write_atomic(folder / f"report.{name}", text, shared=bool(options.output))
     except OSError as error:
         # It passes: the folder belongs to another user, or is an archive.
@@ -152,8 +152,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def render(name: str, found: Comparison, repeats: bool) -> str:
-    """Render a report in one of `FORMATS`; imports only what this one needs."""
+def _render(name: str, found: Comparison, repeats: bool) -> str:
     from eke.results.report.show import export
 
     if name == "html":

@@ -1,4 +1,4 @@
-"""`eke status|logs|cancel|retry DIR`: follow, cancel and retry runs."""
+"""`eke status|logs|cancel|retry DIR`: show, follow, cancel and retry runs."""
 
 import argparse
 import contextlib
@@ -6,18 +6,26 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
 from eke import workflows
 from eke.cli import make_parser
-from eke.cli.live import counts_by_state, own_words, run_name, silence, watch
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import (
     READ_LIMIT,
@@ -29,11 +37,15 @@ from eke.common.files import (
     read_text,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import is_heard, speak
-from eke.common.text import align, format_number
+from eke.common.streams import is_heard, printable, speak, unfiltered
+from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
-from eke.launch.processes.follow import Tail, watchers_in
+from eke.launch.processes.follow import Tail, progress_texts, watchers_in
 from eke.launch.processes.status import (
+    ACTIVE,
+    NO_FOLDER,
+    NOT_STARTED,
+    QUEUED,
     RUNNING,
     UNREADABLE,
     WAITING,
@@ -49,6 +61,7 @@ from eke.plan.record import (
     read_attempts,
     read_record,
 )
+from eke.results.report.summary import distinct_overrides
 
 BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
 """Outcomes that `eke retry` retries."""
@@ -209,22 +222,15 @@ def status(options: argparse.Namespace) -> int:
         ]
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
     else:
-        sys.stdout.write(render(standings) + "\n")
+        sys.stdout.write(status_table(standings) + "\n")
     return EXIT_FAILED if any(each.silent for each in standings) else EXIT_OK
 
 
-def render(standings: Sequence[RunStatus]) -> str:
+def status_table(standings: Sequence[RunStatus]) -> str:
     """One line per run, the reasons for failing or waiting, and the number in each state."""
     rows = [
-        (
-            each.state,
-            f"{each.step}/{each.total}" if each.total else "",
-            "" if each.loss is None else f"{each.loss:.4f}",
-            each.where,
-            run_name(each),
-            words,
-        )
-        for each, words in zip(standings, own_words(standings), strict=True)
+        (s.state, *progress_texts(s.newest, s.total)[:2], s.where, run_name(s), words)
+        for s, words in zip(standings, own_words(standings), strict=True)
     ]
     lines = align([HEADER, *rows])
     for each in standings:
@@ -232,6 +238,150 @@ def render(standings: Sequence[RunStatus]) -> str:
             lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
             lines += align([[f"  {each.note}"]])
     return "\n".join([*lines, "", counts_by_state(standings) + silence(standings)])
+
+
+LOOK_S = 1.0
+"""Poll interval of the files."""
+
+POLL_CLUSTER_S = 15.0
+"""Poll interval if each poll queries a cluster's scheduler, which serves other users too."""
+
+PLAIN_S = 30.0
+"""Interval between two lines without a terminal."""
+
+SLOW_FACTOR = 10.0
+"""Minimum ratio of a pause to the preceding poll's duration, so that slow disks are read rarely."""
+
+STYLES = {
+    RUNNING: "cyan", Outcome.ok.name: "green", Outcome.refused.name: "dim", QUEUED: "",
+    Outcome.skipped.name: "dim", NOT_STARTED: "dim", WAITING: "",
+}  # fmt: skip
+"""States without a style are failures."""
+
+
+def watch(
+    folder: Path,
+    look: Callable[[Path], list[RunStatus]] = find_standings,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Show the progress of every run until all have ended; Ctrl-C stops only the display."""
+    try:
+        with _display() as show:
+            while True:
+                began = time.monotonic()
+                standings = look(folder)
+                pause = show(standings)
+                if not (goes_on(folder, standings) and is_heard()):
+                    return EXIT_OK
+                sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        return EXIT_OK
+
+
+@contextmanager
+def _display() -> Iterator[Callable[[Sequence[RunStatus]], float]]:
+    """A function that shows the standings and returns the seconds until it is called again."""
+    if not sys.stdout.isatty():
+        yield partial(_print_changes, {})
+        return
+    console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+
+        def show(standings: Sequence[RunStatus]) -> float:
+            live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
+            return POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
+
+        yield show
+
+
+def _print_changes(known: dict[Path, str], standings: Sequence[RunStatus]) -> float:
+    """Print a line, and one for each run that has ended since the last call."""
+    for each in standings:
+        if known.get(each.paths.folder) in ACTIVE and not each.is_active:
+            speak(f"{each.state}: {each.label}")
+        known[each.paths.folder] = each.state
+    speak(summary_line(standings))
+    return PLAIN_S
+
+
+def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableType:
+    """Overall progress bar, active runs, then as many others as fit."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("state", "", "step", "loss", "a step", "left"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("overrides")  # the only column that shrinks in a narrow terminal
+    worded = zip(standings, own_words(standings), strict=True)
+    ordered = sorted(worded, key=lambda pair: _importance(pair[0]))
+    room = max(3, height - 6)
+    for each, words in ordered[:room]:
+        bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=10)
+        cells = map(Text, progress_texts(each.newest, each.total))
+        label = Text(printable(words), no_wrap=True, overflow="ellipsis")
+        style = STYLES.get(each.state, "red")
+        table.add_row(each.state, bar if each.total else "", *cells, label, style=style)
+    parts: list[RenderableType] = [_whole(standings), Text(summary_line(standings)), Text(), table]
+    if len(ordered) > room:
+        parts.append(Text(f"... and {len(ordered) - room} more", style="dim"))
+    return Group(*parts)
+
+
+def summary_line(standings: Sequence[RunStatus]) -> str:
+    """Number of runs in each state, and the remaining time of active runs."""
+    running = [each for each in standings if each.state == RUNNING]
+    left = [s for each in running if (s := each.newest.left_s(each.total)) is not None]
+    longest = f"; what runs has {format_seconds(max(left))} left" if left else ""
+    return counts_by_state(standings) + longest + silence(standings)
+
+
+def _whole(standings: Sequence[RunStatus]) -> RenderableType:
+    """Progress bar of finished runs and the finished parts of active ones."""
+    over = sum(not each.is_active and each.state != NOT_STARTED for each in standings)
+    parts = sum(each.step / each.total for each in standings if each.is_active and each.total)
+    line = Table.grid()  # a bar by itself prints no newline
+    line.add_row(ProgressBar(total=len(standings), completed=over + parts, width=60))
+    return line
+
+
+def _importance(each: RunStatus) -> tuple[int, bool]:
+    """Sort key: running, failed, finished, waiting."""
+    if each.state == RUNNING:
+        return 0, False
+    if each.state not in STYLES:
+        return 1, False
+    return (2, False) if each.state == Outcome.ok.name else (3, not each.is_active)
+
+
+def own_words(standings: Sequence[RunStatus]) -> list[str]:
+    """Overrides of each run, without those common to all."""
+    return [
+        " ".join(own) for own in distinct_overrides([tuple(s.label.split()) for s in standings])
+    ]
+
+
+def run_name(each: RunStatus) -> str:
+    """Name of its folder; empty for a cell that has no run, or none yet."""
+    has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
+    return "" if has_none else each.paths.folder.name
+
+
+def counts_by_state(standings: Sequence[RunStatus]) -> str:
+    """Number of runs, in total and in each state: `3 runs: 2 ok, 1 running`."""
+    counts = Counter(each.state for each in standings)
+    total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    return f"{format_number(len(standings), 'run')}: {total}"
+
+
+def silence(standings: Sequence[RunStatus]) -> str:
+    """Message about launchers that do not answer; empty if all do."""
+    silent = {each.paths.folder: each for each in standings if each.silent}
+    if not silent:
+        return ""
+    first = next(iter(silent.values()))
+    return (
+        f"\n{first.launcher} does not answer: {first.silent}\n"
+        f"not seen: what it does with the jobs of {format_number(len(silent), 'run')}; all else is"
+        " what the runs' own files say"
+    )
 
 
 # --- logs -----------------------------------------------------------------------------------------
@@ -249,7 +399,8 @@ def logs(options: argparse.Namespace) -> int:
     tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
     for each in shown:
         _heading(each, len(shown))
-        _print(_last_lines(log_of(each.paths), options.lines))
+        if lines := _last_lines(log_of(each.paths), options.lines):
+            speak("\n".join(lines))
     if options.follow:
         follow_logs(folder, standings, shown, tails)
     return EXIT_OK
@@ -278,7 +429,7 @@ def follow_logs(
                 tails[run].position = 0
             if lines := tails[run].lines(last=not going_on):
                 _heading(each, len(followed))
-                _print(lines)
+                speak("\n".join(lines))
 
 
 def log_of(paths: RunPaths) -> Path:
@@ -291,7 +442,7 @@ def log_of(paths: RunPaths) -> Path:
 
 def _heading(each: RunStatus, count: int) -> None:
     if count > 1:
-        _print([f"==> {log_of(each.paths)} ({each.state})"])
+        speak(f"==> {log_of(each.paths)} ({each.state})")
 
 
 def _last_lines(log: Path, count: int) -> list[str]:
@@ -303,15 +454,10 @@ def _last_lines(log: Path, count: int) -> list[str]:
     return lines[-count:] if count else lines
 
 
-def _print(lines: Sequence[str]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
-
-
 # --- cancel ---------------------------------------------------------------------------------------
 
 
-def cancel(options: argparse.Namespace) -> int:
+def _cancel(options: argparse.Namespace) -> int:
     """Ask queued and running runs to save and end, and start no waiting ones."""
     folder = user_path(options.folder)
     # Several cells may be the same run.
@@ -344,7 +490,7 @@ def cancel(options: argparse.Namespace) -> int:
     said += ["asked the sweep to end"] if locks and not active and not refused else []
     if not active and not locks and not unseen:
         said = ["nothing is queued or running"]
-    _print([line for line in ("; ".join(said), *refused) if line])
+    speak("\n".join(line for line in ("; ".join(said), *refused) if line))
     return EXIT_FAILED if refused else EXIT_OK
 
 
@@ -376,7 +522,7 @@ def _interrupt(watcher: tuple[str, str], lock: Path) -> str:
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "status": (status, "How far runs are, on this machine and in the cluster."),
     "logs": (logs, "The ends of the logs of what runs or has failed; of one run in any case."),
-    "cancel": (cancel, "Asks runs to save a checkpoint and end. The same command continues them."),
+    "cancel": (_cancel, "Asks runs to save a checkpoint and end. The same command continues them."),
     "retry": (
         retry, "Runs again what ran out of memory, diverged or crashed; old records stay as files."
     ),

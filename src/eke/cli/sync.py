@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{of_system(error)}\n")
         code = EXIT_FAILED
     if reports:
-        sys.stdout.write(render(reports) + "\n")
+        sys.stdout.write(result_table(reports) + "\n")
     if code == EXIT_OK and any(report.verdict.is_failure for report in reports):
         code = EXIT_FAILED
     return code
@@ -75,7 +75,7 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
 
 
-def render(reports: Sequence[Report]) -> str:
+def result_table(reports: Sequence[Report]) -> str:
     """One line per run, then each distinct failure reason once, then the counts."""
     counted = ["" if each.num_rows is None else str(each.num_rows) for each in reports]
     rows = [

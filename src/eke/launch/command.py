@@ -20,7 +20,7 @@ from eke.hardware import DeviceSlot
 from eke.launch.interface import JobStatus, Launcher, Target, declared_target
 from eke.launch.local import Devices, FreeMemory, Grant, Pool
 from eke.launch.processes import prefix_runner
-from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, digest_of
+from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun
 from eke.launch.processes.sweep_state import Books
@@ -114,7 +114,7 @@ class PrefixedWorker:
             "supervisor": SUPERVISOR,
         }
         write_json(self.ticket, order)
-        self.process = self._open("start", ticket, digest_of(order), descriptors=descriptors)
+        self.process = self._open("start", ticket, order_digest(order), descriptors=descriptors)
 
     def _open(self, *action: str, descriptors: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
         name, *rest = action
@@ -123,12 +123,9 @@ class PrefixedWorker:
             try:
                 return subprocess.Popen(
                     far_command(self.prefix, name, self.paths.folder, *rest),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    pass_fds=descriptors,
-                )
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True, pass_fds=descriptors,
+                )  # fmt: skip
             except OSError as error:
                 why = error.strerror or error
                 raise RunError(f"{self.prefix[0]} cannot be started: {why}") from error
@@ -195,11 +192,10 @@ class CommandLauncher(Launcher):
             why = f"hydra/launcher={self.name} runs each job behind one of these: there is none"
             problems.append(Problem(key, "[]", why, fix))
         for text in prefixes:
-            try:
-                empty = not shlex.split(text)
-            except ValueError:
-                empty = True
-            if empty:
+            words: list[str] = []
+            with contextlib.suppress(ValueError):
+                words = shlex.split(text)
+            if not words:
                 why = "is no command as a shell reads it"
                 problems.append(Problem(key, repr(text), why, fix))
         if shlex.quote(runs) != runs:

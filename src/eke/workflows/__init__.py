@@ -45,13 +45,9 @@ def main(
 ) -> int:
     """Everything behind `python train.py`; returns the exit code and shows no user a traceback.
 
-    Args:
-        argv: the command line without the program.
-        as_json: print the plan for machines, with `plan_only=true`.
-        why: also what would make it fit into memory, with `plan_only=true`.
-        trace: spend seconds on a trace of its memory, with `plan_only=true`.
-        also: flags of the command that calls, one of which may have been misspelt, and how many
-            values follow each.
+    With `plan_only=true`, `as_json` prints the plan for machines, `why` also what would make it fit
+    into memory, and `trace` spends seconds on a trace of its memory. `also` are flags of the
+    command that calls, for suggestions, each with its number of values.
     """
     try:
         arguments = split_arguments(argv, also)
@@ -98,8 +94,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
     """
     for text in unused_cluster_overrides(composed.overrides):
         print_once(f"  warning: {text}")
-    pooled = [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]
-    if pooled:
+    if pooled := [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]:
         reason = "is for the runs of a sweep, and this is a single run"
         command = Fix(remark=f"{program()} -m {shlex.join(composed.overrides)}")
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
@@ -126,10 +121,7 @@ def ask_hydra(arguments: Arguments) -> int:
 
 
 def print_once(text: str) -> int:
-    """Print for the user; returns the exit code of a command that does nothing else.
-
-    Of several ranks one speaks.
-    """
+    """Print for the user, once for all ranks; returns the exit code if nothing else is done."""
     if is_first():
         speak(text)
     return EXIT_FAILED if lost() else EXIT_OK

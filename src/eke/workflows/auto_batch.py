@@ -116,10 +116,7 @@ def memory_asked_for(plan: Plan) -> int | None:
 def choose_batch(
     plan: Plan, allowed: Sequence[Permitted], means: Means, target_given: bool
 ) -> tuple[Plan, bool]:
-    """The plan with the largest micro-batch that fits.
-
-    Returns:
-        The plan, and whether it was seen to fit, so that no forecast need warn.
+    """The plan with the largest micro-batch that fits, and whether it was seen to fit.
 
     Raises:
         ConfigError: the device's memory is not known, or not even the smallest one fits.
@@ -134,7 +131,7 @@ def choose_batch(
     if capacity is None:
         capacity = memory_asked_for(plan)
     if capacity is None:
-        why = f"needs to know the memory of {plan.device.name}, which nobody has said"
+        why = f"needs to know the memory of {plan.device.name}"
         fix = Fix("batch=fixed", f"batch.per_device={DEFAULT_PER_DEVICE}")
         if plan.device.kind == "cpu":
             fix = Fix("resources.memory=64G", remark=f"or {fix}")
@@ -161,31 +158,26 @@ def _reasons(
 ) -> list[Decision]:
     """The micro-batch with its reason."""
     size, target = plans[chosen.number].batch.per_device, samples_to_keep(plan.config)
-    kept = f"with batch.target={target} kept"
+    kept, reserve = f"with batch.target={target} kept", reserve_of(plan)
     if not chosen.fits:
-        enough = chosen.forecast.peak.high <= capacity + reserve_of(plan)
-        left = f"fits, but leaves less than {format_bytes(reserve_of(plan))} to others"
+        enough = chosen.forecast.peak.high <= capacity + reserve
+        left = f"fits, but leaves less than {format_bytes(reserve)} to others"
         tight = "does not" if chosen.forecast.verdict is Verdict.does_not_fit else "may not"
         what = f"smallest {kept}, and {left if enough else f'{tight} fit'}"
     elif chosen.larger is None:
         what = f"all of batch.target={target} at once fits"
     else:
         what = f"largest that fits {kept}"
-    words = [f"auto: {what}: {_expected(plan, chosen, capacity)}"]
+    how = " by formulas" if chosen.forecast.method is Method.closed_form else ""
+    expected = f"{format_bytes(chosen.forecast.peak.expected)} expected{how}"
+    expected += f"{_why_not_traced(chosen.forecast)} of {format_bytes(capacity + reserve)}"
+    expected += f" for tensors, {format_bytes(reserve)} of it for others" if reserve else ""
+    words = [f"auto: {what}: {expected}"]
     if chosen.how != "predicted":
         words.append("tried out" if chosen.how == "probed" else "as decided before")
     if chosen.larger is not None:
         words.append(_of_larger(chosen, plans[chosen.number + 1].batch.per_device, means))
     return [Decision("batch.per_device", str(size), "; ".join(words))]
-
-
-def _expected(plan: Plan, chosen: Chosen, capacity: int) -> str:
-    how = "" if chosen.forecast.method is not Method.closed_form else " by formulas"
-    how += _why_not_traced(chosen.forecast)
-    reserve = reserve_of(plan)
-    whose = f" for tensors, {format_bytes(reserve)} of it for others" if reserve else ""
-    peak = format_bytes(chosen.forecast.peak.expected)
-    return f"{peak} expected{how} of {format_bytes(capacity + reserve)}{whose}"
 
 
 def _of_larger(chosen: Chosen, size: int, means: Means) -> str:
@@ -208,12 +200,7 @@ def _why_not_traced(found: Forecast) -> str:
 
 
 def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
-    """Overrides equivalent to its recipe's decisions.
-
-    Args:
-        plan: with its decisions; without an adaptive recipe none is a `RecipeDecision`.
-        own: the user's folder of options.
-    """
+    """Overrides equivalent to the decisions of a plan's recipe; `own` is the user's folder."""
     catalogue = make_catalogue(own)
     typed = {*catalogue.options, *catalogue.keys}  # other decisions tell what follows from these
     return [
@@ -251,13 +238,9 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
     resolver = RecipeResolver(
         recipe, claims(composed), lambda more: compose_with(composed, (*kept, *more)).config
     )
-    start = Situation(
-        config=config,
-        device=device,
-        num_nodes=num_nodes,
-        cores=usable_cores() // max(1, config.distributed.num_processes),
-        bfloat16_units=bfloat16_units() if device.kind == "cpu" else (),
-    )
+    cores = usable_cores() // max(1, config.distributed.num_processes)
+    units = bfloat16_units() if device.kind == "cpu" else ()
+    start = Situation(config, device, num_nodes=num_nodes, cores=cores, bfloat16_units=units)
 
     def base(config: Config) -> Plan:
         return make_plan(config, composed.choices, composed.overrides, device, "")

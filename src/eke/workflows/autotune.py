@@ -92,7 +92,7 @@ class Fitting:
         """Try candidates until nothing better is expected, then the best once more.
 
         Raises:
-            KeyboardInterrupt: a signal asked to stop; the same command goes on.
+            KeyboardInterrupt: stopped by a signal; the same command goes on.
         """
         at_once = self.launcher.trials_at_once if self.baseline.device.kind == "cuda" else 1
         with watching(self.paths):
@@ -313,6 +313,11 @@ def prepare(request: TuneRequest) -> Fitting:
     axes = [spelt_out(axis, baseline.config, composed, arguments.config_dir) for axis in axes]
     if not composed.config.plan_only:
         refuse_what_cannot_start(composed, baseline, launcher)
+
+    def expected_step_s(plan: Plan) -> float | None:
+        found = forecast_time(plan)
+        return found.step_s.expected if isinstance(found, StepTime) else None
+
     line = PlanningLine()
     found = enumerate_candidates(
         baseline, composed, axes, arguments.config_dir, expected_step_s, line.combined
@@ -356,10 +361,9 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
 
 def usual_name(model: str, request: TuneRequest) -> str:
     """Default name of the option: searches for different things do not replace each other."""
-    parts = ["fit", model]
-    parts += [request.objective.value] if request.objective is not Objective.speed else []
-    parts += [request.numerics.value] if request.numerics is not Numerics.same else []
-    return "_".join(parts)
+    unusual = {request.objective: Objective.speed, request.numerics: Numerics.same}
+    parts = [str(wanted.value) for wanted, usual in unusual.items() if wanted is not usual]
+    return "_".join(["fit", model, *parts])
 
 
 def pinned(composed: Composed, baseline: Plan) -> Composed:
@@ -432,19 +436,13 @@ def refuse_what_is_searched(composed: Composed) -> None:
         "ignore_forecast": (config.ignore_forecast, one_run),
         "launcher.detach": (
             config.launcher.detach,
-            "somebody has to wait: each trial is chosen by what those before it found",
+            "has to wait: each trial is chosen by what those before it found",
         ),
     }
     for key, (wanted, why) in meant_otherwise.items():
         if wanted:
             usual = type(wanted)()  # False of a switch, 0 of a number
             raise ConfigError(Problem(key, str(wanted).lower(), why, Fix(f"{key}={usual}".lower())))
-
-
-def expected_step_s(plan: Plan) -> float | None:
-    """Seconds per optimizer step by the time model; None if unknown."""
-    found = forecast_time(plan)
-    return found.step_s.expected if isinstance(found, StepTime) else None
 
 
 def fit(request: TuneRequest) -> int:

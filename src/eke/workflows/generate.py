@@ -48,7 +48,7 @@ class ByteTokens:
         return bytes(values).decode(errors="replace")
 
 
-class Writer:
+class TextWriter:
     """A trained model that continues prompts, or answers in a conversation.
 
     Args:

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from eke.common.errors import ConfigError, Fix, Problem
@@ -34,11 +35,8 @@ def plan_text(
 ) -> str:
     """All there is to say of a plan that is not to be run.
 
-    Args:
-        plan: as made.
-        as_json_text: for machines, under the record's field paths.
-        why: also what dominates its memory, and what would make it fit.
-        trace: spend seconds on a trace where none is kept.
+    For machines under the record's field paths; `why`: also what dominates its memory, and what
+    would make it fit; `trace`: spend seconds on a trace where none is kept.
     """
     found = traced_forecast(plan) if trace else known_forecast(plan)
     time = forecast_time(plan)
@@ -83,11 +81,10 @@ def composes(typed: Sequence[str], more: Sequence[str]) -> bool:
     """Whether overrides can replace, or follow, the given ones."""
     keys = {text.partition("=")[0] for text in more}
     kept = [text for text in typed if text.lstrip("+").partition("=")[0] not in keys]
-    try:
+    with suppress(ConfigError):
         compose([*kept, *more])
-    except ConfigError:
-        return False
-    return True
+        return True
+    return False
 
 
 def refuse_why_of_many(arguments: Arguments, why: bool) -> None:

@@ -6,11 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.process_env import (
-    is_first,
-    machines_at_hand,
-    ranks_are_started,
-)
+from eke.common.process_env import is_first, machines_at_hand, ranks_are_started
 from eke.common.text import format_bytes
 from eke.config.compose import Composed, is_set
 from eke.config.schema import Config, resolve_attention
@@ -99,7 +95,7 @@ def plan_on(
 
     def count(config: Config) -> int:
         refused, _ = check(Facts(config, device, planning, num_nodes), NOT_BY_SIZE)
-        return 0 if refused else plan_data(config, []).train  # what is refused is told later
+        return 0 if refused else plan_data(config, []).train  # what is refused is reported later
 
     config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
     recipe = adapted(composed, config, device, num_nodes)
@@ -180,10 +176,7 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
 
 
 def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]:
-    """A device that is only declared, as many times as the run has processes on a machine.
-
-    Their number is not declared, and the plan is about one of them.
-    """
+    """A device that is only declared, as many times as the run has processes on a machine."""
     needed = config.distributed.processes_per_node
     if device.present or device.kind != "cuda" or needed <= device.count:
         return device, reason

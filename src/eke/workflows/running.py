@@ -52,10 +52,7 @@ def plan_unless_answered(
 
 
 def run_composed(composed: Composed) -> int:
-    """Run what was composed on this machine, or as one of several tasks of srun's.
-
-    Returns:
-        The exit code.
+    """Run what was composed on this machine, or as one of several tasks; returns the exit code.
 
     Raises:
         ConfigError: the command is wrong.

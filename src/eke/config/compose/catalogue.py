@@ -5,6 +5,7 @@ values against the types of their keys, with suggestions.
 """
 
 import dataclasses
+import math
 import re
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
@@ -57,6 +58,10 @@ SECRET_FIX = "export NAME=...   (in the shell; or a file: slurm.setup=['export N
 FIXED_FIELDS = ("option", "family")
 """Fields that only option files set."""
 
+_KIND_NAMES = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text",
+    dict: "a mapping",
+}  # fmt: skip
 # Groups of Hydra and of the schema, which are not options of eke.
 _NOT_GROUPS = ("hydra", "schema")
 
@@ -92,14 +97,7 @@ class Field:
         elif issubclass(self.kind, Enum):
             wanted = "one of " + ", ".join(self.kind.__members__)
         else:
-            names = {
-                bool: "true or false",
-                int: "a whole number",
-                float: "a number",
-                str: "text",
-                dict: "a mapping",
-            }
-            wanted = names[self.kind]
+            wanted = _KIND_NAMES[self.kind]
         return f"{wanted} or null" if self.optional else wanted
 
 
@@ -277,12 +275,7 @@ _PLACEHOLDERS = {
     "offload.path": "FOLDER",
 }
 # The node types with which OmegaConf validates values.
-_NODES: dict[type, Any] = {
-    bool: BooleanNode,
-    int: IntegerNode,
-    float: FloatNode,
-    str: StringNode,
-}
+_NODES: dict[type, Any] = {bool: BooleanNode, int: IntegerNode, float: FloatNode, str: StringNode}
 
 
 def is_interpolation(value: Any) -> bool:
@@ -341,9 +334,7 @@ def probably_meant(field: Field, value: Any) -> str:
 def _leading_number(kind: type, text: str) -> str | None:
     """`8 samples` -> 8, `1000.0` -> 1000, `4k` -> 4000; None without a leading number."""
     match = re.match(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([kKM])?", text)
-    if not match:
-        return None
-    number = float(match[1]) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(match[2], 1)
-    if abs(number) == float("inf"):
+    number = float(match[1]) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(match[2], 1) if match else None
+    if number is None or math.isinf(number):
         return None
     return str(int(number)) if kind is int else f"{number:g}"

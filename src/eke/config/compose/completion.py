@@ -178,6 +178,6 @@ def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
 
 
 def _without_program(words: Sequence[str]) -> list[str]:
-    """Words after `eke`, `python train.py` or `python -m eke.cli`."""
-    named = [PurePath(w).name == "eke" or w.endswith(".py") or w == "eke.cli" for w in words[:3]]
+    """Words after `eke`, `python train.py` or `python -m eke`."""
+    named = [PurePath(w).name == "eke" or w.endswith(".py") for w in words[:3]]
     return list(words[named.index(True) + 1 if True in named else 1 :])

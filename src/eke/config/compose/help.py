@@ -79,11 +79,9 @@ flags: -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-he
 
 
 def help_text(config_dir: Path | None = None, topic: str = "") -> str:
-    """Format a help page.
+    """Format a help page, with the options in the user's `config_dir`.
 
-    Args:
-        config_dir: a folder with the user's options, which are included.
-        topic: a group, another section of the configuration or a key; empty for the first page.
+    `topic` is a group, another section of the configuration or a key; empty for the first page.
 
     Raises:
         ConfigError: there is no such topic.
@@ -192,10 +190,6 @@ def _first_sentence(text: str) -> str:
 def _wrapped(margin: str, text: str) -> str:
     """Wrap text with a prefix on its first line and equal indentation on the others."""
     return textwrap.fill(
-        text,
-        width=_WIDTH,
-        initial_indent=margin,
-        subsequent_indent=" " * len(margin),
-        break_long_words=False,
-        break_on_hyphens=False,
-    ).rstrip()
+        text, _WIDTH, initial_indent=margin, subsequent_indent=" " * len(margin),
+        break_long_words=False, break_on_hyphens=False,
+    ).rstrip()  # fmt: skip

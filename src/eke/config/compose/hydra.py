@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.config.compose.arguments import INFO_VALUES, Arguments
-from eke.config.compose.catalogue import (
-    Catalogue,
-    closest,
-    make_catalogue,
-    shown,
-)
+from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
 from eke.config.compose.completion import COMPLETION_FLAGS
 from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_state
 from eke.config.compose.composer import open_catalogue
@@ -55,8 +49,7 @@ def check_question(arguments: Arguments) -> None:
     """Check that there is one information flag, with a value that Hydra accepts.
 
     Raises:
-        ConfigError: a flag for which Hydra would print a traceback or its usage, that would change
-            the run without eke's knowledge, or that prints nothing.
+        ConfigError: Hydra would print a traceback, its usage or nothing, or change the run.
     """
     pairs = _pairs(arguments.hydra_flags)
     problems = [problem for pair in pairs if (problem := _wrong_flag(*pair))]
@@ -223,13 +216,13 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
     foreign = [t for t in overrides if _is_foreign(t) or t.partition("=")[0] not in OWN]
     words = ["-m", *folder, *(as_hydra_takes_it(text, catalogue) for text in foreign)]
     main = hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")
+
+    def run_job(_: Any) -> float | None:
+        """Eke recomposes it from its overrides, with schema types and checks."""
+        return job(tuple(HydraConfig.get().overrides.task), config_dir)
+
     with _command_line(words):
-        main(partial(_run_job, job, config_dir))()
-
-
-def _run_job(job: Job, config_dir: Path | None, _config: Any) -> float | None:
-    """Run one job; eke recomposes it from its overrides, with schema types and checks."""
-    return job(tuple(HydraConfig.get().overrides.task), config_dir)
+        main(run_job)()
 
 
 @contextmanager
@@ -248,7 +241,7 @@ def _command_line(words: Sequence[str]) -> Iterator[None]:
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     key, _, value = text.lstrip("+").partition("=")
     if key in ("sweep", *(k for k in catalogue.keys if k.startswith("sweep."))):
-        why = "is for eke's own sweeper; Hydra's read what is typed, and hydra.sweeper.params"
+        why = "is for eke's own sweeper; Hydra's read the overrides and hydra.sweeper.params"
         fix = Fix(remark="KEY=VALUE,VALUE")
         return [] if text == "sweep=none" else [Problem(key, shown(value), why, fix)]
     if key.startswith("hydra"):

@@ -82,16 +82,13 @@ def nothing_near(key: str, catalogue: Catalogue) -> str:
 
 def likeliest(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
     """Choose among options with a required key: the default, a similar name, the simplest."""
-    return min(
-        others,
-        key=lambda other: (
-            other != catalogue.defaults.get(section),
-            not other.startswith(option),
-            len(class_fields(catalogue.schema_class(section, other))),
-            other not in VARIANTS[section],
-            other,
-        ),
-    )
+
+    def rank(other: str) -> tuple[bool, bool, int, bool, str]:
+        num_keys = len(class_fields(catalogue.schema_class(section, other)))
+        is_default, is_alike = other == catalogue.defaults.get(section), other.startswith(option)
+        return not is_default, not is_alike, num_keys, other not in VARIANTS[section], other
+
+    return min(others, key=rank)
 
 
 def _typable(catalogue: Catalogue) -> list[str]:

@@ -150,12 +150,7 @@ def register() -> None:
 
 
 def unused_cluster_overrides(overrides: Sequence[str], launcher: str = "local") -> list[str]:
-    """Warnings about overrides that only the launcher of a cluster reads.
-
-    Args:
-        overrides: of the command.
-        launcher: the one that starts the runs.
-    """
+    """Warnings about overrides that only the launcher of a cluster reads, and not `launcher`."""
     starts = tuple(f"{group}{end}" for group in CLUSTER_GROUPS for end in ".=")
     return [
         f"{text} has no effect with hydra/launcher={launcher}, which is not a cluster's"

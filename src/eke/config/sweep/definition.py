@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -135,9 +135,8 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
         found = find_problems(text, many.catalogue)
         problems += found
         texts += [] if found else [text]
-    if any(find_problems(text, many.catalogue) for text in named):
-        return Sweep(), problems  # an unknown name is reported elsewhere
-    if not named and not texts:
+    is_unknown = any(find_problems(text, many.catalogue) for text in named)  # reported elsewhere
+    if is_unknown or not (named or texts):
         return Sweep(), problems
     tree = many.tree([*named, *texts])
     settings: Any = OmegaConf.to_object(tree.config.sweep)
@@ -258,19 +257,12 @@ class SweepCell:
 
 
 @dataclass(frozen=True)
-class Excluded:
-    """Cells excluded by a clause of `sweep.exclude`."""
-
-    clause: str
-    count: int
-
-
-@dataclass(frozen=True)
 class Expanded:
     """A sweep: its cells in run order, excluded cells and warnings."""
 
     cells: tuple[SweepCell, ...]
-    excluded: tuple[Excluded, ...] = ()
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    """Clause of `sweep.exclude` -> cells that it excludes."""
     strict: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -284,11 +276,6 @@ def expand(
     fastest. Every second round is reversed: on a machine that slows down steadily, later cells
     would otherwise seem slower (simulated by tests/unit/results/report/test_power.py). Equal cells
     are kept; run identities decide whether two runs are the same.
-
-    Args:
-        overrides: overrides of the sweep, after -m.
-        config_dir: a folder with the user's options, in addition to eke's.
-        progress: called after each composed cell.
 
     Raises:
         ConfigError: all errors of the cells; shared ones are listed once.
@@ -305,7 +292,7 @@ def expand(
     composed = many.compose(texts, progress)
     cells = [SweepCell(c, row) for c, (_, row) in zip(composed, points, strict=True)]
     kept, excluded = _exclude(cells, clauses)
-    warnings = tuple(f"{KEY}: {e.clause} excludes nothing" for e in excluded if not e.count)
+    warnings = tuple(f"{KEY}: {clause} excludes nothing" for clause, n in excluded.items() if not n)
     return Expanded(tuple(kept), excluded, settings.strict, warnings)
 
 
@@ -349,7 +336,7 @@ def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
 
 def _exclude(
     cells: Sequence[SweepCell], clauses: Sequence[Clause]
-) -> tuple[list[SweepCell], tuple[Excluded, ...]]:
+) -> tuple[list[SweepCell], dict[str, int]]:
     """Remaining cells, and the number excluded by each clause; the first true clause counts."""
     counts = dict.fromkeys((clause.text for clause in clauses), 0)
     kept = []
@@ -361,4 +348,4 @@ def _exclude(
             counts[taken.text] += 1
     if not kept:
         raise ConfigError(Problem(KEY, " ".join(counts), f"all {len(cells)} cells are excluded"))
-    return kept, tuple(Excluded(text, number) for text, number in counts.items())
+    return kept, counts

@@ -12,6 +12,7 @@ Python evaluates no part of a clause.
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -98,12 +99,9 @@ def _read_value(text: str) -> Any:
     if text[:1] in ("'", '"'):
         return text[1:-1]
     known = {"true": True, "false": False, "null": None}
-    if text.lower() in known:
-        return known[text.lower()]
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    with suppress(ValueError):
+        return known[text.lower()] if text.lower() in known else float(text)
+    return text
 
 
 class _Reader:

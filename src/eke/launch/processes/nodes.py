@@ -358,7 +358,7 @@ class LedRun:
         return record
 
 
-def start_attempt(
+def launch_attempt(
     plan: Plan, place: Place, head: Head | None, num_processes: int | None = None
 ) -> LiveRun | LedRun:
     """Start one attempt, here and on the machines that this one leads.

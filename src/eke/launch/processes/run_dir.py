@@ -62,12 +62,8 @@ def find_place(
     the same; otherwise, or with `rerun`, the run goes to a new folder: `<run_id>`, `<run_id>-2`,
     ... The same holds for a renamed folder: its record identifies the run.
 
-    Args:
-        runs: the folder of all runs.
-        plan: the requested run.
-        rerun: do it again in any case.
-        changes_since: what has changed since a finished run; nothing, if its record answers.
-        old: names of the folders that existed before `rerun` was requested; None for all.
+    `changes_since` tells what has changed since a finished run: nothing, if its record answers.
+    `old` are the folders that existed before `rerun` was requested; None for all.
 
     Raises:
         EkeError: there is a record that cannot be read.
@@ -141,12 +137,10 @@ def _readable(paths: RunPaths) -> Record | None:
     try:
         return read_record(paths)
     except UnreadableRecord as error:
-        mend = "Move the folder away, or delete the file, to run again."
+        fix = "Move the folder away, or delete the file, to run again."
         if isinstance(error.__cause__, PermissionError):
-            mend = (
-                "It answers once its owner lets you read it; paths.runs=FOLDER runs it elsewhere."
-            )
-        raise EkeError(f"{error}\nNothing was changed. {mend}") from error
+            fix = "It answers once its owner lets you read it; paths.runs=FOLDER runs it elsewhere."
+        raise EkeError(f"{error}\nNothing was changed. {fix}") from error
 
 
 def _lock(descriptor: int) -> bool:
@@ -162,9 +156,8 @@ def _lock(descriptor: int) -> bool:
 def claim(paths: RunPaths) -> Iterator[int]:
     """Lock the run folder against other processes; created if missing.
 
-    Yields:
-        The lock's file descriptor. Handed to the worker, it keeps the folder held until the worker
-        is gone as well, even when this process is killed.
+    Yields the lock's file descriptor. Handed to the worker, it keeps the folder held until the
+    worker is gone as well, even when this process is killed.
 
     Raises:
         BusyError: another process works on this run.

@@ -65,14 +65,8 @@ def settle(
 ) -> Record:
     """The record of the attempt that just ended; written here when the worker could not.
 
-    No exit code overrides a written outcome.
-
-    Args:
-        paths: the run folder.
-        plan: the run's plan.
-        exit_code: subprocess's: negative for a signal.
-        attempts_before: attempts on disk before this one.
-        given_up: it was stopped, and killed when the user did not wait, or died of the signal.
+    No exit code, which is negative for a signal, overrides a written outcome. `given_up`: it was
+    stopped, and killed when the user did not wait, or died of the signal.
     """
     attempts = read_attempts(paths)
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
@@ -289,7 +283,7 @@ def probe(plan: Plan, start: Callable[[Plan, Place], LiveRun] | None = None) -> 
     `start` starts its processes; usually on all visible devices.
 
     Raises:
-        KeyboardInterrupt: a signal asked to stop; no process is left.
+        KeyboardInterrupt: stopped by a signal; no process is left.
         RunError: the folder for temporary files cannot be written.
     """
     running: list[LiveRun] = []
@@ -330,12 +324,9 @@ def trial_of(plan: Plan) -> Plan:
         eval_per_device=plan.batch.eval_per_device,
     )
     train = dataclasses.replace(
-        config.train,
-        eval_every=None,
-        checkpoint_every=None,
-        save_final=False,
+        config.train, eval_every=None, checkpoint_every=None, save_final=False,
         stop_on_nonfinite=False,
-    )
+    )  # fmt: skip
     tracker = Tracker(option="none")
     cut = replan(plan, dataclasses.replace(config, batch=batch, train=train, tracker=tracker))
     shape = cut.batch

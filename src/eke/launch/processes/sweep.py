@@ -17,8 +17,8 @@ from eke.common.process_env import ranks_are_started
 from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
-from eke.launch.processes.follow import RunView, open_view
-from eke.launch.processes.nodes import Head, start_attempt
+from eke.launch.processes.follow import open_view
+from eke.launch.processes.nodes import Head, launch_attempt
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.worker_process import Watched, forward_signals
 from eke.plan.identity import meaningful
@@ -207,10 +207,8 @@ _HOW = (*(f"{group}{end}" for group in LAUNCH_GROUPS for end in ".="), "plan_onl
 def sweep_id(cells: Sequence[tuple[str, ...]], own: Sequence[Config] = ()) -> str:
     """12 hex digits: the same command is the same sweep, wherever it is sent.
 
-    Args:
-        cells: overrides of each job.
-        own: what they compose to, where the user's options (`--config-dir`) take part: the
-            overrides then depend on the files in that folder.
+    `cells` are the overrides of each job; `own` what they compose to where the user's options
+    (`--config-dir`) take part: the overrides then depend on the files in that folder.
     """
     texts: list[Any] = [[t for t in cell if not t.startswith(_HOW)] for cell in cells]
     texts += [meaningful(make_converter().unstructure(config)) for config in own]
@@ -308,18 +306,13 @@ def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
         EkeError: machines are missing, or the folder cannot be written.
     """
     with open_view(place.paths, plan.steps.total) as view:
-        live = start_attempt(plan, place, head, 1 if ranks_are_started() else None)
+        live = launch_attempt(plan, place, head, 1 if ranks_are_started() else None)
         try:
-            watch_run(live, view)
+            with forward_signals(live.ask, live.kill):
+                while not live.is_over():
+                    view.update()
+                    time.sleep(POLL_S)
         finally:
             record = live.finish()
         view.update(last=True)
     return record
-
-
-def watch_run(live: Watched, view: RunView) -> None:
-    """Show a run until it is over; signals go on to it."""
-    with forward_signals(live.ask, live.kill):
-        while not live.is_over():
-            view.update()
-            time.sleep(POLL_S)

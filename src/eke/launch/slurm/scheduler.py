@@ -64,7 +64,7 @@ HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 def phase_of(state: str) -> Phase:
     """What a state means; SLURM adds a `+` and a reason to some (`CANCELLED by 0`)."""
-    word = state.split()[0].rstrip("+") if state.strip() else ""
+    word = next(iter(state.split()), "").rstrip("+")
     if word in _WAITS:
         return Phase.waits
     if word in _RUNS:
@@ -74,8 +74,7 @@ def phase_of(state: str) -> Phase:
 
 def outcome_of(state: str) -> Outcome:
     """Outcome of a run whose job ended in this state without a record."""
-    word = state.split()[0].rstrip("+") if state.strip() else ""
-    return OVER.get(word, Outcome.crashed)
+    return OVER.get(next(iter(state.split()), "").rstrip("+"), Outcome.crashed)
 
 
 PATIENCE_S = 60.0
@@ -152,11 +151,9 @@ class SubmissionRefused(EkeError):
 
 
 def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
-    """Output of a SLURM command.
+    """Output of a SLURM command, which no shell reads.
 
-    Args:
-        command: program and arguments; no shell reads them.
-        descriptors: locks that it also holds, in case this process is killed.
+    It holds `descriptors`, too: locks, in case this process is killed.
 
     Raises:
         SaidNo: it rejects the request.
@@ -174,9 +171,8 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
             pass_fds=descriptors,
         )
     except FileNotFoundError as error:
-        raise EkeError(
-            f"{command[0]} is not there: this machine knows no SLURM. {ELSEWHERE}"
-        ) from error
+        why = "is not there: this machine knows no SLURM"
+        raise EkeError(f"{command[0]} {why}. {ELSEWHERE}") from error
     except subprocess.TimeoutExpired as error:
         raise EkeError(f"{command[0]} gave no answer in {PATIENCE_S:g} s") from error
     except OSError as error:
@@ -202,12 +198,8 @@ def options_of(script: Path) -> list[str]:
     (manual of sbatch, input environment variables): as defaults they hold for what is left open.
     """
     lines = script.read_text(encoding="utf-8").splitlines()
-    return [
-        word
-        for line in lines
-        if line.startswith("#SBATCH ")
-        for word in shlex.split(line.removeprefix("#SBATCH "))
-    ]
+    asked = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+    return [word for line in asked for word in shlex.split(line)]
 
 
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:

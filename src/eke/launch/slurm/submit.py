@@ -69,8 +69,7 @@ def submitting(
 ) -> Iterator[int]:
     """Lock the ledgers of all sweeps that share a runs folder, so that no run is submitted twice.
 
-    Yields:
-        The lock, for sbatch to hold as well.
+    Yields the lock, for sbatch to hold as well.
 
     Raises:
         BusyError: another process submits, or its sbatch still runs.
@@ -87,7 +86,7 @@ def submitting(
         except OSError as error:
             raise without_locks(runs, error) from error
         if not is_ours:
-            raise BusyError(f"{runs}: somebody submits runs of this folder; try again soon")
+            raise BusyError(f"{runs}: another process submits runs of this folder; try again soon")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -20,7 +20,7 @@ from eke.common.process_env import SlurmTask, this_task
 from eke.common.streams import open_streams
 from eke.common.text import format_number
 from eke.hardware import choose_device, machine_fingerprint, option_of
-from eke.launch.processes.nodes import Head, follow, start_attempt
+from eke.launch.processes.nodes import Head, follow, launch_attempt
 from eke.launch.processes.run_dir import Place, claim
 from eke.launch.processes.running_run import WORKER_PHASE
 from eke.launch.processes.sweep import MAX_CRASHES, worth_of
@@ -166,7 +166,7 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
             head.gather(plan.config.distributed.timeout_s)
     except EkeError as error:
         return note_misplaced(paths, plan, str(error))
-    live = start_attempt(plan, Place(paths, None, ""), head)
+    live = launch_attempt(plan, Place(paths, None, ""), head)
     why: Outcome | None = None
     try:
         while not live.is_over():

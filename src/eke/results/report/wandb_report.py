@@ -83,12 +83,7 @@ Filter = tuple[str, list[str]]
 
 
 def find_project(comparison: Comparison, project: str = "", entity: str = "") -> WandbProject:
-    """Find the project of the runs.
-
-    Args:
-        comparison: what is reported.
-        project: instead of the runs' own `tracker.project`.
-        entity: instead of their `tracker.entity`.
+    """Find the project of the runs; `project` and `entity` replace those of their `tracker`.
 
     Raises:
         ConfigError: the runs are filed under several.
@@ -259,12 +254,8 @@ def specification(
 ) -> Any:
     """Build the report as an object of wandb-workspaces, with the contents of the other formats.
 
-    Args:
-        comparison: what is reported.
-        place: the project that it, and the runs, are filed under.
-        repeats: list every run, too.
-        is_online: name the project to the run set, too, which asks the server for its number;
-            without, W&B takes the report's own.
+    It is filed under `place`, as the runs are; `repeats` lists every run, too. With `is_online` the
+    run set names the project, too, which asks the server for its number.
 
     Raises:
         ConfigError: wandb-workspaces is not installed.
@@ -343,14 +334,8 @@ def publish(
 ) -> tuple[str, bool, int]:
     """Save the report, and store its id in `file`.
 
-    Args:
-        comparison: what is reported.
-        place: its project; an empty entity is the account's default.
-        file: where earlier reports of this comparison are remembered.
-        repeats: list every run, too.
-
-    Returns:
-        Its URL, whether it is new, and the number of runs that the server may lack.
+    An empty entity of `place` is the account's default; `file` remembers earlier reports of this
+    comparison. Returns its URL, whether it is new, and the number of runs that the server may lack.
 
     Raises:
         ConfigError: wandb-workspaces or an API key is missing, the server refuses the key, or it

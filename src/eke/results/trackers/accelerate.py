@@ -128,10 +128,7 @@ class MLflowBackend(TrackerBackend):
         own = (folder / "artifacts").absolute().as_uri()
         artifacts = None if uri.startswith(REMOTE) else own
         tracker = MLflowTracker(
-            experiment_name=run.settings.project,
-            logging_dir=artifacts,
-            run_id=run_id,
-            run_name=run.name or run.run_id,
+            run.settings.project, artifacts, run_id=run_id, run_name=run.name or run.run_id
         )
         tracker.start()
         if run_id is not None:
@@ -187,11 +184,8 @@ def store_uri(run: TrackedRun, folder: Path) -> str:
 
 
 TRACKIO_OUTSIDE = (
-    "TRACKIO_SPACE_ID",
-    "TRACKIO_SERVER_URL",
-    "TRACKIO_WEBHOOK_URL",
-    "TRACKIO_DATASET_ID",
-)
+    "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRACKIO_DATASET_ID",
+)  # fmt: skip
 """Variables that enable uploads; removed."""
 
 
@@ -244,11 +238,7 @@ class TrackioBackend(TrackerBackend):
         return tracker, {} if last is None else {TRAIN: int(last), EVAL: int(last)}
 
     def finish(self, tracker: Any, exit_code: int) -> None:
-        """Wait for the writer and count rows: Trackio does not report a full disk.
-
-        Raises:
-            MirrorError: rows are missing.
-        """
+        """Wait for the writer and count rows: Trackio does not report a full disk."""
         from trackio.sqlite_storage import SQLiteStorage
 
         tracker.finish()
@@ -271,12 +261,7 @@ class AccelerateRun(Mirror):
         self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
 
     def prepare(self) -> None:
-        """Import the library.
-
-        Raises:
-            MirrorError: it is not installed.
-            OSError: its folder cannot be made.
-        """
+        """Import the library; raises MirrorError if it is not installed."""
         package = self._backend.package
         own_folder(self._folder)
         try:
@@ -303,11 +288,7 @@ class AccelerateRun(Mirror):
         self._backend.summary(self._tracker, values, self._last_step)
 
     def close(self, exit_code: int) -> None:
-        """Close the run.
-
-        Raises:
-            MirrorError: rows are missing.
-        """
+        """Close the run; raises MirrorError if rows are missing."""
         self._ensure()
         self._backend.finish(self._tracker, exit_code)
 
@@ -322,9 +303,8 @@ class AccelerateRun(Mirror):
         self._start(0)
 
     def _start(self, first_step: int) -> None:
-        self._tracker, self._catch_up.seen = self._backend.start(
-            self._run, self._folder, first_step
-        )
+        started = self._backend.start(self._run, self._folder, first_step)
+        self._tracker, self._catch_up.seen = started
 
 
 def flat_config(run: TrackedRun) -> dict[str, Value]:

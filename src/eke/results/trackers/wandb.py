@@ -65,10 +65,7 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def records(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(end offset, protobuf message) of every complete record.
-
-    Args:
-        data: the whole file.
+    """(end offset, protobuf message) of every complete record of a whole file.
 
     Raises:
         ValueError: it is no file of W&B's.
@@ -96,9 +93,7 @@ one row of W&B's, and a step that is repeated after a resume cannot become a sec
 class WandbRun(Mirror):
     """One attempt of a run in W&B; its files lie in `directory/wandb`.
 
-    Args:
-        run: what to show.
-        upload_s: seconds the end of an online run may spend on uploading before it is left on disk.
+    The end of an online run may spend `upload_s` on uploading before it is left on disk.
     """
 
     def __init__(self, run: TrackedRun, upload_s: float) -> None:
@@ -193,9 +188,8 @@ class WandbRun(Mirror):
     def close(self, exit_code: int) -> None:
         """Finish the run, end wandb-core and count what it wrote.
 
-        Raises:
-            MirrorError: the upload failed or took longer than `upload_s`, or rows are missing in
-                W&B's file. Of a refused upload and of a full disk W&B itself says nothing.
+        Raises MirrorError where the upload failed or took longer than `upload_s`, and where rows
+        are missing: of a refused upload and of a full disk W&B itself says nothing.
         """
         import wandb
 

@@ -66,13 +66,10 @@ class Claim:
 
 def find_claims(comparison: Comparison) -> list[Claim]:
     """All claims by machine, in reading order."""
-    found = [
-        claim
-        for part in comparison.machines
-        for claim in _on(
-            part, [r for r in comparison.rows if r.variant.machine == part.machine.letter]
-        )
-    ]
+    found = []
+    for part in comparison.machines:
+        letter = part.machine.letter
+        found += _on(part, [r for r in comparison.rows if r.variant.machine == letter])
     return found or [Claim(Kind.nothing)]
 
 
@@ -162,28 +159,21 @@ def claim_sentence(claim: Claim, more_repeats: str) -> str:
     """Sentence for a claim; `more_repeats` is advice on getting more of them."""
     names = [row.variant.label for row in claim.rows]
     base = claim.part.baseline.label if claim.part and claim.part.baseline else ""
-    if claim.kind is Kind.nothing:
-        return "No run has succeeded yet: there is nothing to compare."
-    if claim.kind is Kind.none_well:
-        return "No run succeeded: there is nothing to compare."
-    if claim.kind is Kind.only_one:
-        return f"Only one configuration succeeded ({names[0]}): nothing to compare."
-    if claim.kind is Kind.no_baseline:
-        return "There is no baseline to compare with; choose one with --baseline."
-    if claim.kind is Kind.no_speed:
-        return "No comparable speed was measured."
-    if claim.kind is Kind.unquiet:
-        return (
-            f"Measurements are noisy: speeds of {base}'s repeats differ by {claim.spread:.2f}x; "
-            "use more repeats on an idle machine."
-        )
-    if claim.kind is Kind.other:
-        return (
-            f"Not compared with {base}: {_first_of(names)} ({ANOTHER_TRAINING}); eke report SWEEP "
-            "reads a single sweep, --baseline chooses another baseline."
-        )
-    if claim.kind is Kind.peers:
-        return f"Not distinguishable from it: {_first_of(names)}."
+    first = _first_of(names)
+    texts = {
+        Kind.nothing: "No run has succeeded yet: there is nothing to compare.",
+        Kind.none_well: "No run succeeded: there is nothing to compare.",
+        Kind.only_one: f"Only one configuration succeeded ({first}): nothing to compare.",
+        Kind.no_baseline: "There is no baseline to compare with; choose one with --baseline.",
+        Kind.no_speed: "No comparable speed was measured.",
+        Kind.unquiet: f"Measurements are noisy: speeds of {base}'s repeats differ by "
+        f"{claim.spread or 1:.2f}x; use more repeats on an idle machine.",
+        Kind.other: f"Not compared with {base}: {first} ({ANOTHER_TRAINING}); eke report SWEEP "
+        "reads a single sweep, --baseline chooses another baseline.",
+        Kind.peers: f"Not distinguishable from it: {first}.",
+    }
+    if text := texts.get(claim.kind):
+        return text
     if claim.measure is PEAK:
         return _of_memory(claim, base)
     return _of_speed(claim, base, more_repeats)

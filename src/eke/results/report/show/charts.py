@@ -76,19 +76,13 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
     """Peak memory against samples per second, with the Pareto front."""
     size, unit = _unit(rows)
     points = [
-        {
-            "name": row.variant.label,
-            "memory": memory.value / size,
-            "speed": speed.value,
-            "low": speed.low,
-            "high": speed.high,
-            "front": row.on_front,
-            "kind": "baseline" if row.is_baseline else "front" if row.on_front else "other",
-            "text": f"{format_bytes(memory.value)}, {speed.value:.4g} samples/s",
-        }
+        {"name": row.variant.label, "memory": memory.value / size, "speed": speed.value,
+         "low": speed.low, "high": speed.high, "front": row.on_front,
+         "kind": "baseline" if row.is_baseline else "front" if row.on_front else "other",
+         "text": f"{format_bytes(memory.value)}, {speed.value:.4g} samples/s"}
         for row in _first(rows, MAX_POINTS)
         if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(SAMPLES.key))
-    ]
+    ]  # fmt: skip
     if len(points) < 2:
         return None
     x = {"field": "memory", "type": "quantitative", "title": f"peak memory, {unit}",

@@ -205,22 +205,16 @@ def content_digest(paths: RunPaths) -> str:
     state = hashlib.sha256()
     limits = {paths.record: RECORD_LIMIT, paths.metrics: metrics.METRICS_LIMIT}
     for path, limit in limits.items():
-        try:
+        data = b""
+        with suppress(FileNotFoundError):
             data = read_bytes(path, limit)
-        except FileNotFoundError:
-            data = b""
         state.update(f"{len(data)} ".encode())
         state.update(data)
     return state.hexdigest()
 
 
 def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Content:
-    """Read the content of a run to send to W&B.
-
-    Args:
-        paths: the run folder.
-        project: instead of the configuration's; None keeps it.
-        entity: the same for the team.
+    """Read the content of a run to send to W&B; `project` and `entity` replace the run's.
 
     Raises:
         EkeError: the record or the plan cannot be read.
@@ -234,6 +228,7 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
         record = outline_record(read_plan(paths), rows, attempt, Outcome.crashed, None)
     settings = tracker_settings(record)
     device = str(record.plan.get("device", {}).get("name", ""))
+    factors = record.choices | ({"device": device} if device else {})
     run = TrackedRun(
         run_id=tracker_id(paths.folder.name, record.run_id),
         group=settings.get("group"),
@@ -246,12 +241,7 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
             project=project or str(settings.get("project") or "eke"),
             entity=entity or settings.get("entity"),
         ),
-        **shown_of(
-            record.overrides,
-            record.command,
-            {**record.choices, **({"device": device} if device else {})},
-            record.config,
-        ),
+        **shown_of(record.overrides, record.command, factors, record.config),
     )
     note = f"{unreadable} unreadable lines skipped" if unreadable else ""
     kept = deduplicate(rows)
