@@ -25,12 +25,7 @@ PUBLISHED_FILE = "report.wandb.published.json"
 
 
 def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -> None:
-    """Write the specification; publish it with `--publish`.
-
-    Raises:
-        EkeError: a package or a key is missing, or the server rejects it.
-        OSError: a file cannot be written.
-    """
+    """Write the specification; publish it with `--publish`. Raises EkeError or OSError."""
     if not (options.wandb or options.publish):
         if options.project or options.entity:
             sys.stderr.write("--project and --entity have no effect without --wandb or --publish\n")

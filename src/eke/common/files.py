@@ -280,11 +280,7 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Make `path` a symbolic link to `target`, replacing an existing link.
-
-    Raises:
-        OSError: the file system has no links, or the folder cannot be written.
-    """
+    """Make `path` a symbolic link to `target`, replacing one; OSError where that is impossible."""
     temporary = f".{path.name}.{secrets.token_hex(8)}.tmp"
     with hold_folder(path.parent, own=True) as folder:
         os.symlink(target, temporary, dir_fd=folder)

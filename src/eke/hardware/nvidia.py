@@ -52,11 +52,9 @@ def ask_driver(question: Callable[[Any], T]) -> T | None:
 def visible_handles(nvml: Any) -> list[Any]:
     """Handles of the GPUs visible to CUDA, in the order of CUDA_VISIBLE_DEVICES.
 
-    A GPU in MIG mode is replaced by its slices, if any. One process sees only one of them
-    (`seen_by_one_process`).
-
-    CUDA stops at the first entry it does not know (-1 is the usual way to hide all), and torch
-    takes a repeated one for an empty list (`torch.cuda._parse_visible_devices`).
+    A GPU in MIG mode is replaced by its slices, if any. CUDA stops at the first entry it does not
+    know (-1 is the usual way to hide all), and torch takes a repeated one for an empty list
+    (`torch.cuda._parse_visible_devices`).
     """
     handles = {}
     for index in range(nvml.nvmlDeviceGetCount()):

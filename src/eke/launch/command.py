@@ -42,11 +42,7 @@ def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) ->
 
 
 def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
-    """Check, signal or end a run's worker through the prefix; returns `ALIVE` or `GONE`.
-
-    Raises:
-        EkeError: the prefix failed, so the state is unknown.
-    """
+    """Check, signal or end a run's worker; `ALIVE` or `GONE`, EkeError if that is unknown."""
     command = far_command(prefix, action, folder, *rest)
     try:
         done = subprocess.run(
@@ -62,11 +58,7 @@ def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
 
 
 def prefix_of(ticket: Path) -> list[str]:
-    """The prefix behind which a run was started last.
-
-    Raises:
-        EkeError: its file cannot be read.
-    """
+    """The prefix behind which a run was started last; raises EkeError if that is unreadable."""
     try:
         return [str(word) for word in read_json(ticket, own=True)["prefix"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -145,11 +137,7 @@ class PrefixedWorker:
             self._calls.append(self._open("end"))
 
     def finish(self) -> int:
-        """Make sure that the worker is gone; returns its exit code (negative: a signal).
-
-        Raises:
-            RunError: it may still be alive.
-        """
+        """Make sure that the worker is gone, else RunError; returns its exit code (-signal)."""
         try:
             if (self.paths.folder / LOCK).exists():  # else the far side was never reached
                 call(self.prefix, "end", self.paths.folder)
@@ -237,11 +225,7 @@ class CommandLauncher(Launcher):
         return found
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Send SIGINT to each worker, through its prefix.
-
-        Raises:
-            EkeError: some were not reached.
-        """
+        """Send SIGINT to each worker, through its prefix; EkeError if some were not reached."""
         failed = []
         for paths in (RunPaths(Path(name)) for name in jobs):
             try:

@@ -99,11 +99,7 @@ def lease_folder() -> Path:
 
 
 def try_lease(name: str) -> int | None:
-    """Take a lock by its name; returns its file descriptor, None if another process holds it.
-
-    Raises:
-        EkeError: the folder cannot be written, or its file system has no locks.
-    """
+    """Lock a lease; returns its descriptor, None if it is held. EkeError without locks."""
     try:
         descriptor = open_shared_lock(lease_folder() / f"{name}.lock")
     except OSError as error:

@@ -16,12 +16,12 @@ from eke.common.process_env import (
 )
 from eke.common.streams import lost, speak, speak_problems
 from eke.config.compose import (
+    COMPLETION_FLAGS,
     Arguments,
     Composed,
     answer_shell,
     check_question,
     compose,
-    is_completion,
     is_for_hydra,
     needs_sweep,
     run_hydra_flags,
@@ -87,11 +87,7 @@ def main(
 
 
 def run(composed: Composed, as_json: bool = False, why: bool = False, trace: bool = False) -> int:
-    """Plan, and unless only the plan is wanted, run it or answer from its record.
-
-    Raises:
-        ConfigError: the command is wrong.
-    """
+    """Plan, and unless only the plan is wanted, run it or answer from its record."""
     for text in unused_cluster_overrides(composed.overrides):
         print_once(f"  warning: {text}")
     if pooled := [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]:
@@ -112,7 +108,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
 
 def ask_hydra(arguments: Arguments) -> int:
     """Hydra's own questions (`--cfg job`), answered by Hydra once the rest is known right."""
-    if is_completion(arguments):
+    if any(flag in COMPLETION_FLAGS for flag in arguments.hydra_flags):
         return print_once(answer_shell(arguments.overrides).removesuffix("\n"))
     check_question(arguments)
     if not arguments.multirun:

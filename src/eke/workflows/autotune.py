@@ -89,11 +89,7 @@ class Fitting:
         return find_launcher(launcher_of(self.request.arguments.overrides))
 
     def run(self) -> Fit:
-        """Try candidates until nothing better is expected, then the best once more.
-
-        Raises:
-            KeyboardInterrupt: stopped by a signal; the same command goes on.
-        """
+        """Try candidates until nothing better is expected, then the best again; may be interrupted."""
         at_once = self.launcher.trials_at_once if self.baseline.device.kind == "cuda" else 1
         with watching(self.paths):
             while chosen := self.worth_trying(at_once):
@@ -281,11 +277,7 @@ ONE_VALUE = (
 
 
 def prepare(request: TuneRequest) -> Fitting:
-    """Everything before the first trial; seconds, and no process.
-
-    Raises:
-        ConfigError: the command is wrong, or nothing of it can run.
-    """
+    """Everything before the first trial, without a process; ConfigError: nothing of it can run."""
     arguments = request.arguments
     refuse_what_is_no_start(request)
     launcher = find_launcher(launcher_of(arguments.overrides))
@@ -335,11 +327,7 @@ def prepare(request: TuneRequest) -> Fitting:
 
 
 def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
-    """Trials of one configuration alone would tell nothing that its run does not.
-
-    Raises:
-        ConfigError: there is no candidate, or only the baseline.
-    """
+    """Raise ConfigError without two candidates: trials would tell what a run does."""
     rules = ", ".join(sorted(found.refused))
     if not found.found:
         why = "nothing that could be tried fits into memory"
@@ -380,11 +368,7 @@ def pinned(composed: Composed, baseline: Plan) -> Composed:
 
 
 def refuse_what_is_no_start(request: TuneRequest) -> None:
-    """A search starts from one configuration, and takes its time: no override is ignored.
-
-    Raises:
-        ConfigError: several configurations are named, or Hydra is asked for something.
-    """
+    """Raise ConfigError for anything but the overrides of one configuration."""
     arguments = request.arguments
     one = "and a search starts from one configuration"
     problems = []
@@ -410,9 +394,6 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launc
     """Raise what would stop the first trial, unless it is cached: a missing package.
 
     Its size is not checked: an equivalent configuration may fit.
-
-    Raises:
-        ConfigError: every rule that it breaks.
     """
     first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
     trial = compose(first, composed.config_dir, in_sweep=True)
@@ -423,11 +404,7 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launc
 
 
 def refuse_what_is_searched(composed: Composed) -> None:
-    """Reject keys that have no meaning for a search.
-
-    Raises:
-        ConfigError: a key of runs or sweeps is set.
-    """
+    """Raise ConfigError for keys of runs or sweeps, which have no meaning for a search."""
     config = composed.config
     one_run = "is about one run; trials are answered from their records"
     meant_otherwise = {

@@ -199,11 +199,7 @@ def _merge(plan: Plan, folder: Path) -> list[str]:
 
 
 def _hub(name: str) -> Callable[[Path], str]:
-    """What sends a folder to a repository and returns its address; asks now who the user is.
-
-    Raises:
-        EkeError: there is no token, no connection, or no such name.
-    """
+    """What sends a folder to a repository, and returns its address; EkeError without access."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # 2.4: lazy
 

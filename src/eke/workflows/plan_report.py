@@ -88,11 +88,7 @@ def composes(typed: Sequence[str], more: Sequence[str]) -> bool:
 
 
 def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
-    """`--why` is answered for one plan alone.
-
-    Raises:
-        ConfigError: several are named.
-    """
+    """Raise ConfigError if `--why`, which is about one plan, is given for several."""
     if why and (arguments.multirun or ALL_DEVICES in arguments.overrides):
         many = "-m" if arguments.multirun else ALL_DEVICES
         text = f"explains one configuration on one device, and {many} names several"

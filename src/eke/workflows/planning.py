@@ -81,11 +81,7 @@ def plan_on(
     trace: bool = True,
     means: Means = PLANNING,
 ) -> Plan:
-    """Check and plan one configuration for a device; arguments as of `plan_for`.
-
-    Raises:
-        ConfigError: every rule it breaks.
-    """
+    """Check and plan one configuration for a device; arguments and errors as of `plan_for`."""
     device, reason = enough_of(composed.config, device, reason)
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
     choices = {**composed.choices, "attention": config.attention.option}
@@ -163,11 +159,7 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
 
 
 def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
-    """The plan, with a warning where memory is short.
-
-    Raises:
-        ConfigError: it cannot fit.
-    """
+    """The plan, with a warning where memory is short; raises ConfigError if it cannot fit."""
     found = found or known_forecast(plan)
     if trace and is_open(found):
         found = traced_forecast(plan)

@@ -338,11 +338,7 @@ def weigh_open_cells(
 
 
 def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
-    """With `sweep.strict=true`, no run of a sweep starts when any of them cannot.
-
-    Raises:
-        ConfigError: a job is rejected; each is named with its reason.
-    """
+    """With `sweep.strict=true`, raise ConfigError if a job is rejected: none is started."""
     refused = [
         Problem(planned.name, "", cell.reason)
         for cell, planned in zip(cells, expanded.cells, strict=True)

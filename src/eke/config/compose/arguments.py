@@ -199,8 +199,7 @@ def _unknown_flag(
     takes_next = reader.tokens and "=" not in reader.tokens[0]
     if value is None and takes_next and not reader.tokens[0].startswith("--"):
         value = reader.tokens.pop(0)
-    name = flag.lstrip("-")
-    of_command = _near_flag(flag, also)
+    name, of_command = flag.lstrip("-"), _near_flag(flag, also)
     long_flag = of_command or _near_flag(flag, _FLAGS)
     override = f"{name.replace('-', '_')}={'true' if value is None else value}"
     is_a_setting = find_retired(name) or completed(name, catalogue)
@@ -209,8 +208,8 @@ def _unknown_flag(
         why = "takes no value" if flag == long_flag else "there is no such flag"
         return Problem(flag, value or "", why, Fix(remark=f"{long_flag}{follows}"))
     if flag in _OF_PLAN:
-        typed = [*reader.overrides, *reader.tokens]
-        command = shlex.join(["eke", "plan", flag, *(t for t in typed if t != "plan_only=true")])
+        rest = [t for t in (*reader.overrides, *reader.tokens) if t != "plan_only=true"]
+        command = shlex.join(["eke", "plan", flag, *rest])
         return Problem(flag, "", "is a flag of eke plan", Fix(remark=command))
     fix = suggest_fix(override, catalogue)
     why = "there is no such flag; settings are written as key=value, without dashes"

@@ -7,6 +7,7 @@ values against the types of their keys, with suggestions.
 import dataclasses
 import math
 import re
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, cached_property
@@ -285,20 +286,17 @@ def is_interpolation(value: Any) -> bool:
 
 def admits(field: Field, value: Any) -> bool:
     """Whether `value` is valid for this key after OmegaConf's conversion."""
-    if value == "???":  # OmegaConf's mark of a missing value
-        return False
-    try:
-        if field.kind is dict:
-            return isinstance(value, dict)
+    if field.kind is dict or value == "???":  # OmegaConf's mark of a missing value
+        return isinstance(value, dict)
+    with suppress(OmegaConfBaseException, ValueError, TypeError):
         if get_origin(field.kind) is list:
             ListConfig(value, element_type=get_args(field.kind)[0], is_optional=field.optional)
         elif issubclass(field.kind, Enum):
             EnumNode(field.kind, value, is_optional=field.optional)
         else:
             _NODES[field.kind](value, is_optional=field.optional)
-    except (OmegaConfBaseException, ValueError, TypeError):
-        return False
-    return True
+        return True
+    return False
 
 
 def default_text(field: Field, key: str = "") -> str:
@@ -318,9 +316,8 @@ def probably_meant(field: Field, value: Any) -> str:
         members = list(field.kind.__members__)
         near = closest(str(value), members)
         if isinstance(value, bool):  # a switch of several states
-            near = "off" if "off" in members else None
-            if value:
-                near = "on" if "on" in members else next(m for m in members if m != "off")
+            wanted = ("on", *(m for m in members if m != "off")) if value else ("off",)
+            near = next((member for member in wanted if member in members), None)
     elif field.kind is bool:
         words = {"true": "true", "false": "false", "enabled": "true", "disabled": "false"}
         near = words.get(closest(str(value), words) or "")

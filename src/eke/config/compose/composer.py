@@ -94,11 +94,7 @@ def compose(
 
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
-    """Catalogue that includes the user's options.
-
-    Raises:
-        ConfigError: the user's folder is invalid.
-    """
+    """Catalogue with the user's options; raises ConfigError if their folder is invalid."""
     problems = check_folder(config_dir) if config_dir else []
     if problems:
         raise ConfigError(problems)
@@ -213,11 +209,7 @@ def _composed(
 def typed_tree(
     tree: Tree, good: Sequence[str], typed: tuple[str, ...], catalogue: Catalogue
 ) -> Composed:
-    """Convert a tree to schema classes, with its sweep settings reset.
-
-    Raises:
-        ConfigError: values that are missing, unresolvable or of a wrong type.
-    """
+    """Convert a tree to schema classes, without sweep settings; ConfigError for invalid values."""
     problems = _unresolved(tree.config, good, catalogue)
     if tree.of_hydra and not HydraConfig.initialized():  # in a Hydra job, Hydra has read them
         chosen = [catalogue.options[group][tree.choices[group]] for group in PRESETS]
@@ -368,11 +360,7 @@ Progress = Callable[[int, int], None]
 
 
 class Many:
-    """Composes cells, also of the options in `config_dir`; shared parts are composed once.
-
-    Raises:
-        ConfigError: that folder is invalid.
-    """
+    """Composes cells, also of the options in `config_dir` (ConfigError: it is invalid)."""
 
     def __init__(self, config_dir: Path | None) -> None:
         self._config_dir = config_dir.resolve() if config_dir else None
@@ -383,11 +371,7 @@ class Many:
     def compose(
         self, cells: Sequence[tuple[str, ...]], progress: Progress | None = None
     ) -> list[Composed]:
-        """Compose every cell, in order. Each override must be valid by itself.
-
-        Raises:
-            ConfigError: all errors of the cells; shared ones are listed once.
-        """
+        """Compose every cell, in order, of valid overrides; ConfigError has shared errors once."""
         done: list[Composed] = []
         found: Counter[Problem] = Counter()
         with hydra_state():
@@ -403,11 +387,7 @@ class Many:
         return done
 
     def tree(self, overrides: Sequence[str]) -> Tree:
-        """Compose one tree without schema types; values may be missing.
-
-        Raises:
-            ConfigError: it cannot be composed.
-        """
+        """Compose one tree without schema types; values may be missing. ConfigError: impossible."""
         try:
             with hydra_state():
                 return self.trees.tree(overrides)

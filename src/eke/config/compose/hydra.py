@@ -23,7 +23,6 @@ from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.config.compose.arguments import INFO_VALUES, Arguments
 from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
-from eke.config.compose.completion import COMPLETION_FLAGS
 from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_state
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.overrides import find_problems, parse
@@ -40,22 +39,14 @@ COMPANIONS = ("--resolve", "--package")
 """Flags that modify `--cfg`."""
 
 
-def is_completion(arguments: Arguments) -> bool:
-    """Whether this is a shell completion request, which eke handles itself (see `completion`)."""
-    return any(flag in arguments.hydra_flags for flag in COMPLETION_FLAGS)
-
-
 def check_question(arguments: Arguments) -> None:
-    """Check that there is one information flag, with a value that Hydra accepts.
+    """Raise ConfigError unless there is one information flag, with a value that Hydra accepts.
 
-    Raises:
-        ConfigError: Hydra would print a traceback, its usage or nothing, or change the run.
+    Hydra would print a traceback, its usage or nothing, or change the run.
     """
     pairs = _pairs(arguments.hydra_flags)
-    problems = [problem for pair in pairs if (problem := _wrong_flag(*pair))]
-    if not problems and (together := _wrong_together(pairs, arguments)):
-        problems = [together]
-    if problems:
+    problems = list(filter(None, (_wrong_flag(*pair) for pair in pairs)))
+    if problems := problems or list(filter(None, [_wrong_together(pairs, arguments)])):
         raise ConfigError(problems)
 
 

@@ -88,10 +88,8 @@ def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
     texts = [(file, file.read_text(errors="replace")) for file in files]
     about_hydra = [(file, text.splitlines()) for file, text in texts if "hydra" in text]
     lines = [(f, n, line) for f, text in about_hydra for n, line in enumerate(text, start=1)]
-    where, value = next(
-        ((f"{f}:{n}", found[1].strip()) for f, n, line in lines if (found := wanted.search(line))),
-        (path, raw),
-    )
+    hits = ((f"{f}:{n}", hit[1].strip()) for f, n, line in lines if (hit := wanted.search(line)))
+    where, value = next(hits, (path, raw))
     if path in LAUNCHING:
         why = "a file says what runs compute; how they are started is a matter of the command"
         fix = Fix("-m", f"{path}={value}", remark="and delete this line")

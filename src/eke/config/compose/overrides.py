@@ -50,11 +50,7 @@ _KEY = re.compile(r"[+~]*[A-Za-z_$][\w.$/-]*(?:@[\w.$-]*)?")
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Override:
-    """Parse an override with Hydra. Cached (parsing takes 1 ms), so do not modify the result.
-
-    Raises:
-        HydraException: the text is invalid in Hydra's grammar.
-    """
+    """Parse with Hydra (1 ms, hence cached: do not modify); HydraException for invalid text."""
     return OverridesParser.create().parse_override(text)
 
 

@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from hydra.core.override_parser.types import Glob, IntervalSweep
 from omegaconf import OmegaConf
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import format_number
+from eke.common.text import format_number, format_value
 from eke.config.compose.catalogue import Catalogue, quoted, shown
 from eke.config.compose.composer import (
     Composed,
@@ -32,23 +33,18 @@ from eke.config.sweep.exclusion import KEY, Clause, read_clauses
 
 
 def value_text(value: Any) -> str:
-    """Format a value for an override `key=VALUE`."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    """Format a value for an override `key=VALUE`, with texts quoted where Hydra requires it."""
     if isinstance(value, list):
         return f"[{','.join(value_text(item) for item in value)}]"
     if isinstance(value, dict):
         items = (f"{key}:{value_text(item)}" for key, item in value.items())
         return f"{{{','.join(items)}}}"
     if not isinstance(value, str):
-        return str(value)
-    try:
-        plain = parse(f"key={value}").value() == value
-    except Exception:  # Hydra's and ANTLR's exceptions
-        plain = False
-    return value if plain else quoted(value)
+        return format_value(value)
+    with suppress(Exception):  # Hydra's and ANTLR's exceptions
+        if parse(f"key={value}").value() == value:
+            return value
+    return quoted(value)
 
 
 def sweep_text(key: str, values: Any) -> str:
@@ -97,11 +93,7 @@ class Definition:
 
 
 def read_definition(typed: Sequence[str], many: Many) -> Definition:
-    """Combine the overrides and the named sweep; an override of a key replaces the file's.
-
-    Raises:
-        ConfigError: all errors in the overrides or the file.
-    """
+    """Combine overrides and the named sweep, whose keys they replace; ConfigError has all errors."""
     catalogue = many.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
     own = [text for text in typed if text not in about]
@@ -184,8 +176,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
 
 def _values(text: str, catalogue: Catalogue) -> Overrides:
     """Every `key=value` of an override; raises ConfigError if it is invalid."""
-    problems = _wrong(text, catalogue)
-    if problems:
+    if problems := _wrong(text, catalogue):
         raise ConfigError(problems)
     parsed = parse(text)
     if not parsed.is_sweep_override():
@@ -252,8 +243,7 @@ class SweepCell:
     @property
     def name(self) -> str:
         """The row's name, if any, and the overrides."""
-        text = " ".join(self.overrides)
-        return f"{self.row}: {text}" if self.row else text
+        return f"{self.row}: {' '.join(self.overrides)}".removeprefix(": ")
 
 
 @dataclass(frozen=True)
@@ -341,11 +331,10 @@ def _exclude(
     counts = dict.fromkeys((clause.text for clause in clauses), 0)
     kept = []
     for cell in cells:
-        taken = next((c for c in clauses if c.excludes(cell.composed, cell.row)), None)
-        if taken is None:
-            kept.append(cell)
-        else:
+        if taken := next((c for c in clauses if c.excludes(cell.composed, cell.row)), None):
             counts[taken.text] += 1
+        else:
+            kept.append(cell)
     if not kept:
         raise ConfigError(Problem(KEY, " ".join(counts), f"all {len(cells)} cells are excluded"))
     return kept, counts

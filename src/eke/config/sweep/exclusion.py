@@ -73,11 +73,7 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression:
-    """Parse an expression.
-
-    Raises:
-        ExpressionError: the text is invalid.
-    """
+    """Parse an expression; raises ExpressionError if it is invalid."""
     tokens, at = [], 0
     while text[at:].strip():
         match = _TOKEN.match(text, at)

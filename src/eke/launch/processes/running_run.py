@@ -158,11 +158,7 @@ def place_of(plan: Plan, old: Container[str] | None = None) -> Place:
 
 
 def write_down(paths: RunPaths, plan: Plan) -> None:
-    """Write a plan into its folder: for the worker, and its configuration for people.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write a plan into its folder, for the worker and for people; OSError if that fails."""
     write_plan(paths, plan)
     text = yaml.safe_dump(plan_to_plain(plan)["config"], sort_keys=False)
     write_atomic(paths.config, f"# {' '.join(plan.overrides)}\n{text}")
@@ -230,11 +226,7 @@ class LiveRun:
         self.worker.kill()
 
     def finish(self) -> Record:
-        """The record of this attempt; ends the worker if it still runs, and frees the folder.
-
-        Raises:
-            RunError: the folder cannot be written.
-        """
+        """The record of this attempt; ends its worker. RunError: the folder is unwritable."""
         try:
             code = self.worker.finish()
             remove_swap(swap_folder(self.plan, self.place.paths))  # what a killed worker has left

@@ -86,11 +86,7 @@ class RunStatus:
 
 
 def find_standings(folder: Path) -> list[RunStatus]:
-    """The runs of a sweep, all runs in a folder, or one run; one scheduler query.
-
-    Raises:
-        ConfigError: there is no run.
-    """
+    """The runs of a sweep or folder, or one; one scheduler query. ConfigError without a run."""
     if folder.name in ("", "..") or folder.is_symlink():
         folder = folder.resolve()  # by its name among its sibling runs
     found = list(_runs_of(folder))

@@ -278,11 +278,7 @@ class Cluster(StartedSweep):
             self.books.ledger.note(job)
 
     def cancel_skipped(self, queue: dict[str, Element]) -> None:
-        """Take runs out of the queue that need not run any more.
-
-        Raises:
-            EkeError: SLURM gives no answer; they are tried again.
-        """
+        """Take runs out of the queue that need not run any more; retried where SLURM is silent."""
         skipped = {
             job.number: self.elements[job.number]
             for job in self.books.jobs
@@ -293,11 +289,7 @@ class Cluster(StartedSweep):
             del self.elements[number]
 
     def submit_again(self) -> None:
-        """Put runs back whose job was lost, and those that did not fit before.
-
-        Raises:
-            EkeError: as submit_missing.
-        """
+        """Put back lost runs, and those that did not fit before; errors as of submit_missing."""
         with contextlib.suppress(BusyError), submitting(self.folder) as lock:
             self.submit_missing(lock)
 
@@ -312,11 +304,7 @@ def paths_of(job: Job) -> RunPaths:
 
 
 def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
-    """Every array with its batch script, and what all of them may take at most.
-
-    Raises:
-        ConfigError: a run asks for what sbatch would not read.
-    """
+    """Every array with its batch script, and what all take at most; errors as of `arrays`."""
     parts, hours = [], 0.0
     found = arrays(jobs, scheduler.max_array_size())
     for request, group in found:

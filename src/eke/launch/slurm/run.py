@@ -102,11 +102,7 @@ class ClusterRun:
         return record is not None and Outcome[record.outcome] not in STOPPED
 
     def newest(self) -> Record | None:
-        """The record of the newest attempt; unless final, not one that was there before the job.
-
-        Raises:
-            EkeError: it cannot be read.
-        """
+        """Record of the newest attempt; unless final, none from before the job. EkeError: unreadable."""
         paths = self.place.paths
         record = read_record(paths)
         if record is None or Outcome[record.outcome].is_final:

@@ -234,11 +234,7 @@ def objection_to(text: str) -> str:
 
 
 def queue() -> dict[str, Element]:
-    """Everything of this user's in the queue, by element: `123_4`.
-
-    Raises:
-        EkeError: there is no answer, so the jobs' states are unknown.
-    """
+    """This user's jobs in the queue, by element `123_4`; EkeError without an answer."""
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # not by name: LOGNAME may be anything, and a container has none
     lines = ask(["squeue", "--noheader", "--array", user, form]).splitlines()
@@ -292,11 +288,7 @@ def _show(job: str) -> list[dict[str, str]]:
 
 
 def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
-    """Job id of each of these names that SLURM has ever taken; absent those it has not.
-
-    Raises:
-        EkeError: there is no answer.
-    """
+    """Job id of each name that SLURM has ever taken, absent others; EkeError without an answer."""
     if not names:
         return {}
     found = ids_by_name(queue())
@@ -326,10 +318,6 @@ def max_array_size() -> int:
 
 
 def cancel(elements: Sequence[str]) -> None:
-    """Ask SLURM to end jobs: runs save first, within the cluster's KillWait.
-
-    Raises:
-        EkeError: there is no answer.
-    """
+    """Ask SLURM to end jobs, which save first, within KillWait; EkeError without an answer."""
     if elements:
         ask(["scancel", *elements])

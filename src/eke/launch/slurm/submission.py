@@ -80,11 +80,7 @@ class Request:
 
 
 def make_request(plan: Plan) -> Request:
-    """Resources requested for this run.
-
-    Raises:
-        ConfigError: a value that sbatch would not read.
-    """
+    """Resources requested for this run; ConfigError for a value that sbatch would not read."""
     config, processes = plan.config, plan.processes_per_node * plan.batch.devices
     wanted, profile = config.resources, config.slurm
     if problems := _problems(config):
@@ -232,11 +228,7 @@ def write_submission(path: Path, submission: Submission) -> None:
 
 
 def read_submission(path: Path) -> Submission:
-    """Read one back.
-
-    Raises:
-        EkeError: it cannot be read, or is of another version.
-    """
+    """Read one back; raises EkeError if it cannot be read, or is of another version."""
     try:
         content: dict[str, Any] = dict(read_json(path))
         version = content.pop("schema_version", None)
@@ -248,11 +240,7 @@ def read_submission(path: Path) -> Submission:
 
 
 def read_submissions(folder: Path) -> Iterator[tuple[Path, Submission]]:
-    """All of a folder, oldest first.
-
-    Raises:
-        EkeError: one cannot be read.
-    """
+    """All of a folder, oldest first; raises EkeError if one cannot be read."""
     found = [(path, read_submission(path)) for path in folder.glob("eke-*.json")]
     yield from sorted(found, key=lambda each: each[1].created)
 

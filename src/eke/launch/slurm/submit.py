@@ -47,11 +47,7 @@ submitted within seconds."""
 
 
 def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
-    """Jobs that ask for the same, in arrays of at most so many.
-
-    Raises:
-        ConfigError: a run asks for what sbatch would not read.
-    """
+    """Jobs that ask for the same, in arrays of at most `limit`; errors as of `make_request`."""
     groups: dict[tuple[Request, str], list[Job]] = {}
     for job in jobs:
         key = make_request(job.plan), repr(job.plan.config.slurm)
@@ -95,11 +91,7 @@ def submitting(
 def settle_intents(
     folder: Path, runs: Sequence[RunPaths], sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Resolve submissions whose sbatch answer is unknown.
-
-    Raises:
-        EkeError: SLURM gives no answer; nothing may be submitted.
-    """
+    """Resolve submissions without an answer of sbatch; EkeError if nothing may be submitted."""
     while True:
         own = dict(_intents(read_submissions(folder)))
         named = {each.path: each.submission for each in newest_of(runs) if each}

@@ -224,11 +224,7 @@ def reason_of(
 
 
 def for_this_node(plan: Plan) -> Plan:
-    """The plan with this node's own facts.
-
-    Raises:
-        EkeError: the node has not what the run was planned for.
-    """
+    """The plan with this node's own facts; EkeError if the run was not planned for such a node."""
     device, _ = choose_device("auto" if plan.device.kind == "cuda" else "cpu")
     option = option_of(device.name)
     same = device.name == plan.device.name or (option and option == option_of(plan.device.name))
@@ -247,11 +243,7 @@ def for_this_node(plan: Plan) -> Plan:
 def note_misplaced(
     paths: RunPaths, plan: Plan, why: str, outcome: Outcome = Outcome.crashed
 ) -> Record:
-    """Write a record with the reason why nothing could start here.
-
-    Raises:
-        BusyError: another process works on this run.
-    """
+    """Record why nothing could start here; BusyError: another process works on this run."""
     with claim(paths):
         rows, _ = metrics.read_rows(paths.metrics)
         attempt = max(0, len(read_attempts(paths)) - 1)

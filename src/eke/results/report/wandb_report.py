@@ -39,11 +39,7 @@ from eke.results.trackers.tracker import tracker_id, tracker_settings
 
 
 def workspaces() -> ModuleType:
-    """The module `wandb_workspaces.reports.v2`: reports, blocks and panels.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The module `wandb_workspaces.reports.v2`; raises ConfigError if it is not installed."""
     # Disables W&B's telemetry, which waits 10 s for an unreachable host.
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     try:
@@ -83,11 +79,7 @@ Filter = tuple[str, list[str]]
 
 
 def find_project(comparison: Comparison, project: str = "", entity: str = "") -> WandbProject:
-    """Find the project of the runs; `project` and `entity` replace those of their `tracker`.
-
-    Raises:
-        ConfigError: the runs are filed under several.
-    """
+    """Project of the runs, unless given; raises ConfigError if they are filed under several."""
     settings = [tracker_settings(record) for _, record in recorded(comparison)]
     return WandbProject(
         entity or _only("entity", [str(each.get("entity") or "") for each in settings]),

@@ -35,12 +35,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def count_rows(path: str | Path) -> int:
-    """Rows of history in the file, up to the first torn or damaged record.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no file of W&B's.
-    """
+    """Rows of history in W&B's file, up to the first torn or damaged record; else ValueError."""
     found = records(Path(path).read_bytes())
     return sum(record.HasField("history") for _, record in found)
 
@@ -65,11 +60,7 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def records(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(end offset, protobuf message) of every complete record of a whole file.
-
-    Raises:
-        ValueError: it is no file of W&B's.
-    """
+    """(end offset, protobuf message) of every complete record; ValueError: no file of W&B's."""
     # wandb 0.31 ships this generated module without type stubs.
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # wandb 0.31
 
@@ -134,11 +125,7 @@ class WandbRun(Mirror):
             _log.info("tracker: W&B's server is %s", server)
 
     def open(self) -> None:
-        """Start the run (`wandb.init`).
-
-        Raises:
-            MirrorError: W&B would write somewhere else.
-        """
+        """Start the run (`wandb.init`); raises MirrorError if W&B would write somewhere else."""
         import wandb
 
         run, settings = self._run, self._run.settings

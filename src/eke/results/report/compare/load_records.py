@@ -74,11 +74,7 @@ class Gathered:
 
 
 def gather(folders: Sequence[Path]) -> Gathered:
-    """Read all records under some folders (runs, sweeps or folders of runs), each run once.
-
-    Raises:
-        ConfigError: the folders have no runs.
-    """
+    """Read the records of runs, sweeps or folders of runs, each once; ConfigError without runs."""
     entries: list[Entry] = []
     names: list[str] = []
     commands: list[tuple[str, ...]] = []
@@ -261,10 +257,8 @@ def implied(
 ) -> list[frozenset[str]]:
     """Keys of each configuration whose value is its option's default.
 
-    An option's default is the single value of a key in all configurations that do not override it.
-
-    `keys` are those of `differing_keys`, as in the functions below, `found` the settings of
-    configurations with a record, and `typed` the overrides of each of these.
+    That is the single value of a key in all configurations that do not override it. `found` are the
+    settings of configurations with a record, `typed` the overrides of each, as in what follows.
     """
     below = [(key, key.split(".")[0]) for key in keys if "." in key]
     brought: dict[tuple[str, str], set[str]] = {}

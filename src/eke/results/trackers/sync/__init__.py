@@ -103,11 +103,7 @@ def _is_run(paths: RunPaths) -> bool:
 
 
 def _cells(folder: Path) -> Iterator[FoundRun]:
-    """Runs of a sweep, next to its folder (both may have been moved).
-
-    Raises:
-        ValueError: sweep.json is not a sweep.
-    """
+    """Runs of a sweep, next to its folder (both may have been moved); ValueError if it is none."""
     file = SweepPaths(folder).sweep
     content: Any = read_json(file)
     cells = content.get("cells") if isinstance(content, dict) else None

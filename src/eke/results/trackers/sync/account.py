@@ -66,11 +66,7 @@ class Account:
 
 
 def configure_wandb(scratch: Path) -> None:
-    """Have W&B write to `scratch` without telemetry, and print its server.
-
-    Raises:
-        ConfigError: there is no API key, or W&B is not installed.
-    """
+    """Have W&B write to `scratch` without telemetry; ConfigError without a key, or without W&B."""
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         os.environ[name] = str(scratch)
     os.environ["WANDB_SILENT"] = "true"
@@ -114,12 +110,7 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
 
 
 def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
-    """Fetch the state of the run `entity/project/id`; None if the server does not have it.
-
-    Raises:
-        NoAnswer: it does not answer.
-        Refusal: it rejects the request.
-    """
+    """State of the run `entity/project/id`, None if the server lacks it; errors as of `bounded`."""
 
     def ask() -> ServerState | None:
         import wandb
@@ -197,11 +188,7 @@ class Content:
 
 
 def content_digest(paths: RunPaths) -> str:
-    """SHA-256 of the files with a run's content.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """SHA-256 of the files with a run's content; raises OSError if one cannot be read."""
     state = hashlib.sha256()
     limits = {paths.record: RECORD_LIMIT, paths.metrics: metrics.METRICS_LIMIT}
     for path, limit in limits.items():
@@ -283,11 +270,7 @@ def read_receipts(paths: RunPaths) -> list[Receipt]:
 
 
 def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
-    """Write a receipt, replacing an older one for the same destination.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write a receipt, replacing an older one for the same destination; raises OSError."""
     others = [other for other in read_receipts(paths) if other.place != receipt.place]
     entries = [asdict(entry) for entry in (*others, receipt)]
     write_json(paths.receipt, {"schema_version": RECEIPT_VERSION, "sent": entries})
