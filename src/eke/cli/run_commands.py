@@ -53,14 +53,7 @@ from eke.launch.processes.status import (
     find_standings,
     goes_on,
 )
-from eke.plan.record import (
-    EXIT_FAILED,
-    EXIT_OK,
-    Outcome,
-    no_runs,
-    read_attempts,
-    read_record,
-)
+from eke.plan.record import EXIT_FAILED, EXIT_OK, Outcome, no_runs, read_attempts, read_record
 from eke.results.report.summary import distinct_overrides
 
 BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
@@ -481,8 +474,7 @@ def _cancel(options: argparse.Namespace) -> int:
             asked |= jobs.keys()
         except EkeError as error:
             refused.append(f"{format_number(len(jobs), 'run')} may not have been asked: {error}")
-    unseen = [s.silent for run, s in found.items() if s.silent and run not in asked]
-    if unseen:
+    if unseen := [s.silent for run, s in found.items() if s.silent and run not in asked]:
         runs = format_number(len(unseen), "run")
         refused.append(f"not asked: {runs} with a job that may wait or run: {unseen[0]}")
     said = [f"asked {format_number(len(asked), 'run')} to save and end"] if begun else []

@@ -413,15 +413,13 @@ class Pool(StartedSweep):
 
     def ask(self, number: int) -> None:
         """Hand a signal on to every worker."""
-        for job in self.books.running():
-            if job.live:
-                job.live.ask(number)
+        for live in self.books.live():
+            live.ask(number)
 
     def kill(self) -> None:
         """End every worker."""
-        for job in self.books.running():
-            if job.live:
-                job.live.kill()
+        for live in self.books.live():
+            live.kill()
 
     def try_to_start(self, job: Job, gather: bool) -> bool:
         """Start a job, or settle it otherwise; False when its devices cannot be had now."""

@@ -26,14 +26,7 @@ from eke.estimate.memory import (
 )
 from eke.hardware import Device, bfloat16_units, usable_cores
 from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, usual_values
-from eke.plan.planner import (
-    Decision,
-    Plan,
-    RecipeDecision,
-    make_plan,
-    replan,
-    with_batch,
-)
+from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, with_batch
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
 from eke.rules import BY_SIZE, Facts, check
 from eke.tuning.recipes import RECIPES, RecipeResolver, Situation

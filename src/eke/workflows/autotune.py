@@ -31,13 +31,7 @@ from eke.tuning.search.candidates import (
     room_of,
     spelt_out,
 )
-from eke.tuning.search.result import (
-    Fit,
-    all_diverge,
-    fit_of,
-    free_path,
-    write_experiment,
-)
+from eke.tuning.search.result import Fit, all_diverge, fit_of, free_path, write_experiment
 from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, without
 from eke.tuning.search.search_space import Objective, Trial
 from eke.tuning.search.show import (
@@ -89,7 +83,7 @@ class Fitting:
         return find_launcher(launcher_of(self.request.arguments.overrides))
 
     def run(self) -> Fit:
-        """Try candidates until nothing better is expected, then the best again; may be interrupted."""
+        """Try candidates until nothing better is expected, then the best once more."""
         at_once = self.launcher.trials_at_once if self.baseline.device.kind == "cuda" else 1
         with watching(self.paths):
             while chosen := self.worth_trying(at_once):

@@ -67,8 +67,7 @@ def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
 def known_forecasts(plans: Mapping[str, Plan], trace: bool) -> dict[str, Forecast]:
     """Memory forecast of each plan."""
     found = {name: known_forecast(plan) for name, plan in plans.items()}
-    unsure = [name for name, each in found.items() if trace and is_open(each)]
-    if unsure:
+    if unsure := [name for name, each in found.items() if trace and is_open(each)]:
         line = PlanningLine()
         asked = [plans[name] for name in unsure]
         traced = traced_forecasts(asked, line.traced, processes=usable_cores())

@@ -81,8 +81,7 @@ def _sources(found: Mapping[int, Outlook]) -> list[str]:
     memory = [each.memory for each in found.values()]
     traced = sum(each.method is not Method.closed_form for each in memory)
     lines = [f"memory: expected, {traced} traced, {len(memory) - traced} by formulas"]
-    times = [each.time for each in found.values() if isinstance(each.time, StepTime)]
-    if times:
+    if times := [each.time for each in found.values() if isinstance(each.time, StepTime)]:
         corrected = sum(num_runs(each) > 0 for each in times)
         lines.append(f"step, samples/s: estimates, {corrected} of {len(times)} calibrated")
     return lines

@@ -173,8 +173,7 @@ class Trees:
             del self._kept[next(iter(self._kept))]
         config: DictConfig = pickle.loads(kept.content)  # pickled by this process
         values = [text for text in overrides if not self.chooses(text)]
-        refused = [text for text in values if not _set(config, self._parsed(text))]
-        if refused:
+        if refused := [text for text in values if not _set(config, self._parsed(text))]:
             raise NotSet(refused, kept.choices)
         return Tree(config, kept.choices, kept.of_hydra)
 

@@ -95,8 +95,7 @@ def compose(
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
     """Catalogue with the user's options; raises ConfigError if their folder is invalid."""
-    problems = check_folder(config_dir) if config_dir else []
-    if problems:
+    if problems := (check_folder(config_dir) if config_dir else []):
         raise ConfigError(problems)
     return make_catalogue(config_dir)
 

@@ -210,8 +210,7 @@ def _deleted(key: str, catalogue: Catalogue) -> Problem:
 
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     # In any section: train.gradient_checkpointing, training_args.fp16.
-    row = find_retired(key) or find_retired(key.rpartition(".")[2])
-    if row:
+    if row := find_retired(key) or find_retired(key.rpartition(".")[2]):
         wrong = [p for o in row.overrides(raw) for p in _next_problems(o, catalogue)]
         also = f"; {wrong[0].value}: {wrong[0].why}" if wrong else ""
         return Problem(key, shown(raw), row.why(raw) + also, _instead(row, raw, catalogue))

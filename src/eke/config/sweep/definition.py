@@ -93,7 +93,7 @@ class Definition:
 
 
 def read_definition(typed: Sequence[str], many: Many) -> Definition:
-    """Combine overrides and the named sweep, whose keys they replace; ConfigError has all errors."""
+    """Combine overrides and the named sweep, whose keys they replace; ConfigError: all errors."""
     catalogue = many.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
     own = [text for text in typed if text not in about]

@@ -163,13 +163,12 @@ class Head:
             with self._lock:
                 if self._lost:
                     raise EkeError(_in_order(self._lost))
-                missing = sorted(set(range(1, self.count)) - set(self._lines))
+                missing = ", ".join(str(n) for n in range(1, self.count) if n not in self._lines)
             if not missing:
                 return
             if time.monotonic() > deadline:
-                names = ", ".join(map(str, missing))
                 raise EkeError(
-                    f"machines {names} of {self.count} did not reach {host_name()} within "
+                    f"machines {missing} of {self.count} did not reach {host_name()} within "
                     f"{timeout_s:.0f} s (MASTER_ADDR names it in another way)"
                 )
             time.sleep(POLL_S)
@@ -263,8 +262,8 @@ class Head:
         line.close()
 
 
-def _in_order(told: dict[int, str]) -> str:
-    return "; ".join(told[node] for node in sorted(told))
+def _in_order(by_node: dict[int, str]) -> str:
+    return "; ".join(by_node[node] for node in sorted(by_node))
 
 
 LEFT_BEHIND_S = 30.0

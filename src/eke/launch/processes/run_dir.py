@@ -112,14 +112,11 @@ def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
     found = []
     with os.scandir(runs) as entries:
         odd = sorted(entry.name for entry in entries if not USUAL_NAME.fullmatch(entry.name))
-    for name in odd:
-        paths = RunPaths(runs / name)
-        try:
+    for paths in (RunPaths(runs / name) for name in odd):
+        with suppress(UnreadableRecord, OSError):  # it may belong to another process
             record = read_record(paths)
-        except (UnreadableRecord, OSError):  # it may belong to another process
-            continue
-        if record is not None and Outcome[record.outcome].is_final:
-            found.append((paths, record))
+            if record is not None and Outcome[record.outcome].is_final:
+                found.append((paths, record))
     return found
 
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,9 +121,9 @@ def name_the_culprit(paths: RunPaths, plan: Plan, record: Record) -> Record:
 
 def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | None:
     """How the first of several processes ended; None if unknown."""
-    for told in read_rank_failures(paths, attempt):
-        message = f"process {told.rank} of this run: {told.failure.message}"
-        return Outcome[told.outcome], dataclasses.replace(told.failure, message=message)
+    for found in read_rank_failures(paths, attempt):
+        message = f"process {found.rank} of this run: {found.failure.message}"
+        return Outcome[found.outcome], dataclasses.replace(found.failure, message=message)
     dead = read_dead_rank(paths, attempt)
     if dead is None:
         return None
@@ -145,11 +145,10 @@ def describe_exit(code: int, tail: str = "") -> str:
 
 def log_tail(paths: RunPaths) -> str:
     """The last lines of the worker's log."""
-    try:
+    with suppress(OSError):
         lines = last_bytes(paths.log, LOG_LIMIT).decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(lines[-LOG_LINES:])
+        return "\n".join(lines[-LOG_LINES:])
+    return ""
 
 
 def place_of(plan: Plan, old: Container[str] | None = None) -> Place:
@@ -340,12 +339,10 @@ def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
     A process ended by SIGKILL also ran out of memory: nothing else signals these processes, and the
     kernel kills them first when the machine's memory is short.
     """
-    reason, phase = record.outcome, ""
-    if record.failure:
-        reason, phase = record.failure.message, f" in {record.failure.phase}"
     if record.outcome == Outcome.ok.name:
         return Probed(True)
     if record.outcome == Outcome.oom.name:
-        return Probed(False, f"out of memory{phase}")
+        return Probed(False, "out of memory" + (f" in {f.phase}" if (f := record.failure) else ""))
     killed = was_killed(paths, record.attempt, exit_code)
+    reason = record.failure.message if record.failure else record.outcome
     return Probed(False if killed else None, reason)

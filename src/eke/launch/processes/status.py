@@ -11,13 +11,7 @@ from eke.common.errors import ConfigError, EkeError
 from eke.common.files import is_locked, read_json, read_text
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.interface import JobStatus, job_statuses
-from eke.launch.processes.follow import (
-    NewestStep,
-    as_number,
-    newest_step,
-    watchers_in,
-    watchers_of,
-)
+from eke.launch.processes.follow import NewestStep, as_number, newest_step, watchers_in, watchers_of
 from eke.plan.record import (
     RECORD_LIMIT,
     Outcome,

@@ -40,8 +40,7 @@ CHANGED = "as_planned"
 
 _RETRIED = {
     Outcome.crashed: MAX_CRASHES,
-    Outcome.preempted: MAX_INTERRUPTIONS,
-    Outcome.timeout: MAX_INTERRUPTIONS,
+    **dict.fromkeys((Outcome.preempted, Outcome.timeout), MAX_INTERRUPTIONS),
 }
 
 
@@ -192,9 +191,8 @@ class Cell:
 
     def take(self, job: Job) -> None:
         """Outcome of its run."""
-        self.folder, self.reused = job.folder, job.reused
+        self.folder, self.reused, self.rule = job.folder, job.reused, job.rule
         self.outcome = job.outcome.name if job.outcome else ""
-        self.rule = job.rule
         self.reason, log = job.reason, RunPaths(Path(job.folder)).log
         if job.reason and job.record is not None and log.exists():
             self.reason = f"{job.reason} ({log})"
@@ -274,11 +272,8 @@ class SweepFile:
 def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
     """Index of a job -> index of an earlier job that is the same run."""
     first: dict[str, int] = {}
-    same: dict[int, int] = {}
-    for number, plan in enumerate(plans):
-        if plan is not None and first.setdefault(plan.run_id, number) != number:
-            same[number] = first[plan.run_id]
-    return same
+    same = {n: first.setdefault(plan.run_id, n) for n, plan in enumerate(plans) if plan is not None}
+    return {number: earlier for number, earlier in same.items() if earlier != number}
 
 
 def sweep_exit_code(cells: Sequence[Cell]) -> int:

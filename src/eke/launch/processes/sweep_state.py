@@ -27,7 +27,7 @@ from eke.config.schema import Checkpointing
 from eke.launch.processes.follow import Board
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import place_of
-from eke.launch.processes.sweep import CHANGED, Job, SweepFile
+from eke.launch.processes.sweep import CHANGED, Job, Running, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
 
@@ -44,11 +44,12 @@ def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> l
     Jobs of the first round that may run out are sorted by expected memory, within their positions;
     all others keep theirs.
     """
-    found: dict[int, int] = {}
     first = min((job.plan.config.repeat for job in jobs), default=0)
-    for place, job in enumerate(jobs):
-        if job.plan.config.repeat == first and (size := risk(job.plan)) is not None:
-            found[place] = size
+    found = {
+        place: size
+        for place, job in enumerate(jobs)
+        if job.plan.config.repeat == first and (size := risk(job.plan)) is not None
+    }
     ordered = list(jobs)
     for place, taken in zip(found, sorted(found, key=lambda place: found[place]), strict=True):
         ordered[place] = jobs[taken]
@@ -127,6 +128,10 @@ class Books:
     def running(self) -> list[Job]:
         """Jobs with a worker."""
         return [job for job in self.jobs if job.live is not None]
+
+    def live(self) -> list[Running]:
+        """The workers."""
+        return [job.live for job in self.jobs if job.live is not None]
 
     def unfinished(self) -> list[Job]:
         """Jobs without an outcome."""

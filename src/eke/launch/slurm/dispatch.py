@@ -138,8 +138,7 @@ class Cluster(StartedSweep):
             try:
                 submission = submit_array(self.folder, self.sweep, request, now, lock)
             except SubmissionRefused as error:
-                fewer = error.is_full or error.is_too_large
-                if fewer:
+                if fewer := error.is_full or error.is_too_large:
                     self.most = max(1, len(now) // 2)
                 if not fewer or len(now) == 1:
                     raise
@@ -218,7 +217,9 @@ class Cluster(StartedSweep):
         if phase is not Phase.over and seen is not None:
             self.missed.pop(job.number, None)
             if phase is Phase.runs and job.live is None and seen.state != "COMPLETING":
-                self.begin(job, element, seen)
+                place = Place(paths_of(job), None, "")
+                job.live, job.where = ClusterRun(job.plan, place, element), seen.node
+                self.books.started(job)
             elif phase is Phase.waits:
                 self.note_waiting(job, element, seen)
             # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
@@ -238,12 +239,6 @@ class Cluster(StartedSweep):
         place = Place(paths_of(job), None, "")
         stamp = self.stamps.get(job.number, 0)
         return ClusterRun(job.plan, place, self.elements[job.number], True, state, stamp)
-
-    def begin(self, job: Job, element: str, seen: Element) -> None:
-        """Its job is on a node."""
-        place = Place(paths_of(job), None, "")
-        job.live, job.where = ClusterRun(job.plan, place, element), seen.node
-        self.books.started(job)
 
     def note_waiting(self, job: Job, element: str, seen: Element) -> None:
         """Its job is in the queue, perhaps again."""

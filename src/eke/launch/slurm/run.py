@@ -102,7 +102,7 @@ class ClusterRun:
         return record is not None and Outcome[record.outcome] not in STOPPED
 
     def newest(self) -> Record | None:
-        """Record of the newest attempt; unless final, none from before the job. EkeError: unreadable."""
+        """The newest attempt's record; unless final, none from before the job. Or EkeError."""
         paths = self.place.paths
         record = read_record(paths)
         if record is None or Outcome[record.outcome].is_final:

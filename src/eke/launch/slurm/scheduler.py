@@ -139,8 +139,7 @@ class SubmissionRefused(EkeError):
         text = str(self)
         # "job submit limit, user's size and/or time limits" is printed for every limit; a line
         # before it, if the version has one, names it.
-        named = re.search(r"\b(Assoc|QOS)\w+", text, re.I)
-        if named:
+        if named := re.search(r"\b(Assoc|QOS)\w+", text, re.I):
             return "submit" in named.group().lower()
         return bool(re.search(r"job submit limit|MaxJobCount|temporarily|try again", text, re.I))
 

@@ -139,14 +139,13 @@ def _problems(config: Config) -> list[Problem]:
 
 def _wrong_options(profile: Slurm) -> list[Problem]:
     found = []
-    for name in profile.options:
+    for name, value in profile.options.items():
         if not _OPTION.fullmatch(name):
             why = "is no long name of an option of sbatch: letters, digits and dashes"
             found.append(Problem("slurm.options", repr(name), why))
-        elif name in _OWN:
-            why = "is set by eke" + (f", from {_OWN[name]}" if _OWN[name] else " itself")
-            fix = Fix(remark=_OWN[name])
-            found.append(Problem(f"slurm.options.{name}", profile.options[name], why, fix))
+        elif (key := _OWN.get(name)) is not None:
+            why = "is set by eke" + (f", from {key}" if key else " itself")
+            found.append(Problem(f"slurm.options.{name}", value, why, Fix(remark=key)))
     return found
 
 
@@ -155,8 +154,7 @@ def _lines_of(profile: Slurm, config: Config) -> list[tuple[str, str]]:
     texts = [(f"resources.{n}", getattr(config.resources, n) or "") for n in PLACES]
     texts += [(f"slurm.{n}", getattr(profile, n) or "") for n in (*PLACES, "gpu_type", "python")]
     texts += [("slurm.command_prefix", profile.command_prefix)]
-    texts += [("slurm.srun", text) for text in profile.srun]
-    texts += [("slurm.setup", text) for text in profile.setup]
+    texts += [(f"slurm.{n}", text) for n in ("srun", "setup") for text in getattr(profile, n)]
     texts += [("paths.runs", str(user_path(config.paths.runs).absolute()))]
     return texts + [("slurm.options", f"{k}={v}") for k, v in profile.options.items()]
 

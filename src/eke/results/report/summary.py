@@ -74,8 +74,7 @@ def _speed_lines(record: Record) -> list[Line]:
         shares = [f"{name} {seconds / total:.0%}" for name, seconds in medians.items() if total]
         lines.append(("step", value, "  ".join(shares)))
         lines += _predicted_step_lines(record, step.median)
-        warmup = timing.warmup_steps_s
-        if warmup:
+        if warmup := timing.warmup_steps_s:
             slowest = format_seconds(max(warmup))
             steps = format_number(len(warmup), "step")
             note = f"{steps}, slowest {slowest}: excluded from all of the above but time"

@@ -24,13 +24,7 @@ from eke.plan.record import Record, metrics
 from eke.results.report.compare import Comparison
 from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.load_records import Entry
-from eke.results.report.show.export import (
-    cut,
-    escape,
-    main_table,
-    printable_line,
-    section_lines,
-)
+from eke.results.report.show.export import cut, escape, main_table, printable_line, section_lines
 from eke.results.report.show.sections import count_outcomes, provenance, sections
 from eke.results.trackers.async_tracker import TIME
 from eke.results.trackers.sync import account

@@ -277,8 +277,7 @@ class AccelerateRun(Mirror):
         """Every row at its training step, each once even when a step is repeated."""
         if rows and self._tracker is None:
             self._start(int(rows[0][metrics.STEP]))
-        missing = self._catch_up.missing(rows)
-        if missing:
+        if missing := self._catch_up.missing(rows):
             self._last_step = int(missing[-1][metrics.STEP])
             self._backend.log(self._tracker, missing)
 

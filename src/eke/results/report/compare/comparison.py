@@ -362,8 +362,7 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
             notes.append(f"machine {machine.letter}: measured with {count} of eke's own source")
         if len(machine.hosts) > 1:
             notes.append(f"machine {machine.letter}: {len(machine.hosts)} hosts of one kind")
-    shared = sum(bool(e.record and e.record.shared_device) for e in gathered.entries)
-    if shared:
+    if shared := sum(bool(e.record and e.record.shared_device) for e in gathered.entries):
         runs = format_number(shared, "run")
         notes.append(f"{runs} shared a device with others: their speeds are ignored")
     return notes

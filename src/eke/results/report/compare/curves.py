@@ -244,8 +244,7 @@ def quiet_notes(
         f"{each.label}: noisier than the others, repeats differ by {repeat_spread(each):.2f}x"
         for each in here if noise[SAMPLES.key].is_noisy(id(each))
     ]  # fmt: skip
-    apart = sorted(_apart(base, here), reverse=True)
-    if apart:
+    if apart := sorted(_apart(base, here), reverse=True):
         seconds, label = apart[0]
         others = f" (and {len(apart) - 1} more pairs)" if len(apart) > 1 else ""
         notes.append(

@@ -215,12 +215,10 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
 
 
 def _label(members: Sequence[Entry], telling_factors: Factors) -> str:
-    rows = dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n)
-    if rows:
+    if rows := dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n):
         return " = ".join(rows)
     known = members[0].is_known
-    told = [f"{k}={value}" for k, value in telling_factors.items() if value and known]
-    if told:
+    if told := [f"{k}={value}" for k, value in telling_factors.items() if value and known]:
         return " ".join(told)
     return " ".join(_typed(members[0])) or (members[0].folder.name if members[0].folder else "run")
 

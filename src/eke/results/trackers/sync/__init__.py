@@ -264,8 +264,7 @@ def _verify(
     count, url, note, is_verified = len(content.steps), "", "", False
     try:
         seen = account.look(path, options.answer_s)
-        found = difference(content, seen) if seen else "the server does not know the run"
-        if found:
+        if found := (difference(content, seen) if seen else "the server does not know the run"):
             return Report(paths.folder, SyncOutcome.failed, count, seen.url if seen else "", found)
         assert seen is not None, "no difference was found"
         url, is_verified = seen.url, True
