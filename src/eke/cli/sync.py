@@ -12,7 +12,7 @@ from eke.cli import make_parser
 from eke.common.errors import EkeError, of_system
 from eke.common.text import align, format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
-from eke.results.trackers.sync import Options, Report, SyncOutcome, find_runs, sync
+from eke.results.trackers.sync import FAILURES, Options, Report, SyncOutcome, find_runs, sync
 
 DESCRIPTION = """\
 Sends runs to Weights & Biases: offline ones, and what is missing of online ones. Every run is
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         code = EXIT_FAILED
     if reports:
         sys.stdout.write(result_table(reports) + "\n")
-    if code == EXIT_OK and any(report.verdict.is_failure for report in reports):
+    if code == EXIT_OK and any(report.verdict in FAILURES for report in reports):
         code = EXIT_FAILED
     return code
 

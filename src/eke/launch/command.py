@@ -196,7 +196,11 @@ class CommandLauncher(Launcher):
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
         """Make a pool of the prefixes; its runs start in `wait`."""
         prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
-        devices = Devices([slot_of(text) for text in dict.fromkeys(prefixes)], slots_per_run=1)
+        slots = []
+        for text in dict.fromkeys(prefixes):  # leased, so that two sweeps do not use one at once
+            lease = f"command-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            slots.append(DeviceSlot(text, text, lease))
+        devices = Devices(slots, slots_per_run=1)
         kinds = {job.kind: devices for job in books.jobs}
         # This machine cannot see how much memory is free behind the prefix.
         room = partial(FreeMemory, free=lambda _: None)
@@ -235,9 +239,3 @@ class CommandLauncher(Launcher):
                 failed.append(str(error))
         if failed:
             raise EkeError("; ".join(failed))
-
-
-def slot_of(prefix: str) -> DeviceSlot:
-    """A prefix as what a pool hands out, leased so that two sweeps do not use it at once."""
-    lease = f"command-{hashlib.sha256(prefix.encode()).hexdigest()[:16]}"
-    return DeviceSlot(prefix, prefix, lease)

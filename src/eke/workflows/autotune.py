@@ -199,7 +199,12 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
     print_once(f"\n{text}")
     if fit.is_found:
         assert fit.best is not None
-        _keep_option(fitting, fit.best.candidate.overrides, text)
+        winner = fit.best.candidate.overrides
+        own, name = fitting.request.arguments.config_dir, fitting.option
+        best = compose([*without(fitting.typed, winner), *winner], own, in_sweep=True)
+        evidence = [*text.splitlines(), f"{folder / REPORT}"]
+        path = write_experiment(best, name, own, own or conf_folder(), evidence)
+        print_once(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
     else:
         if fit.best is not None and fit.best is not fit.typed:
             winner = fit.best.candidate.overrides
@@ -209,15 +214,6 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
         if path.exists():
             print_once(f"\n{path} is what an earlier search found, and stays as it is")
     print_once(f"\n  {folder / REPORT}   (all trials: eke report {shlex.quote(str(folder))})")
-
-
-def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:
-    """Write the best as an option of `experiment`, and say how to run it."""
-    own, name = fitting.request.arguments.config_dir, fitting.option
-    best = compose([*without(fitting.typed, winner), *winner], own, in_sweep=True)
-    evidence = [*text.splitlines(), f"{fitting.paths.folder / REPORT}"]
-    path = write_experiment(best, name, own, own or conf_folder(), evidence)
-    print_once(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
 
 
 def _command(fitting: Fitting, *overrides: str) -> str:
@@ -285,7 +281,10 @@ def prepare(request: TuneRequest) -> Fitting:
     refuse_what_is_searched(composed)
     if problem := cannot_detach(composed.config, launcher):
         raise ConfigError(problem)
-    option = request.name or usual_name(composed.choices["model"], request)
+    usual = {request.objective: Objective.speed, request.numerics: Numerics.same}
+    unusual = [str(wanted.value) for wanted, each in usual.items() if wanted is not each]
+    # Searches for different things do not replace each other.
+    option = request.name or "_".join(["fit", composed.choices["model"], *unusual])
     # Before anything takes time.
     free_path(arguments.config_dir or conf_folder(), option, composed.config.plan_only)
     baseline = plan_for(composed, planning=True, launcher=launcher, refuse=False)
@@ -339,13 +338,6 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
         remark=f"{shlex.join([*program().split(), *composed.overrides])}   (or leave a group open)"
     )
     raise ConfigError(Problem("eke fit", "", why, fix))
-
-
-def usual_name(model: str, request: TuneRequest) -> str:
-    """Default name of the option: searches for different things do not replace each other."""
-    unusual = {request.objective: Objective.speed, request.numerics: Numerics.same}
-    parts = [str(wanted.value) for wanted, usual in unusual.items() if wanted is not usual]
-    return "_".join(["fit", model, *parts])
 
 
 def pinned(composed: Composed, baseline: Plan) -> Composed:

@@ -82,7 +82,11 @@ def plan_on(
     means: Means = PLANNING,
 ) -> Plan:
     """Check and plan one configuration for a device; arguments and errors as of `plan_for`."""
-    device, reason = enough_of(composed.config, device, reason)
+    needed = composed.config.distributed.processes_per_node
+    if not device.present and device.kind == "cuda" and needed > device.count:
+        # How many there are is not declared, and the plan is about one of them.
+        device = replace(device, count=needed)
+        reason = f"{needed} of them taken for granted; {reason}"
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
     choices = {**composed.choices, "attention": config.attention.option}
     composed = replace(composed, choices=choices)
@@ -165,14 +169,6 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
         found = traced_forecast(plan)
     warning = refuse_what_cannot_fit(plan, found)
     return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
-
-
-def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]:
-    """A device that is only declared, as many times as the run has processes on a machine."""
-    needed = config.distributed.processes_per_node
-    if device.present or device.kind != "cuda" or needed <= device.count:
-        return device, reason
-    return replace(device, count=needed), f"{needed} of them taken for granted; {reason}"
 
 
 def means_of_a_run(config: Config) -> Means:

@@ -155,6 +155,12 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     command = ("-m", *words, *arguments.overrides)
     named = composed[0].choices.get("sweep", "none")  # else given by overrides only
     file = SweepFile(paths, command, cells, "" if named == "none" else named)
+
+    def bytes_at_risk(plan: Plan) -> int | None:
+        found = known_forecast(plan)
+        may_fail = found.verdict in (Verdict.tight, Verdict.does_not_fit)
+        return found.peak.expected if may_fail else None
+
     ordered = smallest_first(jobs, bytes_at_risk)
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach)
 
@@ -274,12 +280,6 @@ def make_jobs(
     for number, first in duplicates.items():
         jobs[first].cells.append(number)
     return list(jobs.values())
-
-
-def bytes_at_risk(plan: Plan) -> int | None:
-    """Bytes that a run is expected to need, if it may run out of memory; else None."""
-    found = known_forecast(plan)
-    return found.peak.expected if found.verdict in (Verdict.tight, Verdict.does_not_fit) else None
 
 
 def plan_cells(

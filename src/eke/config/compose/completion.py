@@ -55,7 +55,11 @@ def candidates(words: Sequence[str], word: str) -> list[str]:
         multirun = "-m" in words or "--multirun" in words
         return list(_values(key, value, multirun, catalogue))
     typed = {text.partition("=")[0] for text in words}
-    found = _keys(word.rpartition(".")[0], words, catalogue) if "." in word else _starts(catalogue)
+    single = [key for key in catalogue.keys if "." not in key]
+    sections = [f"{section}." for section in catalogue.sections if catalogue.names(section)]
+    found = [f"{group}=" for group in catalogue.options] + sections + [f"{k}=" for k in single]
+    if "." in word:
+        found = _keys(word.rpartition(".")[0], words, catalogue)
     return [each for each in found if each.startswith(word) and each.removesuffix("=") not in typed]
 
 
@@ -70,13 +74,6 @@ def _config_dir(words: Sequence[str]) -> Path | None:
             folder = inline
     path = user_path(folder)
     return path if folder and path.is_dir() else None
-
-
-def _starts(catalogue: Catalogue) -> list[str]:
-    """Groups, sections and keys outside of sections."""
-    sections = [f"{section}." for section in catalogue.sections if catalogue.names(section)]
-    keys = [key for key in catalogue.keys if "." not in key]
-    return [*(f"{group}=" for group in catalogue.options), *sections, *(f"{key}=" for key in keys)]
 
 
 def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> list[str]:

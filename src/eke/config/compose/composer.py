@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -220,7 +220,10 @@ def typed_tree(
         config: Any = OmegaConf.to_object(tree.config)
     except OmegaConfBaseException as error:
         with contextlib.suppress(OmegaConfBaseException):
-            problems = list(_unfilled(tree.config, catalogue))
+            for key in sorted(OmegaConf.missing_keys(tree.config)):
+                section = key.partition(".")[0]
+                why = f"{section}={tree.config[section].option} needs a value for it"
+                problems += [Problem(key, "", why, Fix(completed(key, catalogue) or key))]
         problems = problems or [explain_file(error, catalogue.folders, catalogue)]
         raise ConfigError(problems) from error
     untyped = [g for g, kinds in VARIANTS.items() if type(getattr(config, g)) not in kinds.values()]
@@ -244,14 +247,6 @@ def typed_tree(
         choices["attention"] = config.attention.option
     own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
     return Composed(config=config, choices=choices, overrides=typed, config_dir=own)
-
-
-def _unfilled(tree: DictConfig, catalogue: Catalogue) -> Iterator[Problem]:
-    """Problems of mandatory values that are not set."""
-    for key in sorted(OmegaConf.missing_keys(tree)):
-        section = key.partition(".")[0]
-        why = f"{section}={tree[section].option} needs a value for it"
-        yield Problem(key, "", why, Fix(completed(key, catalogue) or key))
 
 
 def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) -> list[Problem]:

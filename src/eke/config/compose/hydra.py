@@ -9,8 +9,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,18 +211,11 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
         """Eke recomposes it from its overrides, with schema types and checks."""
         return job(tuple(HydraConfig.get().overrides.task), config_dir)
 
-    with _command_line(words):
-        main(run_job)()
-
-
-@contextmanager
-def _command_line(words: Sequence[str]) -> Iterator[None]:
-    """Set Hydra's command line, and raise its errors instead of printing a traceback."""
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [argv[0], *words]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, instead of printing a traceback
     try:
-        yield
+        main(run_job)()
     finally:
         sys.argv = argv
         os.environ["HYDRA_FULL_ERROR"] = full or "0"

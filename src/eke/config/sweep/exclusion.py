@@ -90,16 +90,6 @@ def read_expression(text: str) -> Expression:
     return expression
 
 
-def _read_value(text: str) -> Any:
-    """Convert a word to a number, boolean or None; otherwise return it unchanged."""
-    if text[:1] in ("'", '"'):
-        return text[1:-1]
-    known = {"true": True, "false": False, "null": None}
-    with suppress(ValueError):
-        return known[text.lower()] if text.lower() in known else float(text)
-    return text
-
-
 class _Reader:
     """Recursive descent parser: or, and, not, parentheses, comparison."""
 
@@ -164,7 +154,12 @@ class _Reader:
         text = self.take("a value")
         if text in ("(", ")", ",", *ORDERS, "=", "==", "!=", *_WORDS):
             raise ExpressionError(f"{text} stands where a value belongs")
-        return _read_value(text)
+        if text[:1] in ("'", '"'):
+            return text[1:-1]
+        known = {"true": True, "false": False, "null": None}
+        with suppress(ValueError):
+            return known[text.lower()] if text.lower() in known else float(text)
+        return text
 
     def _close(self) -> None:
         if self.take(")") != ")":

@@ -166,7 +166,13 @@ def claim(paths: RunPaths) -> Iterator[int]:
     except OSError as error:
         if is_locked(paths.lock):  # by another user, whose file we may only read
             raise _busy(paths) from error
-        raise _unusable(paths, error) from error
+        # It was usable when the run was planned: a rule checked it.
+        why = f"{error.filename or paths.folder} cannot be written: {error.strerror or error}"
+        is_refused = isinstance(error, Refused)
+        fix = Fix(f"paths.runs=FOLDER_{'OF_YOURS' if is_refused else 'ON_ANOTHER_DISK'}")
+        runs = str(paths.folder.parent)
+        problem = Problem("paths.runs", runs, why, fix, passing=not is_refused)
+        raise ConfigError(problem) from error
     try:
         try:
             is_ours = _lock(descriptor)
@@ -186,15 +192,6 @@ def _busy(paths: RunPaths) -> BusyError:
     with suppress(OSError):
         owner = read_text(paths.lock, LOCK_LIMIT).strip()
     return BusyError(f"run {paths.folder.name} is being worked on by {owner or 'another process'}")
-
-
-def _unusable(paths: RunPaths, error: OSError) -> ConfigError:
-    """Message for a folder that was usable when the run was planned (a rule checked it)."""
-    runs, where = str(paths.folder.parent), error.filename or paths.folder
-    why = f"{where} cannot be written: {error.strerror or error}"
-    is_refused = isinstance(error, Refused)
-    fix = Fix(f"paths.runs=FOLDER_{'OF_YOURS' if is_refused else 'ON_ANOTHER_DISK'}")
-    return ConfigError(Problem("paths.runs", runs, why, fix, passing=not is_refused))
 
 
 def without_locks(folder: Path, error: OSError) -> ConfigError:

@@ -117,20 +117,15 @@ def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> 
     limited = any(row not in sound for row in above)
     ahead = tuple(row for row in above if row in sound)
     pairs = len(sound) * (len(sound) - 1) / 2  # the best of many may be best by chance
-    peers = tuple(
-        row for row in sound
-        if row is not top and not _is_apart(part, top, row, measure, (1 - LEVEL) / pairs)
-    )  # fmt: skip
+
+    def is_peer(row: ComparisonRow) -> bool:
+        found = part.noise[measure.key].ratio((id(top.variant), id(row.variant)))
+        return found is None or found.p is None or found.p > (1 - LEVEL) / pairs
+
+    peers = tuple(row for row in sound if row is not top and is_peer(row))
     best = Claim(Kind.best, part, (top,), measure, is_limited=limited, is_first=not ahead)
     more = ((Kind.ahead, ahead), (Kind.peers, peers))
     return [best, *(Claim(kind, part, rows, measure) for kind, rows in more if rows)]
-
-
-def _is_apart(
-    part: OneMachine, one: ComparisonRow, other: ComparisonRow, measure: Measure, chance: float
-) -> bool:
-    found = part.noise[measure.key].ratio((id(one.variant), id(other.variant)))
-    return found is not None and found.p is not None and found.p <= chance
 
 
 NAMED = 3

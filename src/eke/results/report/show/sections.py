@@ -50,10 +50,6 @@ MAX_LISTED = 6
 """Configurations listed per reason; the others are counted."""
 
 
-def _unsorted(_: ComparisonRow) -> None:
-    """Sort key of columns sorted by text."""
-
-
 @dataclass(frozen=True)
 class Column:
     """One column: text and sort key of every row."""
@@ -61,7 +57,8 @@ class Column:
     key: str
     title: str
     text: Callable[[ComparisonRow], str]
-    value: Callable[[ComparisonRow], float | None] = _unsorted
+    value: Callable[[ComparisonRow], float | None] = lambda _: None
+    """None for columns sorted by text."""
     is_number: bool = False
     is_wide: bool = False
     """Whether narrow formats (terminal, Markdown) omit it."""

@@ -136,10 +136,9 @@ class SyncOutcome(Enum):
     busy = "busy"
     failed = "failed"
 
-    @property
-    def is_failure(self) -> bool:
-        """Whether to run the command again."""
-        return self in (SyncOutcome.failed, SyncOutcome.busy)
+
+FAILURES = (SyncOutcome.failed, SyncOutcome.busy)
+"""The command is to be run again."""
 
 
 @dataclass(frozen=True)
