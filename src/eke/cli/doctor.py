@@ -68,19 +68,15 @@ def find_options(device: Device) -> tuple[OptionFinding, ...]:
     # Problems shared by all options, for example a full disk.
     everywhere = {problem.id for problems in check(Facts(base, device)) for problem in problems}
     findings = []
-    for group, options in catalogue.options.items():
-        for option in options if group not in LEFT_OUT else ():
-            if (group, option) in NEEDS_MORE:
-                continue
-            config = _with(catalogue, base, group, option)
-            finding = OptionFinding(group, option, usable=True)
-            # Problems that refuse the option come before warnings.
-            for usable, problems in zip((False, True), check(Facts(config, device)), strict=True):
-                if own := [problem for problem in problems if problem.id not in everywhere]:
-                    told = (own[0].why, str(own[0].fix), own[0].overrides)
-                    finding = OptionFinding(group, option, usable, *told)
-                    break
-            findings.append(finding)
+    pairs = [
+        (g, o) for g, options in catalogue.options.items() if g not in LEFT_OUT for o in options
+    ]
+    for group, option in (pair for pair in pairs if pair not in NEEDS_MORE):
+        refused, warned = check(Facts(_with(catalogue, base, group, option), device))
+        own = [p for p in (*refused, *warned) if p.id not in everywhere][:1]
+        usable = not any(problem in refused for problem in own)
+        words = [(problem.why, str(problem.fix), problem.overrides) for problem in own]
+        findings.append(OptionFinding(group, option, usable, *next(iter(words), ())))
     return tuple(findings)
 
 
@@ -106,10 +102,8 @@ def _section(catalogue: Catalogue, group: str, option: str) -> Any:
 def _values(catalogue: Catalogue, group: str, option: str) -> list[Any]:
     """Values set by the file of an option and by the options it extends."""
     values: Any = OmegaConf.load(catalogue.options[group][option])
-    names = [
-        str(entry).partition("@")[0].removeprefix(f"/{group}/")
-        for entry in values.pop("defaults", [])
-    ]
+    entries = (str(entry).partition("@")[0] for entry in values.pop("defaults", []))
+    names = [entry.removeprefix(f"/{group}/") for entry in entries]
     bases = [name for name in names if name in catalogue.options[group] and name != option]
     return [*(each for name in bases for each in _values(catalogue, group, name)), values]
 
@@ -182,10 +176,9 @@ class Examination:
     """Missing packages that some option needs or most users want."""
     cpu: str
     num_cores: int
-    """CPU cores available to this process."""
+    """Of the CPU, for this process, as is the memory."""
     num_machine_cores: int | None
     memory_bytes: int | None
-    """Memory available to this process, limited by its container."""
     compiler: str | None
     runs: str
     """Default folder of runs."""
@@ -197,7 +190,7 @@ class Examination:
     """Whether a W&B API key exists; it is never shown."""
     gpus: GpuReport
     device: Device
-    """Device selected by hardware=auto."""
+    """Of hardware=auto."""
     torch: dict[str, Any]
     """Properties reported by torch, or `error`."""
     options: tuple[OptionFinding, ...]

@@ -15,7 +15,7 @@ from eke.workflows.autotune import TuneRequest, fit
 DESCRIPTION = """\
 Finds the fastest configuration that fits, and writes it as an option of `experiment`.
 
-What is typed behind it is what eke train takes. Groups that are typed stay as they are; of the
+It takes the overrides of eke train. Groups that are set stay as they are; of the
 others (attention, compile, kernels, memory, with --numerics also precision and optimizer) and of
 the micro-batch every combination is refused by rules, forecast, or may be tried. The samples per
 step and the length of samples are kept. Groups, options and keys: eke train --help
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--numerics", choices=[each.value for each in Numerics], default="same",
-        help="same: the formats as typed (default); mixed: 16-bit or TF32 products over float32 "
+        help="same: the formats as given (default); mixed: 16-bit or TF32 products over float32 "
         "weights, too; reduced: bfloat16 weights, float8 and 8-bit states, too",
     )  # fmt: skip
     parser.add_argument(
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--name", default="", help="of the option written (default "
-        "fit_MODEL, with _memory, _mixed ... where one of these is asked for)",
+        "fit_MODEL, with _memory, _mixed ... where one of these is chosen)",
     )  # fmt: skip
     parser.add_argument("--config-dir", metavar="FOLDER", help="your own options; written there")
     options, overrides = parser.parse_known_args(list(arguments))

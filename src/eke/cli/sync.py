@@ -16,8 +16,8 @@ from eke.results.trackers.sync import FAILURES, Options, Report, SyncOutcome, fi
 
 DESCRIPTION = """\
 Sends runs to Weights & Biases: offline ones, and what is missing of online ones. Every run is
-rebuilt from its metrics.jsonl and record.json, sent as one piece under its own id, and the server
-is asked afterwards what it has. The same command again sends only what is not there yet.
+rebuilt from its metrics.jsonl and record.json, sent as one piece under its own id, and compared
+afterwards with what the server has. The same command again sends only what is not there yet.
 """
 HEADER = ("run", "rows", "verdict", "where")
 

@@ -72,9 +72,8 @@ def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
         return [found]
     if any(problem.key.startswith("batch.") for problem in refused):
         raise ConfigError(refused)  # about what is to be kept, or one sample is too large
-    tried = [
-        _checked(replace(facts, config=each), lenient) for each in possible_batches(facts.config)
-    ]
+    configs = possible_batches(facts.config)
+    tried = [_checked(replace(facts, config=each), lenient) for each in configs]
     allowed = [each for refused, each in tried if not refused]
     if not allowed:
         raise ConfigError(min((refused for refused, _ in tried), key=len))
@@ -96,14 +95,12 @@ def at_rest(plan: Plan) -> Plan:
 
 def memory_asked_for(plan: Plan) -> int | None:
     """Bytes for tensors of the requested host memory on a cluster; None if not set."""
-    asked = plan.config.resources.memory
-    if asked is None or plan.device.kind != "cpu" or plan.device.memory_bytes is not None:
+    device, memory = plan.device, plan.config.resources.memory or ""
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", memory.upper())  # a wrong one is reported later
+    if found is None or device.kind != "cpu" or device.memory_bytes is not None:
         return None
-    found = re.fullmatch(r"(\d+)([KMGT]?)B?", asked.upper())
-    if found is None:
-        return None  # reported when it is requested
     per_node = int(found[1]) * 1024 ** (" KMGT".index(found[2] or "M"))  # sbatch: megabytes
-    return room_for_a_batch(replace(plan, device=replace(plan.device, memory_bytes=per_node)))
+    return room_for_a_batch(replace(plan, device=replace(device, memory_bytes=per_node)))
 
 
 def choose_batch(

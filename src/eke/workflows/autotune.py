@@ -1,5 +1,6 @@
 """Search for the fastest configuration (`eke fit`): setup, trials and the saved result."""
 
+import operator
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -219,9 +220,8 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
 def _command(fitting: Fitting, *overrides: str) -> str:
     """What starts a run, with the given folder of options."""
     own = fitting.request.arguments.config_dir
-    return shlex.join(
-        [*program().split(), *(["--config-dir", str(own)] if own else []), *overrides]
-    )
+    folder = ["--config-dir", str(own)] if own else []
+    return shlex.join([*program().split(), *folder, *overrides])
 
 
 def _report(command: str, fitting: Fitting, fit: Fit, text: str) -> str:
@@ -276,8 +276,7 @@ def prepare(request: TuneRequest) -> Fitting:
     except ConfigError as error:
         swept = [p for p in error.problems if p.fix.is_sweep]
         rest = [p for p in error.problems if p not in swept]
-        one = [Problem(p.key, p.value, ONE_VALUE) for p in swept]
-        raise ConfigError(one + rest) from error
+        raise ConfigError([*(Problem(p.key, p.value, ONE_VALUE) for p in swept), *rest]) from error
     refuse_what_is_searched(composed)
     if problem := cannot_detach(composed.config, launcher):
         raise ConfigError(problem)
@@ -290,9 +289,8 @@ def prepare(request: TuneRequest) -> Fitting:
     baseline = plan_for(composed, planning=True, launcher=launcher, refuse=False)
     if not baseline.device.present and not composed.config.plan_only:
         why = f"this machine has no {baseline.device.name}, and a search runs trials"
-        raise ConfigError(
-            Problem("hardware", composed.config.hardware.option, why, Fix("plan_only=true"))
-        )
+        wanted = composed.config.hardware.option
+        raise ConfigError(Problem("hardware", wanted, why, Fix("plan_only=true")))
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, request.numerics)
     composed = pinned(composed, baseline)
     axes = [spelt_out(axis, baseline.config, composed, arguments.config_dir) for axis in axes]
@@ -330,13 +328,12 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
         raise ConfigError(Problem("eke fit", "", why, fix))
     if len(found.found) > 1 or found.first is None:
         return
-    reasons = ["groups that were typed stay as they are"]
+    reasons = ["groups that were set stay as they are"]
     reasons += [f"rules refuse the rest: {rules}"] if found.refused else []
     reasons += ["larger ones cannot fit"] if found.too_large else []
     why = f"there is nothing to choose from but your configuration ({'; '.join(reasons)})"
-    fix = Fix(
-        remark=f"{shlex.join([*program().split(), *composed.overrides])}   (or leave a group open)"
-    )
+    again = shlex.join([*program().split(), *composed.overrides])
+    fix = Fix(remark=f"{again}   (or leave a group open)")
     raise ConfigError(Problem("eke fit", "", why, fix))
 
 
@@ -392,18 +389,14 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launc
 def refuse_what_is_searched(composed: Composed) -> None:
     """Raise ConfigError for keys of runs or sweeps, which have no meaning for a search."""
     config = composed.config
-    one_run = "is about one run; trials are answered from their records"
-    meant_otherwise = {
-        "rerun": (config.rerun, one_run),
-        "repeat": (config.repeat, one_run),
-        "ignore_forecast": (config.ignore_forecast, one_run),
-        "launcher.detach": (
-            config.launcher.detach,
-            "has to wait: each trial is chosen by what those before it found",
-        ),
+    why = "is about one run; trials are answered from their records"
+    wait = "has to wait: each trial is chosen by what those before it found"
+    reasons = {
+        **dict.fromkeys(("rerun", "repeat", "ignore_forecast"), why),
+        "launcher.detach": wait,
     }
-    for key, (wanted, why) in meant_otherwise.items():
-        if wanted:
+    for key, why in reasons.items():
+        if wanted := operator.attrgetter(key)(config):
             usual = type(wanted)()  # False of a switch, 0 of a number
             raise ConfigError(Problem(key, str(wanted).lower(), why, Fix(f"{key}={usual}".lower())))
 

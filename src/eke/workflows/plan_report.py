@@ -121,8 +121,7 @@ def compare_on_all_devices(
     refused: dict[str, tuple[int | None, str]] = {}
     for option, device in DEVICES.items():
         config = replace(composed.config, hardware=replace(composed.config.hardware, option=option))
-        choices = composed.choices | {"hardware": option}
-        one = replace(composed, config=config, choices=choices)
+        one = replace(composed, config=config, choices=composed.choices | {"hardware": option})
         try:
             plans[option] = plan_on(one, device, f"declared by hardware={option}", planning=True)
         except ConfigError as error:
@@ -135,16 +134,14 @@ def compare_on_all_devices(
     if as_json_text:
         content = [
             {
-                "hardware": row.option,
-                "memory_bytes": row.memory_bytes,
+                "hardware": row.option, "memory_bytes": row.memory_bytes,
                 "memory": as_json(row.forecast) if row.forecast else None,
                 **(time_as_json(times[row.option]) if row.option in times else {}),
-                "largest_micro_batch": row.batch,
-                "per_device": row.per_device or None,
+                "largest_micro_batch": row.batch, "per_device": row.per_device or None,
                 "refused": row.reason,
             }
             for row in rows
-        ]
+        ]  # fmt: skip
         return json.dumps(content, indent=2)
     config = composed.config
     count = config.distributed.num_processes

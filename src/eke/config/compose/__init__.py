@@ -1,4 +1,4 @@
-"""Compose a typed configuration from the command line, reporting all errors at once."""
+"""Compose a configuration from the command line, reporting all errors at once."""
 
 from eke.config.compose.arguments import Arguments, split_arguments
 from eke.config.compose.completion import COMPLETION_FLAGS, answer_shell

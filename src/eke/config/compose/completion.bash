@@ -4,7 +4,7 @@ _eke_complete() {
     COMPREPLY=()
     case "${program[0]##*/}" in
         python*)
-            # Only eke's own train.py is asked; another script might do anything.
+            # Only eke's own train.py is called; another script might do anything.
             (( COMP_CWORD > 1 )) || return
             program+=("${COMP_WORDS[1]/#~\//$HOME/}")
             command grep -qs 'from eke.cli import main  # shell completion' -- "${program[1]}" || return ;;

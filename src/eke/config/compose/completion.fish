@@ -2,7 +2,7 @@ function __eke_program
     set -l words (commandline -opc)
     set -l program (string replace -r '^~/' "$HOME/" -- $words[1])
     if string match -q 'python*' -- (basename -- $program)
-        # Only eke's own train.py is asked; another script might do anything.
+        # Only eke's own train.py is called; another script might do anything.
         set -l script (string replace -r '^~/' "$HOME/" -- $words[2])
         command grep -qs 'from eke.cli import main  # shell completion' -- "$script"; or return 1
         set program $program $script

@@ -4,7 +4,7 @@ _eke() {
     program=("${words[1]/#\~\//$HOME/}")
     if [[ ${words[1]:t} == python* ]]; then
         program+=("${words[2]/#\~\//$HOME/}")
-        # Only eke's own train.py is asked; another script might do anything.
+        # Only eke's own train.py is called; another script might do anything.
         if (( CURRENT < 3 )) || ! command grep -qs 'from eke.cli import main  # shell completion' -- "$program[2]"; then
             ${_eke_before:-_default} "$@"
             return

@@ -1,4 +1,4 @@
-"""Compose typed configurations from overrides, or report all their errors.
+"""Compose configurations from overrides, or report all their errors.
 
 The cells of a sweep share their compositions. `claims` and `compose_with` recompose with the
 choices of a recipe, without changing the user's.
@@ -57,7 +57,7 @@ class Composed:
     """A configuration, and the overrides and options it was composed from."""
 
     config: Config
-    """The typed configuration with all values resolved."""
+    """With all values resolved."""
     choices: dict[str, str]
     """Group -> option, including recipe, experiment and sweep, without Hydra's own groups."""
     overrides: tuple[str, ...]

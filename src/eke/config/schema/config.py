@@ -48,7 +48,7 @@ PRIVATE_GROUPS = ("slurm", "launcher")
 
 @dataclass
 class Config:
-    """What the user wants; every key that can be typed."""
+    """What the user wants; every key that can be set."""
 
     model: models.Model = field(default_factory=models.Model)
     task: work.Task = field(default_factory=work.Task)
@@ -80,7 +80,7 @@ class Config:
     repeat: int = field(default=0, metadata=at_least(0))
     """Number of a repetition: another run of the same configuration, never a factor in reports."""
     rerun: bool = False
-    """Run again beside a finished run instead of answering from its record."""
+    """Run again alongside a finished run instead of answering from its record."""
     plan_only: bool = False
     """Print the plan and stop."""
     ignore_forecast: bool = False

@@ -375,7 +375,7 @@ class Train:
     """Metric of the evaluations (loss, accuracy, f1_macro, ...) whose best checkpoint is kept and
     is the run's model; null: the last one."""
     checkpoint_every: int | None = field(default=200, metadata=at_least(1, null_is_off=True))
-    """Steps between checkpoints; null saves only when asked to stop, and at the end."""
+    """Steps between checkpoints; null saves only on a stop signal, and at the end."""
     keep_checkpoints: int = field(default=2, metadata=at_least(1))
     """Newest complete checkpoints that are kept."""
     save_final: bool = True

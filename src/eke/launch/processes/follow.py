@@ -234,12 +234,10 @@ def progress_columns(job: "Job") -> tuple[str, str, str, str]:
 def counts(jobs: "Sequence[Job]") -> str:
     """How many runs are where: `3 ok, 1 crashed, 2 running, 5 waiting`."""
     ended = Counter(job.outcome.name for job in jobs if job.outcome)
-    parts = [f"{ended[o.name]} {o.name}" for o in Outcome if ended[o.name]]
-    running = sum(job.live is not None for job in jobs)
-    waiting = sum(job.is_waiting() for job in jobs)
-    parts += [f"{running} running"] if running else []
-    parts += [f"{waiting} waiting"] if waiting else []
-    return ", ".join(parts)
+    numbers = {outcome.name: ended[outcome.name] for outcome in Outcome}
+    numbers["running"] = sum(job.live is not None for job in jobs)
+    numbers["waiting"] = sum(job.is_waiting() for job in jobs)
+    return ", ".join(f"{number} {name}" for name, number in numbers.items() if number)
 
 
 def left_s(jobs: "Sequence[Job]", now: float) -> float | None:

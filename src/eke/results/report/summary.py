@@ -35,12 +35,10 @@ def render_summary(record: Record, folder: str) -> str:
     ]
     first, second, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
     text = [f"  {a:<{first}}  {b:<{min(second, 34)}}  {note}".rstrip() for a, b, note in lines]
-    warnings = [*record.warnings]
-    if record.shared_device:
-        warnings.append("another process used the device: no speed above is a measurement")
+    shared = "another process used the device: no speed above is a measurement"
+    warnings = [*record.warnings, *([shared] if record.shared_device else [])]
     text += [f"  warning: {warning}" for warning in warnings]
-    heading = f"{record.outcome}: {record.name}"
-    return "\n".join([heading, *text])
+    return "\n".join([f"{record.outcome}: {record.name}", *text])
 
 
 def _outcome_lines(record: Record) -> list[Line]:

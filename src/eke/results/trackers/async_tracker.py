@@ -122,11 +122,10 @@ class Guard:
                 return
             if self._pending + len(batch) > self._limits.num_rows:
                 if not self._lost:
-                    _log.warning(
-                        "tracker: %d rows wait to be mirrored already; new ones are dropped, "
-                        "metrics.jsonl has them",
-                        self._pending,
+                    why = (
+                        "rows wait to be mirrored already; new ones are dropped, metrics.jsonl has"
                     )
+                    _log.warning("tracker: %d %s them", self._pending, why)
                 self._lost += len(batch)
                 return
             self._pending += len(batch)
