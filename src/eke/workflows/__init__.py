@@ -56,7 +56,7 @@ def main(
         if arguments.hydra_flags:
             return ask_hydra(arguments)
         if why or ALL_DEVICES in arguments.overrides:
-            from eke.workflows.plan_report import (  # a quarter of the time of a wrong key
+            from eke.workflows.planning import (  # a quarter of the time of a wrong key
                 compare_on_all_devices,
                 refuse_why_of_many,
             )
@@ -96,8 +96,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
         from eke.workflows.auto_batch import Means
-        from eke.workflows.plan_report import plan_text
-        from eke.workflows.planning import plan_for
+        from eke.workflows.planning import plan_for, plan_text
 
         plan = plan_for(composed, planning=True, means=Means(trace=trace))
         return print_once(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
