@@ -337,11 +337,10 @@ def _whole(standings: Sequence[RunStatus]) -> RenderableType:
 
 def _importance(each: RunStatus) -> tuple[int, bool]:
     """Sort key: running, failed, finished, waiting."""
-    if each.state == RUNNING:
-        return 0, False
     if each.state not in STYLES:
         return 1, False
-    return (2, False) if each.state == Outcome.ok.name else (3, not each.is_active)
+    rank = {RUNNING: 0, Outcome.ok.name: 2}.get(each.state, 3)
+    return rank, rank == 3 and not each.is_active
 
 
 def own_words(standings: Sequence[RunStatus]) -> list[str]:

@@ -284,10 +284,9 @@ def _choice(entries: dict[str, str]) -> Schema:
 
 
 def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any]:
-    """Write one JSON schema per kind of file into `folder`, creating it if missing.
+    """Write one JSON schema per kind of file into `folder`, with the options in `config_dir`.
 
-    They include the options in the user's `config_dir`. Returns settings of the YAML language
-    server that map the schemas to files.
+    Returns settings of the YAML language server that map the schemas to files.
 
     Raises:
         ConfigError: `folder` is a file, or `config_dir` is invalid.

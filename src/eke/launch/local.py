@@ -336,12 +336,7 @@ class FreeMemory:
 
 
 def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
-    """Start a run on its devices.
-
-    Raises:
-        BusyError: another process works on this run.
-        RunError: the folder cannot be written.
-    """
+    """Start a run on its devices; errors as of `LiveRun`."""
     size, cores = plan.batch.world_size, grant.cores()
     environment = grant.environment(size) | ({SHARED_DEVICE: "1"} if grant.shared else {})
     before = os.sched_getaffinity(0) if cores else set[int]()
@@ -486,12 +481,7 @@ class Pool(StartedSweep):
 
 
 def probe_in_pool(plan: Plan) -> Probed:
-    """Run the trial of a plan as its run would be started, if its devices are free now.
-
-    Raises:
-        KeyboardInterrupt: stopped by a signal; no process is left.
-        RunError: the folder for temporary files cannot be written.
-    """
+    """Run the trial of a plan as its run would start, on free devices; errors as of `probe`."""
     devices = devices_for(plan)
     grant = devices.take(plan.batch.world_size * plan.batch.devices)
     if grant is None:

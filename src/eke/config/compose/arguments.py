@@ -332,16 +332,15 @@ def _beginning(file: Path) -> Problem | None:
     """Problem of a missing package directive or defaults list in a file; None if complete."""
     group, text = file.parent.name, file.read_text(errors="replace")
     header = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    why = fix = ""
     if group in GLOBAL and not any(_PACKAGE.match(line) for line in header):
         why = f"{group}s are about all groups, which the first line has to say to Hydra"
-        return Problem(f"{file}:1", "", why, Fix(remark="write # @package _global_"))
-    if group in VARIANTS and not re.search("^defaults:", text, re.MULTILINE):
-        names = ", ".join(VARIANTS[group])
-        why = f"does not say which keys it has; they are those of one of {names}"
-        first = next(iter(VARIANTS[group]))
-        fix = Fix(remark=f"write defaults: [/schema/{group}/{first}@_here_, _self_]")
-        return Problem(f"{file}:1", "", why, fix)
-    return None
+        fix = "write # @package _global_"
+    elif group in VARIANTS and not re.search("^defaults:", text, re.MULTILINE):
+        first, *others = VARIANTS[group]
+        why = f"does not say which keys it has: those of one of {', '.join([first, *others])}"
+        fix = f"write defaults: [/schema/{group}/{first}@_here_, _self_]"
+    return Problem(f"{file}:1", "", why, Fix(remark=fix)) if fix else None
 
 
 def _absent_option(

@@ -294,12 +294,7 @@ POLL_S = 0.1
 
 
 def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
-    """Run, or continue, the plan in its folder, and show it.
-
-    Raises:
-        BusyError: another process works on this run.
-        EkeError: machines are missing, or the folder cannot be written.
-    """
+    """Run, or continue, the plan in its folder, and show it; errors as of `launch_attempt`."""
     with open_view(place.paths, plan.steps.total) as view:
         live = launch_attempt(plan, place, head, 1 if ranks_are_started() else None)
         try:

@@ -332,12 +332,7 @@ class SlurmLauncher(Launcher):
         return declared_target(config, config.distributed.num_nodes)
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Cluster:
-        """Submit the runs.
-
-        Raises:
-            BusyError: another process keeps submitting runs of this folder.
-            EkeError: SLURM gives no answer.
-        """
+        """Submit the runs; errors as of `Cluster.submit`."""
         cluster = Cluster(books, paths, sweep)
         cluster.submit()
         return cluster

@@ -153,12 +153,7 @@ def forget(path: Path) -> None:
 
 
 def freeze(job: Job) -> None:
-    """Write the plan into the run's folder: a queued run no longer changes.
-
-    Raises:
-        BusyError: another process works on this run.
-        EkeError: the folder cannot be written.
-    """
+    """Write the plan into the run's folder, which then no longer changes; BusyError or EkeError."""
     paths = RunPaths(Path(job.folder))
     try:
         with claim(paths):

@@ -56,10 +56,9 @@ MISPLACED = "node"
 """Phase of a failure that another try on this node would only repeat."""
 
 SAID = {
-    Outcome.timeout: signal.SIGUSR2,
-    Outcome.preempted: signal.SIGTERM,
+    Outcome.timeout: signal.SIGUSR2, Outcome.preempted: signal.SIGTERM,
     Outcome.cancelled: signal.SIGINT,
-}
+}  # fmt: skip
 """Stop reason passed to a worker: the outcome it then writes."""
 
 

@@ -192,8 +192,7 @@ TRACKIO_OUTSIDE = (
 class TrackioBackend(TrackerBackend):
     """The run `<run_id>` of the project `tracker.project`, in `trackio` below the run folder.
 
-    Tested with trackio 0.43. Its store is SQLite with a write-ahead log: for a local disk, not for
-    NFS.
+    Tested with trackio 0.43. Its store, SQLite with a write-ahead log, is for a local disk.
     """
 
     package = "trackio"

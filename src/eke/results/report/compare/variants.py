@@ -217,10 +217,10 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
 def _label(members: Sequence[Entry], telling_factors: Factors) -> str:
     if rows := dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n):
         return " = ".join(rows)
-    known = members[0].is_known
-    if told := [f"{k}={value}" for k, value in telling_factors.items() if value and known]:
-        return " ".join(told)
-    return " ".join(_typed(members[0])) or (members[0].folder.name if members[0].folder else "run")
+    first = members[0]
+    factors = [f"{k}={value}" for k, value in telling_factors.items() if value and first.is_known]
+    folder = first.folder.name if first.folder else "run"
+    return " ".join(factors) or " ".join(_typed(first)) or folder
 
 
 def _typed(entry: Entry) -> tuple[str, ...]:
