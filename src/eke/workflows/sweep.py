@@ -153,8 +153,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     options = arguments.config_dir  # the command is valid from any working directory
     words = ("--config-dir", str(options.absolute())) if options else ()
     command = ("-m", *words, *arguments.overrides)
-    named = composed[0].choices.get("sweep", "none")  # else given by overrides only
-    file = SweepFile(paths, command, cells, "" if named == "none" else named)
+    file = SweepFile(paths, command, cells, named(composed[0].choices))
 
     def bytes_at_risk(plan: Plan) -> int | None:
         found = known_forecast(plan)
@@ -163,6 +162,12 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
 
     ordered = smallest_first(jobs, bytes_at_risk)
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach)
+
+
+def named(choices: Mapping[str, str]) -> str:
+    """A sweep's name; empty for one of overrides only."""
+    name = choices.get("sweep", "none")
+    return "" if name == "none" else name
 
 
 def not_asked_for(

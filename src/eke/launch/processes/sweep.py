@@ -17,7 +17,7 @@ from eke.common.process_env import ranks_are_started
 from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
-from eke.launch.processes.follow import open_view
+from eke.launch.processes.follow import RunView, open_view
 from eke.launch.processes.nodes import Head, launch_attempt
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.worker_process import Watched, forward_signals
@@ -293,15 +293,20 @@ POLL_S = 0.1
 """Between two looks at the worker."""
 
 
+def show_until_over(live: Watched, view: RunView) -> None:
+    """Show an attempt while it lasts; a signal for this process is passed on to it."""
+    with forward_signals(live.ask, live.kill):
+        while not live.is_over():
+            view.update()
+            time.sleep(POLL_S)
+
+
 def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
     """Run, or continue, the plan in its folder, and show it; errors as of `launch_attempt`."""
     with open_view(place.paths, plan.steps.total) as view:
         live = launch_attempt(plan, place, head, 1 if ranks_are_started() else None)
         try:
-            with forward_signals(live.ask, live.kill):
-                while not live.is_over():
-                    view.update()
-                    time.sleep(POLL_S)
+            show_until_over(live, view)
         finally:
             record = live.finish()
         view.update(last=True)

@@ -76,7 +76,7 @@ def heard():
 def attempts(paths, heard, plan, monkeypatch) -> Attempts:
     made = Attempts(paths, heard)
     write_plan(paths, plan)
-    monkeypatch.setattr(watcher, "start_attempt", made)
+    monkeypatch.setattr(watcher, "launch_attempt", made)
     monkeypatch.setattr(watcher, "POLL_S", 0)
     monkeypatch.setattr(watcher, "for_this_node", lambda plan: plan)
     monkeypatch.setattr(watcher, "note_software", lambda *_: made.changed)
