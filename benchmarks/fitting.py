@@ -135,7 +135,7 @@ def search_from(start: Sequence[str], folder: Path, budget: int) -> tuple[dict[s
     options.mkdir(parents=True)
     flags = ("--config-dir", str(options), "--budget-trials", str(budget))
     before = time.perf_counter()
-    run(folder, "-m", "eke.cli", "fit", *flags, *TYPED, *start)
+    run(folder, "-m", "eke", "fit", *flags, *TYPED, *start)
     seconds = time.perf_counter() - before
     return json.loads(next(folder.glob("runs/sweep-*/fit.json")).read_text()), seconds
 

@@ -194,7 +194,7 @@ def status(root: Path, runs: int) -> dict[str, object]:
         (first.folder / f"{name}.json").write_text("{}")
     for number in range(1, runs):
         shutil.copytree(first.folder, root / "runs" / str(number))
-    command = [sys.executable, "-m", "eke.cli", "status", str(root / "runs")]
+    command = [sys.executable, "-m", "eke", "status", str(root / "runs")]
     took = seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
     return {"runs": runs, "seconds": round(took, 2)}
 

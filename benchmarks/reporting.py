@@ -47,7 +47,7 @@ def make(folder: Path, count: int) -> Path:
 def report(sweep: Path, formats: str) -> float:
     """Seconds of one `eke report`, from the command to its end."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "eke.cli", "report", str(sweep), "--formats", formats]
+    command = [sys.executable, "-m", "eke", "report", str(sweep), "--formats", formats]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 

@@ -110,9 +110,9 @@ def one_round(root: Path, runs: int) -> dict[str, float]:
     found = {
         "python": timed("-c", "pass", folder=fresh()),
         "imports": timed("-c", NEEDED, folder=fresh()),
-        "eke --help": timed("-m", "eke.cli", "--help", folder=fresh()),
+        "eke --help": timed("-m", "eke", "--help", folder=fresh()),
         "train.py --help": timed(str(REPO / "train.py"), "--help", folder=fresh()),
-        "eke plan": timed("-m", "eke.cli", "plan", *EMPTY, folder=fresh()),
+        "eke plan": timed("-m", "eke", "plan", *EMPTY, folder=fresh()),
     }
     found["run to first step"], found["run"] = train(fresh())
     found["run of a sweep"] = sweep(fresh(), runs)

@@ -3,7 +3,7 @@
 import os
 import sys
 
-# The folder where a command is typed comes first on the import path: a `torch.py` there would run.
+# The current folder comes first on the import path: a `torch.py` there would run.
 if not sys.flags.safe_path and os.path.realpath(sys.path[0]) != os.path.realpath(
     os.path.dirname(os.path.dirname(__file__))
 ):

@@ -22,7 +22,7 @@ def fit(tmp_path):
 
     def run(*arguments: str) -> Finished:
         done = subprocess.run(
-            [sys.executable, "-m", "eke.cli", "fit", "--config-dir", "mine", *arguments],
+            [sys.executable, "-m", "eke", "fit", "--config-dir", "mine", *arguments],
             cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
             timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
@@ -98,7 +98,7 @@ def test_a_report_can_be_made_of_it(fit, tmp_path) -> None:
     assert fit(*WORK, "memory=none", "--budget-trials", "2").code == 0
     folder = next(tmp_path.glob("runs/sweep-*"))
     done = subprocess.run(
-        [sys.executable, "-m", "eke.cli", "report", str(folder)],
+        [sys.executable, "-m", "eke", "report", str(folder)],
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -108,7 +108,7 @@ def test_a_report_can_be_made_of_it(fit, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(fit, tmp_path) -> None:
-    command = [sys.executable, "-m", "eke.cli", "fit", "--config-dir", "mine", *WORK,
+    command = [sys.executable, "-m", "eke", "fit", "--config-dir", "mine", *WORK,
                "--budget-trials", "3"]  # fmt: skip
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,

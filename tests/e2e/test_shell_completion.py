@@ -71,7 +71,7 @@ def place(tmp_path_factory):
     programs.mkdir()
     for name in ("python", "python3"):
         write_program(programs / name, shlex.quote(sys.executable))
-    write_program(programs / "eke", f"{shlex.quote(sys.executable)} -m eke.cli")
+    write_program(programs / "eke", f"{shlex.quote(sys.executable)} -m eke")
     return place
 
 

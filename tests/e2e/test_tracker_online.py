@@ -42,12 +42,12 @@ def train(tmp_path: Path, *overrides: str, **variables: str) -> "subprocess.Comp
 
 def sync(tmp_path: Path, server: Server, *words: str) -> "subprocess.CompletedProcess[str]":
     account = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
-    return call(tmp_path, "-m", "eke.cli", "sync", *words, **account)
+    return call(tmp_path, "-m", "eke", "sync", *words, **account)
 
 
 def report(tmp_path: Path, server: Server, *words: str) -> "subprocess.CompletedProcess[str]":
     account = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
-    return call(tmp_path, "-m", "eke.cli", "report", *words, **account)
+    return call(tmp_path, "-m", "eke", "report", *words, **account)
 
 
 def steps_of(server: Server, folder: Path) -> list[int]:

@@ -65,7 +65,7 @@ def afternoon(tmp_path: Path) -> Path:
 def typed(folder: Path, command: str, **variables: str) -> Finished:
     """One line of the tutorial, in a shell."""
     programs = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}; '
-    programs += 'eke() { python -m eke.cli "$@"; }; '
+    programs += 'eke() { python -m eke "$@"; }; '
     line = command.replace("train.py", str(REPO / "train.py"))
     done = subprocess.run(
         ["bash", "-c", programs + line],

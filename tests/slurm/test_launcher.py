@@ -30,7 +30,7 @@ def cells_of(tmp_path) -> list[dict]:
 
 def eke(tmp_path, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "eke.cli", *arguments],
+        [sys.executable, "-m", "eke", *arguments],
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """The `eke` command: argument parsing and printing only."""
 
+import argparse
 import shlex
 import sys
-from collections.abc import Callable
 from importlib import import_module
 
 from eke.common.errors import EkeError, of_system
@@ -48,16 +48,19 @@ Overrides and options: eke train --help   (of one group: eke train --help GROUP)
 """
 
 
-_OWN_MODULE = (
-    "plan", "report", "fit", "schema", "doctor", "export", "generate", "evaluate", "sync",
-)  # fmt: skip
+_OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "sync")
 """Commands with a module of the same name, imported only when needed."""
 
-_OF_FOLDERS = ("status", "logs", "cancel", "retry")
+_SHARED_MODULE = {
+    "data": "data_show",
+    **dict.fromkeys(("export", "generate", "evaluate"), "models"),
+    **dict.fromkeys(("status", "logs", "cancel", "retry"), "run_commands"),
+}
+"""Other commands -> the module whose `main` takes the command's name, too."""
 
 HELP_FLAGS = ("--help", "-h")
 
-_COMMANDS = ("train", "data", *_OWN_MODULE, *_OF_FOLDERS)
+_COMMANDS = ("train", *_OWN_MODULE, *_SHARED_MODULE)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,9 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _do(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in _OWN_MODULE:
-        module = import_module(f"eke.cli.{command}")
-        wanted: Callable[[list[str]], int] = module.main
-        return wanted(rest)
+        return int(import_module(f"eke.cli.{command}").main(rest))
+    if command in _SHARED_MODULE:
+        return int(import_module(f"eke.cli.{_SHARED_MODULE[command]}").main(command, rest))
     # Imported here so that Ctrl-C during the import prints no traceback.
     from eke.config.compose.completion import COMPLETION_FLAGS
 
@@ -99,14 +102,6 @@ def _do(arguments: list[str]) -> int:
         asked = split_arguments(rest)
         sys.stdout.write(f"{help_text(asked.config_dir, asked.help or '')}\n")
         return EXIT_FAILED if lost() else EXIT_OK
-    if command == "data":
-        from eke.cli import data_show
-
-        return data_show.main(rest)
-    if command in _OF_FOLDERS:
-        from eke.cli import run_commands
-
-        return run_commands.main(command, rest)
     if command in COMPLETION_FLAGS:
         from eke.config.compose import answer_shell
 
@@ -135,3 +130,11 @@ def _unknown(command: str, rest: list[str]) -> int:
 def _usage(code: int) -> int:
     (sys.stdout if code == 0 else sys.stderr).write(USAGE)
     return code
+
+
+def make_parser(command: str, description: str) -> argparse.ArgumentParser:
+    """Parser of `eke COMMAND`, with the line breaks of its description."""
+    return argparse.ArgumentParser(
+        f"eke {command}", description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip

@@ -1,11 +1,12 @@
 """`eke data show`: print the first rows of the data as they are trained, and their lengths."""
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 
 from rich.console import Console
 
+from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.streams import printable
 from eke.common.text import format_number
@@ -28,10 +29,10 @@ TOKEN_TASKS = ("causal_lm", "seq2seq_lm")
 Join = Callable[[list[int]], str]
 
 
-def main(arguments: list[str]) -> int:
+def main(command: str, arguments: list[str]) -> int:
     """Run the command and return the exit code."""
-    usage = "eke data show [--rows N] [--ids] [--config-dir FOLDER] [overrides]"
-    parser = ArgumentParser("eke data", usage, DESCRIPTION)
+    parser = make_parser(command, DESCRIPTION)
+    parser.usage = "eke data show [--rows N] [--ids] [--config-dir FOLDER] [overrides]"
     parser.add_argument("show", choices=["show"], help="the only command")
     parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows (default 3)")
     parser.add_argument("--ids", action="store_true", help="also the ids of the tokens")

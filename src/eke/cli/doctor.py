@@ -4,7 +4,6 @@ Every option is checked by the rules that check a run. Torch is queried in a sep
 that a slow import or a crashing driver does not stop the report.
 """
 
-import argparse
 import contextlib
 import copy
 import dataclasses
@@ -24,6 +23,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from eke.cli import make_parser
 from eke.common.paths import user_path
 from eke.common.process_env import SAFE_PATH, child_environment
 from eke.common.text import format_bytes
@@ -68,27 +68,20 @@ def find_options(device: Device) -> tuple[OptionFinding, ...]:
     # Problems shared by all options, for example a full disk.
     everywhere = {problem.id for problems in check(Facts(base, device)) for problem in problems}
     findings = []
-    for group, options in catalogue.options.items():
-        for option in options if group not in LEFT_OUT else ():
-            if (group, option) in NEEDS_MORE:
-                continue
-            config = _with(catalogue, base, group, option)
-            finding = OptionFinding(group, option, usable=True)
-            # Problems that refuse the option come before warnings.
-            for usable, problems in zip((False, True), check(Facts(config, device)), strict=True):
-                if own := [problem for problem in problems if problem.id not in everywhere]:
-                    told = (own[0].why, str(own[0].fix), own[0].overrides)
-                    finding = OptionFinding(group, option, usable, *told)
-                    break
-            findings.append(finding)
+    pairs = [
+        (g, o) for g, options in catalogue.options.items() if g not in LEFT_OUT for o in options
+    ]
+    for group, option in (pair for pair in pairs if pair not in NEEDS_MORE):
+        refused, warned = check(Facts(_with(catalogue, base, group, option), device))
+        own = [p for p in (*refused, *warned) if p.id not in everywhere][:1]
+        usable = not any(problem in refused for problem in own)
+        words = [(problem.why, str(problem.fix), problem.overrides) for problem in own]
+        findings.append(OptionFinding(group, option, usable, *next(iter(words), ())))
     return tuple(findings)
 
 
 def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config:
-    """Default configuration with another option in one group.
-
-    Read from the option's file, without Hydra, which needs 0.1 s to compose.
-    """
+    """Default configuration with another option, without Hydra, which needs 0.1 s to compose."""
     config = copy.deepcopy(base)
     setattr(config, group, _section(catalogue, group, option))
     tasks = family_of(config).tasks
@@ -109,10 +102,8 @@ def _section(catalogue: Catalogue, group: str, option: str) -> Any:
 def _values(catalogue: Catalogue, group: str, option: str) -> list[Any]:
     """Values set by the file of an option and by the options it extends."""
     values: Any = OmegaConf.load(catalogue.options[group][option])
-    names = [
-        str(entry).partition("@")[0].removeprefix(f"/{group}/")
-        for entry in values.pop("defaults", [])
-    ]
+    entries = (str(entry).partition("@")[0] for entry in values.pop("defaults", []))
+    names = [entry.removeprefix(f"/{group}/") for entry in entries]
     bases = [name for name in names if name in catalogue.options[group] and name != option]
     return [*(each for name in bases for each in _values(catalogue, group, name)), values]
 
@@ -185,10 +176,9 @@ class Examination:
     """Missing packages that some option needs or most users want."""
     cpu: str
     num_cores: int
-    """CPU cores available to this process."""
+    """Of the CPU, for this process, as is the memory."""
     num_machine_cores: int | None
     memory_bytes: int | None
-    """Memory available to this process, limited by its container."""
     compiler: str | None
     runs: str
     """Default folder of runs."""
@@ -200,18 +190,14 @@ class Examination:
     """Whether a W&B API key exists; it is never shown."""
     gpus: GpuReport
     device: Device
-    """Device selected by hardware=auto."""
+    """Of hardware=auto."""
     torch: dict[str, Any]
     """Properties reported by torch, or `error`."""
     options: tuple[OptionFinding, ...]
 
 
 def examine(probe: Callable[[], TorchProbe] = TorchProbe) -> Examination:
-    """Examine this machine; never raise for missing components.
-
-    Args:
-        probe: starts the process that queries torch, while the rest is examined.
-    """
+    """Examine this machine; never raise for missing components. `probe` starts to query torch."""
     asked = probe()
     device = detect()
     options = find_options(device)
@@ -279,17 +265,12 @@ def render_examination(found: Examination, width: int = 100) -> str:
     for title, rows in sections:
         lines += ["", title]
         for label, text in rows:
-            lines += _wrapped(label, text, width)
-    return "\n".join(lines[1:])
-
-
-def _wrapped(label: str, text: str, width: int) -> list[str]:
-    start = f"  {label:<{LABEL - 1}} "
-    rest = " " * (LABEL + 2)
-    lines = textwrap.wrap(
-        text, max(width, 40), initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
-    )
-    return [line.replace(GLUE, " ") for line in lines] or [start.rstrip()]
+            start = f"  {label:<{LABEL - 1}} "
+            lines += textwrap.wrap(
+                text, max(width, 40), initial_indent=start,
+                subsequent_indent=" " * (LABEL + 2), break_on_hyphens=False,
+            ) or [start.rstrip()]  # fmt: skip
+    return "\n".join(lines[1:]).replace(GLUE, " ")
 
 
 def _machine(found: Examination) -> Iterator[tuple[str, str]]:
@@ -336,7 +317,6 @@ def _gpus(report: GpuReport) -> Iterator[tuple[str, str]]:
 
 
 def _gpu(gpu: GpuState) -> Iterator[str]:
-    """Format the properties of one GPU."""
     yield gpu.name
     if gpu.capability:
         yield "compute capability {}.{}".format(*gpu.capability)
@@ -380,9 +360,7 @@ MAX_WIDTH = 100
 
 def main(arguments: Sequence[str]) -> int:
     """Print the report; return 0, or 2 for invalid arguments."""
-    parser = argparse.ArgumentParser(
-        "eke doctor", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("doctor", DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(arguments)
     found = examine()

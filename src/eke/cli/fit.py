@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 import eke
+from eke.cli import make_parser
 from eke.common.errors import EkeError
 from eke.config.compose import split_arguments
 from eke.rules.techniques import Numerics
@@ -14,7 +15,7 @@ from eke.workflows.autotune import TuneRequest, fit
 DESCRIPTION = """\
 Finds the fastest configuration that fits, and writes it as an option of `experiment`.
 
-What is typed behind it is what eke train takes. Groups that are typed stay as they are; of the
+It takes the overrides of eke train. Groups that are set stay as they are; of the
 others (attention, compile, kernels, memory, with --numerics also precision and optimizer) and of
 the micro-batch every combination is refused by rules, forecast, or may be tried. The samples per
 step and the length of samples are kept. Groups, options and keys: eke train --help
@@ -34,16 +35,14 @@ MIN_TRIALS = 2
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
-        "eke fit", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("fit", DESCRIPTION)
     parser.add_argument(
         "--objective", choices=[each.value for each in Objective], default="speed",
         help="what the best has least of: seconds, peak memory, or device-seconds per sample",
     )  # fmt: skip
     parser.add_argument(
         "--numerics", choices=[each.value for each in Numerics], default="same",
-        help="same: the formats as typed (default); mixed: 16-bit or TF32 products over float32 "
+        help="same: the formats as given (default); mixed: 16-bit or TF32 products over float32 "
         "weights, too; reduced: bfloat16 weights, float8 and 8-bit states, too",
     )  # fmt: skip
     parser.add_argument(
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--name", default="", help="of the option written (default "
-        "fit_MODEL, with _memory, _mixed ... where one of these is asked for)",
+        "fit_MODEL, with _memory, _mixed ... where one of these is chosen)",
     )  # fmt: skip
     parser.add_argument("--config-dir", metavar="FOLDER", help="your own options; written there")
     options, overrides = parser.parse_known_args(list(arguments))

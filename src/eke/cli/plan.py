@@ -10,10 +10,9 @@ Every decision that a configuration leaves open, with its reason; how much of it
 it takes, and whether it fits; how long a step takes, as an estimate. Nothing is run, and no GPU is
 needed: hardware=h100 plans for another machine.
 
-What is typed behind it is what eke train takes. Its groups, their options and keys:
-eke train --help
+It takes the overrides of eke train. Groups, their options and keys: eke train --help
 
-  --why            also what dominates memory, and overrides that make room
+  --why            also what dominates memory, and overrides that reduce it
   --quick          at once: memory by formulas, unless a trace is kept
   --json           for machines, under the paths of a record
   -m               every cell of a sweep, and the GPU-hours of all

@@ -12,6 +12,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import hold_folder, plain, write_atomic
 from eke.common.paths import user_path
@@ -24,12 +25,7 @@ PUBLISHED_FILE = "report.wandb.published.json"
 
 
 def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -> None:
-    """Write the specification; publish it with `--publish`.
-
-    Raises:
-        EkeError: a package or a key is missing, or the server rejects it.
-        OSError: a file cannot be written.
-    """
+    """Write the specification; publish it with `--publish`. Raises EkeError or OSError."""
     if not (options.wandb or options.publish):
         if options.project or options.entity:
             sys.stderr.write("--project and --entity have no effect without --wandb or --publish\n")
@@ -58,7 +54,7 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
 
 
 DESCRIPTION = """\
-Compares runs: speed, memory and loss of every configuration beside the baseline's, with intervals
+Compares runs: speed, memory and loss of every configuration and the baseline's, with intervals
 over repeats, what did not end well and why, and what each technique does by itself.
 
 Prints a table and writes report.html (one file that opens offline), report.md, report.json and
@@ -81,37 +77,28 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "eke report", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("report", DESCRIPTION)
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="sweeps, runs, or folders of runs"
     )
     parser.add_argument(
-        "--baseline",
-        default="",
-        metavar="KEY=VALUE,...",
+        "--baseline", default="", metavar="KEY=VALUE,...",
         help="what the others are compared with, or the name of a row "
         "(default: the row `baseline`, else the first that ended well)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--by",
-        default="",
-        metavar="KEY",
+        "--by", default="", metavar="KEY",
         help="effects of this technique alone (--by precision), or rows judged and sorted by this "
         "metric (--by accuracy)",
-    )
+    )  # fmt: skip
     parser.add_argument("--repeats", action="store_true", help="every run by itself, too")
     parser.add_argument(
         "--output", default="", metavar="FOLDER", help="where files go (default: the first DIR)"
     )
     parser.add_argument(
-        "--formats",
-        type=_formats,
-        default=FORMATS,
-        metavar="LIST",
+        "--formats", type=_formats, default=FORMATS, metavar="LIST",
         help=f"files to write: any of {','.join(FORMATS)}; none writes nothing (default: all)",
-    )
+    )  # fmt: skip
     parser.add_argument("--open", action="store_true", help="show report.html in a browser")
     parser.add_argument("--quiet", action="store_true", help="write files, print no table")
     group = parser.add_argument_group("Weights & Biases")
@@ -119,7 +106,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--wandb", action="store_true", help=f"write {FILE}, a W&B report; no connection is made"
     )
     group.add_argument(
-        "--publish", action="store_true", help="save it at W&B, the same report when typed again"
+        "--publish", action="store_true", help="save it at W&B, the same report when repeated"
     )
     for name in ("project", "entity"):
         about = f"default: the runs' tracker.{name}"
@@ -144,7 +131,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
         with hold_folder(folder):  # `runs` may be a link made by this user
             folder = folder.resolve()
         for name in asked:
-            text = render(name, found, options.repeats)
+            text = _render(name, found, options.repeats)
             write_atomic(folder / f"report.{name}", text, shared=bool(options.output))
     except OSError as error:
         # It passes: the folder belongs to another user, or is an archive.
@@ -160,8 +147,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def render(name: str, found: Comparison, repeats: bool) -> str:
-    """Render a report in one of `FORMATS`; imports only what this one needs."""
+def _render(name: str, found: Comparison, repeats: bool) -> str:
     from eke.results.report.show import export
 
     if name == "html":

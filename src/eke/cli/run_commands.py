@@ -1,4 +1,4 @@
-"""`eke status|logs|cancel|retry DIR`: follow, cancel and retry runs."""
+"""`eke status|logs|cancel|retry DIR`: show, follow, cancel and retry runs."""
 
 import argparse
 import contextlib
@@ -6,17 +6,26 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
 from eke import workflows
-from eke.cli.live import counts_by_state, own_words, run_name, silence
+from eke.cli import make_parser
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import (
     READ_LIMIT,
@@ -28,11 +37,15 @@ from eke.common.files import (
     read_text,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import is_heard, speak
-from eke.common.text import align, format_number
+from eke.common.streams import is_heard, printable, speak, unfiltered
+from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
-from eke.launch.processes.follow import Tail, watchers_in
+from eke.launch.processes.follow import Tail, progress_texts, watchers_in
 from eke.launch.processes.status import (
+    ACTIVE,
+    NO_FOLDER,
+    NOT_STARTED,
+    QUEUED,
     RUNNING,
     UNREADABLE,
     WAITING,
@@ -40,14 +53,8 @@ from eke.launch.processes.status import (
     find_standings,
     goes_on,
 )
-from eke.plan.record import (
-    EXIT_FAILED,
-    EXIT_OK,
-    Outcome,
-    no_runs,
-    read_attempts,
-    read_record,
-)
+from eke.plan.record import EXIT_FAILED, EXIT_OK, Outcome, no_runs, read_attempts, read_record
+from eke.results.report.summary import distinct_overrides
 
 BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
 """Outcomes that `eke retry` retries."""
@@ -114,16 +121,7 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
 
 
 def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]]) -> None:
-    """Reject a sweep that was moved or copied: its command runs in the old folder.
-
-    Args:
-        folder: current folder of the sweep.
-        directory: folder in which its command was started.
-        cells: cells in its file.
-
-    Raises:
-        EkeError: it was moved or copied here.
-    """
+    """Raise EkeError for a sweep that was moved or copied: its command runs in `directory`."""
     runs = {Path(directory, cell["folder"]).parent for cell in cells if cell.get("folder")}
     if not runs or any(each.resolve() == folder.parent.resolve() for each in runs):
         return
@@ -176,10 +174,27 @@ ASK_S = 10.0
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Parse and run a command; return the exit code."""
-    about, run, add_options = COMMANDS[command]
-    parser = argparse.ArgumentParser(f"eke {command}", description=about)
+    run, about = COMMANDS[command]
+    parser = make_parser(command, about)
     parser.add_argument("folder", metavar="DIR", help="a run, a sweep, or the folder of all runs")
-    add_options(parser)
+    add = parser.add_argument
+    if command == "status":
+        how = parser.add_mutually_exclusive_group()
+        how.add_argument("--json", action="store_true", help="for machines")
+        how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
+    elif command == "logs":
+        add("-f", "--follow", action="store_true", help="as they grow, until all end")
+        add("-n", "--lines", type=int, default=20, help="of each log; 0 for all (20)")
+    elif command == "retry":
+        add(
+            "--only", choices=BAD, action="append",
+            help="run only this outcome again (default: all three, and unreadable records); the"
+            " sweep's command, which follows, also runs what has crashed or has not ended",
+        )  # fmt: skip
+        add(
+            "--trust", action="store_true",
+            help="run the command of a sweep.json that another user owns: it can run any program",
+        )  # fmt: skip
     return run(parser.parse_args(arguments))
 
 
@@ -192,8 +207,6 @@ _JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
 def status(options: argparse.Namespace) -> int:
     """Print the progress of every run; return EXIT_FAILED if a launcher gave no answer."""
     if options.live:
-        from eke.cli.live import watch  # rich takes 30 ms to import, and a table does not need it
-
         return watch(user_path(options.folder))
     standings = find_standings(user_path(options.folder))
     if options.json:
@@ -202,22 +215,15 @@ def status(options: argparse.Namespace) -> int:
         ]
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
     else:
-        sys.stdout.write(render(standings) + "\n")
+        sys.stdout.write(status_table(standings) + "\n")
     return EXIT_FAILED if any(each.silent for each in standings) else EXIT_OK
 
 
-def render(standings: Sequence[RunStatus]) -> str:
+def status_table(standings: Sequence[RunStatus]) -> str:
     """One line per run, the reasons for failing or waiting, and the number in each state."""
     rows = [
-        (
-            each.state,
-            f"{each.step}/{each.total}" if each.total else "",
-            "" if each.loss is None else f"{each.loss:.4f}",
-            each.where,
-            run_name(each),
-            words,
-        )
-        for each, words in zip(standings, own_words(standings), strict=True)
+        (s.state, *progress_texts(s.newest, s.total)[:2], s.where, run_name(s), words)
+        for s, words in zip(standings, own_words(standings), strict=True)
     ]
     lines = align([HEADER, *rows])
     for each in standings:
@@ -227,6 +233,149 @@ def render(standings: Sequence[RunStatus]) -> str:
     return "\n".join([*lines, "", counts_by_state(standings) + silence(standings)])
 
 
+LOOK_S = 1.0
+"""Poll interval of the files."""
+
+POLL_CLUSTER_S = 15.0
+"""Poll interval if each poll queries a cluster's scheduler, which serves other users too."""
+
+PLAIN_S = 30.0
+"""Interval between two lines without a terminal."""
+
+SLOW_FACTOR = 10.0
+"""Minimum ratio of a pause to the preceding poll's duration, so that slow disks are read rarely."""
+
+STYLES = {
+    RUNNING: "cyan", Outcome.ok.name: "green", Outcome.refused.name: "dim", QUEUED: "",
+    Outcome.skipped.name: "dim", NOT_STARTED: "dim", WAITING: "",
+}  # fmt: skip
+"""States without a style are failures."""
+
+
+def watch(
+    folder: Path,
+    look: Callable[[Path], list[RunStatus]] = find_standings,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Show the progress of every run until all have ended; Ctrl-C stops only the display."""
+    try:
+        with _display() as show:
+            while True:
+                began = time.monotonic()
+                standings = look(folder)
+                pause = show(standings)
+                if not (goes_on(folder, standings) and is_heard()):
+                    return EXIT_OK
+                sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        return EXIT_OK
+
+
+@contextmanager
+def _display() -> Iterator[Callable[[Sequence[RunStatus]], float]]:
+    """A function that shows the standings and returns the seconds until it is called again."""
+    if not sys.stdout.isatty():
+        yield partial(_print_changes, {})
+        return
+    console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+
+        def show(standings: Sequence[RunStatus]) -> float:
+            live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
+            return POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
+
+        yield show
+
+
+def _print_changes(known: dict[Path, str], standings: Sequence[RunStatus]) -> float:
+    """Print a line, and one for each run that has ended since the last call."""
+    for each in standings:
+        if known.get(each.paths.folder) in ACTIVE and not each.is_active:
+            speak(f"{each.state}: {each.label}")
+        known[each.paths.folder] = each.state
+    speak(summary_line(standings))
+    return PLAIN_S
+
+
+def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableType:
+    """Overall progress bar, active runs, then as many others as fit."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("state", "", "step", "loss", "a step", "left"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("overrides")  # the only column that shrinks in a narrow terminal
+    worded = zip(standings, own_words(standings), strict=True)
+    ordered = sorted(worded, key=lambda pair: _importance(pair[0]))
+    room = max(3, height - 6)
+    for each, words in ordered[:room]:
+        bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=10)
+        cells = map(Text, progress_texts(each.newest, each.total))
+        label = Text(printable(words), no_wrap=True, overflow="ellipsis")
+        style = STYLES.get(each.state, "red")
+        table.add_row(each.state, bar if each.total else "", *cells, label, style=style)
+    parts: list[RenderableType] = [_whole(standings), Text(summary_line(standings)), Text(), table]
+    if len(ordered) > room:
+        parts.append(Text(f"... and {len(ordered) - room} more", style="dim"))
+    return Group(*parts)
+
+
+def summary_line(standings: Sequence[RunStatus]) -> str:
+    """Number of runs in each state, and the remaining time of active runs."""
+    running = [each for each in standings if each.state == RUNNING]
+    left = [s for each in running if (s := each.newest.left_s(each.total)) is not None]
+    longest = f"; what runs has {format_seconds(max(left))} left" if left else ""
+    return counts_by_state(standings) + longest + silence(standings)
+
+
+def _whole(standings: Sequence[RunStatus]) -> RenderableType:
+    """Progress bar of finished runs and the finished parts of active ones."""
+    over = sum(not each.is_active and each.state != NOT_STARTED for each in standings)
+    parts = sum(each.step / each.total for each in standings if each.is_active and each.total)
+    line = Table.grid()  # a bar by itself prints no newline
+    line.add_row(ProgressBar(total=len(standings), completed=over + parts, width=60))
+    return line
+
+
+def _importance(each: RunStatus) -> tuple[int, bool]:
+    """Sort key: running, failed, finished, waiting."""
+    if each.state not in STYLES:
+        return 1, False
+    rank = {RUNNING: 0, Outcome.ok.name: 2}.get(each.state, 3)
+    return rank, rank == 3 and not each.is_active
+
+
+def own_words(standings: Sequence[RunStatus]) -> list[str]:
+    """Overrides of each run, without those common to all."""
+    return [
+        " ".join(own) for own in distinct_overrides([tuple(s.label.split()) for s in standings])
+    ]
+
+
+def run_name(each: RunStatus) -> str:
+    """Name of its folder; empty for a cell that has no run, or none yet."""
+    has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
+    return "" if has_none else each.paths.folder.name
+
+
+def counts_by_state(standings: Sequence[RunStatus]) -> str:
+    """Number of runs, in total and in each state: `3 runs: 2 ok, 1 running`."""
+    counts = Counter(each.state for each in standings)
+    total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    return f"{format_number(len(standings), 'run')}: {total}"
+
+
+def silence(standings: Sequence[RunStatus]) -> str:
+    """Message about launchers that do not answer; empty if all do."""
+    silent = {each.paths.folder: each for each in standings if each.silent}
+    if not silent:
+        return ""
+    first = next(iter(silent.values()))
+    return (
+        f"\n{first.launcher} does not answer: {first.silent}\n"
+        f"not seen: what it does with the jobs of {format_number(len(silent), 'run')}; all else is"
+        " what the runs' own files say"
+    )
+
+
 # --- logs -----------------------------------------------------------------------------------------
 
 
@@ -234,31 +383,29 @@ def logs(options: argparse.Namespace) -> int:
     """Print the ends of the logs of one run, or of the running and failed ones."""
     folder = user_path(options.folder)
     standings = find_standings(folder)
-    told = [s for s in standings if s.state in (*BAD, RUNNING)] if len(standings) > 1 else standings
-    if not told:
+    several = len(standings) > 1
+    shown = [s for s in standings if s.state in (*BAD, RUNNING)] if several else standings
+    if not shown:
         sys.stdout.write("no run is running, and none has failed\n")
     # Output from now on is new, including that of runs that have not started.
     tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
-    for each in told:
-        _heading(each, len(told))
-        _print(_last_lines(log_of(each.paths), options.lines))
+    for each in shown:
+        _heading(each, len(shown))
+        if lines := _last_lines(log_of(each.paths), options.lines):
+            speak("\n".join(lines))
     if options.follow:
-        follow_logs(folder, standings, told, tails)
+        follow_logs(folder, standings, shown, tails)
     return EXIT_OK
 
 
 def follow_logs(
-    folder: Path, standings: list[RunStatus], told: Sequence[RunStatus], tails: dict[Path, Tail]
+    folder: Path, standings: list[RunStatus], shown: Sequence[RunStatus], tails: dict[Path, Tail]
 ) -> None:
     """Print new log output until all runs have ended.
 
-    Args:
-        folder: a run, a sweep, or the folder of all runs.
-        standings: standings of all runs.
-        told: standings whose logs were printed.
-        tails: readers of new log output, by run folder.
+    `shown` are the runs whose logs were printed, `tails` the readers of logs by run folder.
     """
-    followed = {each.paths.folder: each for each in told}
+    followed = {each.paths.folder: each for each in shown}
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()
     while going_on and is_heard():
@@ -274,7 +421,7 @@ def follow_logs(
                 tails[run].position = 0
             if lines := tails[run].lines(last=not going_on):
                 _heading(each, len(followed))
-                _print(lines)
+                speak("\n".join(lines))
 
 
 def log_of(paths: RunPaths) -> Path:
@@ -287,7 +434,7 @@ def log_of(paths: RunPaths) -> Path:
 
 def _heading(each: RunStatus, count: int) -> None:
     if count > 1:
-        _print([f"==> {log_of(each.paths)} ({each.state})"])
+        speak(f"==> {log_of(each.paths)} ({each.state})")
 
 
 def _last_lines(log: Path, count: int) -> list[str]:
@@ -299,15 +446,10 @@ def _last_lines(log: Path, count: int) -> list[str]:
     return lines[-count:] if count else lines
 
 
-def _print(lines: Sequence[str]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
-
-
 # --- cancel ---------------------------------------------------------------------------------------
 
 
-def cancel(options: argparse.Namespace) -> int:
+def _cancel(options: argparse.Namespace) -> int:
     """Ask queued and running runs to save and end, and start no waiting ones."""
     folder = user_path(options.folder)
     # Several cells may be the same run.
@@ -331,8 +473,7 @@ def cancel(options: argparse.Namespace) -> int:
             asked |= jobs.keys()
         except EkeError as error:
             refused.append(f"{format_number(len(jobs), 'run')} may not have been asked: {error}")
-    unseen = [s.silent for run, s in found.items() if s.silent and run not in asked]
-    if unseen:
+    if unseen := [s.silent for run, s in found.items() if s.silent and run not in asked]:
         runs = format_number(len(unseen), "run")
         refused.append(f"not asked: {runs} with a job that may wait or run: {unseen[0]}")
     said = [f"asked {format_number(len(asked), 'run')} to save and end"] if begun else []
@@ -340,7 +481,7 @@ def cancel(options: argparse.Namespace) -> int:
     said += ["asked the sweep to end"] if locks and not active and not refused else []
     if not active and not locks and not unseen:
         said = ["nothing is queued or running"]
-    _print([line for line in ("; ".join(said), *refused) if line])
+    speak("\n".join(line for line in ("; ".join(said), *refused) if line))
     return EXIT_FAILED if refused else EXIT_OK
 
 
@@ -369,49 +510,11 @@ def _interrupt(watcher: tuple[str, str], lock: Path) -> str:
     return ""
 
 
-def _status_options(parser: argparse.ArgumentParser) -> None:
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="for machines")
-    how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
-
-
-def _logs_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--follow", action="store_true", help="as they grow, until all end")
-    parser.add_argument("-n", "--lines", type=int, default=20, help="of each log; 0 for all (20)")
-
-
-def _retry_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--only",
-        choices=BAD,
-        action="append",
-        help="run only this outcome again (default: all three, and records that cannot be read);"
-        " the sweep's command, which follows, also runs what has crashed or has not ended",
-    )
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="run the command of a sweep.json that another user owns: it can run any program",
-    )
-
-
-Command = Callable[[argparse.Namespace], int]
-Options = Callable[[argparse.ArgumentParser], None]
-
-COMMANDS: dict[str, tuple[str, Command, Options]] = {
-    "status": (
-        "How far runs are, on this machine and in the cluster.", status, _status_options
-    ),
-    "logs": (
-        "The ends of the logs of what runs or has failed; of one run in any case.",
-        logs, _logs_options,
-    ),
-    "cancel": (
-        "Asks runs to save a checkpoint and end. The same command continues them.",
-        cancel, lambda _: None,
-    ),
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
+    "status": (status, "How far runs are, on this machine and in the cluster."),
+    "logs": (logs, "The ends of the logs of what runs or has failed; of one run in any case."),
+    "cancel": (_cancel, "Asks runs to save a checkpoint and end. The same command continues them."),
     "retry": (
-        "Runs again what ran out of memory, diverged or crashed; old records stay as files.",
-        retry, _retry_options,
+        retry, "Runs again what ran out of memory, diverged or crashed; old records stay as files."
     ),
 }  # fmt: skip

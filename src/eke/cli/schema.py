@@ -1,10 +1,10 @@
 """`eke schema`: write JSON schemas for editors and print the editor settings."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 
+from eke.cli import make_parser
 from eke.common.paths import user_path
 from eke.config.editor import write_schemas
 
@@ -19,15 +19,11 @@ language server completes and checks option files (docs/how-to/editor.md).
 
 def main(arguments: Sequence[str]) -> int:
     """Write the schemas and print the editor settings; return the exit code."""
-    parser = argparse.ArgumentParser("eke schema", description=DESCRIPTION)
-    parser.add_argument(
-        "folder", nargs="?", default=DEFAULT_FOLDER, metavar="FOLDER",
-        help="created if missing (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--config-dir", "-cd", metavar="CONF",
-        help="folder with your own options, included in the schemas",
-    )  # fmt: skip
+    parser = make_parser("schema", DESCRIPTION)
+    about = "created if missing (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", default=DEFAULT_FOLDER, metavar="FOLDER", help=about)
+    about = "folder with your own options, included in the schemas"
+    parser.add_argument("--config-dir", "-cd", metavar="CONF", help=about)
     options = parser.parse_args(arguments)
     folder = user_path(options.folder)
     config_dir = user_path(options.config_dir) if options.config_dir else None

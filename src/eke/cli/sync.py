@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from eke.cli import make_parser
 from eke.common.errors import EkeError, of_system
 from eke.common.text import align, format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
-from eke.results.trackers.sync import Options, Report, SyncOutcome, find_runs, sync
+from eke.results.trackers.sync import FAILURES, Options, Report, SyncOutcome, find_runs, sync
 
 DESCRIPTION = """\
 Sends runs to Weights & Biases: offline ones, and what is missing of online ones. Every run is
-rebuilt from its metrics.jsonl and record.json, sent as one piece under its own id, and the server
-is asked afterwards what it has. The same command again sends only what is not there yet.
+rebuilt from its metrics.jsonl and record.json, sent as one piece under its own id, and compared
+afterwards with what the server has. The same command again sends only what is not there yet.
 """
 HEADER = ("run", "rows", "verdict", "where")
 
@@ -27,12 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     reports: list[Report] = []
     code = EXIT_OK
     try:
-        for report in sync(
-            find_runs(options.runs),
-            Options(
-                options.project, options.entity, options.dry_run, options.again, options.timeout
-            ),
-        ):
+        wanted = Options(
+            options.project, options.entity, options.dry_run, options.again, options.timeout
+        )
+        for report in sync(find_runs(options.runs), wanted):
             reports.append(report)
             if sys.stderr.isatty():
                 sys.stderr.write(f"{report.verdict.value}: {_short(report.folder)}\n")
@@ -46,16 +45,14 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{of_system(error)}\n")
         code = EXIT_FAILED
     if reports:
-        sys.stdout.write(render(reports) + "\n")
-    if code == EXIT_OK and any(report.verdict.is_failure for report in reports):
+        sys.stdout.write(result_table(reports) + "\n")
+    if code == EXIT_OK and any(report.verdict in FAILURES for report in reports):
         code = EXIT_FAILED
     return code
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "eke sync", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("sync", DESCRIPTION)
     parser.add_argument(
         "runs", nargs="+", metavar="RUNS", help="run folders, a folder of runs, or a sweep's folder"
     )
@@ -64,12 +61,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be sent")
     parser.add_argument("--again", action="store_true", help="send what is there already, too")
     parser.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=Options.timeout_s,
-        metavar="SECONDS",
+        "--timeout", type=_seconds, default=Options.timeout_s, metavar="SECONDS",
         help="give up on a run after so long, and a second more per 100 rows (default: 60)",
-    )
+    )  # fmt: skip
     return parser.parse_args(arguments)
 
 
@@ -81,7 +75,7 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
 
 
-def render(reports: Sequence[Report]) -> str:
+def result_table(reports: Sequence[Report]) -> str:
     """One line per run, then each distinct failure reason once, then the counts."""
     counted = ["" if each.num_rows is None else str(each.num_rows) for each in reports]
     rows = [

@@ -54,9 +54,8 @@ class Refused(OSError):
 def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
     """Hold a folder by a descriptor, for `dir_fd`, so that renaming it has no effect.
 
-    Args:
-        path: the folder. Links in it are followed if this user or root made them.
-        own: require a folder of this user that is not a link.
+    Links in the path are followed if this user or root made them; `own` requires a folder of this
+    user that is not a link.
 
     Raises:
         Refused: another user may have planted it.
@@ -129,12 +128,7 @@ def _owner(found: os.stat_result) -> str:
 def own_folder(path: Path, private: bool = False) -> Path:
     """Create a folder for writing if it is missing; reject another user's.
 
-    Args:
-        path: the folder.
-        private: deny other users write access.
-
-    Returns:
-        The path.
+    `private` denies other users write access. Returns the path.
 
     Raises:
         Refused: it is a link, or not this user's.
@@ -148,16 +142,13 @@ def own_folder(path: Path, private: bool = False) -> Path:
 
 
 def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -> int:
-    """Open a regular file in a folder of this user, usually for writing.
+    """Open a regular file in a folder of this user, usually for writing; returns its descriptor.
 
     Args:
         path: the file.
         flags: as for `os.open`, without O_TRUNC, since the file is checked after opening.
         mode: permissions of a new file; the umask applies.
         shared: several users share the folder, and may share the file.
-
-    Returns:
-        Its descriptor.
 
     Raises:
         Refused: it is a link, not a regular file, or another user's.
@@ -265,11 +256,7 @@ def fsync_directory(folder: Path) -> None:
 def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: int = 0o666) -> None:
     """Replace `path` by `content`: temporary name, fsync, rename, fsync of the folder.
 
-    Args:
-        path: the file.
-        content: its whole new content.
-        shared: the folder may be another user's.
-        mode: permissions of the file; the umask applies.
+    `shared`: the folder may be another user's. The umask applies to `mode`, the permissions.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; `path` is then unchanged.
@@ -293,11 +280,7 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Make `path` a symbolic link to `target`, replacing an existing link.
-
-    Raises:
-        OSError: the file system has no links, or the folder cannot be written.
-    """
+    """Make `path` a symbolic link to `target`, replacing one; OSError where that is impossible."""
     temporary = f".{path.name}.{secrets.token_hex(8)}.tmp"
     with hold_folder(path.parent, own=True) as folder:
         os.symlink(target, temporary, dir_fd=folder)

@@ -39,11 +39,7 @@ def has_plugin(group: str, name: str) -> bool:
 
 @cache
 def load_plugin(group: str, name: str) -> Any:
-    """Import the object that a name refers to; None if there is no such name.
-
-    Raises:
-        EkeError: it cannot be imported.
-    """
+    """Import what a name refers to, None if there is no such name; EkeError if impossible."""
     if reference := BUILT_IN.get(group, {}).get(name):
         module, _, attribute = reference.partition(":")
         return getattr(import_module(module), attribute)

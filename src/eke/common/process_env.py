@@ -35,11 +35,7 @@ def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
 
 
 def check_started_tasks(what: str, num_nodes: int) -> None:
-    """Check that the SLURM step and the configuration (1 for a sweep) have as many machines.
-
-    Raises:
-        ConfigError: the numbers differ.
-    """
+    """Raise ConfigError if the SLURM step has other machines than a run (1 for a sweep)."""
     count = this_task().count
     if count in (1, num_nodes):
         return
@@ -93,14 +89,9 @@ def machines_at_hand() -> int:
 
 
 def check_started_ranks(option: str, num_processes: int) -> None:
-    """Check that the launcher and the configuration have the same number of processes.
+    """Raise ConfigError if the launcher has started other processes than the configuration says.
 
-    Args:
-        option: an option of the group `distributed`, or `a sweep`.
-        num_processes: number in the configuration.
-
-    Raises:
-        ConfigError: the numbers differ.
+    `option` is one of the group `distributed`, or `a sweep`.
     """
     started = started_ranks()
     if started in (1, num_processes):

@@ -99,10 +99,7 @@ def open_streams(encoding: str | None = None) -> None:
     """Replace closed streams by the null device, and report write errors by `lost` and `is_heard`.
 
     A character that the encoding lacks is written as an escape, as in Python. Streams replaced by a
-    test or a notebook are kept.
-
-    Args:
-        encoding: for a process that writes to a file of eke; None keeps the terminal's.
+    test or a notebook are kept. `encoding` is for a process that writes to a file of eke.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
         try:
@@ -140,19 +137,17 @@ def use_utf8() -> None:
 def lost() -> bool:
     """Whether some standard output was lost although it may have a reader."""
     sys.stdout.flush()
-    error = _error()
-    return error is not None and error.errno not in GONE
+    return _errno() is not None and is_heard()
 
 
 def is_heard() -> bool:
     """Whether standard output still has a reader, judged by past writes."""
-    error = _error()
-    return error is None or error.errno not in GONE
+    return _errno() not in GONE
 
 
-def _error() -> OSError | None:
+def _errno() -> int | None:
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return raw.error if isinstance(raw, _Output) else None
+    return raw.error.errno if isinstance(raw, _Output) and raw.error else None
 
 
 def speak_problems(error: EkeError) -> None:

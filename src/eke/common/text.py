@@ -10,12 +10,9 @@ from pathlib import Path
 
 
 def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Format a table: one line per row, two spaces between columns, no trailing spaces.
+    """Format rows of equal length as a table, with two spaces between columns.
 
-    Args:
-        rows: rows with equal numbers of columns, including any heading.
-            Line breaks become spaces.
-        right: indices of right-aligned columns.
+    Line breaks become spaces; `right` are indices of right-aligned columns.
     """
     rows = [[" ".join(word.split("\n")) for word in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

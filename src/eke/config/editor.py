@@ -67,46 +67,44 @@ def field_schema(field: Field, doc: str) -> Schema:
 
 def _value_schema(field: Field) -> Schema:
     kind, null = field.kind, [None] if field.optional else []
-    if (get_origin(kind) or kind) in (list, dict):
-        name = "array" if get_origin(kind) is list else "object"
-        items = (
-            {"items": {"type": _TYPES.get(get_args(kind)[0], "object")}} if name == "array" else {}
-        )
-        return {"type": [name, "null"] if field.optional else name, **items}
+    if kind is dict:
+        return {"type": ["object", "null"] if field.optional else "object"}
+    if get_origin(kind) is list:
+        items = {"type": _TYPES.get(get_args(kind)[0], "object")}
+        return {"type": ["array", "null"] if field.optional else "array", "items": items}
     if issubclass(kind, Enum):
-        return _enum_schema(list(kind.__members__), field.optional)
+        return _enum_schema(list(kind.__members__), null)
     if kind is bool:
         return {"enum": [True, False, *null]}
     schema: Schema = {"type": [_TYPES[kind], "null"] if field.optional else _TYPES[kind]}
     if limit := field.limit:
-        low = -LARGEST if limit.low is None else limit.low
-        high = LARGEST if limit.high is None else limit.high
-        schema["exclusiveMinimum" if limit.low_open else "minimum"] = _number(low)
-        schema["exclusiveMaximum" if limit.high_open else "maximum"] = _number(high)
+        ends = {
+            "exclusiveMinimum" if limit.low_open else "minimum": limit.low,
+            "exclusiveMaximum" if limit.high_open else "maximum": limit.high,
+        }
+        for (name, end), widest in zip(ends.items(), (-LARGEST, LARGEST), strict=True):
+            value = widest if end is None else end
+            schema[name] = int(value) if float(value).is_integer() else value
     return schema
 
 
-def _enum_schema(members: list[str], optional: bool) -> Schema:
+def _enum_schema(members: list[str], null: list[None]) -> Schema:
     if not set(members) & set(_YAML_BOOLEANS):
-        return {"enum": [*members, *([None] if optional else [])]}
+        return {"enum": [*members, *null]}
     # Editors complete an enum without the required quotes, but insert a snippet unchanged.
     as_written = [f'"{m}"' if m in _YAML_BOOLEANS else m for m in members]
     return {
-        "type": ["string", "null"] if optional else "string",
+        "type": ["string", "null"] if null else "string",
         "pattern": f"^({'|'.join(members)})$|{_MARK}",
         "defaultSnippets": [{"label": text, "body": text} for text in as_written],
     }
 
 
-def _number(value: float) -> float:
-    return int(value) if float(value).is_integer() else value
-
-
-def _section_schema(cls: type) -> Schema:
-    """Schema of the keys of one schema class, without those that only option files set."""
+def _keys(cls: type) -> dict[str, Schema]:
+    """Schema of each key of a schema class, but not of its sections."""
     docs = field_docs(cls)
-    keys = {name: field_schema(field, docs.get(name, "")) for name, field in class_fields(cls)}
-    return _closed({name: key for name, key in keys.items() if name not in FIXED_FIELDS})
+    single = [(n, field) for n, field in class_fields(cls) if not is_dataclass(field.annotation)]
+    return {name: field_schema(field, docs.get(name, "")) for name, field in single}
 
 
 def _closed(properties: Mapping[str, Any]) -> Schema:
@@ -116,7 +114,9 @@ def _closed(properties: Mapping[str, Any]) -> Schema:
 
 def make_schemas(catalogue: Catalogue) -> dict[str, Schema]:
     """Group -> schema of its option files, and `config` -> schema of config.yaml."""
-    schemas = {CONFIG: _config_file(catalogue)}
+    entries = {"schema": "The types of all keys.", **_OWN_VALUES}
+    whole = _whole(entries, list(catalogue.options), "", catalogue)
+    schemas = {CONFIG: {"title": "config.yaml", **whole}}
     for group in catalogue.options:
         if group in PRESETS:
             schemas[group] = _preset_file(group, catalogue)
@@ -135,9 +135,7 @@ def _option_file(group: str, catalogue: Catalogue) -> Schema:
     body: Schema = {"$ref": f"#/definitions/{base.__name__}"}
     definitions = dict(DEFINITIONS)
     for cls in dict.fromkeys([*variants.values(), base]):
-        docs = field_docs(cls)
-        keys = {name: field_schema(field, docs.get(name, "")) for name, field in class_fields(cls)}
-        definitions[cls.__name__] = _closed({"defaults": {}, **keys})
+        definitions[cls.__name__] = _closed({"defaults": {}, **_keys(cls)})
     for name, cls in variants.items():
         options = _options_of(cls, group, catalogue)
         relative = [form for o in options for form in (o, f"/{group}/{o}@_here_")]
@@ -188,15 +186,8 @@ def _preset_file(group: str, catalogue: Catalogue) -> Schema:
         options = _described_options(other, catalogue)
         entries |= {f"/{other}/{option}": about for option, about in options.items()}
     groups = [name for name in catalogue.options if name not in (group, "sweep")]
-    return {
-        "title": f"{group}: {GROUPS.get(group, group)}",
-        **_whole(entries, groups, "override /", catalogue),
-    }
-
-
-def _config_file(catalogue: Catalogue) -> Schema:
-    entries = {"schema": "The types of all keys.", **_OWN_VALUES}
-    return {"title": "config.yaml", **_whole(entries, list(catalogue.options), "", catalogue)}
+    title = f"{group}: {GROUPS.get(group, group)}"
+    return {"title": title, **_whole(entries, groups, "override /", catalogue)}
 
 
 def _whole(
@@ -206,12 +197,7 @@ def _whole(
 
     The defaults list has `entries`, and choices of `groups`, each with `prefix` before its name.
     """
-    docs, hints = field_docs(Config), get_type_hints(Config)
-    single = {
-        name: field_schema(field, docs.get(name, ""))
-        for name, field in class_fields(Config)
-        if not is_dataclass(hints[name])
-    }
+    hints, single = get_type_hints(Config), _keys(Config)
     sections = {name: {"description": summary(hints[name])} for name in catalogue.sections}
     defaults = _defaults(entries, groups, prefix)
     hydra: Schema = {"type": "object", "description": "Hydra's own settings."}
@@ -234,9 +220,12 @@ def _definitions(
         definitions[f"{group}_options"] = {"description": about[group], **choice}
     about |= {name: schema["description"] for name, schema in single.items()}
     for name, classes in catalogue.sections.items():
-        each = {cls.__name__: _section_schema(cls) for cls in classes}
-        keys = {k: s for own in reversed(each.values()) for k, s in own["properties"].items()}
-        definitions |= each | {name: _closed(keys)}
+        each = {
+            cls.__name__: {k: s for k, s in _keys(cls).items() if k not in FIXED_FIELDS}
+            for cls in classes
+        }
+        keys = {k: s for own in reversed(each.values()) for k, s in own.items()}
+        definitions |= {of: _closed(own) for of, own in each.items()} | {name: _closed(keys)}
         if name != "sweep":
             about |= {f"{name}.{key}": schema["description"] for key, schema in keys.items()}
     varied = {key: {"description": text} for key, text in about.items()}
@@ -295,14 +284,9 @@ def _choice(entries: dict[str, str]) -> Schema:
 
 
 def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any]:
-    """Write one JSON schema per kind of file into `folder`, creating it if missing.
+    """Write one JSON schema per kind of file into `folder`, with the options in `config_dir`.
 
-    Args:
-        folder: destination of the schemas.
-        config_dir: a folder with the user's options, which the schemas then include.
-
-    Returns:
-        Settings of the YAML language server that map the schemas to files.
+    Returns settings of the YAML language server that map the schemas to files.
 
     Raises:
         ConfigError: `folder` is a file, or `config_dir` is invalid.
@@ -333,10 +317,8 @@ def schema_text(schema: dict[str, Any]) -> str:
 def editor_settings(schemas: Iterable[str], place: str, folders: Sequence[str]) -> dict[str, Any]:
     """Settings of the YAML language server that map schemas to files.
 
-    Args:
-        schemas: schema names of `make_schemas`.
-        place: location of the schemas: `./` and a folder of the workspace, or a URL.
-        folders: folders with options, relative to the folder open in the editor.
+    `place` of the schemas is `./` and a folder of the workspace, or a URL; `folders` have options,
+    relative to the folder open in the editor.
     """
     patterns = {name: [f"{folder}/{name}/*.yaml" for folder in folders] for name in schemas}
     patterns["sweep"].insert(0, "sweeps/*.yaml")

@@ -79,13 +79,8 @@ def retired_names() -> Mapping[str, Retired]:
     for row in (*tables["keys"], *tables["options"]):
         for word in row["names"].split():
             owner, _, name = word.rpartition(":")
-            found[name] = Retired(
-                name=name,
-                reason=row.get("reason", ""),
-                fix=row.get("fix", ""),
-                by_value=row.get("values", {}),
-                owner=tables["owners"].get(owner, ""),
-            )
+            reason, fix, values = row.get("reason", ""), row.get("fix", ""), row.get("values", {})
+            found[name] = Retired(name, reason, fix, values, tables["owners"].get(owner, ""))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The sources of data=mix: each as data of its own, with its name and its share."""
+"""The sources of data=mix: each as the data of a configuration, with its name and its share."""
 
 import re
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def source_shares(mix: Mix, sizes: Sequence[int]) -> list[float]:
 
 
 def in_source(problem: Problem, number: int) -> Problem:
-    """A problem of one source as data of its own, with key and fix in the mix."""
+    """A problem of a configuration of one source, with key and fix in the mix."""
 
     def moved(text: str, place: str) -> str:
         key = re.sub("^data=", "data.option=", text).removeprefix("data.")

@@ -114,10 +114,9 @@ def _used(place: Path, limit: str) -> int | None:
 
 def _physical() -> int | None:
     """Bytes of memory in the machine; None where POSIX's names for it are unknown."""
-    try:
+    with suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
+    return None
 
 
 def _limits_above(proc: Path, cgroups: Path) -> list[tuple[int, Path, str]]:
@@ -182,10 +181,7 @@ class TorchBuild:
 
 
 def torch_build() -> TorchBuild | None:
-    """Read the build of the installed torch from its files (importing it takes seconds).
-
-    None if torch is missing or its `version.py` has an unknown format.
-    """
+    """Read the installed torch's build from its `version.py` (importing it takes seconds)."""
     with suppress(ImportError, ValueError, OSError):
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.origin:
@@ -198,9 +194,7 @@ def parse_version_file(text: str) -> TorchBuild | None:
     """Read torch's `version.py`: `__version__ = '2.13.0+cpu'`, `cuda: Optional[str] = None`."""
     version = re.search(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
     cuda = re.search(r"^cuda\s*(?::[^=]*)?=\s*(?:None|['\"]([^'\"]*)['\"])", text, re.MULTILINE)
-    if version is None or cuda is None:
-        return None
-    return TorchBuild(version.group(1), cuda.group(1) or None)
+    return TorchBuild(version[1], cuda[1] or None) if version and cuda else None
 
 
 def detect() -> Device:
@@ -241,15 +235,9 @@ def _gpu_device(gpus: list[Gpu]) -> Device:
             f"{len(gpus)} GPUs of different models ({', '.join(models)}), planned as if all were "
             f"{first.name}; CUDA_VISIBLE_DEVICES chooses among them"
         )
-    device = Device(
-        kind="cuda",
-        name=first.name,
-        count=len(gpus),
-        memory_bytes=first.memory_bytes,
-        capability=first.capability,
-        note=note,
+    device = with_datasheet(
+        Device("cuda", first.name, len(gpus), first.memory_bytes, capability=first.capability)
     )
-    device = with_datasheet(device)
     if not device.peak_flops:
         note += "; its peak FLOP/s are unknown, so MFU is not reported"
     return replace(device, note=note)
@@ -258,9 +246,8 @@ def _gpu_device(gpus: list[Gpu]) -> Device:
 def choose_device(option: str) -> tuple[Device, str]:
     """The device that `hardware=<option>` plans for, and the reason in one clause.
 
-    Args:
-        option: `auto`, `cpu` or a device of the table. Such a device is `present` only where this
-            machine has that very model; its count and memory are then this machine's.
+    A device of the table is `present` only where this machine has that very model; its count and
+    memory are then this machine's.
 
     Raises:
         ConfigError: no such option.

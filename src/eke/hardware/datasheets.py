@@ -134,16 +134,22 @@ def _declared(
     capability: tuple[int, int],
     source: str,
     speeds: tuple[float, float | None, int, float | None],
-    **tflops: float,
+    tflops: tuple[float, float | None, float],
 ) -> Device:
-    """One row; speeds: memory's and NVLink's GB/s, PCI Express' generation, network's Gbit/s."""
+    """One row.
+
+    `speeds` are memory's and NVLink's GB/s, PCI Express' generation, and the network's Gbit/s;
+    `tflops` those of float32, tf32 and 16 bits. Without tf32 there is no bfloat16 either.
+    """
     memory, link, generation, network = speeds
+    float32, tf32, float16 = tflops
+    peaks = {"float32": float32, "tf32": tf32, "float16": float16, "bfloat16": tf32 and float16}
     return Device(
         kind="cuda",
         name=name,
         memory_bytes=memory_mib * MIB,
         capability=capability,
-        peak_flops=tuple((dtype, peak * 1e12) for dtype, peak in tflops.items()),
+        peak_flops=tuple((dtype, peak * 1e12) for dtype, peak in peaks.items() if peak),
         memory_bytes_per_s=memory * 1e9,
         link_bytes_per_s=link * 1e9 if link else None,
         host_bytes_per_s=HOST_GB_PER_S[generation] * 1e9,
@@ -153,137 +159,62 @@ def _declared(
     )
 
 
-_VOLTA_PEAKS = {"float32": 15.7, "float16": 125.0}
-_A100_PEAKS = {"float32": 19.5, "tf32": 156.0, "float16": 312.0, "bfloat16": 312.0}
-_NVL72_PEAKS = {"float32": 80.0, "tf32": 1250.0, "float16": 2500.0, "bfloat16": 2500.0}
-_HOPPER_PEAKS = {"float32": 66.9, "tf32": 494.7, "float16": 989.4, "bfloat16": 989.4}
+_A100_PEAKS, _HOPPER_PEAKS = (19.5, 156.0, 312.0), (66.9, 494.7, 989.4)
+_NVL72_PEAKS = (80.0, 1250.0, 2500.0)
+_RTX_PRO = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
 
 DEVICES: dict[str, Device] = {
     "v100_16": _declared(
-        "Tesla V100-SXM2-16GB", 16384, (7, 0), _VOLTA, (900, 300, 3, 50), **_VOLTA_PEAKS
+        "Tesla V100-SXM2-16GB", 16384, (7, 0), _VOLTA, (900, 300, 3, 50), (15.7, None, 125.0)
     ),
     "titan_rtx": _declared(
-        "TITAN RTX", 24576, (7, 5), _TURING, (672, 100, 3, None), float32=16.3, float16=130.5
+        "TITAN RTX", 24576, (7, 5), _TURING, (672, 100, 3, None), (16.3, None, 130.5)
     ),
-    "t4": _declared(
-        "Tesla T4", 15360, (7, 5), _T4, (320, None, 3, 12.5), float32=8.1, float16=65.0
-    ),
+    "t4": _declared("Tesla T4", 15360, (7, 5), _T4, (320, None, 3, 12.5), (8.1, None, 65.0)),
+    # With float16 accumulation 142, the 4090 330.3, the 5090 419.
     "rtx3090": _declared(
-        "NVIDIA GeForce RTX 3090",
-        24576,
-        (8, 6),
-        _GA102,
-        (936, 112.5, 4, None),
-        float32=35.6,
-        tf32=35.6,
-        float16=71.0,  # 142 with float16 accumulation
-        bfloat16=71.0,
+        "NVIDIA GeForce RTX 3090", 24576, (8, 6), _GA102, (936, 112.5, 4, None), (35.6, 35.6, 71.0)
     ),
     "rtx4090": _declared(
-        "NVIDIA GeForce RTX 4090",
-        24564,
-        (8, 9),
-        _ADA,
-        (1008, None, 4, None),
-        float32=82.6,
-        tf32=82.6,
-        float16=165.2,  # 330.3 with float16 accumulation
-        bfloat16=165.2,
+        "NVIDIA GeForce RTX 4090", 24564, (8, 9), _ADA, (1008, None, 4, None), (82.6, 82.6, 165.2)
     ),
     "rtx5090": _declared(
-        "NVIDIA GeForce RTX 5090",
-        32607,
-        (12, 0),
-        _BLACKWELL,
-        (1792, None, 5, None),
-        float32=104.8,
-        tf32=104.8,
-        float16=209.5,  # 419 with float16 accumulation
-        bfloat16=209.5,
+        "NVIDIA GeForce RTX 5090", 32607, (12, 0), _BLACKWELL, (1792, None, 5, None),
+        (104.8, 104.8, 209.5),
     ),
     "rtx_pro_6000": _declared(
-        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
-        97887,
-        (12, 0),
-        _PRO_BLACKWELL,
-        (1792, None, 5, None),
-        float32=126.0,
-        tf32=251.9,
-        float16=503.8,
-        bfloat16=503.8,
+        _RTX_PRO, 97887, (12, 0), _PRO_BLACKWELL, (1792, None, 5, None), (126.0, 251.9, 503.8)
     ),
     "a10g": _declared(
-        "NVIDIA A10G",
-        23028,
-        (8, 6),
-        _A10G,
-        (600, None, 4, 12.5),
-        float32=35.0,
-        tf32=35.0,
-        float16=70.0,
-        bfloat16=70.0,
+        "NVIDIA A10G", 23028, (8, 6), _A10G, (600, None, 4, 12.5), (35.0, 35.0, 70.0)
     ),
-    "l4": _declared(
-        "NVIDIA L4",
-        23034,
-        (8, 9),
-        _L4,
-        (300, None, 4, 12.5),
-        float32=30.3,
-        tf32=60.0,
-        float16=121.0,
-        bfloat16=121.0,
-    ),
+    "l4": _declared("NVIDIA L4", 23034, (8, 9), _L4, (300, None, 4, 12.5), (30.3, 60.0, 121.0)),
     "l40s": _declared(
-        "NVIDIA L40S",
-        46068,
-        (8, 9),
-        _L40S,
-        (864, None, 4, 50),
-        float32=91.6,
-        tf32=183.0,
-        float16=362.05,
-        bfloat16=362.05,
+        "NVIDIA L40S", 46068, (8, 9), _L40S, (864, None, 4, 50), (91.6, 183.0, 362.05)
     ),
     "a100_40": _declared(
-        "NVIDIA A100-SXM4-40GB", 40960, (8, 0), _A100, (1555, 600, 4, 200), **_A100_PEAKS
+        "NVIDIA A100-SXM4-40GB", 40960, (8, 0), _A100, (1555, 600, 4, 200), _A100_PEAKS
     ),
     "a100_80": _declared(
-        "NVIDIA A100-SXM4-80GB", 81920, (8, 0), _A100, (2039, 600, 4, 200), **_A100_PEAKS
+        "NVIDIA A100-SXM4-80GB", 81920, (8, 0), _A100, (2039, 600, 4, 200), _A100_PEAKS
     ),
     "h100": _declared(
-        "NVIDIA H100 80GB HBM3", 81559, (9, 0), _H100, (3350, 900, 5, 400), **_HOPPER_PEAKS
+        "NVIDIA H100 80GB HBM3", 81559, (9, 0), _H100, (3350, 900, 5, 400), _HOPPER_PEAKS
     ),
-    "h200": _declared("NVIDIA H200", 143771, (9, 0), _H200, (4800, 900, 5, 400), **_HOPPER_PEAKS),
+    "h200": _declared("NVIDIA H200", 143771, (9, 0), _H200, (4800, 900, 5, 400), _HOPPER_PEAKS),
     "b200": _declared(
-        "NVIDIA B200",
-        183359,
-        (10, 0),
-        _HGX,
-        (8000, 1800, 5, 400),
-        float32=75.0,
-        tf32=1125.0,
-        float16=2250.0,
-        bfloat16=2250.0,
+        "NVIDIA B200", 183359, (10, 0), _HGX, (8000, 1800, 5, 400), (75.0, 1125.0, 2250.0)
     ),
     "gb200": _declared(
-        "NVIDIA GB200", 189471, (10, 0), _GB200, (8000, 1800, GRACE, 400), **_NVL72_PEAKS
+        "NVIDIA GB200", 189471, (10, 0), _GB200, (8000, 1800, GRACE, 400), _NVL72_PEAKS
     ),
     "gb300": _declared(
-        "NVIDIA GB300", 284208, (10, 3), _GB300, (8000, 1800, GRACE, 800), **_NVL72_PEAKS
+        "NVIDIA GB300", 284208, (10, 3), _GB300, (8000, 1800, GRACE, 800), _NVL72_PEAKS
     ),
     "mi300x": _declared(
-        "AMD Instinct MI300X",
-        196592,
-        (9, 4),
-        _MI300X,
-        (5300, 896, 5, 400),
-        float32=163.4,
-        tf32=653.7,
-        float16=1307.4,
-        bfloat16=1307.4,
+        "AMD Instinct MI300X", 196592, (9, 4), _MI300X, (5300, 896, 5, 400), (163.4, 653.7, 1307.4)
     ),
-}
+}  # fmt: skip
 """Option of `hardware=` -> the device; `cpu` and `auto` are looked at, not looked up."""
 
 # Other models with the same datasheet peaks; bandwidths where they differ. H100 PCIe and NVL, V100
@@ -309,10 +240,8 @@ def _model(name: str) -> str:
 
 def option_of(name: str) -> str | None:
     """The option that describes exactly the model the driver calls `name`; None for any other."""
-    for option, device in DEVICES.items():
-        if _model(device.name) == _model(name):
-            return option
-    return None
+    wanted = _model(name)
+    return next((o for o, device in DEVICES.items() if _model(device.name) == wanted), None)
 
 
 def with_datasheet(device: Device) -> Device:

@@ -29,12 +29,7 @@ OF_DATA = ("numpy", "tokenizers")
 
 
 def machine_fingerprint(device: Device) -> dict[str, str]:
-    """Facts that must match before a record of another run is reused; never raises.
-
-    Returns:
-        `device`, `device_count`, `python`, `eke_source` (16 hex digits) and the version of each
-        library that is installed.
-    """
+    """Facts that must match before a record of another run is reused; never raises."""
     return {"device": device.name, "device_count": str(device.count), **_software()}
 
 
@@ -72,13 +67,10 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """Version by distribution name; those not installed are absent."""
     versions = {}
     for name in names:
-        try:
-            version = metadata.version(name)
-        except (metadata.PackageNotFoundError, KeyError, OSError, ValueError):
-            continue  # not installed, or broken metadata
-        if version:
-            versions[name] = str(version)
-    return versions
+        # not installed, or broken metadata
+        with contextlib.suppress(metadata.PackageNotFoundError, KeyError, OSError, ValueError):
+            versions[name] = str(metadata.version(name) or "")
+    return {name: version for name, version in versions.items() if version}
 
 
 def source_hash(package: Path) -> str:
@@ -105,11 +97,9 @@ _GIT_TIMEOUT_S = 5.0
 
 
 def environment() -> dict[str, Any]:
-    """Time, host, software and scheduler of this process; unknown values are absent.
+    """Time (UTC, ISO 8601), host, software and scheduler of this process, JSON-ready.
 
-    Returns:
-        `time` (UTC, ISO 8601), `host`, `os`, `python`, `versions`; and where they exist `git`
-        (`commit`, `dirty`), `driver`, `cuda_driver`, `cuda_torch`, `slurm_job_id`. JSON-ready.
+    Unknown values are absent.
     """
     driver, cuda_driver = nvidia.ask_driver(nvidia.driver_versions) or (None, None)
     known: dict[str, Any] = {
@@ -136,9 +126,8 @@ def slurm_job_id(variables: Mapping[str, str]) -> str | None:
 def git_state(package: Path) -> dict[str, Any] | None:
     """Commit and dirty flag of the checkout whose `src/eke` is `package`.
 
-    Returns:
-        None if `package` is installed elsewhere (a virtual environment may be inside another
-        project's checkout, whose commit would be wrong), has no commit yet, or git fails.
+    None if `package` is installed elsewhere (a virtual environment may be inside another project's
+    checkout, whose commit would be wrong), has no commit yet, or git fails.
     """
     checkout = package.parents[1]
     if package.parent.name != "src" or not (checkout / ".git").exists():

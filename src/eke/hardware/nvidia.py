@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -51,11 +52,9 @@ def ask_driver(question: Callable[[Any], T]) -> T | None:
 def visible_handles(nvml: Any) -> list[Any]:
     """Handles of the GPUs visible to CUDA, in the order of CUDA_VISIBLE_DEVICES.
 
-    A GPU in MIG mode is replaced by its slices, if any. One process sees only one of them
-    (`seen_by_one_process`).
-
-    CUDA stops at the first entry it does not know (-1 is the usual way to hide all), and torch
-    takes a repeated one for an empty list (`torch.cuda._parse_visible_devices`).
+    A GPU in MIG mode is replaced by its slices, if any. CUDA stops at the first entry it does not
+    know (-1 is the usual way to hide all), and torch takes a repeated one for an empty list
+    (`torch.cuda._parse_visible_devices`).
     """
     handles = {}
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -72,11 +71,12 @@ def _listed(nvml: Any, visible: str, handles: dict[int, Any]) -> list[Any]:
     chosen: list[Any] = []
     seen = set()
     for entry in (part.strip() for part in visible.split(",")):
+        key: Any = entry
         if entry.startswith("MIG-"):
-            key, handle = entry, _mig_handle(nvml, entry)
+            handle = _ask(nvml, partial(nvml.nvmlDeviceGetHandleByUUID, entry))
         else:
-            index = _index_of(entry, uuids)
-            key, handle = index, handles.get(index)
+            key = _index_of(entry, uuids)
+            handle = handles.get(key)
         if handle is None:
             break
         if key in seen:
@@ -123,22 +123,11 @@ def _index_of(entry: str, uuids: dict[int, str]) -> Any:
     return matches[0] if entry.startswith("GPU-") and len(matches) == 1 else None
 
 
-def _mig_handle(nvml: Any, uuid: str) -> Any | None:
-    """Handle of a MIG slice; None if the driver does not know it."""
-    try:
-        return nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except nvml.NVMLError:
-        return None
-
-
 def query_gpu(nvml: Any, handle: Any) -> Gpu:
     """Name, memory and capability; None for values the driver does not report."""
-    memory = capability = None
-    with suppress(nvml.NVMLError):
-        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    with suppress(nvml.NVMLError):
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        capability = (int(major), int(minor))
+    memory = _ask(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+    pair = _ask(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    capability = (int(pair[0]), int(pair[1])) if pair else None
     name = str(nvml.nvmlDeviceGetName(handle))
     # A slice must not match the whole GPU's datasheet; not all drivers add MIG to the name.
     if _is_slice(nvml, handle) and "MIG" not in name:
@@ -233,8 +222,8 @@ def _state(library: Any, index: int, handle: Any) -> GpuState:
         used_bytes=ask("nvmlDeviceGetMemoryInfo", part=lambda memory: int(memory.used)),
         capability=described.capability,
         temperature_c=ask("nvmlDeviceGetTemperature", 0),
-        power_w=ask("nvmlDeviceGetPowerUsage", part=_watts),
-        power_limit_w=ask("nvmlDeviceGetPowerManagementLimit", part=_watts),
+        power_w=ask("nvmlDeviceGetPowerUsage", part=lambda milliwatts: milliwatts / 1000),
+        power_limit_w=ask("nvmlDeviceGetPowerManagementLimit", part=lambda limit: limit / 1000),
         sm_clock_mhz=ask("nvmlDeviceGetClockInfo", 1),
         max_sm_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", 1),
         throttled_by=ask(
@@ -244,7 +233,3 @@ def _state(library: Any, index: int, handle: Any) -> GpuState:
         utilisation_percent=ask("nvmlDeviceGetUtilizationRates", part=lambda rates: int(rates.gpu)),
         num_processes=ask("nvmlDeviceGetComputeRunningProcesses", part=len),
     )
-
-
-def _watts(milliwatts: int) -> float:
-    return milliwatts / 1000

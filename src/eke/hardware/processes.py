@@ -20,19 +20,12 @@ _PROC = Path("/proc")
 
 
 def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
-    """Processes of other runs with a CUDA context on the visible GPUs.
+    """Processes of other runs with a CUDA context on the visible GPUs: `pid 42 (python, 2.50 GiB)`.
 
     This process, its ancestors and descendants, and under torchrun the other ranks belong to the
-    run.
-
-    Args:
-        device: what the run uses.
-        proc: the process file system.
-
-    Returns:
-        One line each, `pid 4242 (python, 10.20 GiB)`; None if unknown: on a CPU, without a
-        driver, or if the driver reports process ids of the host outside the container (then this
-        process's context cannot be distinguished; before it has one, all are foreign).
+    run. None if unknown: on a CPU, without a driver, or if the driver reports process ids of the
+    host outside the container (then this process's context cannot be distinguished; before it has
+    one, all are foreign).
     """
     if device.kind != "cuda":
         return None
@@ -56,10 +49,7 @@ def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
 
 
 def resident_bytes(pid: int, proc: Path = _PROC) -> int:
-    """Resident memory of a process (0 if it has ended) and its descendants.
-
-    Shared pages count for each.
-    """
+    """Resident bytes of a process (0 if it has ended) and its descendants, with shared pages."""
     found = {int(entry.name): _stat(entry) for entry in proc.iterdir() if entry.name.isdecimal()}
     family, young = set[int](), {pid}
     while young:
@@ -94,13 +84,9 @@ def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
     me = os.getpid()
     ancestors = set(_ancestors(me, proc))
     # torchrun starts each rank as a child in a new session: only the parent is shared
-    launcher = None
-    if int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1:
-        launcher = os.getppid()
-        if os.environ.get(SUPERVISOR) == str(
-            launcher
-        ):  # rank 0 under a torchrun started by the user
-            launcher, _ = _stat(proc / str(launcher))
+    launcher = os.getppid() if int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1 else None
+    if launcher and os.environ.get(SUPERVISOR) == str(launcher):
+        launcher, _ = _stat(proc / str(launcher))  # rank 0 under a torchrun started by the user
     return {
         pid
         for pid in candidates
@@ -148,11 +134,9 @@ def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
 
 
 def cpu_slots(count: int) -> list[DeviceSlot]:
-    """Slots of this machine's CPU, with its cores divided equally.
+    """Slots of this machine's CPU for `count` runs at once; its cores are divided equally.
 
-    Args:
-        count: concurrent runs. A single one may use all cores; otherwise each has its own while
-            there are enough.
+    A single run may use all cores; otherwise each has its own while there are enough.
     """
     if count == 1:
         return [DeviceSlot("CPU", "cpu-0", "cpu-0")]

@@ -20,7 +20,7 @@ from eke.hardware import DeviceSlot
 from eke.launch.interface import JobStatus, Launcher, Target, declared_target
 from eke.launch.local import Devices, FreeMemory, Grant, Pool
 from eke.launch.processes import prefix_runner
-from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, digest_of
+from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun
 from eke.launch.processes.sweep_state import Books
@@ -42,11 +42,7 @@ def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) ->
 
 
 def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
-    """Check, signal or end a run's worker through the prefix; returns `ALIVE` or `GONE`.
-
-    Raises:
-        EkeError: the prefix failed, so the state is unknown.
-    """
+    """Check, signal or end a run's worker; `ALIVE` or `GONE`, EkeError if that is unknown."""
     command = far_command(prefix, action, folder, *rest)
     try:
         done = subprocess.run(
@@ -62,11 +58,7 @@ def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
 
 
 def prefix_of(ticket: Path) -> list[str]:
-    """The prefix behind which a run was started last.
-
-    Raises:
-        EkeError: its file cannot be read.
-    """
+    """The prefix behind which a run was started last; raises EkeError if that is unreadable."""
     try:
         return [str(word) for word in read_json(ticket, own=True)["prefix"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -114,7 +106,7 @@ class PrefixedWorker:
             "supervisor": SUPERVISOR,
         }
         write_json(self.ticket, order)
-        self.process = self._open("start", ticket, digest_of(order), descriptors=descriptors)
+        self.process = self._open("start", ticket, order_digest(order), descriptors=descriptors)
 
     def _open(self, *action: str, descriptors: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
         name, *rest = action
@@ -123,12 +115,9 @@ class PrefixedWorker:
             try:
                 return subprocess.Popen(
                     far_command(self.prefix, name, self.paths.folder, *rest),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    pass_fds=descriptors,
-                )
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True, pass_fds=descriptors,
+                )  # fmt: skip
             except OSError as error:
                 why = error.strerror or error
                 raise RunError(f"{self.prefix[0]} cannot be started: {why}") from error
@@ -148,11 +137,7 @@ class PrefixedWorker:
             self._calls.append(self._open("end"))
 
     def finish(self) -> int:
-        """Make sure that the worker is gone; returns its exit code (negative: a signal).
-
-        Raises:
-            RunError: it may still be alive.
-        """
+        """Make sure that the worker is gone, else RunError; returns its exit code (-signal)."""
         try:
             if (self.paths.folder / LOCK).exists():  # else the far side was never reached
                 call(self.prefix, "end", self.paths.folder)
@@ -195,11 +180,10 @@ class CommandLauncher(Launcher):
             why = f"hydra/launcher={self.name} runs each job behind one of these: there is none"
             problems.append(Problem(key, "[]", why, fix))
         for text in prefixes:
-            try:
-                empty = not shlex.split(text)
-            except ValueError:
-                empty = True
-            if empty:
+            words: list[str] = []
+            with contextlib.suppress(ValueError):
+                words = shlex.split(text)
+            if not words:
                 why = "is no command as a shell reads it"
                 problems.append(Problem(key, repr(text), why, fix))
         if shlex.quote(runs) != runs:
@@ -212,7 +196,11 @@ class CommandLauncher(Launcher):
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
         """Make a pool of the prefixes; its runs start in `wait`."""
         prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
-        devices = Devices([slot_of(text) for text in dict.fromkeys(prefixes)], slots_per_run=1)
+        slots = []
+        for text in dict.fromkeys(prefixes):  # leased, so that two sweeps do not use one at once
+            lease = f"command-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            slots.append(DeviceSlot(text, text, lease))
+        devices = Devices(slots, slots_per_run=1)
         kinds = {job.kind: devices for job in books.jobs}
         # This machine cannot see how much memory is free behind the prefix.
         room = partial(FreeMemory, free=lambda _: None)
@@ -241,11 +229,7 @@ class CommandLauncher(Launcher):
         return found
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Send SIGINT to each worker, through its prefix.
-
-        Raises:
-            EkeError: some were not reached.
-        """
+        """Send SIGINT to each worker, through its prefix; EkeError if some were not reached."""
         failed = []
         for paths in (RunPaths(Path(name)) for name in jobs):
             try:
@@ -255,9 +239,3 @@ class CommandLauncher(Launcher):
                 failed.append(str(error))
         if failed:
             raise EkeError("; ".join(failed))
-
-
-def slot_of(prefix: str) -> DeviceSlot:
-    """A prefix as what a pool hands out, leased so that two sweeps do not use it at once."""
-    lease = f"command-{hashlib.sha256(prefix.encode()).hexdigest()[:16]}"
-    return DeviceSlot(prefix, prefix, lease)

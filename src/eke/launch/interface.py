@@ -92,12 +92,7 @@ class Launcher(Protocol):
         ...
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> StartedSweep:
-        """Start the runs that have no final record.
-
-        Args:
-            books: runs of the sweep, with their plans.
-            paths: the sweep's files.
-            sweep: the sweep's identity.
+        """Start the runs of the sweep, by its identity, that have no final record.
 
         Raises:
             EkeError: none can be started.
@@ -135,10 +130,7 @@ class Launcher(Protocol):
         return {}
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Have jobs save a checkpoint and end.
-
-        Args:
-            jobs: names by `status`.
+        """Have jobs, by their names in `status`, save a checkpoint and end.
 
         Raises:
             EkeError: some may not have been reached.
@@ -204,13 +196,9 @@ def declared_target(config: Config, num_nodes: int = 1) -> Target:
         raise ConfigError(Problem("hardware", option, why, fix))
     is_gpu = found.kind == "cuda"
     note = f"{found.name}: what hardware={option} says the nodes have"
+    count = config.distributed.processes_per_node if is_gpu else 1
+    memory = found.memory_bytes if is_gpu else None  # the host memory of other machines is unknown
     device = replace(
-        found,
-        present=True,
-        count=config.distributed.processes_per_node if is_gpu else 1,
-        note=note,
-        # The host memory of other machines is unknown.
-        memory_bytes=found.memory_bytes if is_gpu else None,
-        available_bytes=None,
+        found, present=True, count=count, note=note, memory_bytes=memory, available_bytes=None
     )
     return Target(device, note, num_nodes)

@@ -3,9 +3,8 @@
 A run gets all its devices at once; for one that waits for many they are kept as they get free.
 First come first served: small runs fill gaps, large runs never starve.
 
-A lease is a lock (flock) on
-a file named after the device, shared by all users of the machine. The kernel frees it when its last
-holder is gone: the pool, and the worker it was handed to, which keeps it if it outlives its pool.
+A lease is a lock (flock) on a file named after the device, shared by all users of the machine. The
+kernel frees it when its last holder is gone: the pool, and the worker it was handed to.
 
 Free memory is read right before each start, since the kernel may kill a process that exceeds it;
 the sweep was planned for idle devices.
@@ -25,11 +24,7 @@ from eke.common.paths import SHARED_DEVICE, SweepPaths
 from eke.common.process_env import machines_at_hand
 from eke.common.text import format_bytes
 from eke.config.schema import Config
-from eke.estimate.memory import (
-    known_forecast,
-    least_bytes,
-    least_host_bytes,
-)
+from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import (
     DeviceSlot,
     choose_device,
@@ -64,22 +59,18 @@ def start_what_fits(due: Iterable[Job], take: Callable[[Job, bool], bool]) -> li
     passed_over: list[Job] = []
     too_many: dict[str, int] = {}
     for job in due:
+        starves = job.overtaken >= MAX_OVERTAKEN
         # What one job could not get, no later one gets that wants as much.
         fits = job.num_devices < too_many.get(job.kind, job.num_devices + 1)
-        if not fits or not take(job, starves(job)):
+        if not fits or not take(job, starves):
             passed_over.append(job)
-            wanted = 0 if starves(job) else job.num_devices
+            wanted = 0 if starves else job.num_devices
             too_many[job.kind] = min(wanted, too_many.get(job.kind, wanted))
             continue
         started.append(job)
         for other in passed_over:
             other.overtaken += other.kind == job.kind
     return started
-
-
-def starves(job: Job) -> bool:
-    """Whether enough others have been started before it."""
-    return job.overtaken >= MAX_OVERTAKEN
 
 
 LEASES = "EKE_LEASES"
@@ -108,14 +99,7 @@ def lease_folder() -> Path:
 
 
 def try_lease(name: str) -> int | None:
-    """Take a lock by its name.
-
-    Returns:
-        Its file descriptor, held until it is closed; None if another process holds it.
-
-    Raises:
-        EkeError: the folder cannot be written, or its file system has no locks.
-    """
+    """Lock a lease; returns its descriptor, None if it is held. EkeError without locks."""
     try:
         descriptor = open_shared_lock(lease_folder() / f"{name}.lock")
     except OSError as error:
@@ -233,13 +217,10 @@ class Devices:
         return min(job.num_devices, self.count) if job.kind == "cpu" else job.num_devices
 
     def take(self, count: int, *, gather: bool = False, suits: Suits | None = None) -> Grant | None:
-        """Lease so many different devices, or none.
+        """Lease so many different devices, or none; only those that suit.
 
-        Args:
-            count: how many.
-            gather: keep what is free until there are enough; ask again to have them. One pool at a
-                time may do that.
-            suits: whether a slot will do.
+        `gather` keeps what is free until there are enough, for the next call. One pool at a time
+        may do that.
         """
         if not gather:
             self.let_go()
@@ -292,13 +273,7 @@ def _close(taken: dict[DeviceSlot, int]) -> None:
 
 
 def find_devices(kind: str, num_cpu_slots: int, runs_per_device: int) -> Devices:
-    """The devices of this machine a pool may use.
-
-    Args:
-        kind: `cuda` or `cpu`.
-        num_cpu_slots: runs at once on a CPU.
-        runs_per_device: runs that may share a GPU.
-    """
+    """This machine's devices of a kind, `cuda` or `cpu`, for as many runs at once."""
     if kind == "cuda":
         return Devices(gpu_slots(runs_per_device), shared=runs_per_device > 1)
     return Devices(cpu_slots(num_cpu_slots), shared=num_cpu_slots > 1)
@@ -347,33 +322,23 @@ class FreeMemory:
         whole, free = self.plan.device.memory_bytes, self.free(slot)
         if whole is None or free is None:
             return None
-        beside = [self._held_and_needed(slot, job) for job in self._beside(slot)]
-        others = max(0, whole - free - sum(held for held, _ in beside))
-        return max(0, whole - others - sum(max(each) for each in beside))
+        held = needed = 0
+        for job in self._beside(slot):  # one may not have come to its first step
+            found = known_forecast(job.plan)
+            of_gpu = slot.is_gpu  # a container does not know the driver's process ids
+            least = least_bytes(job.plan, found) if of_gpu else least_host_bytes(job.plan, found)
+            own = least if of_gpu else self.resident(job.pid)
+            held, needed = held + own, needed + max(own, least)
+        return max(0, whole - max(0, whole - free - held) - needed)
 
     def _beside(self, slot: DeviceSlot) -> list[Job]:
         return [job for job in self.running if job.grant is not None and job.grant.uses(slot)]
 
-    def _held_and_needed(self, slot: DeviceSlot, job: Job) -> tuple[int, int]:
-        """Bytes of a run that is running, which may not have come to its first step."""
-        found = known_forecast(job.plan)
-        if slot.is_gpu:  # a container does not know the driver's process ids
-            needed = least_bytes(job.plan, found)
-            return needed, needed
-        return self.resident(job.pid), least_host_bytes(job.plan, found)
-
 
 def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
-    """Start a run on its devices.
-
-    Raises:
-        BusyError: another process works on this run.
-        RunError: the folder cannot be written.
-    """
+    """Start a run on its devices; errors as of `LiveRun`."""
     size, cores = plan.batch.world_size, grant.cores()
-    environment = grant.environment(size)
-    if grant.shared:
-        environment[SHARED_DEVICE] = "1"
+    environment = grant.environment(size) | ({SHARED_DEVICE: "1"} if grant.shared else {})
     before = os.sched_getaffinity(0) if cores else set[int]()
     try:
         if cores:  # the kernel hands them on, so no code runs between fork and exec
@@ -414,7 +379,7 @@ class Pool(StartedSweep):
             with forward_signals(self.ask, self.kill) as self.heard:
                 self.books.ledger.flush(at_once=True)
                 self.books.answer_from_records()
-                while self.is_going_on():
+                while self.books.running() if self.heard else self.books.unfinished():
                     self.step()
                     time.sleep(POLL_S)
         finally:
@@ -425,12 +390,6 @@ class Pool(StartedSweep):
             self.books.ledger.flush(at_once=True)
         return bool(self.heard)
 
-    def is_going_on(self) -> bool:
-        """Whether there is anything to wait for."""
-        if self.heard:
-            return bool(self.books.running())
-        return any(job.outcome is None for job in self.books.jobs)
-
     def step(self) -> None:
         """Look at every worker, and start what can be started."""
         ended = [job for job in self.books.running() if job.live and job.live.is_over()]
@@ -439,10 +398,8 @@ class Pool(StartedSweep):
         now = time.monotonic()
         if not self.heard and (ended or now - self._tried >= RETRY_S):
             self._tried = now
-            start_what_fits(
-                [job for job in self.books.jobs if job.is_waiting() and now >= job.not_before],
-                self.try_to_start,
-            )
+            due = [j for j in self.books.jobs if j.is_waiting() and now >= j.not_before]
+            start_what_fits(due, self.try_to_start)
         if self.heard:  # a job that cannot start does not wait: this process may hold its devices
             for job in self.books.jobs:
                 job.waiting_for = ""
@@ -451,15 +408,13 @@ class Pool(StartedSweep):
 
     def ask(self, number: int) -> None:
         """Hand a signal on to every worker."""
-        for job in self.books.running():
-            if job.live:
-                job.live.ask(number)
+        for live in self.books.live():
+            live.ask(number)
 
     def kill(self) -> None:
         """End every worker."""
-        for job in self.books.running():
-            if job.live:
-                job.live.kill()
+        for live in self.books.live():
+            live.kill()
 
     def try_to_start(self, job: Job, gather: bool) -> bool:
         """Start a job, or settle it otherwise; False when its devices cannot be had now."""
@@ -526,12 +481,7 @@ class Pool(StartedSweep):
 
 
 def probe_in_pool(plan: Plan) -> Probed:
-    """Run the trial of a plan as its run would be started, if its devices are free now.
-
-    Raises:
-        KeyboardInterrupt: a signal asked to stop; no process is left.
-        RunError: the folder for temporary files cannot be written.
-    """
+    """Run the trial of a plan as its run would start, on free devices; errors as of `probe`."""
     devices = devices_for(plan)
     grant = devices.take(plan.batch.world_size * plan.batch.devices)
     if grant is None:

@@ -13,11 +13,6 @@ CARD = "README.md"
 """Name of the card's file (https://huggingface.co/docs/hub/model-cards)."""
 
 
-def _name(base: str) -> str:
-    """A hub model as it is typed; a folder without its place on this machine."""
-    return f"{Path(base).name} (a folder)" if Path(base).is_absolute() else base
-
-
 def _is_of_the_hub(name: str | None) -> bool:
     return bool(name) and not Path(str(name)).expanduser().exists()
 
@@ -25,31 +20,29 @@ def _is_of_the_hub(name: str | None) -> bool:
 def render_card(record: Record, merged: bool = False) -> str:
     """Markdown below the metadata that is known; the license is for the model's owner to add.
 
-    Args:
-        record: of the run.
-        merged: the weights hold the adapters of a run that trained some.
+    `merged`: the weights hold the adapters of a run that trained some.
     """
     model, data = record.config.get("model", {}), record.config.get("data", {})
     choices, memory, losses = record.choices, record.memory.measured, record.loss
     base, source = model.get("name_or_path"), data.get("name") or data.get("path") or ""
-    adapter = choices.get("peft", "none")
+    adapter, software = choices.get("peft", "none"), record.environment.get("versions", {})
+    origin = f"random weights of model={choices.get('model')}"
+    if base:  # a folder without its place on this machine
+        origin = f"{Path(base).name} (a folder)" if Path(base).is_absolute() else base
     metadata = {
         "library_name": "transformers" if merged or adapter == "none" else "peft",
         "base_model": base if _is_of_the_hub(base) else None,
         "datasets": [source] if _is_of_the_hub(data.get("name")) else None,
     }
-    software = record.environment.get("versions", {})
     facts = {
-        "base model": _name(base) if base else f"random weights of model={choices.get('model')}",
+        "base model": origin,
         "trained": "all weights" if adapter == "none" else f"peft={adapter}",
         "merged": "the adapters are part of the weights" if merged else None,
         "task": choices.get("task"),
         "data": f"{choices.get('data')} {source}",
         "data fingerprint": record.plan.get("data_fingerprint"),
         "steps": f"{record.steps_done} ({record.outcome})",
-        "weights": f"of step {record.best.step}, the best {record.best.metric}"
-        if record.best
-        else None,
+        "weights": record.best and f"of step {record.best.step}, the best {record.best.metric}",
         "evaluation loss before training, nats per target": losses.eval_start,
         "evaluation loss, nats per target": losses.eval_final,
         **{f"evaluation {name}": value for name, value in record.metrics.items()},

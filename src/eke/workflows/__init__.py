@@ -16,12 +16,12 @@ from eke.common.process_env import (
 )
 from eke.common.streams import lost, speak, speak_problems
 from eke.config.compose import (
+    COMPLETION_FLAGS,
     Arguments,
     Composed,
     answer_shell,
     check_question,
     compose,
-    is_completion,
     is_for_hydra,
     needs_sweep,
     run_hydra_flags,
@@ -45,13 +45,9 @@ def main(
 ) -> int:
     """Everything behind `python train.py`; returns the exit code and shows no user a traceback.
 
-    Args:
-        argv: the command line without the program.
-        as_json: print the plan for machines, with `plan_only=true`.
-        why: also what would make it fit into memory, with `plan_only=true`.
-        trace: spend seconds on a trace of its memory, with `plan_only=true`.
-        also: flags of the command that calls, one of which may have been misspelt, and how many
-            values follow each.
+    With `plan_only=true`, `as_json` prints the plan for machines, `why` also what would make it fit
+    into memory, and `trace` spends seconds on a trace of its memory. `also` are flags of the
+    command that calls, for suggestions, each with its number of values.
     """
     try:
         arguments = split_arguments(argv, also)
@@ -60,7 +56,7 @@ def main(
         if arguments.hydra_flags:
             return ask_hydra(arguments)
         if why or ALL_DEVICES in arguments.overrides:
-            from eke.workflows.plan_report import (  # a quarter of the time of a wrong key
+            from eke.workflows.planning import (  # a quarter of the time of a wrong key
                 compare_on_all_devices,
                 refuse_why_of_many,
             )
@@ -91,22 +87,16 @@ def main(
 
 
 def run(composed: Composed, as_json: bool = False, why: bool = False, trace: bool = False) -> int:
-    """Plan, and unless only the plan is wanted, run it or answer from its record.
-
-    Raises:
-        ConfigError: the command is wrong.
-    """
+    """Plan, and unless only the plan is wanted, run it or answer from its record."""
     for text in unused_cluster_overrides(composed.overrides):
         print_once(f"  warning: {text}")
-    pooled = [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]
-    if pooled:
+    if pooled := [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]:
         reason = "is for the runs of a sweep, and this is a single run"
         command = Fix(remark=f"{program()} -m {shlex.join(composed.overrides)}")
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
         from eke.workflows.auto_batch import Means
-        from eke.workflows.plan_report import plan_text
-        from eke.workflows.planning import plan_for
+        from eke.workflows.planning import plan_for, plan_text
 
         plan = plan_for(composed, planning=True, means=Means(trace=trace))
         return print_once(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
@@ -117,7 +107,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
 
 def ask_hydra(arguments: Arguments) -> int:
     """Hydra's own questions (`--cfg job`), answered by Hydra once the rest is known right."""
-    if is_completion(arguments):
+    if any(flag in COMPLETION_FLAGS for flag in arguments.hydra_flags):
         return print_once(answer_shell(arguments.overrides).removesuffix("\n"))
     check_question(arguments)
     if not arguments.multirun:
@@ -126,10 +116,7 @@ def ask_hydra(arguments: Arguments) -> int:
 
 
 def print_once(text: str) -> int:
-    """Print for the user; returns the exit code of a command that does nothing else.
-
-    Of several ranks one speaks.
-    """
+    """Print for the user, once for all ranks; returns the exit code if nothing else is done."""
     if is_first():
         speak(text)
     return EXIT_FAILED if lost() else EXIT_OK

@@ -26,14 +26,7 @@ from eke.estimate.memory import (
 )
 from eke.hardware import Device, bfloat16_units, usable_cores
 from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, usual_values
-from eke.plan.planner import (
-    Decision,
-    Plan,
-    RecipeDecision,
-    make_plan,
-    replan,
-    with_batch,
-)
+from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, with_batch
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
 from eke.rules import BY_SIZE, Facts, check
 from eke.tuning.recipes import RECIPES, RecipeResolver, Situation
@@ -79,9 +72,8 @@ def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
         return [found]
     if any(problem.key.startswith("batch.") for problem in refused):
         raise ConfigError(refused)  # about what is to be kept, or one sample is too large
-    tried = [
-        _checked(replace(facts, config=each), lenient) for each in possible_batches(facts.config)
-    ]
+    configs = possible_batches(facts.config)
+    tried = [_checked(replace(facts, config=each), lenient) for each in configs]
     allowed = [each for refused, each in tried if not refused]
     if not allowed:
         raise ConfigError(min((refused for refused, _ in tried), key=len))
@@ -103,23 +95,18 @@ def at_rest(plan: Plan) -> Plan:
 
 def memory_asked_for(plan: Plan) -> int | None:
     """Bytes for tensors of the requested host memory on a cluster; None if not set."""
-    asked = plan.config.resources.memory
-    if asked is None or plan.device.kind != "cpu" or plan.device.memory_bytes is not None:
+    device, memory = plan.device, plan.config.resources.memory or ""
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", memory.upper())  # a wrong one is reported later
+    if found is None or device.kind != "cpu" or device.memory_bytes is not None:
         return None
-    found = re.fullmatch(r"(\d+)([KMGT]?)B?", asked.upper())
-    if found is None:
-        return None  # reported when it is requested
     per_node = int(found[1]) * 1024 ** (" KMGT".index(found[2] or "M"))  # sbatch: megabytes
-    return room_for_a_batch(replace(plan, device=replace(plan.device, memory_bytes=per_node)))
+    return room_for_a_batch(replace(plan, device=replace(device, memory_bytes=per_node)))
 
 
 def choose_batch(
     plan: Plan, allowed: Sequence[Permitted], means: Means, target_given: bool
 ) -> tuple[Plan, bool]:
-    """The plan with the largest micro-batch that fits.
-
-    Returns:
-        The plan, and whether it was seen to fit, so that no forecast need warn.
+    """The plan with the largest micro-batch that fits, and whether it was seen to fit.
 
     Raises:
         ConfigError: the device's memory is not known, or not even the smallest one fits.
@@ -134,7 +121,7 @@ def choose_batch(
     if capacity is None:
         capacity = memory_asked_for(plan)
     if capacity is None:
-        why = f"needs to know the memory of {plan.device.name}, which nobody has said"
+        why = f"needs to know the memory of {plan.device.name}"
         fix = Fix("batch=fixed", f"batch.per_device={DEFAULT_PER_DEVICE}")
         if plan.device.kind == "cpu":
             fix = Fix("resources.memory=64G", remark=f"or {fix}")
@@ -161,31 +148,26 @@ def _reasons(
 ) -> list[Decision]:
     """The micro-batch with its reason."""
     size, target = plans[chosen.number].batch.per_device, samples_to_keep(plan.config)
-    kept = f"with batch.target={target} kept"
+    kept, reserve = f"with batch.target={target} kept", reserve_of(plan)
     if not chosen.fits:
-        enough = chosen.forecast.peak.high <= capacity + reserve_of(plan)
-        left = f"fits, but leaves less than {format_bytes(reserve_of(plan))} to others"
+        enough = chosen.forecast.peak.high <= capacity + reserve
+        left = f"fits, but leaves less than {format_bytes(reserve)} to others"
         tight = "does not" if chosen.forecast.verdict is Verdict.does_not_fit else "may not"
         what = f"smallest {kept}, and {left if enough else f'{tight} fit'}"
     elif chosen.larger is None:
         what = f"all of batch.target={target} at once fits"
     else:
         what = f"largest that fits {kept}"
-    words = [f"auto: {what}: {_expected(plan, chosen, capacity)}"]
+    how = " by formulas" if chosen.forecast.method is Method.closed_form else ""
+    expected = f"{format_bytes(chosen.forecast.peak.expected)} expected{how}"
+    expected += f"{_why_not_traced(chosen.forecast)} of {format_bytes(capacity + reserve)}"
+    expected += f" for tensors, {format_bytes(reserve)} of it for others" if reserve else ""
+    words = [f"auto: {what}: {expected}"]
     if chosen.how != "predicted":
         words.append("tried out" if chosen.how == "probed" else "as decided before")
     if chosen.larger is not None:
         words.append(_of_larger(chosen, plans[chosen.number + 1].batch.per_device, means))
     return [Decision("batch.per_device", str(size), "; ".join(words))]
-
-
-def _expected(plan: Plan, chosen: Chosen, capacity: int) -> str:
-    how = "" if chosen.forecast.method is not Method.closed_form else " by formulas"
-    how += _why_not_traced(chosen.forecast)
-    reserve = reserve_of(plan)
-    whose = f" for tensors, {format_bytes(reserve)} of it for others" if reserve else ""
-    peak = format_bytes(chosen.forecast.peak.expected)
-    return f"{peak} expected{how} of {format_bytes(capacity + reserve)}{whose}"
 
 
 def _of_larger(chosen: Chosen, size: int, means: Means) -> str:
@@ -208,12 +190,7 @@ def _why_not_traced(found: Forecast) -> str:
 
 
 def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
-    """Overrides equivalent to its recipe's decisions.
-
-    Args:
-        plan: with its decisions; without an adaptive recipe none is a `RecipeDecision`.
-        own: the user's folder of options.
-    """
+    """Overrides equivalent to the decisions of a plan's recipe; `own` is the user's folder."""
     catalogue = make_catalogue(own)
     typed = {*catalogue.options, *catalogue.keys}  # other decisions tell what follows from these
     return [
@@ -251,13 +228,9 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
     resolver = RecipeResolver(
         recipe, claims(composed), lambda more: compose_with(composed, (*kept, *more)).config
     )
-    start = Situation(
-        config=config,
-        device=device,
-        num_nodes=num_nodes,
-        cores=usable_cores() // max(1, config.distributed.num_processes),
-        bfloat16_units=bfloat16_units() if device.kind == "cpu" else (),
-    )
+    cores = usable_cores() // max(1, config.distributed.num_processes)
+    units = bfloat16_units() if device.kind == "cpu" else ()
+    start = Situation(config, device, num_nodes=num_nodes, cores=cores, bfloat16_units=units)
 
     def base(config: Config) -> Plan:
         return make_plan(config, composed.choices, composed.overrides, device, "")

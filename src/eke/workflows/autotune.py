@@ -1,5 +1,6 @@
 """Search for the fastest configuration (`eke fit`): setup, trials and the saved result."""
 
+import operator
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,13 +32,7 @@ from eke.tuning.search.candidates import (
     room_of,
     spelt_out,
 )
-from eke.tuning.search.result import (
-    Fit,
-    all_diverge,
-    fit_of,
-    free_path,
-    write_experiment,
-)
+from eke.tuning.search.result import Fit, all_diverge, fit_of, free_path, write_experiment
 from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, without
 from eke.tuning.search.search_space import Objective, Trial
 from eke.tuning.search.show import (
@@ -89,11 +84,7 @@ class Fitting:
         return find_launcher(launcher_of(self.request.arguments.overrides))
 
     def run(self) -> Fit:
-        """Try candidates until nothing better is expected, then the best once more.
-
-        Raises:
-            KeyboardInterrupt: a signal asked to stop; the same command goes on.
-        """
+        """Try candidates until nothing better is expected, then the best once more."""
         at_once = self.launcher.trials_at_once if self.baseline.device.kind == "cuda" else 1
         with watching(self.paths):
             while chosen := self.worth_trying(at_once):
@@ -209,7 +200,12 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
     print_once(f"\n{text}")
     if fit.is_found:
         assert fit.best is not None
-        _keep_option(fitting, fit.best.candidate.overrides, text)
+        winner = fit.best.candidate.overrides
+        own, name = fitting.request.arguments.config_dir, fitting.option
+        best = compose([*without(fitting.typed, winner), *winner], own, in_sweep=True)
+        evidence = [*text.splitlines(), f"{folder / REPORT}"]
+        path = write_experiment(best, name, own, own or conf_folder(), evidence)
+        print_once(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
     else:
         if fit.best is not None and fit.best is not fit.typed:
             winner = fit.best.candidate.overrides
@@ -221,21 +217,11 @@ def keep_result(fitting: Fitting, fit: Fit) -> None:
     print_once(f"\n  {folder / REPORT}   (all trials: eke report {shlex.quote(str(folder))})")
 
 
-def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:
-    """Write the best as an option of `experiment`, and say how to run it."""
-    own, name = fitting.request.arguments.config_dir, fitting.option
-    best = compose([*without(fitting.typed, winner), *winner], own, in_sweep=True)
-    evidence = [*text.splitlines(), f"{fitting.paths.folder / REPORT}"]
-    path = write_experiment(best, name, own, own or conf_folder(), evidence)
-    print_once(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
-
-
 def _command(fitting: Fitting, *overrides: str) -> str:
     """What starts a run, with the given folder of options."""
     own = fitting.request.arguments.config_dir
-    return shlex.join(
-        [*program().split(), *(["--config-dir", str(own)] if own else []), *overrides]
-    )
+    folder = ["--config-dir", str(own)] if own else []
+    return shlex.join([*program().split(), *folder, *overrides])
 
 
 def _report(command: str, fitting: Fitting, fit: Fit, text: str) -> str:
@@ -281,11 +267,7 @@ ONE_VALUE = (
 
 
 def prepare(request: TuneRequest) -> Fitting:
-    """Everything before the first trial; seconds, and no process.
-
-    Raises:
-        ConfigError: the command is wrong, or nothing of it can run.
-    """
+    """Everything before the first trial, without a process; ConfigError: nothing of it can run."""
     arguments = request.arguments
     refuse_what_is_no_start(request)
     launcher = find_launcher(launcher_of(arguments.overrides))
@@ -294,25 +276,31 @@ def prepare(request: TuneRequest) -> Fitting:
     except ConfigError as error:
         swept = [p for p in error.problems if p.fix.is_sweep]
         rest = [p for p in error.problems if p not in swept]
-        one = [Problem(p.key, p.value, ONE_VALUE) for p in swept]
-        raise ConfigError(one + rest) from error
+        raise ConfigError([*(Problem(p.key, p.value, ONE_VALUE) for p in swept), *rest]) from error
     refuse_what_is_searched(composed)
     if problem := cannot_detach(composed.config, launcher):
         raise ConfigError(problem)
-    option = request.name or usual_name(composed.choices["model"], request)
+    usual = {request.objective: Objective.speed, request.numerics: Numerics.same}
+    unusual = [str(wanted.value) for wanted, each in usual.items() if wanted is not each]
+    # Searches for different things do not replace each other.
+    option = request.name or "_".join(["fit", composed.choices["model"], *unusual])
     # Before anything takes time.
     free_path(arguments.config_dir or conf_folder(), option, composed.config.plan_only)
     baseline = plan_for(composed, planning=True, launcher=launcher, refuse=False)
     if not baseline.device.present and not composed.config.plan_only:
         why = f"this machine has no {baseline.device.name}, and a search runs trials"
-        raise ConfigError(
-            Problem("hardware", composed.config.hardware.option, why, Fix("plan_only=true"))
-        )
+        wanted = composed.config.hardware.option
+        raise ConfigError(Problem("hardware", wanted, why, Fix("plan_only=true")))
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, request.numerics)
     composed = pinned(composed, baseline)
     axes = [spelt_out(axis, baseline.config, composed, arguments.config_dir) for axis in axes]
     if not composed.config.plan_only:
         refuse_what_cannot_start(composed, baseline, launcher)
+
+    def expected_step_s(plan: Plan) -> float | None:
+        found = forecast_time(plan)
+        return found.step_s.expected if isinstance(found, StepTime) else None
+
     line = PlanningLine()
     found = enumerate_candidates(
         baseline, composed, axes, arguments.config_dir, expected_step_s, line.combined
@@ -330,11 +318,7 @@ def prepare(request: TuneRequest) -> Fitting:
 
 
 def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
-    """Trials of one configuration alone would tell nothing that its run does not.
-
-    Raises:
-        ConfigError: there is no candidate, or only the baseline.
-    """
+    """Raise ConfigError without two candidates: trials would tell what a run does."""
     rules = ", ".join(sorted(found.refused))
     if not found.found:
         why = "nothing that could be tried fits into memory"
@@ -344,22 +328,13 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
         raise ConfigError(Problem("eke fit", "", why, fix))
     if len(found.found) > 1 or found.first is None:
         return
-    reasons = ["groups that were typed stay as they are"]
+    reasons = ["groups that were set stay as they are"]
     reasons += [f"rules refuse the rest: {rules}"] if found.refused else []
     reasons += ["larger ones cannot fit"] if found.too_large else []
     why = f"there is nothing to choose from but your configuration ({'; '.join(reasons)})"
-    fix = Fix(
-        remark=f"{shlex.join([*program().split(), *composed.overrides])}   (or leave a group open)"
-    )
+    again = shlex.join([*program().split(), *composed.overrides])
+    fix = Fix(remark=f"{again}   (or leave a group open)")
     raise ConfigError(Problem("eke fit", "", why, fix))
-
-
-def usual_name(model: str, request: TuneRequest) -> str:
-    """Default name of the option: searches for different things do not replace each other."""
-    parts = ["fit", model]
-    parts += [request.objective.value] if request.objective is not Objective.speed else []
-    parts += [request.numerics.value] if request.numerics is not Numerics.same else []
-    return "_".join(parts)
 
 
 def pinned(composed: Composed, baseline: Plan) -> Composed:
@@ -376,11 +351,7 @@ def pinned(composed: Composed, baseline: Plan) -> Composed:
 
 
 def refuse_what_is_no_start(request: TuneRequest) -> None:
-    """A search starts from one configuration, and takes its time: no override is ignored.
-
-    Raises:
-        ConfigError: several configurations are named, or Hydra is asked for something.
-    """
+    """Raise ConfigError for anything but the overrides of one configuration."""
     arguments = request.arguments
     one = "and a search starts from one configuration"
     problems = []
@@ -406,9 +377,6 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launc
     """Raise what would stop the first trial, unless it is cached: a missing package.
 
     Its size is not checked: an equivalent configuration may fit.
-
-    Raises:
-        ConfigError: every rule that it breaks.
     """
     first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
     trial = compose(first, composed.config_dir, in_sweep=True)
@@ -419,32 +387,18 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launc
 
 
 def refuse_what_is_searched(composed: Composed) -> None:
-    """Reject keys that have no meaning for a search.
-
-    Raises:
-        ConfigError: a key of runs or sweeps is set.
-    """
+    """Raise ConfigError for keys of runs or sweeps, which have no meaning for a search."""
     config = composed.config
-    one_run = "is about one run; trials are answered from their records"
-    meant_otherwise = {
-        "rerun": (config.rerun, one_run),
-        "repeat": (config.repeat, one_run),
-        "ignore_forecast": (config.ignore_forecast, one_run),
-        "launcher.detach": (
-            config.launcher.detach,
-            "somebody has to wait: each trial is chosen by what those before it found",
-        ),
+    why = "is about one run; trials are answered from their records"
+    wait = "has to wait: each trial is chosen by what those before it found"
+    reasons = {
+        **dict.fromkeys(("rerun", "repeat", "ignore_forecast"), why),
+        "launcher.detach": wait,
     }
-    for key, (wanted, why) in meant_otherwise.items():
-        if wanted:
+    for key, why in reasons.items():
+        if wanted := operator.attrgetter(key)(config):
             usual = type(wanted)()  # False of a switch, 0 of a number
             raise ConfigError(Problem(key, str(wanted).lower(), why, Fix(f"{key}={usual}".lower())))
-
-
-def expected_step_s(plan: Plan) -> float | None:
-    """Seconds per optimizer step by the time model; None if unknown."""
-    found = forecast_time(plan)
-    return found.step_s.expected if isinstance(found, StepTime) else None
 
 
 def fit(request: TuneRequest) -> int:

@@ -36,8 +36,7 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
         merge: put trained adapters into the weights of their base model.
         push: name of a repository on the hub; a new one is private.
 
-    Returns:
-        What was written, with warnings, for people.
+    Returns what was written, with warnings, for people.
 
     Raises:
         ConfigError: there is no such run, it has no model, or the folder is in use.
@@ -140,7 +139,7 @@ def _mergeable(paths: RunPaths) -> Plan:
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A folder beside `target` whose files are moved there in the end; removed on errors."""
+    """A folder next to `target` whose files are moved there in the end; removed on errors."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     unfinished.mkdir()
@@ -200,11 +199,7 @@ def _merge(plan: Plan, folder: Path) -> list[str]:
 
 
 def _hub(name: str) -> Callable[[Path], str]:
-    """What sends a folder to a repository and returns its address; asks now who the user is.
-
-    Raises:
-        EkeError: there is no token, no connection, or no such name.
-    """
+    """What sends a folder to a repository, and returns its address; EkeError without access."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # 2.4: lazy
 

@@ -29,7 +29,7 @@ class Sampling:
 
 
 class ByteTokens:
-    """eke's tokens of bytes, as far as generation needs a tokenizer."""
+    """eke's tokens of bytes, with the part of a tokenizer that generation needs."""
 
     chat_template = None
     eos_token_id = EOS
@@ -42,13 +42,13 @@ class ByteTokens:
         return {"input_ids": torch.tensor([ids], dtype=torch.int64)}
 
     def decode(self, ids: Any, skip_special_tokens: bool) -> str:
-        """Text of ids; what is no byte, and no UTF-8, is left out or marked."""
+        """Text of ids; special tokens are skipped, invalid UTF-8 is marked."""
         known = range(NUM_SPECIAL_TOKENS, BYTE_VOCABULARY)
         values = [int(i) - NUM_SPECIAL_TOKENS for i in ids if int(i) in known]
         return bytes(values).decode(errors="replace")
 
 
-class Writer:
+class TextWriter:
     """A trained model that continues prompts, or answers in a conversation.
 
     Args:

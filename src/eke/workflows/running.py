@@ -52,14 +52,7 @@ def plan_unless_answered(
 
 
 def run_composed(composed: Composed) -> int:
-    """Run what was composed on this machine, or as one of several tasks of srun's.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        ConfigError: the command is wrong.
-    """
+    """Run on this machine, or as one of several tasks; returns the exit code, or ConfigError."""
     task = this_task()
     check_started_tasks("a run", composed.config.distributed.num_nodes)
     means = means_of_a_run(composed.config)

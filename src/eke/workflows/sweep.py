@@ -67,9 +67,7 @@ def outlooks(jobs: Sequence[Job]) -> dict[int, Outlook]:
 def render_outlooks(cells: Sequence[Cell], found: Mapping[int, Outlook]) -> str:
     """One line per job, then the reason of each rejected one; unknown values are blank."""
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
-    rows = [
-        (*_numbers(cell, found.get(number)), labels[number]) for number, cell in enumerate(cells)
-    ]
+    rows = [(*_numbers(cell, found.get(n)), labels[n]) for n, cell in enumerate(cells)]
     lines = align([HEADER, *rows])
     lines += ["", *_sources(found)] if found else []
     for cell, label in zip(cells, labels, strict=True):
@@ -83,8 +81,7 @@ def _sources(found: Mapping[int, Outlook]) -> list[str]:
     memory = [each.memory for each in found.values()]
     traced = sum(each.method is not Method.closed_form for each in memory)
     lines = [f"memory: expected, {traced} traced, {len(memory) - traced} by formulas"]
-    times = [each.time for each in found.values() if isinstance(each.time, StepTime)]
-    if times:
+    if times := [each.time for each in found.values() if isinstance(each.time, StepTime)]:
         corrected = sum(num_runs(each) > 0 for each in times)
         lines.append(f"step, samples/s: estimates, {corrected} of {len(times)} calibrated")
     return lines
@@ -98,20 +95,8 @@ def _numbers(cell: Cell, found: Outlook | None) -> tuple[str, str, str, str]:
     return found.memory.verdict.value, memory, step, speed_cell(found.time)
 
 
-def outlooks_as_json(
-    cells: Sequence[Cell],
-    found: Mapping[int, Outlook],
-    records: Mapping[int, Mapping[str, object]],
-) -> str:
-    """The same for machines, under the record's field paths; rejected jobs give the reason."""
-    content = [
-        _plain(cell, found.get(number)) | dict(records.get(number, {}))
-        for number, cell in enumerate(cells)
-    ]
-    return json.dumps(content, indent=2)
-
-
 def _plain(cell: Cell, found: Outlook | None) -> dict[str, Any]:
+    """For machines, under the record's field paths; a rejected job gives the reason."""
     plain: dict[str, Any] = {"overrides": list(cell.overrides), "run_id": cell.run_id or None}
     if found is None:
         return plain | {"outcome": cell.outcome, "rule": cell.rule or None, "reason": cell.reason}
@@ -124,10 +109,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     Rejected jobs are listed and skipped, equal ones run once, finished ones are cached: the same
     command again finishes the sweep.
 
-    Args:
-        arguments: the command line.
-        as_json: print each job's forecast as JSON, with `plan_only=true`.
-        trace: spend seconds on traces where formulas cannot tell, with `plan_only=true`.
+    With `plan_only=true`, `as_json` prints each job's forecast as JSON, and `trace` spends seconds
+    on traces where formulas cannot tell.
     """
     line = PlanningLine()
     expanded = expand(arguments.overrides, arguments.config_dir, line.composed)
@@ -148,9 +131,9 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
     jobs = make_jobs(labels, plans, duplicates)
     if as_json and planning:
-        return print_once(
-            outlooks_as_json(cells, outlooks(jobs), records_of(jobs, launcher.place_of))
-        )
+        found, known = outlooks(jobs), records_of(jobs, launcher.place_of)
+        content = [_plain(cell, found.get(n)) | known.get(n, {}) for n, cell in enumerate(cells)]
+        return print_once(json.dumps(content, indent=2))
     print_once(f"sweep {identity}: {describe_sweep(cells, len(duplicates), expanded)}")
     unused = launcher.unused(arguments.overrides)
     for text in [*unused, *not_asked_for(jobs, cells, plans, launcher)]:
@@ -171,25 +154,34 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     words = ("--config-dir", str(options.absolute())) if options else ()
     command = ("-m", *words, *arguments.overrides)
     file = SweepFile(paths, command, cells, named(composed[0].choices))
+
+    def bytes_at_risk(plan: Plan) -> int | None:
+        found = known_forecast(plan)
+        may_fail = found.verdict in (Verdict.tight, Verdict.does_not_fit)
+        return found.peak.expected if may_fail else None
+
     ordered = smallest_first(jobs, bytes_at_risk)
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach)
 
 
+def named(choices: Mapping[str, str]) -> str:
+    """A sweep's name; empty for one of overrides only."""
+    name = choices.get("sweep", "none")
+    return "" if name == "none" else name
+
+
 def not_asked_for(
-    jobs: Iterable[Job],
-    cells: Sequence[Cell],
-    plans: Sequence[Plan | None],
-    launcher: Launcher,
+    jobs: Iterable[Job], cells: Sequence[Cell], plans: Sequence[Plan | None], launcher: Launcher
 ) -> list[str]:
     """Warnings about jobs identical to another job that requests other resources."""
-    told = []
+    found = []
     for job, number in ((each, number) for each in jobs for number in each.cells[1:]):
         plan = plans[number]
         if plan and launcher.request(plan) != launcher.request(job.plan):
             mine = set(cells[number].overrides) - set(cells[job.number].overrides)
             words = " ".join(sorted(mine)) or "what is usual"
-            told.append(f"{words} is not asked for: the run is another cell's, too, and runs once")
-    return list(dict.fromkeys(told))
+            found.append(f"{words} is not requested: the run is another cell's, too, and runs once")
+    return list(dict.fromkeys(found))
 
 
 def cannot_detach(config: Config, launcher: Launcher) -> Problem | None:
@@ -232,12 +224,6 @@ def records_of(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> dict[int,
             known |= {"done_again": list(place.outdated)} if place.outdated else {}
         found |= {number: known for number in job.cells if known}
     return found
-
-
-def named(choices: Mapping[str, str]) -> str:
-    """The named sweep; empty if given by overrides only."""
-    chosen = choices.get("sweep", "none")
-    return "" if chosen == "none" else chosen
 
 
 def run_planned_sweep(
@@ -301,12 +287,6 @@ def make_jobs(
     return list(jobs.values())
 
 
-def bytes_at_risk(plan: Plan) -> int | None:
-    """Bytes that a run is expected to need, if it may run out of memory; else None."""
-    found = known_forecast(plan)
-    return found.peak.expected if found.verdict in (Verdict.tight, Verdict.does_not_fit) else None
-
-
 def plan_cells(
     expanded: Sequence[SweepCell],
     group: str,
@@ -362,11 +342,7 @@ def weigh_open_cells(
 
 
 def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
-    """With `sweep.strict=true`, no run of a sweep starts when any of them cannot.
-
-    Raises:
-        ConfigError: a job is rejected; each is named with its reason.
-    """
+    """With `sweep.strict=true`, raise ConfigError if a job is rejected: none is started."""
     refused = [
         Problem(planned.name, "", cell.reason)
         for cell, planned in zip(cells, expanded.cells, strict=True)
@@ -385,5 +361,5 @@ def describe_sweep(cells: Sequence[Cell], num_duplicates: int, expanded: Expande
     stuck = sum(cell.outcome == Outcome.crashed.name for cell in cells)
     parts += [f"{stuck} that cannot start now"] if stuck else []
     parts += [f"{num_duplicates} the same as others"] if num_duplicates else []
-    parts += [f"{each.count} excluded by {each.clause}" for each in expanded.excluded if each.count]
+    parts += [f"{n} excluded by {clause}" for clause, n in expanded.excluded.items() if n]
     return "\n  ".join([", ".join(parts), *(f"warning: {text}" for text in expanded.warnings)])

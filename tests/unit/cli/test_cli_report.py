@@ -111,7 +111,7 @@ def test_no_torch_no_hydra_and_no_colours_in_a_pipe(sweep, tmp_path):
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_no_traceback(sweep, tmp_path):
-    command = f"{sys.executable} -m eke.cli report {sweep} --formats none | head -1"
+    command = f"{sys.executable} -m eke report {sweep} --formats none | head -1"
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, env=environment(tmp_path), check=False
     )

@@ -155,9 +155,7 @@ def test_where_no_worker_was_started_its_job_has_the_log(make_run, tmp_path, cap
 @pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error(make_run, tmp_path) -> None:
     paths = make_run("1", "ok", "x" * 100 + "\n" * 100_000)
-    shell = (
-        f"{sys.executable} -m eke.cli logs -n 0 {paths.folder} | head -c 1; exit ${{PIPESTATUS[0]}}"
-    )
+    shell = f"{sys.executable} -m eke logs -n 0 {paths.folder} | head -c 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", shell],
         env=environment(tmp_path),

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from eke.cli import main
-from eke.cli.live import render_runs, summary_line, watch
+from eke.cli.run_commands import render_runs, summary_line, watch
 from eke.common.paths import RunPaths
 from eke.launch.processes.status import RunStatus
 

@@ -15,7 +15,7 @@ from eke.common.files import write_json
 from eke.common.paths import RunPaths
 from eke.launch.command import CommandLauncher, PrefixedWorker, call
 from eke.launch.processes import prefix_runner
-from eke.launch.processes.prefix_runner import ALIVE, BUSY, GONE, LOCK, digest_of
+from eke.launch.processes.prefix_runner import ALIVE, BUSY, GONE, LOCK, order_digest
 
 HERE = ["env"]
 """A prefix that stays on this machine."""
@@ -134,7 +134,7 @@ def test_a_lock_that_another_user_has_planted_is_not_obeyed(paths, tmp_path) -> 
     lock = paths.folder / LOCK
     lock.symlink_to(thesis)
     with pytest.raises(OSError, match="symbolic"):
-        prefix_runner.start(paths.folder, "command.json", digest_of(order))
+        prefix_runner.start(paths.folder, "command.json", order_digest(order))
     assert thesis.read_text() == "years of work"
     lock.unlink()
     with subprocess.Popen(["sleep", "600"]) as other, open(lock, "w") as held:

@@ -375,7 +375,7 @@ def test_uneven_shares_start_other_processes_than_planned(option, world_size, nu
 def test_without_other_machines_all_processes_are_here(tmp_path, monkeypatch) -> None:
     started = []
     monkeypatch.setattr(nodes, "LiveRun", lambda plan, place, count: started.append(count))
-    nodes.start_attempt(with_processes("ddp", 4, 2), Place(RunPaths(tmp_path), None, ""), None)
+    nodes.launch_attempt(with_processes("ddp", 4, 2), Place(RunPaths(tmp_path), None, ""), None)
     assert started == [4]
 
 
@@ -430,7 +430,7 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
     monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
     with Head(file, SlurmTask(0, 2, "s")) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
-        led = nodes.start_attempt(plan, Place(RunPaths(tmp_path), None, ""), first)
+        led = nodes.launch_attempt(plan, Place(RunPaths(tmp_path), None, ""), first)
         assert not led.is_over()
         line.close()
         wait_until(led.is_over)
@@ -446,7 +446,7 @@ def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None
     monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
     with Head(file, SlurmTask(0, 2, "s")) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
-        led = nodes.start_attempt(plan, Place(RunPaths(tmp_path), None, ""), first)
+        led = nodes.launch_attempt(plan, Place(RunPaths(tmp_path), None, ""), first)
         line.close()
         wait_until(first.trouble)
         assert led.finish() == record_for("a", "preempted", 7)

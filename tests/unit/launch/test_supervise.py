@@ -38,7 +38,7 @@ def run(paths, monkeypatch):
         shown = view or SilentView()
         worker = Worker(paths)
         try:
-            sweep.watch_run(worker, shown)
+            sweep.show_until_over(worker, shown)
         finally:
             ended = worker.finish()
         shown.update(last=True)

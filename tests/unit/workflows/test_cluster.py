@@ -83,7 +83,7 @@ def test_resources_that_are_not_asked_for_are_told(typed, no_gpu) -> None:
     code, out, err = typed(*SLURM, *cells)
     assert code == 0, err
     assert out.count("#!/bin/bash") == 1
-    assert "resources.partition=nosuch is not asked for: the run is another cell's, too" in out
+    assert "resources.partition=nosuch is not requested: the run is another cell's, too" in out
     code, out, _ = typed(*SLURM, "resources.partition=spot", *cells[1:])
     assert code == 0
     assert "is not asked for" not in out

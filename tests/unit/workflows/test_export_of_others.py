@@ -11,7 +11,7 @@ from two_users import ATTACKER, VICTIM, hand, machine, needs_root  # noqa: F401 
 from unit.launch.scripted import record_for
 
 from eke import cli
-from eke.cli import export  # noqa: F401  # imported before the user changes, who may not read it
+from eke.cli import models  # noqa: F401  # imported before the user changes, who may not read it
 from eke.common.paths import CHECKPOINT_FILES, RunPaths
 from eke.plan.record import write_record
 

@@ -138,7 +138,7 @@ def test_a_conversation_goes_on_until_it_is_reset(trained, monkeypatch, capsys) 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     seen = []
     monkeypatch.setattr(
-        "eke.workflows.generate.Writer.answer",
+        "eke.workflows.generate.TextWriter.answer",
         lambda self, text: (
             seen.append((text, len(self.messages))) or self.messages.append({}) or "x"
         ),

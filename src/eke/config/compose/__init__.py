@@ -1,12 +1,11 @@
-"""Compose a typed configuration from the command line, reporting all errors at once."""
+"""Compose a configuration from the command line, reporting all errors at once."""
 
 from eke.config.compose.arguments import Arguments, split_arguments
-from eke.config.compose.completion import answer_shell
+from eke.config.compose.completion import COMPLETION_FLAGS, answer_shell
 from eke.config.compose.composer import Composed, claims, compose, compose_with, is_set
 from eke.config.compose.help import help_text
 from eke.config.compose.hydra import (
     check_question,
-    is_completion,
     is_for_hydra,
     launcher_of,
     needs_sweep,

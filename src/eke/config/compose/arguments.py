@@ -1,7 +1,7 @@
 """Split the command line into overrides, eke's flags and Hydra's flags; check user config files.
 
 Secrets in a configuration are rejected, since files of runs and sweeps would contain them. Errors
-in the user's config folder (`--config-dir`) and its files are explained.
+in the user's config folder (`--config-dir`), its files and the sources of a mix are explained.
 """
 
 import difflib
@@ -9,9 +9,10 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf.errors import OmegaConfBaseException
@@ -20,22 +21,27 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.masking import masked
 from eke.common.paths import conf_folder, user_path
 from eke.common.plugins import load_plugin
+from eke.common.text import format_value
 from eke.config.compose.catalogue import (
     LABELS,
     SECRET_FIX,
     Catalogue,
     admits,
+    class_fields,
     closest,
+    default_text,
     first_line,
     make_catalogue,
     probably_meant,
+    shown,
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_files, is_hydras
 from eke.config.compose.overrides import suggest_fix
-from eke.config.compose.suggest import completed, nearest_key
+from eke.config.compose.suggest import completed, nearest_key, option_for
 from eke.config.foreign_names import find_retired
-from eke.config.schema import VARIANTS, Config
+from eke.config.mixing import SHARED, source_names
+from eke.config.schema import MIXED, VARIANTS, Config, Data, Mix, Weighted
 
 
 def secrets_in(config: Mapping[str, object]) -> list[Problem]:
@@ -61,11 +67,8 @@ INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchp
 """Topics of --info."""
 _HELP = ("--help", "-h")
 _SWITCHES = {
-    "--multirun": "multirun",
-    "-m": "multirun",
-    "--version": "version",
-    "--cell": "cell",
-}
+    "--multirun": "multirun", "-m": "multirun", "--version": "version", "--cell": "cell",
+}  # fmt: skip
 _CONFIG_DIR = ("--config-dir", "-cd")
 # An example value of a flag, for error messages about a missing one.
 _EXAMPLES = {"--cfg": "job", "-c": "job", "--package": "optimizer", "-p": "optimizer"}
@@ -126,12 +129,9 @@ class _Reader:
 
 
 def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) -> Arguments:
-    """Split a command line (without the program name) into overrides and flags.
+    """Split a command line (without program and command) into overrides and flags.
 
-    Args:
-        argv: arguments without the command's own flags.
-        also: the command's own flags (`--why` of `eke plan`), for suggestions, each with its
-            number of values.
+    `also` are flags of the command itself, for suggestions, each with its number of values.
 
     Raises:
         ConfigError: unknown flags, each with its `key=value` form.
@@ -156,11 +156,9 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
     return Arguments(
         overrides=tuple(reader.overrides),
         help=reader.help,
-        version="version" in reader.switches,
-        multirun="multirun" in reader.switches,
-        cell="cell" in reader.switches,
         config_dir=reader.config_dir,
         hydra_flags=tuple(reader.hydra_flags),
+        **dict.fromkeys(reader.switches, True),
     )
 
 
@@ -201,8 +199,7 @@ def _unknown_flag(
     takes_next = reader.tokens and "=" not in reader.tokens[0]
     if value is None and takes_next and not reader.tokens[0].startswith("--"):
         value = reader.tokens.pop(0)
-    name = flag.lstrip("-")
-    of_command = _near_flag(flag, also)
+    name, of_command = flag.lstrip("-"), _near_flag(flag, also)
     long_flag = of_command or _near_flag(flag, _FLAGS)
     override = f"{name.replace('-', '_')}={'true' if value is None else value}"
     is_a_setting = find_retired(name) or completed(name, catalogue)
@@ -211,11 +208,11 @@ def _unknown_flag(
         why = "takes no value" if flag == long_flag else "there is no such flag"
         return Problem(flag, value or "", why, Fix(remark=f"{long_flag}{follows}"))
     if flag in _OF_PLAN:
-        typed = [*reader.overrides, *reader.tokens]
-        command = shlex.join(["eke", "plan", flag, *(t for t in typed if t != "plan_only=true")])
+        rest = [t for t in (*reader.overrides, *reader.tokens) if t != "plan_only=true"]
+        command = shlex.join(["eke", "plan", flag, *rest])
         return Problem(flag, "", "is a flag of eke plan", Fix(remark=command))
     fix = suggest_fix(override, catalogue)
-    why = "there is no such flag; settings are typed as key=value, without dashes"
+    why = "there is no such flag; settings are written as key=value, without dashes"
     if not fix:
         flags = ", ".join([*also, "-m", "--config-dir FOLDER", "--cfg job", "--help", "--version"])
         why = f"there is no such flag or setting; flags are {flags}"
@@ -225,8 +222,7 @@ def _unknown_flag(
 def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
     """Suggest the intended flag; 0.8 allows one or two wrong letters in a long flag."""
     flags = [each for each in known if each.startswith("--")]
-    near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.8)
-    return near[0] if near else None
+    return next(iter(difflib.get_close_matches(flag, flags, n=1, cutoff=0.8)), None)
 
 
 _FLAG = "--config-dir"
@@ -239,10 +235,7 @@ _PACKAGE = re.compile(r"#\s*@package\s+_global_\s*$")
 
 
 def check_folder(folder: Path) -> list[Problem]:
-    """Check a config folder for existence, unknown groups, and files without effect.
-
-    A file with the name of one of eke's has no effect: Hydra uses the first on its search path.
-    """
+    """Check a config folder for existence, unknown groups, and files without effect."""
     if not folder.is_dir():
         kind = "is a file, not a folder" if folder.exists() else "there is no such folder"
         return [Problem(_FLAG, str(folder), kind, Fix(remark=f"{_FLAG} FOLDER"))]
@@ -269,7 +262,7 @@ def _check_path(path: Path, place: Path, groups: Sequence[str]) -> Problem | Non
         near = closest(place.parts[0], groups) or "experiment"
         why = f"{place.parts[0]} is not a group: {', '.join(groups)}"
         return Problem(str(path), "", why, _move(place.parts[0], near))
-    if (conf_folder() / place).exists():
+    if (conf_folder() / place).exists():  # Hydra uses the first on its search path
         why = "has no effect: eke has an option of this name, and that one is taken"
         return Problem(str(path), "", why, _move(place, place.with_stem(f"my_{place.stem}")))
     return None
@@ -339,16 +332,15 @@ def _beginning(file: Path) -> Problem | None:
     """Problem of a missing package directive or defaults list in a file; None if complete."""
     group, text = file.parent.name, file.read_text(errors="replace")
     header = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    why = fix = ""
     if group in GLOBAL and not any(_PACKAGE.match(line) for line in header):
-        why = f"{group}s are about all groups, and Hydra is told so in the first line"
-        return Problem(f"{file}:1", "", why, Fix(remark="write # @package _global_"))
-    if group in VARIANTS and not re.search("^defaults:", text, re.MULTILINE):
-        names = ", ".join(VARIANTS[group])
-        why = f"does not say which keys it has; they are those of one of {names}"
-        first = next(iter(VARIANTS[group]))
-        fix = Fix(remark=f"write defaults: [/schema/{group}/{first}@_here_, _self_]")
-        return Problem(f"{file}:1", "", why, fix)
-    return None
+        why = f"{group}s are about all groups, which the first line has to say to Hydra"
+        fix = "write # @package _global_"
+    elif group in VARIANTS and not re.search("^defaults:", text, re.MULTILINE):
+        first, *others = VARIANTS[group]
+        why = f"does not say which keys it has: those of one of {', '.join([first, *others])}"
+        fix = f"write defaults: [/schema/{group}/{first}@_here_, _self_]"
+    return Problem(f"{file}:1", "", why, Fix(remark=fix)) if fix else None
 
 
 def _absent_option(
@@ -398,3 +390,70 @@ def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[
     quoted = f'"{meant}"' if meant in ("on", "off") else meant
     fix = Fix(remark=f"write {key.rpartition('.')[2]}: {quoted}")
     return f"{field.words()} is wanted; {said}", fix
+
+
+MIX_EXAMPLE = Fix(remark="data.sources=[{option:jsonl,path:FILE_OR_FOLDER,weight:1},...]")
+WrongSource = tuple[int, str, Any, str, Fix | str]
+"""Number of the source, key, value, why, and the fix, or the right value."""
+
+
+def find_source_problems(data: Data) -> list[Problem]:
+    """Everything that is wrong in the sources of a mix; nothing is wrong in other data."""
+    if not isinstance(data, Mix):
+        return []
+    if not data.sources:
+        return [Problem("data.sources", "[]", "a mix has at least one source", MIX_EXAMPLE)]
+    found = [wrong for each in enumerate(data.sources) for wrong in _check_source(*each)]
+    problems = []
+    for number, key, value, why, fix in found or _check_shares(data):
+        fix = Fix(f"data.sources.{number}.{key}={fix}") if isinstance(fix, str) else fix
+        place, text = f"data.sources[{number}].{key}", shown(format_value(value))
+        problems.append(Problem(place, text, why, fix))
+    return problems
+
+
+def _check_source(number: int, source: dict[str, Any]) -> Iterator[WrongSource]:
+    option = source.get("option")
+    if option not in MIXED:
+        ending = option_for(str(source.get("path", "")))
+        meant = closest(str(option), MIXED) or (ending if ending in MIXED else "jsonl")
+        yield number, "option", option, f"is to be one of {', '.join(MIXED)}", str(meant)
+        return
+    fields = {**dict(class_fields(Weighted)), **dict(class_fields(MIXED[option]))}
+    for key, known in fields.items():
+        if known.default == "???" and key not in source:
+            wanted = default_text(known, f"data.{key}")
+            yield number, key, "", f"{option} needs a value for it", wanted
+    for key, value in source.items():
+        if key in SHARED:
+            fix = Fix(remark=f"data.{key}={format_value(value)}, and not in the source")
+            yield number, key, value, "all sources share it", fix
+            continue
+        if key not in fields:
+            fix = Fix(remark=f"write {closest(key, fields) or ', '.join({*fields} - SHARED)}")
+            yield number, key, value, f"{option} has no such key", fix
+            continue
+        if key == "streaming" and value is True:
+            yield number, key, value, "samples of a mix are drawn among prepared rows", "false"
+        known = fields[key]
+        is_text = isinstance(value, str) and known.kind in (bool, int, float)
+        if is_text or not admits(known, value):
+            yield number, key, value, f"{known.words()} is wanted", probably_meant(known, value)
+        elif known.limit and value is not None and not known.limit.admits(value):
+            why = f"must be {known.limit.describe(value)}"
+            yield number, key, value, why, format_value(known.default or 1)
+
+
+def _check_shares(mix: Mix) -> Iterator[WrongSource]:
+    """Weights of some sources alone, and names that two have."""
+    weights, names = [source.get("weight") for source in mix.sources], source_names(mix)
+    given = [weight for weight in weights if weight is not None]
+    for number, (weight, name) in enumerate(zip(weights, names, strict=True)):
+        if given and weight is None:
+            why = f"{len(given)} of {len(weights)} sources have a weight: all have one, or none"
+            yield number, "weight", None, why, format_value(min(given))
+        if name in names[:number]:
+            why = f"is the name of data.sources[{names.index(name)}] too; losses are known by it"
+            of_hub = "name" in dict(class_fields(MIXED[mix.sources[number]["option"]]))
+            fix = Fix(remark="each split once") if of_hub else f"{name}_{number}"
+            yield number, "name", name, why, fix

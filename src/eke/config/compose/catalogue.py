@@ -5,7 +5,9 @@ values against the types of their keys, with suggestions.
 """
 
 import dataclasses
+import math
 import re
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, cached_property
@@ -57,6 +59,10 @@ SECRET_FIX = "export NAME=...   (in the shell; or a file: slurm.setup=['export N
 FIXED_FIELDS = ("option", "family")
 """Fields that only option files set."""
 
+_KIND_NAMES = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text",
+    dict: "a mapping",
+}  # fmt: skip
 # Groups of Hydra and of the schema, which are not options of eke.
 _NOT_GROUPS = ("hydra", "schema")
 
@@ -92,14 +98,7 @@ class Field:
         elif issubclass(self.kind, Enum):
             wanted = "one of " + ", ".join(self.kind.__members__)
         else:
-            names = {
-                bool: "true or false",
-                int: "a whole number",
-                float: "a number",
-                str: "text",
-                dict: "a mapping",
-            }
-            wanted = names[self.kind]
+            wanted = _KIND_NAMES[self.kind]
         return f"{wanted} or null" if self.optional else wanted
 
 
@@ -277,12 +276,7 @@ _PLACEHOLDERS = {
     "offload.path": "FOLDER",
 }
 # The node types with which OmegaConf validates values.
-_NODES: dict[type, Any] = {
-    bool: BooleanNode,
-    int: IntegerNode,
-    float: FloatNode,
-    str: StringNode,
-}
+_NODES: dict[type, Any] = {bool: BooleanNode, int: IntegerNode, float: FloatNode, str: StringNode}
 
 
 def is_interpolation(value: Any) -> bool:
@@ -292,20 +286,17 @@ def is_interpolation(value: Any) -> bool:
 
 def admits(field: Field, value: Any) -> bool:
     """Whether `value` is valid for this key after OmegaConf's conversion."""
-    if value == "???":  # OmegaConf's mark of a missing value
-        return False
-    try:
-        if field.kind is dict:
-            return isinstance(value, dict)
+    if field.kind is dict or value == "???":  # OmegaConf's mark of a missing value
+        return isinstance(value, dict)
+    with suppress(OmegaConfBaseException, ValueError, TypeError):
         if get_origin(field.kind) is list:
             ListConfig(value, element_type=get_args(field.kind)[0], is_optional=field.optional)
         elif issubclass(field.kind, Enum):
             EnumNode(field.kind, value, is_optional=field.optional)
         else:
             _NODES[field.kind](value, is_optional=field.optional)
-    except (OmegaConfBaseException, ValueError, TypeError):
-        return False
-    return True
+        return True
+    return False
 
 
 def default_text(field: Field, key: str = "") -> str:
@@ -325,9 +316,8 @@ def probably_meant(field: Field, value: Any) -> str:
         members = list(field.kind.__members__)
         near = closest(str(value), members)
         if isinstance(value, bool):  # a switch of several states
-            near = "off" if "off" in members else None
-            if value:
-                near = "on" if "on" in members else next(m for m in members if m != "off")
+            wanted = ("on", *(m for m in members if m != "off")) if value else ("off",)
+            near = next((member for member in wanted if member in members), None)
     elif field.kind is bool:
         words = {"true": "true", "false": "false", "enabled": "true", "disabled": "false"}
         near = words.get(closest(str(value), words) or "")
@@ -341,9 +331,7 @@ def probably_meant(field: Field, value: Any) -> str:
 def _leading_number(kind: type, text: str) -> str | None:
     """`8 samples` -> 8, `1000.0` -> 1000, `4k` -> 4000; None without a leading number."""
     match = re.match(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([kKM])?", text)
-    if not match:
-        return None
-    number = float(match[1]) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(match[2], 1)
-    if abs(number) == float("inf"):
+    number = float(match[1]) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(match[2], 1) if match else None
+    if number is None or math.isinf(number):
         return None
     return str(int(number)) if kind is int else f"{number:g}"

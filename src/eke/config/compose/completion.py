@@ -41,12 +41,7 @@ def split_line(line: str) -> tuple[list[str], str]:
 
 
 def candidates(words: Sequence[str], word: str) -> list[str]:
-    """List the completions of `word`; one that ends in `=`, `.` or `/` can continue.
-
-    Args:
-        words: the words before it, without the program.
-        word: the incomplete word.
-    """
+    """Completions of a word behind others; one that ends in `=`, `.` or `/` can continue."""
     before = words[-1] if words else ""
     if before in _CONFIG_DIR:
         return list(_files("", word, folders=True))
@@ -60,7 +55,11 @@ def candidates(words: Sequence[str], word: str) -> list[str]:
         multirun = "-m" in words or "--multirun" in words
         return list(_values(key, value, multirun, catalogue))
     typed = {text.partition("=")[0] for text in words}
-    found = _keys(word.rpartition(".")[0], words, catalogue) if "." in word else _starts(catalogue)
+    single = [key for key in catalogue.keys if "." not in key]
+    sections = [f"{section}." for section in catalogue.sections if catalogue.names(section)]
+    found = [f"{group}=" for group in catalogue.options] + sections + [f"{k}=" for k in single]
+    if "." in word:
+        found = _keys(word.rpartition(".")[0], words, catalogue)
     return [each for each in found if each.startswith(word) and each.removesuffix("=") not in typed]
 
 
@@ -75,13 +74,6 @@ def _config_dir(words: Sequence[str]) -> Path | None:
             folder = inline
     path = user_path(folder)
     return path if folder and path.is_dir() else None
-
-
-def _starts(catalogue: Catalogue) -> list[str]:
-    """Groups, sections and keys outside of sections."""
-    sections = [f"{section}." for section in catalogue.sections if catalogue.names(section)]
-    keys = [key for key in catalogue.keys if "." not in key]
-    return [*(f"{group}=" for group in catalogue.options), *sections, *(f"{key}=" for key in keys)]
 
 
 def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> list[str]:
@@ -138,101 +130,20 @@ def _files(start: str, typed: str, folders: bool = False) -> Iterator[str]:
 COMPLETION_FLAGS = ("--shell-completion", "-sc")
 """Hydra's completion flags, handled by eke."""
 
-_MARK = "from eke.cli import main  # shell completion"
-"""A line that identifies train.py; completion runs no other script."""
-
-_BASH = f"""\
-_eke_complete() {{
-    local each
-    local -a program=("${{COMP_WORDS[0]/#~\\//$HOME/}}")
-    COMPREPLY=()
-    case "${{program[0]##*/}}" in
-        python*)
-            # Only eke's own train.py is asked; another script might do anything.
-            (( COMP_CWORD > 1 )) || return
-            program+=("${{COMP_WORDS[1]/#~\\//$HOME/}}")
-            command grep -qs '{_MARK}' -- "${{program[1]}}" || return ;;
-    esac
-    compopt +o default +o bashdefault 2>/dev/null
-    while IFS= read -r each; do
-        COMPREPLY+=("${{each// /\\\\ }}")
-    done < <(COMP_LINE="${{COMP_LINE:0:COMP_POINT}}" COMP_WORDBREAKS="$COMP_WORDBREAKS" \\
-        "${{program[@]}}" -sc query=bash 2>/dev/null </dev/null)
-    # What goes on, and a value behind which a comma may follow, gets no space.
-    each="${{COMPREPLY[0]-}}"
-    if [[ ${{#COMPREPLY[@]}} != 1 || "$each" == *[=./] || "$COMP_LINE" == *" -m "* ]]; then
-        compopt -o nospace 2>/dev/null
-    fi
-}}
-complete -o default -o bashdefault -F _eke_complete python python3 eke
-"""
-
-_ZSH = f"""\
-(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit; }}
-_eke() {{
-    local -a program found open closed
-    program=("${{words[1]/#\\~\\//$HOME/}}")
-    if [[ ${{words[1]:t}} == python* ]]; then
-        program+=("${{words[2]/#\\~\\//$HOME/}}")
-        # Only eke's own train.py is asked; another script might do anything.
-        if (( CURRENT < 3 )) || ! command grep -qs '{_MARK}' -- "$program[2]"; then
-            ${{_eke_before:-_default}} "$@"
-            return
-        fi
-    fi
-    found=(${{(f)"$(COMP_LINE="${{(j: :)words[1,CURRENT-1]}} $PREFIX" \\
-        "${{program[@]}}" -sc query=zsh 2>/dev/null </dev/null)"}})
-    # What goes on, and a value behind which a comma may follow, gets no space.
-    if (( ${{words[(I)-m]}} )); then
-        open=($found)
-    else
-        open=(${{(M)found:#*[=./]}}) closed=(${{found:#*[=./]}})
-    fi
-    (( $#open )) && compadd -S '' -a open
-    (( $#closed )) && compadd -a closed
-}}
-[[ ${{_comps[python]-}} == _eke ]] || _eke_before=${{_comps[python]-}}
-compdef _eke python python3 eke
-"""
-
-_FISH = f"""\
-function __eke_program
-    set -l words (commandline -opc)
-    set -l program (string replace -r '^~/' "$HOME/" -- $words[1])
-    if string match -q 'python*' -- (basename -- $program)
-        # Only eke's own train.py is asked; another script might do anything.
-        set -l script (string replace -r '^~/' "$HOME/" -- $words[2])
-        command grep -qs '{_MARK}' -- "$script"; or return 1
-        set program $program $script
-    end
-    printf '%s\\n' $program
-end
-function __eke_complete
-    set -lx COMP_LINE (commandline -cp)
-    set -l program (__eke_program)
-    $program -sc query=fish 2>/dev/null </dev/null
-end
-for name in python python3
-    complete -c $name -n __eke_program -k -f -a '(__eke_complete)'
-end
-complete -c eke -k -f -a '(__eke_complete)'
-"""
-
-_INSTALL = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _UNINSTALL = {
     "bash": "complete -r python python3 eke; unset -f _eke_complete\n",
     "zsh": "compdef -d python python3 eke; unfunction _eke\n",
     "fish": "complete -e -c python; complete -e -c python3; complete -e -c eke\n"
     "functions -e __eke_program __eke_complete\n",
 }
+"""Shell -> what undoes `completion.SHELL`, which completes for train.py by its line with the words
+`shell completion`: no other script is run."""
 
 
 def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
     """Output of `-sc install=SHELL`, `-sc uninstall=SHELL` or `-sc query=SHELL`.
 
-    Args:
-        request: value of the flag; a query reads the command line from COMP_LINE.
-        commands: the program's subcommands, if any.
+    A query reads the command line from COMP_LINE; `commands` are the program's subcommands.
 
     Raises:
         ConfigError: unknown request or shell.
@@ -241,12 +152,14 @@ def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
     if len(request) != 1 or action not in ("install", "uninstall", "query"):
         why = "wants install, uninstall or query, and a shell"
         raise ConfigError(Problem("-sc", " ".join(request), why, Fix(remark="-sc install=bash")))
-    if shell not in _INSTALL:
-        near = closest(shell, _INSTALL) or "bash"
-        why = f"completion is there for {', '.join(_INSTALL)}"
+    if shell not in _UNINSTALL:
+        near = closest(shell, _UNINSTALL) or "bash"
+        why = f"completion is there for {', '.join(_UNINSTALL)}"
         raise ConfigError(Problem("-sc", request[0], why, Fix(remark=f"-sc {action}={near}")))
-    if action != "query":
-        return (_INSTALL if action == "install" else _UNINSTALL)[shell]
+    if action == "install":
+        return Path(__file__).with_suffix(f".{shell}").read_text()
+    if action == "uninstall":
+        return _UNINSTALL[shell]
     words, word = split_line(os.environ.get("COMP_LINE", ""))
     typed = _without_program(words)
     if commands and not typed:
@@ -262,8 +175,6 @@ def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
 
 
 def _without_program(words: Sequence[str]) -> list[str]:
-    """Words after `eke`, `python train.py` or `python -m eke.cli`."""
-    for number, word in enumerate(words[:3]):
-        if PurePath(word).name == "eke" or word.endswith(".py") or word == "eke.cli":
-            return list(words[number + 1 :])
-    return list(words[1:])
+    """Words after `eke`, `python train.py` or `python -m eke`."""
+    named = [PurePath(w).name == "eke" or w.endswith(".py") for w in words[:3]]
+    return list(words[named.index(True) + 1 if True in named else 1 :])

@@ -166,16 +166,14 @@ class Trees:
             NotSet: values that the options' sections reject.
             Exception: any exception of Hydra's composition.
         """
-        parsed = [(text, self._parsed(text)) for text in overrides]
-        options = tuple(text for text, override in parsed if self._is_choice(override))
+        options = tuple(filter(self.chooses, overrides))
         kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
         self._kept[options] = kept  # the newest is the last
         if len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
         config: DictConfig = pickle.loads(kept.content)  # pickled by this process
-        values = [(text, override) for text, override in parsed if not self._is_choice(override)]
-        refused = [text for text, override in values if not _set(config, override)]
-        if refused:
+        values = [text for text in overrides if not self.chooses(text)]
+        if refused := [text for text in values if not _set(config, self._parsed(text))]:
             raise NotSet(refused, kept.choices)
         return Tree(config, kept.choices, kept.of_hydra)
 
@@ -188,14 +186,11 @@ class Trees:
 
     def chooses(self, text: str) -> bool:
         """Whether composition depends on this override: an option, or a Hydra setting."""
-        return self._is_choice(self._parsed(text))
+        key = self._parsed(text).key_or_group
+        return key in self._catalogue.options or key.startswith("hydra")
 
     def _parsed(self, text: str) -> Override:
         return parse(as_hydra_takes_it(text, self._catalogue))
-
-    def _is_choice(self, override: Override) -> bool:
-        key = override.key_or_group
-        return key in self._catalogue.options or key.startswith("hydra")
 
     def _by_hydra(self, overrides: Sequence[str]) -> Tree:
         self.num_composed += 1

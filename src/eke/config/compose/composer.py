@@ -1,4 +1,4 @@
-"""Compose typed configurations from overrides, or report all their errors.
+"""Compose configurations from overrides, or report all their errors.
 
 The cells of a sweep share their compositions. `claims` and `compose_with` recompose with the
 choices of a recipe, without changing the user's.
@@ -24,6 +24,7 @@ from eke.config.compose.arguments import (
     check_options,
     explain_file,
     explain_untyped,
+    find_source_problems,
     secrets_in,
 )
 from eke.config.compose.catalogue import (
@@ -47,7 +48,6 @@ from eke.config.compose.compose_cache import (
 )
 from eke.config.compose.hydra_settings import explain_in_files, is_launching
 from eke.config.compose.overrides import find_problems, parse, suggest_fix
-from eke.config.compose.sources import find_source_problems
 from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
@@ -57,7 +57,7 @@ class Composed:
     """A configuration, and the overrides and options it was composed from."""
 
     config: Config
-    """The typed configuration with all values resolved."""
+    """With all values resolved."""
     choices: dict[str, str]
     """Group -> option, including recipe, experiment and sweep, without Hydra's own groups."""
     overrides: tuple[str, ...]
@@ -69,13 +69,13 @@ class Composed:
 def compose(
     overrides: Sequence[str], config_dir: Path | None = None, *, in_sweep: bool = False
 ) -> Composed:
-    """Compose one configuration.
+    """Compose one configuration from overrides, `key=value` without flags.
 
     Args:
-        overrides: `key=value`, without flags.
+        overrides: in order.
         config_dir: a folder with the user's options, in addition to eke's.
-        in_sweep: the overrides are one cell of a sweep, and may name the sweep, its launcher and
-            its sweeper. These are rejected for a single run, where they have no effect.
+        in_sweep: they are one cell of a sweep, and may name the sweep, its launcher and its
+            sweeper. These are rejected for a single run, where they have no effect.
 
     Raises:
         ConfigError: all errors in the overrides and in the user's files.
@@ -94,13 +94,8 @@ def compose(
 
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
-    """Catalogue that includes the user's options.
-
-    Raises:
-        ConfigError: the user's folder is invalid.
-    """
-    problems = check_folder(config_dir) if config_dir else []
-    if problems:
+    """Catalogue with the user's options; raises ConfigError if their folder is invalid."""
+    if problems := (check_folder(config_dir) if config_dir else []):
         raise ConfigError(problems)
     return make_catalogue(config_dir)
 
@@ -164,7 +159,7 @@ def contradictions(texts: Sequence[str]) -> list[Problem]:
     for text in texts:
         key, _, value = text.lstrip("+").partition("=")
         if first.setdefault(key, value) != value:
-            why = f"contradicts {key}={first[key]}, typed before it; keep one"
+            why = f"contradicts {key}={first[key]}, given before it; keep one"
             problems.append(Problem(key, shown(value), why, Fix(f"{key}={value}")))
     return problems
 
@@ -174,14 +169,13 @@ def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[
     words = [*good, *(word for problem in problems for word in problem.fix.words)]
     given = {word.partition("=")[0] for word in words if not is_placeholder(word)}
 
-    def needed(number: int, word: str) -> bool:
-        return number == 0 or not is_placeholder(word) or word.partition("=")[0] not in given
+    def shortened(fix: Fix) -> Fix:
+        rest = [
+            w for w in fix.words[1:] if not is_placeholder(w) or w.partition("=")[0] not in given
+        ]
+        return Fix(*fix.words[:1], *rest, remark=fix.remark)
 
-    fixes = [
-        Fix(*(w for n, w in enumerate(p.fix.words) if needed(n, w)), remark=p.fix.remark)
-        for p in problems
-    ]
-    return [dataclasses.replace(p, fix=fix) for p, fix in zip(problems, fixes, strict=True)]
+    return [dataclasses.replace(problem, fix=shortened(problem.fix)) for problem in problems]
 
 
 def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]) -> list[Problem]:
@@ -214,11 +208,7 @@ def _composed(
 def typed_tree(
     tree: Tree, good: Sequence[str], typed: tuple[str, ...], catalogue: Catalogue
 ) -> Composed:
-    """Convert a tree to schema classes, with its sweep settings reset.
-
-    Raises:
-        ConfigError: values that are missing, unresolvable or of a wrong type.
-    """
+    """Convert a tree to schema classes, without sweep settings; ConfigError for invalid values."""
     problems = _unresolved(tree.config, good, catalogue)
     if tree.of_hydra and not HydraConfig.initialized():  # in a Hydra job, Hydra has read them
         chosen = [catalogue.options[group][tree.choices[group]] for group in PRESETS]
@@ -230,7 +220,10 @@ def typed_tree(
         config: Any = OmegaConf.to_object(tree.config)
     except OmegaConfBaseException as error:
         with contextlib.suppress(OmegaConfBaseException):
-            problems = _unfilled(tree.config, catalogue)
+            for key in sorted(OmegaConf.missing_keys(tree.config)):
+                section = key.partition(".")[0]
+                why = f"{section}={tree.config[section].option} needs a value for it"
+                problems += [Problem(key, "", why, Fix(completed(key, catalogue) or key))]
         problems = problems or [explain_file(error, catalogue.folders, catalogue)]
         raise ConfigError(problems) from error
     untyped = [g for g, kinds in VARIANTS.items() if type(getattr(config, g)) not in kinds.values()]
@@ -254,16 +247,6 @@ def typed_tree(
         choices["attention"] = config.attention.option
     own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
     return Composed(config=config, choices=choices, overrides=typed, config_dir=own)
-
-
-def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:
-    """Problems of mandatory values that are not set."""
-    problems = []
-    for key in sorted(OmegaConf.missing_keys(tree)):
-        section = key.partition(".")[0]
-        why = f"{section}={tree[section].option} needs a value for it"
-        problems.append(Problem(key, "", why, Fix(completed(key, catalogue) or key)))
-    return problems
 
 
 def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) -> list[Problem]:
@@ -371,14 +354,7 @@ Progress = Callable[[int, int], None]
 
 
 class Many:
-    """Composes cells; shared parts are read and composed once.
-
-    Args:
-        config_dir: a folder with the user's options, in addition to eke's.
-
-    Raises:
-        ConfigError: that folder is invalid.
-    """
+    """Composes cells, also of the options in `config_dir` (ConfigError: it is invalid)."""
 
     def __init__(self, config_dir: Path | None) -> None:
         self._config_dir = config_dir.resolve() if config_dir else None
@@ -389,11 +365,7 @@ class Many:
     def compose(
         self, cells: Sequence[tuple[str, ...]], progress: Progress | None = None
     ) -> list[Composed]:
-        """Compose every cell, in order. Each override must be valid by itself.
-
-        Raises:
-            ConfigError: all errors of the cells; shared ones are listed once.
-        """
+        """Compose every cell, in order, of valid overrides; ConfigError has shared errors once."""
         done: list[Composed] = []
         found: Counter[Problem] = Counter()
         with hydra_state():
@@ -409,11 +381,7 @@ class Many:
         return done
 
     def tree(self, overrides: Sequence[str]) -> Tree:
-        """Compose one tree without schema types; values may be missing.
-
-        Raises:
-            ConfigError: it cannot be composed.
-        """
+        """Compose one tree without schema types; values may be missing. ConfigError: impossible."""
         try:
             with hydra_state():
                 return self.trees.tree(overrides)
@@ -485,11 +453,7 @@ def is_set(composed: Composed, key: str) -> bool:
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
-    """Recompose without the recipe's preset, and with the recipe's choices instead.
-
-    Args:
-        composed: the configuration.
-        choices: overrides for groups and keys not in `claims`.
+    """Recompose without the recipe's preset, and with its choices (not in `claims`) instead.
 
     Raises:
         ConfigError: they cannot be composed together.

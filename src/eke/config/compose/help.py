@@ -79,11 +79,9 @@ flags: -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-he
 
 
 def help_text(config_dir: Path | None = None, topic: str = "") -> str:
-    """Format a help page.
+    """Format a help page, with the options in the user's `config_dir`.
 
-    Args:
-        config_dir: a folder with the user's options, which are included.
-        topic: a group, another section of the configuration or a key; empty for the first page.
+    `topic` is a group, another section of the configuration or a key; empty for the first page.
 
     Raises:
         ConfigError: there is no such topic.
@@ -110,10 +108,8 @@ def _first_page(catalogue: Catalogue) -> str:
 
 
 def _first_page_row(group: str, catalogue: Catalogue) -> str:
-    options = _ordered(group, catalogue)
-    common = COMMON_OPTIONS.get(group, options)
-    files = catalogue.options[group]
-    shown = [name for name in common if name in options]
+    options, files = _ordered(group, catalogue), catalogue.options[group]
+    shown = [name for name in COMMON_OPTIONS.get(group, options) if name in options]
     # The user's own options are always shown.
     shown += [o for o in options if not files[o].is_relative_to(catalogue.folders[0])]
     shown = list(dict.fromkeys(shown))
@@ -149,12 +145,10 @@ def _option_rows(group: str, catalogue: Catalogue) -> str:
     names = _ordered(group, catalogue)
     default = catalogue.defaults.get(group)
     width = max(map(len, names)) + 4
-    rows = [f"options (default: {default})" if default else "options"]
-    for name in names:
-        # An option's first line: `optimizer=adamw -- what it is.`
-        about = headline(catalogue.options[group][name]).partition(" -- ")[2]
-        rows.append(_wrapped(f"  {name:<{width - 2}}", about))
-    return "\n".join(rows)
+    # An option's first line: `optimizer=adamw -- what it is.`
+    heads = {name: headline(catalogue.options[group][name]).partition(" -- ")[2] for name in names}
+    rows = [_wrapped(f"  {name:<{width - 2}}", about) for name, about in heads.items()]
+    return "\n".join([f"options (default: {default})" if default else "options", *rows])
 
 
 def _key_rows(section: str, catalogue: Catalogue) -> list[str]:
@@ -192,10 +186,6 @@ def _first_sentence(text: str) -> str:
 def _wrapped(margin: str, text: str) -> str:
     """Wrap text with a prefix on its first line and equal indentation on the others."""
     return textwrap.fill(
-        text,
-        width=_WIDTH,
-        initial_indent=margin,
-        subsequent_indent=" " * len(margin),
-        break_long_words=False,
-        break_on_hyphens=False,
-    ).rstrip()
+        text, _WIDTH, initial_indent=margin, subsequent_indent=" " * len(margin),
+        break_long_words=False, break_on_hyphens=False,
+    ).rstrip()  # fmt: skip

@@ -9,9 +9,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.config.compose.arguments import INFO_VALUES, Arguments
-from eke.config.compose.catalogue import (
-    Catalogue,
-    closest,
-    make_catalogue,
-    shown,
-)
-from eke.config.compose.completion import COMPLETION_FLAGS
+from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
 from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_state
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.overrides import find_problems, parse
@@ -46,23 +38,14 @@ COMPANIONS = ("--resolve", "--package")
 """Flags that modify `--cfg`."""
 
 
-def is_completion(arguments: Arguments) -> bool:
-    """Whether this is a shell completion request, which eke handles itself (see `completion`)."""
-    return any(flag in arguments.hydra_flags for flag in COMPLETION_FLAGS)
-
-
 def check_question(arguments: Arguments) -> None:
-    """Check that there is one information flag, with a value that Hydra accepts.
+    """Raise ConfigError unless there is one information flag, with a value that Hydra accepts.
 
-    Raises:
-        ConfigError: a flag for which Hydra would print a traceback or its usage, that would change
-            the run without eke's knowledge, or that prints nothing.
+    Hydra would print a traceback, its usage or nothing, or change the run.
     """
     pairs = _pairs(arguments.hydra_flags)
-    problems = [problem for pair in pairs if (problem := _wrong_flag(*pair))]
-    if not problems and (together := _wrong_together(pairs, arguments)):
-        problems = [together]
-    if problems:
+    problems = list(filter(None, (_wrong_flag(*pair) for pair in pairs)))
+    if problems := problems or list(filter(None, [_wrong_together(pairs, arguments)])):
         raise ConfigError(problems)
 
 
@@ -223,23 +206,16 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
     foreign = [t for t in overrides if _is_foreign(t) or t.partition("=")[0] not in OWN]
     words = ["-m", *folder, *(as_hydra_takes_it(text, catalogue) for text in foreign)]
     main = hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")
-    with _command_line(words):
-        main(partial(_run_job, job, config_dir))()
 
+    def run_job(_: Any) -> float | None:
+        """Eke recomposes it from its overrides, with schema types and checks."""
+        return job(tuple(HydraConfig.get().overrides.task), config_dir)
 
-def _run_job(job: Job, config_dir: Path | None, _config: Any) -> float | None:
-    """Run one job; eke recomposes it from its overrides, with schema types and checks."""
-    return job(tuple(HydraConfig.get().overrides.task), config_dir)
-
-
-@contextmanager
-def _command_line(words: Sequence[str]) -> Iterator[None]:
-    """Set Hydra's command line, and raise its errors instead of printing a traceback."""
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [argv[0], *words]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, instead of printing a traceback
     try:
-        yield
+        main(run_job)()
     finally:
         sys.argv = argv
         os.environ["HYDRA_FULL_ERROR"] = full or "0"
@@ -248,7 +224,7 @@ def _command_line(words: Sequence[str]) -> Iterator[None]:
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     key, _, value = text.lstrip("+").partition("=")
     if key in ("sweep", *(k for k in catalogue.keys if k.startswith("sweep."))):
-        why = "is for eke's own sweeper; Hydra's read what is typed, and hydra.sweeper.params"
+        why = "is for eke's own sweeper; Hydra's read the overrides and hydra.sweeper.params"
         fix = Fix(remark="KEY=VALUE,VALUE")
         return [] if text == "sweep=none" else [Problem(key, shown(value), why, fix)]
     if key.startswith("hydra"):

@@ -57,9 +57,8 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
     if key == "hydra.mode":
         return [Problem(key, shown(raw), "-m alone says that it is a sweep; remove it")]
     if near := closest(key, LAUNCHING) if "/" in key else None:
-        return [
-            Problem(key, shown(raw), f"{NO_EFFECT}; did you mean {near}?", Fix(f"{near}={raw}"))
-        ]
+        why = f"{NO_EFFECT}; did you mean {near}?"
+        return [Problem(key, shown(raw), why, Fix(f"{near}={raw}"))]
     fix = _in_place_of(key, raw)
     return [Problem(key, shown(raw), NO_EFFECT if fix else f"{NO_EFFECT}; remove it", fix)]
 
@@ -75,12 +74,9 @@ def _in_place_of(path: str, raw: str) -> Fix:
 
 
 def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "") -> list[Problem]:
-    """Explain Hydra settings in files, each with its line.
+    """Explain Hydra settings, by their key paths, each with its line in one of the files.
 
-    Args:
-        paths: key paths of the settings.
-        files: files to search.
-        raw: the value, if known.
+    `raw` is the value, if known.
     """
     return [_in_file(path, files, raw) for path in dict.fromkeys(paths)]
 
@@ -92,12 +88,10 @@ def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
     texts = [(file, file.read_text(errors="replace")) for file in files]
     about_hydra = [(file, text.splitlines()) for file, text in texts if "hydra" in text]
     lines = [(f, n, line) for f, text in about_hydra for n, line in enumerate(text, start=1)]
-    where, value = next(
-        ((f"{f}:{n}", found[1].strip()) for f, n, line in lines if (found := wanted.search(line))),
-        (path, raw),
-    )
+    hits = ((f"{f}:{n}", hit[1].strip()) for f, n, line in lines if (hit := wanted.search(line)))
+    where, value = next(hits, (path, raw))
     if path in LAUNCHING:
-        why = "a file says what runs compute; how they are started is typed"
+        why = "a file says what runs compute; how they are started is a matter of the command"
         fix = Fix("-m", f"{path}={value}", remark="and delete this line")
         return Problem(where, f"{path}: {value}", why, fix)
     instead = _in_place_of(path, value)
@@ -108,10 +102,9 @@ def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
 
 
 def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
-    """Values of a sweep as text, with nested lists expanded.
+    """Values of a sweep as text; an interval has none until an optimizer samples it.
 
-    Hydra's own iterator treats a range, a choice or a glob among other values as one value. An
-    interval has no values until an optimizer samples it.
+    Hydra's own iterator treats a range, a choice or a glob among other values as one value.
     """
     for part in sweep_parts(parsed.value()):
         if isinstance(part, Glob):

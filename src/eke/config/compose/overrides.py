@@ -50,11 +50,7 @@ _KEY = re.compile(r"[+~]*[A-Za-z_$][\w.$/-]*(?:@[\w.$-]*)?")
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Override:
-    """Parse an override with Hydra. Cached (parsing takes 1 ms), so do not modify the result.
-
-    Raises:
-        HydraException: the text is invalid in Hydra's grammar.
-    """
+    """Parse with Hydra (1 ms, hence cached: do not modify); HydraException for invalid text."""
     return OverridesParser.create().parse_override(text)
 
 
@@ -111,7 +107,7 @@ def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
     if text.startswith("-"):
         plain = text.lstrip("-")
         fix = suggest_fix(plain if equals else f"{plain}=true", catalogue)
-        return Problem(shown(text), "", "settings are typed as key=value, without dashes", fix)
+        return Problem(shown(text), "", "settings are written as key=value, without dashes", fix)
     if not equals and not text.startswith("~"):
         return _no_equals(text, catalogue)
     if not key.strip("+~ \t\n"):
@@ -166,10 +162,6 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     return Problem(key, shown(value), why, fix)
 
 
-def _default(key: str, catalogue: Catalogue) -> Fix:
-    return Fix(completed(key, catalogue) or key)
-
-
 # --- the meaning of the text --------------------------------------------------------------------
 
 
@@ -179,9 +171,8 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     entry = catalogue.is_entry(key)  # `eke.rules` checks the value of `trainer.extra.debug=...`
     if is_hydras(key):
         return check_setting(parsed, raw)
-    if not (
-        entry or key in catalogue.options or key in catalogue.keys or key in catalogue.sections
-    ):
+    known = (catalogue.options, catalogue.keys, catalogue.sections)
+    if not entry and not any(key in each for each in known):
         return [_unknown(key, raw, catalogue)]
     if parsed.is_delete():
         return [_deleted(key, catalogue)]
@@ -219,8 +210,7 @@ def _deleted(key: str, catalogue: Catalogue) -> Problem:
 
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     # In any section: train.gradient_checkpointing, training_args.fp16.
-    row = find_retired(key) or find_retired(key.rpartition(".")[2])
-    if row:
+    if row := find_retired(key) or find_retired(key.rpartition(".")[2]):
         wrong = [p for o in row.overrides(raw) for p in _next_problems(o, catalogue)]
         also = f"; {wrong[0].value}: {wrong[0].why}" if wrong else ""
         return Problem(key, shown(raw), row.why(raw) + also, _instead(row, raw, catalogue))
@@ -231,7 +221,7 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     group, _, option = key.partition("/")
     if group in catalogue.options and option:
         fix = suggest_fix(f"{group}={option}", catalogue)
-        return Problem(key, shown(raw), f"an option of {group} is typed {group}=OPTION", fix)
+        return Problem(key, shown(raw), f"an option of {group} is chosen by {group}=OPTION", fix)
     if raw.lower() == "true" and (chosen := completed(key, catalogue)):
         return Problem(key, shown(raw), "is an option here", Fix(chosen))
     found = nearest_key(key, catalogue)
@@ -240,7 +230,11 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     why = f"there is no such key; did you mean {found}?"
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
-    fix = suggest_fix(f"{found}={raw}", catalogue) if raw else _default(found, catalogue)
+    fix = (
+        suggest_fix(f"{found}={raw}", catalogue)
+        if raw
+        else Fix(completed(found, catalogue) or found)
+    )
     return Problem(shown(key), shown(raw), why, fix)
 
 
@@ -272,7 +266,11 @@ def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         why = f"{group} always has an option: {', '.join(options)}"
         return Problem(group, shown(raw) or "(nothing)", why, fix)
     if isinstance(value, list):
-        return _option_list(group, value, raw, catalogue)
+        if group == "tracker" and len(value) > 1:
+            return Problem(group, shown(raw), "a run has one tracker")
+        why = f"{group} takes one option; several are compared in a sweep"
+        fix = suggest_fix(f"{group}={','.join(map(str, value))}", catalogue)
+        return Problem(group, shown(raw), why, fix)
     if isinstance(value, dict):
         return _section(group, value, raw, catalogue)
     if isinstance(value, str) and value in options:
@@ -308,24 +306,17 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
     return Problem(group, shown(raw), why, Fix(f"{group}={near}") if near else Fix())
 
 
-def _option_list(group: str, value: list[Any], raw: str, catalogue: Catalogue) -> Problem:
-    why = f"{group} takes one option; several are compared in a sweep"
-    if group == "tracker" and len(value) > 1:
-        return Problem(group, shown(raw), "a run has one tracker")
-    fix = suggest_fix(f"{group}={','.join(map(str, value))}", catalogue)
-    return Problem(group, shown(raw), why, fix)
-
-
 def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
     """Explain a value for a whole section instead of one of its keys."""
     names = ", ".join(catalogue.names(section))
-    why = f"{section} has keys of its own, set one by one: {names}"
+    why = f"{section} has keys, set one by one: {names}"
     if isinstance(value, dict) and value:
         items = [f"{section}.{name}={item}" for name, item in value.items()]
         return Problem(section, shown(raw), why, _join(suggest_fix(i, catalogue) for i in items))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     key = (NUMBER_KEYS if is_number else TEXT_KEYS).get(section)
-    fix = suggest_fix(f"{key}={raw}", catalogue) if key and raw else _default(section, catalogue)
+    usual = Fix(completed(section, catalogue) or section)
+    fix = suggest_fix(f"{key}={raw}", catalogue) if key and raw else usual
     return Problem(section, shown(raw) or "(nothing)", why, fix)
 
 

@@ -5,6 +5,7 @@ A path or a name in place of an option may be a checkpoint, a file or a data set
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -82,16 +83,13 @@ def nothing_near(key: str, catalogue: Catalogue) -> str:
 
 def likeliest(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
     """Choose among options with a required key: the default, a similar name, the simplest."""
-    return min(
-        others,
-        key=lambda other: (
-            other != catalogue.defaults.get(section),
-            not other.startswith(option),
-            len(class_fields(catalogue.schema_class(section, other))),
-            other not in VARIANTS[section],
-            other,
-        ),
-    )
+
+    def rank(other: str) -> tuple[bool, bool, int, bool, str]:
+        num_keys = len(class_fields(catalogue.schema_class(section, other)))
+        is_default, is_alike = other == catalogue.defaults.get(section), other.startswith(option)
+        return not is_default, not is_alike, num_keys, other not in VARIANTS[section], other
+
+    return min(others, key=rank)
 
 
 def _typable(catalogue: Catalogue) -> list[str]:
@@ -152,8 +150,7 @@ def _is_file(typed: str) -> bool:
     """Whether a text is a path of a file or folder, not `owner/name` or a bare word."""
     if _exists(user_path(typed)) or re.match(r"[./~]|[A-Za-z]:\\|.*/$", typed):
         return True
-    suffix = re.search(r"\.[A-Za-z]\w{0,7}$", typed)
-    if suffix or "\\" in typed or typed.count("/") > 1 or "*" in typed:
+    if re.search(r"\.[A-Za-z]\w{0,7}$|\\|\*|/.*/", typed):
         return True
     return "/" in typed and _exists(user_path(typed.partition("/")[0]))
 
@@ -193,7 +190,6 @@ def shares_numbers(group: str, typed: str, option: str) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    try:
+    with suppress(OSError, ValueError):  # a name that is too long, a null character
         return path.exists()
-    except (OSError, ValueError):  # a name that is too long, a null character
-        return False
+    return False

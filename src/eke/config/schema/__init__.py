@@ -1,4 +1,4 @@
-"""The typed configuration: dataclasses only, importable without torch."""
+"""Schema of the configuration: dataclasses only, importable without torch."""
 
 from eke.config.schema.config import (
     LAUNCH_GROUPS,

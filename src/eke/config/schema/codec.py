@@ -39,21 +39,16 @@ def _variant_hook(
         cls = _class_of(value, classes, VARIANTS[group])
         if cls is None:
             raise ValueError(f"no variant of {group} has exactly the keys {sorted(value)}")
-        return cls(
-            **{
-                # typeshed: `Field.type` may be text; without postponed annotations it is a type.
-                field.name: converter.structure(value[field.name], cast(Any, field.type))
-                for field in dataclasses.fields(cls)
-            }
-        )
+        # typeshed: `Field.type` may be text; without postponed annotations it is a type.
+        kinds = {field.name: cast(Any, field.type) for field in dataclasses.fields(cls)}
+        return cls(**{name: converter.structure(value[name], kinds[name]) for name in kinds})
 
     return structure
 
 
 def _class_of(value: Any, classes: list[Any], variants: dict[str, type]) -> Any:
     """The class with exactly these keys; of several the one that is named as the option is."""
-    fitting = [
-        cls for cls in classes if {f.name for f in dataclasses.fields(cls)} == frozenset(value)
-    ]
+    keys = frozenset(value)
+    fitting = [cls for cls in classes if {f.name for f in dataclasses.fields(cls)} == keys]
     named = variants.get(value.get("option", ""))
     return named if named in fitting else next(iter(fitting), None)

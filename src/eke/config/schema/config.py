@@ -48,7 +48,7 @@ PRIVATE_GROUPS = ("slurm", "launcher")
 
 @dataclass
 class Config:
-    """What the user wants; every key that can be typed."""
+    """What the user wants; every key that can be set."""
 
     model: models.Model = field(default_factory=models.Model)
     task: work.Task = field(default_factory=work.Task)
@@ -80,7 +80,7 @@ class Config:
     repeat: int = field(default=0, metadata=at_least(0))
     """Number of a repetition: another run of the same configuration, never a factor in reports."""
     rerun: bool = False
-    """Run again beside a finished run instead of answering from its record."""
+    """Run again alongside a finished run instead of answering from its record."""
     plan_only: bool = False
     """Print the plan and stop."""
     ignore_forecast: bool = False
@@ -150,12 +150,7 @@ def register() -> None:
 
 
 def unused_cluster_overrides(overrides: Sequence[str], launcher: str = "local") -> list[str]:
-    """Warnings about overrides that only the launcher of a cluster reads.
-
-    Args:
-        overrides: of the command.
-        launcher: the one that starts the runs.
-    """
+    """Warnings about overrides that only the launcher of a cluster reads, and not `launcher`."""
     starts = tuple(f"{group}{end}" for group in CLUSTER_GROUPS for end in ".=")
     return [
         f"{text} has no effect with hydra/launcher={launcher}, which is not a cluster's"

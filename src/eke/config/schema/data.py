@@ -37,7 +37,7 @@ class Packing(Enum):
     """How samples of unequal length share a forward pass."""
 
     off = "off"
-    """Each sample is a row of its own, padded to the longest."""
+    """Each sample is one row, padded to the longest."""
     on = "on"
     """Rows of `seq_len` tokens hold several whole samples; none sees another."""
     padding_free = "padding_free"
@@ -121,12 +121,17 @@ class Data:
 
 
 @dataclass
-class PythonSource(Data):
-    """The Python standard library's own source: real text on every machine, packed."""
+class Tokenized(Data):
+    """Data that is text."""
 
     tokenizer: str = "auto"
     """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
     transformers' AutoTokenizer loads: a folder, or a name on the hub."""
+
+
+@dataclass
+class PythonSource(Tokenized):
+    """The Python standard library's own source: real text on every machine, packed."""
 
 
 @dataclass
@@ -151,7 +156,7 @@ class Synthetic(Data):
 
 
 @dataclass
-class Text(Data):
+class Text(Tokenized):
     """A text file, or all files of a folder, packed."""
 
     path: str = "???"
@@ -161,18 +166,12 @@ class Text(Data):
     eval_frac: float = field(default=0.1, metadata=between(0.001, 1))
     """Share kept for evaluation: whole files of a folder, the end of a single file; 1 evaluates on
     all that is trained on."""
-    tokenizer: str = "auto"
-    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
-    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
 
 
 @dataclass
-class Rows(Data):
+class Rows(Tokenized):
     """Rows with named columns; each is one sample."""
 
-    tokenizer: str = "auto"
-    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
-    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
     eval_frac: float = field(default=0.1, metadata=between(0.001, 0.9))
     """Share of the rows kept for evaluation, chosen by a hash of their content."""
     streaming: bool = False
@@ -203,7 +202,7 @@ class TextColumns:
     multi_label a list of them, in csv as JSON or separated by commas or semicolons (empty: no
     class); for regression a number."""
     max_bad_frac: float = field(default=0.01, metadata=between(0, 1))
-    """Share of rows that may be unusable (not JSON, a wrong type, ...); they are left out."""
+    """Share of rows that may be unusable (not JSON, a wrong type, ...); they are skipped."""
 
 
 @dataclass
@@ -303,12 +302,9 @@ class ChatHub(Conversations, HubRows):
 
 
 @dataclass
-class Mix(Data):
+class Mix(Tokenized):
     """Samples of several sources, drawn by weight."""
 
-    tokenizer: str = "auto"
-    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
-    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
     sources: list[dict[str, Any]] = field(default_factory=list)
     """Each with `option` (jsonl, csv, parquet, hub, chat, chat_hub, text), keys of that option, a
     `weight` and a `name`; changed one by one by their number, `data.sources.0.weight=0.5`."""
@@ -379,14 +375,14 @@ class Train:
     """Metric of the evaluations (loss, accuracy, f1_macro, ...) whose best checkpoint is kept and
     is the run's model; null: the last one."""
     checkpoint_every: int | None = field(default=200, metadata=at_least(1, null_is_off=True))
-    """Steps between checkpoints; null saves only when asked to stop, and at the end."""
+    """Steps between checkpoints; null saves only on a stop signal, and at the end."""
     keep_checkpoints: int = field(default=2, metadata=at_least(1))
     """Newest complete checkpoints that are kept."""
     save_final: bool = True
     """Keep a checkpoint of the finished run."""
     timing_warmup_steps: int = field(default=5, metadata=at_least(2))
-    """First steps of each attempt, shown on their own and left out of every timing; what is looked
-    at closely (kernels in the first step, memory in the second) is looked at here."""
+    """First steps of each attempt, shown on their own and excluded from every timing; kernels are
+    recorded in the first of them, memory in the second."""
     stop_on_nonfinite: bool = True
     """End the run as diverged when a logged loss, or the last evaluation's, is not finite."""
 

@@ -107,7 +107,7 @@ class T5Model(Model):
 class PretrainedModel(Model):
     """A checkpoint: a local folder or a name on the Hugging Face hub.
 
-    Only the first three keys and `freeze` are typed. The others say what was found in the
+    Only the first three keys and `freeze` are set by users. The others say what was found in the
     checkpoint: eke fills them in before it checks and plans, so that rules, sizes and the run's
     identity see them.
     """

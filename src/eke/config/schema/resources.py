@@ -30,7 +30,7 @@ class Resources:
 
 
 class GpuRequest(Enum):
-    """How a cluster wants to be asked for GPUs."""
+    """How a cluster takes requests for GPUs."""
 
     gpus_per_node = "gpus_per_node"
     gres = "gres"
@@ -65,7 +65,7 @@ class Slurm:
     srun: list[str] = field(default_factory=list)
     """Further arguments of srun."""
     grace_s: int = field(default=120, metadata=between(5, 65535))
-    """Seconds before the time limit at which a run saves and makes room: one step and one
+    """Seconds before the time limit at which a run saves and ends: one step and one
     checkpoint must fit."""
     max_parallel: int = field(default=256, metadata=at_least(1))
     """Runs of one array at the same time."""
@@ -197,7 +197,7 @@ class Sweep:
     """Which runs `-m` makes: rows x zip x product, less what is excluded, in rounds of repeats."""
 
     product: dict[str, Any] = field(default_factory=dict)
-    """Key -> its values, as a list or as typed behind -m; every combination is a run."""
+    """Key -> its values, as a list or as written after -m; every combination is a run."""
     rows: dict[str, Any] = field(default_factory=dict)
     """Name -> the overrides of that row, a mapping; the name is shown with the run."""
     zip: dict[str, Any] = field(default_factory=dict)
@@ -227,4 +227,4 @@ class Trainer:
     """What only Hugging Face Trainer has; read with engine=trainer."""
 
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of TrainingArguments, each typed as `trainer.extra.ARGUMENT=VALUE`."""
+    """Further arguments of TrainingArguments, each set by `trainer.extra.ARGUMENT=VALUE`."""

@@ -90,7 +90,7 @@ class Memory:
 
 
 class TrainedBias(Enum):
-    """Which biases are trained beside the adapters."""
+    """Which biases are trained in addition to the adapters."""
 
     none = "none"
     lora_only = "lora_only"

@@ -4,7 +4,8 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from hydra.core.override_parser.types import Glob, IntervalSweep
 from omegaconf import OmegaConf
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import format_number
+from eke.common.text import format_number, format_value
 from eke.config.compose.catalogue import Catalogue, quoted, shown
 from eke.config.compose.composer import (
     Composed,
@@ -32,23 +33,18 @@ from eke.config.sweep.exclusion import KEY, Clause, read_clauses
 
 
 def value_text(value: Any) -> str:
-    """Format a value for an override `key=VALUE`."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    """Format a value for an override `key=VALUE`, with texts quoted where Hydra requires it."""
     if isinstance(value, list):
         return f"[{','.join(value_text(item) for item in value)}]"
     if isinstance(value, dict):
         items = (f"{key}:{value_text(item)}" for key, item in value.items())
         return f"{{{','.join(items)}}}"
     if not isinstance(value, str):
-        return str(value)
-    try:
-        plain = parse(f"key={value}").value() == value
-    except Exception:  # Hydra's and ANTLR's exceptions
-        plain = False
-    return value if plain else quoted(value)
+        return format_value(value)
+    with suppress(Exception):  # Hydra's and ANTLR's exceptions
+        if parse(f"key={value}").value() == value:
+            return value
+    return quoted(value)
 
 
 def sweep_text(key: str, values: Any) -> str:
@@ -97,11 +93,7 @@ class Definition:
 
 
 def read_definition(typed: Sequence[str], many: Many) -> Definition:
-    """Combine the overrides and the named sweep; an override of a key replaces the file's.
-
-    Raises:
-        ConfigError: all errors in the overrides or the file.
-    """
+    """Combine overrides and the named sweep, whose keys they replace; ConfigError: all errors."""
     catalogue = many.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
     own = [text for text in typed if text not in about]
@@ -135,9 +127,8 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
         found = find_problems(text, many.catalogue)
         problems += found
         texts += [] if found else [text]
-    if any(find_problems(text, many.catalogue) for text in named):
-        return Sweep(), problems  # an unknown name is reported elsewhere
-    if not named and not texts:
+    is_unknown = any(find_problems(text, many.catalogue) for text in named)  # reported elsewhere
+    if is_unknown or not (named or texts):
         return Sweep(), problems
     tree = many.tree([*named, *texts])
     settings: Any = OmegaConf.to_object(tree.config.sweep)
@@ -185,8 +176,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
 
 def _values(text: str, catalogue: Catalogue) -> Overrides:
     """Every `key=value` of an override; raises ConfigError if it is invalid."""
-    problems = _wrong(text, catalogue)
-    if problems:
+    if problems := _wrong(text, catalogue):
         raise ConfigError(problems)
     parsed = parse(text)
     if not parsed.is_sweep_override():
@@ -253,16 +243,7 @@ class SweepCell:
     @property
     def name(self) -> str:
         """The row's name, if any, and the overrides."""
-        text = " ".join(self.overrides)
-        return f"{self.row}: {text}" if self.row else text
-
-
-@dataclass(frozen=True)
-class Excluded:
-    """Cells excluded by a clause of `sweep.exclude`."""
-
-    clause: str
-    count: int
+        return f"{self.row}: {' '.join(self.overrides)}".removeprefix(": ")
 
 
 @dataclass(frozen=True)
@@ -270,7 +251,8 @@ class Expanded:
     """A sweep: its cells in run order, excluded cells and warnings."""
 
     cells: tuple[SweepCell, ...]
-    excluded: tuple[Excluded, ...] = ()
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    """Clause of `sweep.exclude` -> cells that it excludes."""
     strict: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -284,11 +266,6 @@ def expand(
     fastest. Every second round is reversed: on a machine that slows down steadily, later cells
     would otherwise seem slower (simulated by tests/unit/results/report/test_power.py). Equal cells
     are kept; run identities decide whether two runs are the same.
-
-    Args:
-        overrides: overrides of the sweep, after -m.
-        config_dir: a folder with the user's options, in addition to eke's.
-        progress: called after each composed cell.
 
     Raises:
         ConfigError: all errors of the cells; shared ones are listed once.
@@ -305,7 +282,7 @@ def expand(
     composed = many.compose(texts, progress)
     cells = [SweepCell(c, row) for c, (_, row) in zip(composed, points, strict=True)]
     kept, excluded = _exclude(cells, clauses)
-    warnings = tuple(f"{KEY}: {e.clause} excludes nothing" for e in excluded if not e.count)
+    warnings = tuple(f"{KEY}: {clause} excludes nothing" for clause, n in excluded.items() if not n)
     return Expanded(tuple(kept), excluded, settings.strict, warnings)
 
 
@@ -349,16 +326,15 @@ def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
 
 def _exclude(
     cells: Sequence[SweepCell], clauses: Sequence[Clause]
-) -> tuple[list[SweepCell], tuple[Excluded, ...]]:
+) -> tuple[list[SweepCell], dict[str, int]]:
     """Remaining cells, and the number excluded by each clause; the first true clause counts."""
     counts = dict.fromkeys((clause.text for clause in clauses), 0)
     kept = []
     for cell in cells:
-        taken = next((c for c in clauses if c.excludes(cell.composed, cell.row)), None)
-        if taken is None:
-            kept.append(cell)
-        else:
+        if taken := next((c for c in clauses if c.excludes(cell.composed, cell.row)), None):
             counts[taken.text] += 1
+        else:
+            kept.append(cell)
     if not kept:
         raise ConfigError(Problem(KEY, " ".join(counts), f"all {len(cells)} cells are excluded"))
-    return kept, tuple(Excluded(text, number) for text, number in counts.items())
+    return kept, counts

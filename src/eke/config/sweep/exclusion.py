@@ -12,6 +12,7 @@ Python evaluates no part of a clause.
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -72,11 +73,7 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression:
-    """Parse an expression.
-
-    Raises:
-        ExpressionError: the text is invalid.
-    """
+    """Parse an expression; raises ExpressionError if it is invalid."""
     tokens, at = [], 0
     while text[at:].strip():
         match = _TOKEN.match(text, at)
@@ -91,19 +88,6 @@ def read_expression(text: str) -> Expression:
     if reader.next:
         raise ExpressionError(f"{reader.next} is one too many")
     return expression
-
-
-def _read_value(text: str) -> Any:
-    """Convert a word to a number, boolean or None; otherwise return it unchanged."""
-    if text[:1] in ("'", '"'):
-        return text[1:-1]
-    known = {"true": True, "false": False, "null": None}
-    if text.lower() in known:
-        return known[text.lower()]
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 class _Reader:
@@ -170,7 +154,12 @@ class _Reader:
         text = self.take("a value")
         if text in ("(", ")", ",", *ORDERS, "=", "==", "!=", *_WORDS):
             raise ExpressionError(f"{text} stands where a value belongs")
-        return _read_value(text)
+        if text[:1] in ("'", '"'):
+            return text[1:-1]
+        known = {"true": True, "false": False, "null": None}
+        with suppress(ValueError):
+            return known[text.lower()] if text.lower() in known else float(text)
+        return text
 
     def _close(self) -> None:
         if self.take(")") != ")":

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,6 +77,17 @@ class NewestStep(NamedTuple):
         return None if self.step_s is None else self.step_s * max(0, total - self.step)
 
 
+def progress_texts(newest: NewestStep, total: int) -> tuple[str, str, str, str]:
+    """Step, loss, time of a step and time left, as tables show them; unknown values are empty."""
+    left = newest.left_s(total)
+    return (
+        f"{newest.step}/{total}" if total else "",
+        "" if newest.loss is None else f"{newest.loss:.4f}",
+        "" if newest.step_s is None else format_seconds(newest.step_s),
+        "" if left is None else format_seconds(left),
+    )
+
+
 def newest_step(paths: RunPaths) -> NewestStep:
     """The newest step in a run's metrics; step 0 while there is none."""
     try:
@@ -111,8 +121,8 @@ class RunView:
         if self.bar is None:
             return
         step, loss, _ = newest_step(self.paths)
-        told = "" if loss is None else f"loss {loss:.4f}"
-        self.bar.update(self.bar.task_ids[0], completed=step, loss=told)
+        text = "" if loss is None else f"loss {loss:.4f}"
+        self.bar.update(self.bar.task_ids[0], completed=step, loss=text)
 
 
 def _print_line(text: str, above: Any = None) -> None:
@@ -135,14 +145,9 @@ def open_view(paths: RunPaths, total_steps: int) -> Iterator[RunView]:
     from rich.console import Console
 
     columns = (
-        progress.TextColumn("training"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[loss]}"),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("left"),
-        progress.TimeRemainingColumn(),
-    )
+        "training", progress.BarColumn(), progress.MofNCompleteColumn(), "{task.fields[loss]}",
+        progress.TimeElapsedColumn(), "left", progress.TimeRemainingColumn(),
+    )  # fmt: skip
     console = Console(file=unfiltered(sys.stderr), highlight=False)
     with progress.Progress(*columns, console=console, transient=True) as bar:
         bar.add_task("run", total=total_steps, loss="")
@@ -216,33 +221,23 @@ class Board:
 
 
 def waiting_job(jobs: "Sequence[Job]") -> "Job | None":
-    """The first job that waits for somebody, while none runs."""
-    if any(job.live is not None for job in jobs):
-        return None
-    return next((job for job in jobs if job.waiting_for), None)
+    """The first job that waits for another process, while none runs."""
+    idle = all(job.live is None for job in jobs)
+    return next((job for job in jobs if idle and job.waiting_for), None)
 
 
 def progress_columns(job: "Job") -> tuple[str, str, str, str]:
     """Step, loss, time of a step and time left; empty what is not known yet."""
-    newest, total = newest_step(RunPaths(Path(job.folder))), job.plan.steps.total
-    left = newest.left_s(total)
-    return (
-        f"{newest.step}/{total}",
-        "" if newest.loss is None else f"{newest.loss:.4f}",
-        "" if newest.step_s is None else format_seconds(newest.step_s),
-        "" if left is None else format_seconds(left),
-    )
+    return progress_texts(newest_step(RunPaths(Path(job.folder))), job.plan.steps.total)
 
 
 def counts(jobs: "Sequence[Job]") -> str:
     """How many runs are where: `3 ok, 1 crashed, 2 running, 5 waiting`."""
     ended = Counter(job.outcome.name for job in jobs if job.outcome)
-    parts = [f"{ended[o.name]} {o.name}" for o in Outcome if ended[o.name]]
-    running = sum(job.live is not None for job in jobs)
-    waiting = sum(job.is_waiting() for job in jobs)
-    parts += [f"{running} running"] if running else []
-    parts += [f"{waiting} waiting"] if waiting else []
-    return ", ".join(parts)
+    numbers = {outcome.name: ended[outcome.name] for outcome in Outcome}
+    numbers["running"] = sum(job.live is not None for job in jobs)
+    numbers["waiting"] = sum(job.is_waiting() for job in jobs)
+    return ", ".join(f"{number} {name}" for name, number in numbers.items() if number)
 
 
 def left_s(jobs: "Sequence[Job]", now: float) -> float | None:
@@ -283,14 +278,12 @@ def open_board(total: int) -> Iterator[Board]:
         yield Board(total, live)
 
 
-@dataclass(frozen=True)
-class Watcher:
-    """A process that starts what is left of a sweep."""
+class Watcher(NamedTuple):
+    """A process that starts what is left of a sweep, and the lock that it holds."""
 
     host: str
     process: str
     lock: Path
-    """Held by it."""
 
 
 @contextmanager
@@ -328,12 +321,7 @@ def _forget(lock: Path) -> None:
 
 def watchers_of(paths: SweepPaths) -> list[Watcher]:
     """Current watchers of a sweep; several may share its runs."""
-    found = []
-    for lock in paths.watchers():
-        if is_locked(lock):
-            host, process = paths.who_watches(lock)
-            found.append(Watcher(host, process, lock))
-    return found
+    return [Watcher(*paths.who_watches(lock), lock) for lock in paths.watchers() if is_locked(lock)]
 
 
 def watchers_in(folder: Path) -> list[Watcher]:

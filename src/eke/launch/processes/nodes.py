@@ -47,11 +47,7 @@ class Invitation:
 
 
 def write_invitation(file: Path, invitation: Invitation) -> None:
-    """Write it whole, for the user's own eyes.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write it whole, for the user's own eyes; OSError: the folder cannot be written."""
     write_atomic(file, json.dumps(asdict(invitation)), mode=0o600)
 
 
@@ -71,11 +67,7 @@ def host_name() -> str:
 
 
 def listen(backlog: int) -> socket.socket:
-    """Listen at the address of `host_name`; at all where that is not to be reached from outside.
-
-    Raises:
-        OSError: there is no port.
-    """
+    """Listen at the address of `host_name`, or at all if that is local; OSError without a port."""
     with contextlib.suppress(OSError):  # it may be an address of the network's and not its own
         address = socket.gethostbyname(host_name())
         if "MASTER_ADDR" in os.environ or not address.startswith("127."):
@@ -139,11 +131,7 @@ class Head:
     """State of the other machines as known by the first, by node rank."""
 
     def __init__(self, file: Path, task: SlurmTask) -> None:
-        """Listen, and invite.
-
-        Raises:
-            EkeError: the folder cannot be written, or there is no port to listen on.
-        """
+        """Listen, and invite; EkeError without a port, or if the folder cannot be written."""
         self.count, self._file = task.count, file
         self._lock = threading.Lock()
         self._lines: dict[int, Line] = {}
@@ -169,23 +157,18 @@ class Head:
         self.close()
 
     def gather(self, timeout_s: float) -> None:
-        """Wait for the others.
-
-        Raises:
-            EkeError: some have not come in time, or cannot take part.
-        """
+        """Wait for the others; raises EkeError if some do not come in time, or cannot take part."""
         deadline = time.monotonic() + timeout_s
         while True:
             with self._lock:
                 if self._lost:
                     raise EkeError(_in_order(self._lost))
-                missing = sorted(set(range(1, self.count)) - set(self._lines))
+                missing = ", ".join(str(n) for n in range(1, self.count) if n not in self._lines)
             if not missing:
                 return
             if time.monotonic() > deadline:
-                names = ", ".join(map(str, missing))
                 raise EkeError(
-                    f"machines {names} of {self.count} did not reach {host_name()} within "
+                    f"machines {missing} of {self.count} did not reach {host_name()} within "
                     f"{timeout_s:.0f} s (MASTER_ADDR names it in another way)"
                 )
             time.sleep(POLL_S)
@@ -279,8 +262,8 @@ class Head:
         line.close()
 
 
-def _in_order(told: dict[int, str]) -> str:
-    return "; ".join(told[node] for node in sorted(told))
+def _in_order(by_node: dict[int, str]) -> str:
+    return "; ".join(by_node[node] for node in sorted(by_node))
 
 
 LEFT_BEHIND_S = 30.0
@@ -294,9 +277,8 @@ class LedRun:
     def __init__(self, plan: Plan, place: Place, head: Head) -> None:
         """Wait for the other machines, claim the folder and have all of them start.
 
-        Raises:
-            BusyError: another process works on this run.
-            EkeError: machines are missing, or the folder cannot be written.
+        BusyError: another process works on this run. EkeError: machines are missing, or the folder
+        cannot be written.
         """
         self.plan, self.place, self._head = plan, place, head
         self._left_behind: float | None = None
@@ -337,11 +319,7 @@ class LedRun:
         return self._live.exit_code
 
     def finish(self) -> Record:
-        """The record of this attempt; ends whatever still runs on any machine.
-
-        Raises:
-            RunError: the folder cannot be written.
-        """
+        """The record of this attempt; ends what still runs. RunError: the folder is unwritable."""
         self._live.kill()
         trouble = self._killed_for or self._head.trouble()
         self._head.end()  # first, since they may know which process died
@@ -358,15 +336,10 @@ class LedRun:
         return record
 
 
-def start_attempt(
+def launch_attempt(
     plan: Plan, place: Place, head: Head | None, num_processes: int | None = None
 ) -> LiveRun | LedRun:
-    """Start one attempt, here and on the machines that this one leads.
-
-    Raises:
-        BusyError: another process works on this run.
-        EkeError: machines are missing, or the folder cannot be written.
-    """
+    """Start one attempt, here and on the machines that this one leads; errors as of LedRun."""
     if head is not None:
         return LedRun(plan, place, head)
     return LiveRun(plan, place, num_processes or plan.batch.world_size)
@@ -408,11 +381,7 @@ def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> 
 
 
 def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line:
-    """Find the first machine, and greet it.
-
-    Raises:
-        EkeError: it is not to be found.
-    """
+    """Find the first machine, and greet it; raises EkeError if it is not to be found."""
     deadline = time.monotonic() + timeout_s
     why, refused_since = f"{file} has not appeared", float("inf")
     while True:

@@ -36,7 +36,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, sign
 """Handed to the worker, by a prefix that forwards signals."""
 
 
-def digest_of(order: object) -> str:
+def order_digest(order: object) -> str:
     """Hash of what a ticket holds."""
     return hashlib.sha256(json.dumps(order, sort_keys=True).encode()).hexdigest()
 
@@ -47,7 +47,7 @@ def start(folder: Path, ticket: str, digest: str) -> int:
     `digest` is of what the launcher has written into the ticket.
     """
     order = json.loads((folder / ticket).read_text())
-    if digest_of(order) != digest:
+    if order_digest(order) != digest:
         sys.stderr.write(f"{folder / ticket}: another process has changed the command\n")
         return BUSY
     lock = os.open(folder / LOCK, OPEN | os.O_CREAT, 0o600)
@@ -84,14 +84,14 @@ def worker_of(folder: Path) -> int | None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         process = int(os.pread(lock, 20, 0) or b"0")
-        return process if has_open(process, lock) else 0
+        return process if _has_open(process, lock) else 0
     else:
         return None
     finally:
         os.close(lock)
 
 
-def has_open(process: int, lock: int) -> bool:
+def _has_open(process: int, lock: int) -> bool:
     """Whether a process has the lock open, as its worker does."""
     try:
         files = Path(f"/proc/{process}/fd").iterdir()

@@ -62,12 +62,8 @@ def find_place(
     the same; otherwise, or with `rerun`, the run goes to a new folder: `<run_id>`, `<run_id>-2`,
     ... The same holds for a renamed folder: its record identifies the run.
 
-    Args:
-        runs: the folder of all runs.
-        plan: the requested run.
-        rerun: do it again in any case.
-        changes_since: what has changed since a finished run; nothing, if its record answers.
-        old: names of the folders that existed before `rerun` was requested; None for all.
+    `changes_since` tells what has changed since a finished run: nothing, if its record answers.
+    `old` are the folders that existed before `rerun` was requested; None for all.
 
     Raises:
         EkeError: there is a record that cannot be read.
@@ -116,14 +112,11 @@ def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
     found = []
     with os.scandir(runs) as entries:
         odd = sorted(entry.name for entry in entries if not USUAL_NAME.fullmatch(entry.name))
-    for name in odd:
-        paths = RunPaths(runs / name)
-        try:
+    for paths in (RunPaths(runs / name) for name in odd):
+        with suppress(UnreadableRecord, OSError):  # it may belong to another process
             record = read_record(paths)
-        except (UnreadableRecord, OSError):  # it may belong to another process
-            continue
-        if record is not None and Outcome[record.outcome].is_final:
-            found.append((paths, record))
+            if record is not None and Outcome[record.outcome].is_final:
+                found.append((paths, record))
     return found
 
 
@@ -141,12 +134,10 @@ def _readable(paths: RunPaths) -> Record | None:
     try:
         return read_record(paths)
     except UnreadableRecord as error:
-        mend = "Move the folder away, or delete the file, to run again."
+        fix = "Move the folder away, or delete the file, to run again."
         if isinstance(error.__cause__, PermissionError):
-            mend = (
-                "It answers once its owner lets you read it; paths.runs=FOLDER runs it elsewhere."
-            )
-        raise EkeError(f"{error}\nNothing was changed. {mend}") from error
+            fix = "It answers once its owner lets you read it; paths.runs=FOLDER runs it elsewhere."
+        raise EkeError(f"{error}\nNothing was changed. {fix}") from error
 
 
 def _lock(descriptor: int) -> bool:
@@ -162,9 +153,8 @@ def _lock(descriptor: int) -> bool:
 def claim(paths: RunPaths) -> Iterator[int]:
     """Lock the run folder against other processes; created if missing.
 
-    Yields:
-        The lock's file descriptor. Handed to the worker, it keeps the folder held until the worker
-        is gone as well, even when this process is killed.
+    Yields the lock's file descriptor. Handed to the worker, it keeps the folder held until the
+    worker is gone as well, even when this process is killed.
 
     Raises:
         BusyError: another process works on this run.
@@ -176,7 +166,13 @@ def claim(paths: RunPaths) -> Iterator[int]:
     except OSError as error:
         if is_locked(paths.lock):  # by another user, whose file we may only read
             raise _busy(paths) from error
-        raise _unusable(paths, error) from error
+        # It was usable when the run was planned: a rule checked it.
+        why = f"{error.filename or paths.folder} cannot be written: {error.strerror or error}"
+        is_refused = isinstance(error, Refused)
+        fix = Fix(f"paths.runs=FOLDER_{'OF_YOURS' if is_refused else 'ON_ANOTHER_DISK'}")
+        runs = str(paths.folder.parent)
+        problem = Problem("paths.runs", runs, why, fix, passing=not is_refused)
+        raise ConfigError(problem) from error
     try:
         try:
             is_ours = _lock(descriptor)
@@ -196,15 +192,6 @@ def _busy(paths: RunPaths) -> BusyError:
     with suppress(OSError):
         owner = read_text(paths.lock, LOCK_LIMIT).strip()
     return BusyError(f"run {paths.folder.name} is being worked on by {owner or 'another process'}")
-
-
-def _unusable(paths: RunPaths, error: OSError) -> ConfigError:
-    """Message for a folder that was usable when the run was planned (a rule checked it)."""
-    runs, where = str(paths.folder.parent), error.filename or paths.folder
-    why = f"{where} cannot be written: {error.strerror or error}"
-    is_refused = isinstance(error, Refused)
-    fix = Fix(f"paths.runs=FOLDER_{'OF_YOURS' if is_refused else 'ON_ANOTHER_DISK'}")
-    return ConfigError(Problem("paths.runs", runs, why, fix, passing=not is_refused))
 
 
 def without_locks(folder: Path, error: OSError) -> ConfigError:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,8 @@ def settle(
 ) -> Record:
     """The record of the attempt that just ended; written here when the worker could not.
 
-    No exit code overrides a written outcome.
-
-    Args:
-        paths: the run folder.
-        plan: the run's plan.
-        exit_code: subprocess's: negative for a signal.
-        attempts_before: attempts on disk before this one.
-        given_up: it was stopped, and killed when the user did not wait, or died of the signal.
+    No exit code, which is negative for a signal, overrides a written outcome. `given_up`: it was
+    stopped, and killed when the user did not wait, or died of the signal.
     """
     attempts = read_attempts(paths)
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
@@ -127,9 +121,9 @@ def name_the_culprit(paths: RunPaths, plan: Plan, record: Record) -> Record:
 
 def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | None:
     """How the first of several processes ended; None if unknown."""
-    for told in read_rank_failures(paths, attempt):
-        message = f"process {told.rank} of this run: {told.failure.message}"
-        return Outcome[told.outcome], dataclasses.replace(told.failure, message=message)
+    for found in read_rank_failures(paths, attempt):
+        message = f"process {found.rank} of this run: {found.failure.message}"
+        return Outcome[found.outcome], dataclasses.replace(found.failure, message=message)
     dead = read_dead_rank(paths, attempt)
     if dead is None:
         return None
@@ -151,11 +145,10 @@ def describe_exit(code: int, tail: str = "") -> str:
 
 def log_tail(paths: RunPaths) -> str:
     """The last lines of the worker's log."""
-    try:
+    with suppress(OSError):
         lines = last_bytes(paths.log, LOG_LIMIT).decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(lines[-LOG_LINES:])
+        return "\n".join(lines[-LOG_LINES:])
+    return ""
 
 
 def place_of(plan: Plan, old: Container[str] | None = None) -> Place:
@@ -164,11 +157,7 @@ def place_of(plan: Plan, old: Container[str] | None = None) -> Place:
 
 
 def write_down(paths: RunPaths, plan: Plan) -> None:
-    """Write a plan into its folder: for the worker, and its configuration for people.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write a plan into its folder, for the worker and for people; OSError if that fails."""
     write_plan(paths, plan)
     text = yaml.safe_dump(plan_to_plain(plan)["config"], sort_keys=False)
     write_atomic(paths.config, f"# {' '.join(plan.overrides)}\n{text}")
@@ -236,11 +225,7 @@ class LiveRun:
         self.worker.kill()
 
     def finish(self) -> Record:
-        """The record of this attempt; ends the worker if it still runs, and frees the folder.
-
-        Raises:
-            RunError: the folder cannot be written.
-        """
+        """The record of this attempt; ends its worker. RunError: the folder is unwritable."""
         try:
             code = self.worker.finish()
             remove_swap(swap_folder(self.plan, self.place.paths))  # what a killed worker has left
@@ -289,7 +274,7 @@ def probe(plan: Plan, start: Callable[[Plan, Place], LiveRun] | None = None) -> 
     `start` starts its processes; usually on all visible devices.
 
     Raises:
-        KeyboardInterrupt: a signal asked to stop; no process is left.
+        KeyboardInterrupt: stopped by a signal; no process is left.
         RunError: the folder for temporary files cannot be written.
     """
     running: list[LiveRun] = []
@@ -330,12 +315,9 @@ def trial_of(plan: Plan) -> Plan:
         eval_per_device=plan.batch.eval_per_device,
     )
     train = dataclasses.replace(
-        config.train,
-        eval_every=None,
-        checkpoint_every=None,
-        save_final=False,
+        config.train, eval_every=None, checkpoint_every=None, save_final=False,
         stop_on_nonfinite=False,
-    )
+    )  # fmt: skip
     tracker = Tracker(option="none")
     cut = replan(plan, dataclasses.replace(config, batch=batch, train=train, tracker=tracker))
     shape = cut.batch
@@ -357,12 +339,10 @@ def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
     A process ended by SIGKILL also ran out of memory: nothing else signals these processes, and the
     kernel kills them first when the machine's memory is short.
     """
-    reason, phase = record.outcome, ""
-    if record.failure:
-        reason, phase = record.failure.message, f" in {record.failure.phase}"
     if record.outcome == Outcome.ok.name:
         return Probed(True)
     if record.outcome == Outcome.oom.name:
-        return Probed(False, f"out of memory{phase}")
+        return Probed(False, "out of memory" + (f" in {f.phase}" if (f := record.failure) else ""))
     killed = was_killed(paths, record.attempt, exit_code)
+    reason = record.failure.message if record.failure else record.outcome
     return Probed(False if killed else None, reason)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from eke.common.errors import ConfigError, EkeError
 from eke.common.files import is_locked, read_json, read_text
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.interface import JobStatus, job_statuses
-from eke.launch.processes.follow import as_number, newest_step, watchers_in, watchers_of
+from eke.launch.processes.follow import NewestStep, as_number, newest_step, watchers_in, watchers_of
 from eke.plan.record import (
     RECORD_LIMIT,
     Outcome,
@@ -68,9 +69,9 @@ class RunStatus:
     """Seconds that the newest step took, of a run that is running."""
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds to the last step, by the newest step's time."""
-        return None if self.step_s is None else self.step_s * max(0, self.total - self.step)
+    def newest(self) -> NewestStep:
+        """Its newest step."""
+        return NewestStep(self.step, self.loss, self.step_s)
 
     @property
     def is_active(self) -> bool:
@@ -79,11 +80,7 @@ class RunStatus:
 
 
 def find_standings(folder: Path) -> list[RunStatus]:
-    """The runs of a sweep, all runs in a folder, or one run; one scheduler query.
-
-    Raises:
-        ConfigError: there is no run.
-    """
+    """The runs of a sweep or folder, or one; one scheduler query. ConfigError without a run."""
     if folder.name in ("", "..") or folder.is_symlink():
         folder = folder.resolve()  # by its name among its sibling runs
     found = list(_runs_of(folder))
@@ -104,11 +101,7 @@ def find_standings(folder: Path) -> list[RunStatus]:
 
 
 def stand(
-    paths: RunPaths,
-    cell: dict[str, Any],
-    label: str,
-    job: JobStatus,
-    goes_on: bool = False,
+    paths: RunPaths, cell: dict[str, Any], label: str, job: JobStatus, goes_on: bool = False
 ) -> RunStatus:
     """One run; `cell` is its entry in the sweep, empty outside of a sweep."""
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
@@ -180,40 +173,31 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
             raise EkeError(f"{sweep.sweep}: not a readable sweep ({error})") from error
         yield from zip(places, cells, labels, strict=True)
         return
-    single = RunPaths(folder)
-    runs = [folder] if single.plan.exists() else sorted(p for p in _children(folder))
-    for run in runs:
-        paths = RunPaths(run)
-        yield paths, {}, _typed(paths)
+    folders = [folder]
+    if not RunPaths(folder).plan.exists():
+        folders = []
+        with suppress(OSError), os.scandir(folder) as entries:
+            for path in (Path(entry.path) for entry in entries if entry.is_dir()):
+                folders += [path] if RunPaths(path).plan.exists() else []
+    for paths in map(RunPaths, sorted(folders)):
+        yield paths, {}, _overrides(paths)
 
 
-def _children(folder: Path) -> Iterator[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir() and (Path(entry.path) / "plan.json").exists():
-                    yield Path(entry.path)
-    except OSError:
-        return
-
-
-def _typed(paths: RunPaths) -> str:
+def _overrides(paths: RunPaths) -> str:
     """The overrides, from the first line of config.yaml."""
-    try:
+    with suppress(OSError):
         first, _, _ = read_text(paths.config, RECORD_LIMIT).partition("\n")
         return first.removeprefix("#").strip() or "defaults"
-    except OSError:
-        return ""
+    return ""
 
 
 def _record(paths: RunPaths) -> dict[str, Any]:
     """The record as plain values; empty where there is none that can be read."""
-    try:
+    with suppress(OSError, ValueError):
         record = read_json(paths.record, RECORD_LIMIT)
-    except (OSError, ValueError):
-        return {}
-    is_record = isinstance(record, dict) and record.get("outcome") in Outcome.__members__
-    return record if is_record else {}
+        if isinstance(record, dict) and record.get("outcome") in Outcome.__members__:
+            return record
+    return {}
 
 
 def _damage(paths: RunPaths) -> str:
@@ -226,7 +210,6 @@ def _damage(paths: RunPaths) -> str:
 
 
 def _planned_steps(paths: RunPaths) -> int:
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
         return int(read_json(paths.plan, RECORD_LIMIT)["steps"]["total"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return 0
+    return 0

@@ -18,7 +18,7 @@ from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
 from eke.launch.processes.follow import RunView, open_view
-from eke.launch.processes.nodes import Head, start_attempt
+from eke.launch.processes.nodes import Head, launch_attempt
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.worker_process import Watched, forward_signals
 from eke.plan.identity import meaningful
@@ -40,8 +40,7 @@ CHANGED = "as_planned"
 
 _RETRIED = {
     Outcome.crashed: MAX_CRASHES,
-    Outcome.preempted: MAX_INTERRUPTIONS,
-    Outcome.timeout: MAX_INTERRUPTIONS,
+    **dict.fromkeys((Outcome.preempted, Outcome.timeout), MAX_INTERRUPTIONS),
 }
 
 
@@ -192,9 +191,8 @@ class Cell:
 
     def take(self, job: Job) -> None:
         """Outcome of its run."""
-        self.folder, self.reused = job.folder, job.reused
+        self.folder, self.reused, self.rule = job.folder, job.reused, job.rule
         self.outcome = job.outcome.name if job.outcome else ""
-        self.rule = job.rule
         self.reason, log = job.reason, RunPaths(Path(job.folder)).log
         if job.reason and job.record is not None and log.exists():
             self.reason = f"{job.reason} ({log})"
@@ -207,10 +205,8 @@ _HOW = (*(f"{group}{end}" for group in LAUNCH_GROUPS for end in ".="), "plan_onl
 def sweep_id(cells: Sequence[tuple[str, ...]], own: Sequence[Config] = ()) -> str:
     """12 hex digits: the same command is the same sweep, wherever it is sent.
 
-    Args:
-        cells: overrides of each job.
-        own: what they compose to, where the user's options (`--config-dir`) take part: the
-            overrides then depend on the files in that folder.
+    `cells` are the overrides of each job; `own` what they compose to where the user's options
+    (`--config-dir`) take part: the overrides then depend on the files in that folder.
     """
     texts: list[Any] = [[t for t in cell if not t.startswith(_HOW)] for cell in cells]
     texts += [meaningful(make_converter().unstructure(config)) for config in own]
@@ -276,11 +272,8 @@ class SweepFile:
 def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
     """Index of a job -> index of an earlier job that is the same run."""
     first: dict[str, int] = {}
-    same: dict[int, int] = {}
-    for number, plan in enumerate(plans):
-        if plan is not None and first.setdefault(plan.run_id, number) != number:
-            same[number] = first[plan.run_id]
-    return same
+    same = {n: first.setdefault(plan.run_id, n) for n, plan in enumerate(plans) if plan is not None}
+    return {number: earlier for number, earlier in same.items() if earlier != number}
 
 
 def sweep_exit_code(cells: Sequence[Cell]) -> int:
@@ -300,26 +293,21 @@ POLL_S = 0.1
 """Between two looks at the worker."""
 
 
-def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
-    """Run, or continue, the plan in its folder, and show it.
-
-    Raises:
-        BusyError: another process works on this run.
-        EkeError: machines are missing, or the folder cannot be written.
-    """
-    with open_view(place.paths, plan.steps.total) as view:
-        live = start_attempt(plan, place, head, 1 if ranks_are_started() else None)
-        try:
-            watch_run(live, view)
-        finally:
-            record = live.finish()
-        view.update(last=True)
-    return record
-
-
-def watch_run(live: Watched, view: RunView) -> None:
-    """Show a run until it is over; signals go on to it."""
+def show_until_over(live: Watched, view: RunView) -> None:
+    """Show an attempt while it lasts; a signal for this process is passed on to it."""
     with forward_signals(live.ask, live.kill):
         while not live.is_over():
             view.update()
             time.sleep(POLL_S)
+
+
+def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
+    """Run, or continue, the plan in its folder, and show it; errors as of `launch_attempt`."""
+    with open_view(place.paths, plan.steps.total) as view:
+        live = launch_attempt(plan, place, head, 1 if ranks_are_started() else None)
+        try:
+            show_until_over(live, view)
+        finally:
+            record = live.finish()
+        view.update(last=True)
+    return record

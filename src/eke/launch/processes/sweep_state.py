@@ -9,6 +9,7 @@ checkpointing, or with float32 in place of 16-bit weights needs no less. Anythin
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import os
 import time
 import uuid
@@ -22,20 +23,15 @@ from eke.common.errors import ConfigError, EkeError
 from eke.common.files import open_file, own_folder, read_json, write_json
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.text import format_number
-from eke.config.schema import Checkpointing, Config
+from eke.config.schema import Checkpointing
 from eke.launch.processes.follow import Board
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import place_of
-from eke.launch.processes.sweep import CHANGED, Job, SweepFile
+from eke.launch.processes.sweep import CHANGED, Job, Running, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
 
-GROWING = (
-    "batch.per_device",
-    "data.seq_len",
-    "model.num_hidden_layers",
-    "model.vocab_size",
-)
+GROWING = ("batch.per_device", "data.seq_len", "model.num_hidden_layers", "model.vocab_size")
 """Keys with which memory can only grow."""
 
 FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps", "train.epochs")
@@ -48,11 +44,12 @@ def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> l
     Jobs of the first round that may run out are sorted by expected memory, within their positions;
     all others keep theirs.
     """
-    found: dict[int, int] = {}
     first = min((job.plan.config.repeat for job in jobs), default=0)
-    for place, job in enumerate(jobs):
-        if job.plan.config.repeat == first and (size := risk(job.plan)) is not None:
-            found[place] = size
+    found = {
+        place: size
+        for place, job in enumerate(jobs)
+        if job.plan.config.repeat == first and (size := risk(job.plan)) is not None
+    }
     ordered = list(jobs)
     for place, taken in zip(found, sorted(found, key=lambda place: found[place]), strict=True):
         ordered[place] = jobs[taken]
@@ -90,13 +87,8 @@ def _grows(key: str, failed: Any, here: Any) -> bool:
 def _is_wider(plan: Plan, failed: Plan) -> bool:
     """Whether all that is 16 bits wide in the run that failed is 32 bits wide in the other."""
     narrow, wide = failed.compute, plan.compute
-    return (
-        narrow.weights != "float32"
-        and not narrow.master
-        and narrow.float8 == wide.float8 == "off"
-        and wide.weights == "float32"
-        and wide.autocast is None
-    )
+    was_narrow = narrow.weights != "float32" and not narrow.master and narrow.float8 == "off"
+    return was_narrow and (wide.weights, wide.autocast, wide.float8) == ("float32", None, "off")
 
 
 def _flat(plan: Plan) -> dict[str, Any]:
@@ -117,14 +109,11 @@ _AROUND = (
 """Starts of keys of what surrounds a run."""
 
 
-def _walk(node: Config | Any, path: str = "") -> list[tuple[str, Any]]:
+def _walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
     if not dataclasses.is_dataclass(node):
-        return [(path, node)]
-    pairs = []
-    for field in dataclasses.fields(node):
-        below = f"{path}.{field.name}" if path else field.name
-        pairs += _walk(getattr(node, field.name), below)
-    return pairs
+        return [(path.removesuffix("."), node)]
+    names = [field.name for field in dataclasses.fields(node)]
+    return [pair for n in names for pair in _walk(getattr(node, n), f"{path}{n}.")]
 
 
 @dataclass
@@ -139,6 +128,14 @@ class Books:
     def running(self) -> list[Job]:
         """Jobs with a worker."""
         return [job for job in self.jobs if job.live is not None]
+
+    def live(self) -> list[Running]:
+        """The workers."""
+        return [job.live for job in self.jobs if job.live is not None]
+
+    def unfinished(self) -> list[Job]:
+        """Jobs without an outcome."""
+        return [job for job in self.jobs if job.outcome is None]
 
     def answer_from_records(self) -> None:
         """Resolve, before anything starts, the jobs that earlier runs answer.
@@ -292,11 +289,9 @@ class Rerun:
 
 def _folders(plan: Plan) -> Iterator[str]:
     """Names of a run's folders that are there."""
-    runs, name, number = user_path(plan.config.paths.runs), plan.run_id, 1
-    while (runs / name).exists():
-        yield name
-        number += 1
-        name = f"{plan.run_id}-{number}"
+    runs = user_path(plan.config.paths.runs)
+    names = (f"{plan.run_id}-{n}" if n > 1 else plan.run_id for n in itertools.count(1))
+    return itertools.takewhile(lambda name: (runs / name).exists(), names)
 
 
 def _is_final(folder: Path) -> bool:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn, Protocol
@@ -118,10 +118,8 @@ class Worker:
 
     def kill(self) -> None:
         """SIGKILL to all its processes that are still there."""
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return
 
     def finish(self) -> int:
         """Wait for its end; returns subprocess's code (negative: a signal).
@@ -140,8 +138,7 @@ def forward_signals(
 ) -> Iterator[list[int]]:
     """The first Ctrl-C or SIGTERM asks the workers to save and stop, the second kills them.
 
-    Yields:
-        The signals heard so far.
+    Yields the signals heard so far.
     """
     heard: list[int] = []
 
@@ -153,9 +150,7 @@ def forward_signals(
         ask(number)
         speak(f"\n{say}", sys.stderr)
 
-    before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
-    for listened in STOP_SIGNALS:
-        before[listened] = signal.signal(listened, forward)
+    before = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
     try:
         yield heard
     finally:

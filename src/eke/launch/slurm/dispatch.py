@@ -3,6 +3,7 @@
 The jobs continue without the process that submitted them; the same command finds them again.
 """
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Container, Sequence
@@ -86,7 +87,7 @@ class Cluster(StartedSweep):
         """
         self.books.ledger.flush(at_once=True)
         self.books.answer_from_records()
-        if any(job.outcome is None for job in self.books.jobs):
+        if self.books.unfinished():
             with submitting(self.folder, PATIENCE_S, self.sleep) as lock:
                 self.submit_missing(lock)
         for job in self.books.jobs:
@@ -137,8 +138,7 @@ class Cluster(StartedSweep):
             try:
                 submission = submit_array(self.folder, self.sweep, request, now, lock)
             except SubmissionRefused as error:
-                fewer = error.is_full or error.is_too_large
-                if fewer:
+                if fewer := error.is_full or error.is_too_large:
                     self.most = max(1, len(now) // 2)
                 if not fewer or len(now) == 1:
                     raise
@@ -169,7 +169,7 @@ class Cluster(StartedSweep):
     def wait(self) -> bool:
         """Show the runs until all are done; Ctrl-C raises KeyboardInterrupt and ends no job."""
         asked = 0.0
-        while self.unfinished():
+        while self.books.unfinished():
             poll_s = self.books.jobs[0].plan.config.slurm.poll_s
             if time.monotonic() - asked >= poll_s or not asked:
                 asked = time.monotonic()
@@ -182,17 +182,17 @@ class Cluster(StartedSweep):
 
     def goes_on(self) -> bool:
         """Whether jobs are in the queue, or runs have still to be submitted."""
-        return bool(self.unfinished())
+        return bool(self.books.unfinished())
 
     def look(self) -> None:
         """One question for all jobs, and what follows from the answer; no answer, no verdict."""
         try:
             queue = scheduler.queue()
         except EkeError as error:
-            for job in self.unfinished():
+            for job in self.books.unfinished():
                 job.waiting_for = str(error)
             return
-        lost = [job for job in self.unfinished() if self.follow(job, queue)]
+        lost = [job for job in self.books.unfinished() if self.follow(job, queue)]
         unclear = [self.elements[job.number] for job in lost if not self.run_of(job).tells_all()]
         states = scheduler.last_states(unclear)
         for job in lost:
@@ -217,7 +217,9 @@ class Cluster(StartedSweep):
         if phase is not Phase.over and seen is not None:
             self.missed.pop(job.number, None)
             if phase is Phase.runs and job.live is None and seen.state != "COMPLETING":
-                self.begin(job, element, seen)
+                place = Place(paths_of(job), None, "")
+                job.live, job.where = ClusterRun(job.plan, place, element), seen.node
+                self.books.started(job)
             elif phase is Phase.waits:
                 self.note_waiting(job, element, seen)
             # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
@@ -227,23 +229,16 @@ class Cluster(StartedSweep):
 
     def is_done(self, job: Job) -> bool:
         """Whether there is a final record already."""
-        try:
+        with contextlib.suppress(EkeError):
             record = read_record(paths_of(job))
-        except EkeError:
-            return False
-        return record is not None and Outcome[record.outcome].is_final
+            return record is not None and Outcome[record.outcome].is_final
+        return False
 
     def run_of(self, job: Job, state: str = "") -> ClusterRun:
         """A run whose job is over, in this state."""
         place = Place(paths_of(job), None, "")
         stamp = self.stamps.get(job.number, 0)
         return ClusterRun(job.plan, place, self.elements[job.number], True, state, stamp)
-
-    def begin(self, job: Job, element: str, seen: Element) -> None:
-        """Its job is on a node."""
-        place = Place(paths_of(job), None, "")
-        job.live, job.where = ClusterRun(job.plan, place, element), seen.node
-        self.books.started(job)
 
     def note_waiting(self, job: Job, element: str, seen: Element) -> None:
         """Its job is in the queue, perhaps again."""
@@ -278,11 +273,7 @@ class Cluster(StartedSweep):
             self.books.ledger.note(job)
 
     def cancel_skipped(self, queue: dict[str, Element]) -> None:
-        """Take runs out of the queue that need not run any more.
-
-        Raises:
-            EkeError: SLURM gives no answer; they are tried again.
-        """
+        """Take runs out of the queue that need not run any more; retried where SLURM is silent."""
         skipped = {
             job.number: self.elements[job.number]
             for job in self.books.jobs
@@ -293,24 +284,13 @@ class Cluster(StartedSweep):
             del self.elements[number]
 
     def submit_again(self) -> None:
-        """Put runs back whose job was lost, and those that did not fit before.
-
-        Raises:
-            EkeError: as submit_missing.
-        """
-        try:
-            with submitting(self.folder) as lock:
-                self.submit_missing(lock)
-        except BusyError:
-            return
-
-    def unfinished(self) -> list[Job]:
-        """Jobs without an outcome."""
-        return [job for job in self.books.jobs if job.outcome is None]
+        """Put back lost runs, and those that did not fit before; errors as of submit_missing."""
+        with contextlib.suppress(BusyError), submitting(self.folder) as lock:
+            self.submit_missing(lock)
 
     def not_started(self) -> Sequence[Job]:
         """Jobs that have to go into the queue."""
-        return [job for job in self.unfinished() if job.number not in self.elements]
+        return [job for job in self.books.unfinished() if job.number not in self.elements]
 
 
 def paths_of(job: Job) -> RunPaths:
@@ -319,11 +299,7 @@ def paths_of(job: Job) -> RunPaths:
 
 
 def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
-    """Every array with its batch script, and what all of them may take at most.
-
-    Raises:
-        ConfigError: a run asks for what sbatch would not read.
-    """
+    """Every array with its batch script, and what all take at most; errors as of `arrays`."""
     parts, hours = [], 0.0
     found = arrays(jobs, scheduler.max_array_size())
     for request, group in found:
@@ -356,12 +332,7 @@ class SlurmLauncher(Launcher):
         return declared_target(config, config.distributed.num_nodes)
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Cluster:
-        """Submit the runs.
-
-        Raises:
-            BusyError: another process keeps submitting runs of this folder.
-            EkeError: SLURM gives no answer.
-        """
+        """Submit the runs; errors as of `Cluster.submit`."""
         cluster = Cluster(books, paths, sweep)
         cluster.submit()
         return cluster
@@ -384,21 +355,24 @@ class SlurmLauncher(Launcher):
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
         """The newest job of each run; squeue is called once."""
-        newest = newest_of(runs)
+        newest, problem = newest_of(runs), ""
         queue: dict[str, Element] = {}
-        problem = ""
-        if any(newest):
-            try:
-                queue = scheduler.queue()
-            except EkeError as error:
-                problem = str(error).removesuffix(f". {scheduler.ELSEWHERE}")
+        try:
+            queue = scheduler.queue() if any(newest) else {}
+        except EkeError as error:
+            problem = str(error).removesuffix(f". {scheduler.ELSEWHERE}")
         named = scheduler.ids_by_name(queue)
         found = {}
         for paths, job in zip(runs, newest, strict=True):
             if job is not None:
                 # A submission that sbatch did not answer is known by its name only.
                 name = job.element(named) or (job.submission.name if problem else "")
-                found[paths.folder] = job_status(name, queue.get(name), problem)
+                status = JobStatus("", where=f"job {name}", silent=problem if name else "")
+                if seen := queue.get(name):
+                    is_over = phase_of(seen.state) is Phase.over
+                    waits_for = "" if is_over else f"job {name}: {seen.waits_for}"
+                    status = JobStatus(name, f"{seen.node}, job {name}", waits_for)
+                found[paths.folder] = status
         return found
 
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -412,11 +386,3 @@ class SlurmLauncher(Launcher):
             return paths.log
         (element,) = jobs_of([paths])
         return job_log(Path(ticket.submission).parent, element)
-
-
-def job_status(name: str, seen: Element | None, problem: str) -> JobStatus:
-    """Status of one job."""
-    if seen is None:
-        return JobStatus("", where=f"job {name}", silent=problem if name else "")
-    waits_for = "" if phase_of(seen.state) is Phase.over else f"job {name}: {seen.waits_for}"
-    return JobStatus(name, f"{seen.node}, job {name}", waits_for)

@@ -5,6 +5,7 @@ version in the same place, as the planner or an earlier job saw it; each appends
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,11 +102,7 @@ class ClusterRun:
         return record is not None and Outcome[record.outcome] not in STOPPED
 
     def newest(self) -> Record | None:
-        """The record of the newest attempt; unless final, not one that was there before the job.
-
-        Raises:
-            EkeError: it cannot be read.
-        """
+        """The newest attempt's record; unless final, none from before the job. Or EkeError."""
         paths = self.place.paths
         record = read_record(paths)
         if record is None or Outcome[record.outcome].is_final:
@@ -115,12 +112,7 @@ class ClusterRun:
         return record if record.attempt >= len(read_attempts(paths)) - 1 else None
 
     def record_cancelled(self) -> Record:
-        """Record that the job was cancelled, so that it is not submitted again.
-
-        Raises:
-            BusyError: another process works on this run.
-            EkeError: the folder cannot be read or written.
-        """
+        """Record that the job was cancelled, so that it is not submitted again."""
         with claim(self.place.paths):
             record = self.newest()
             if record is None or Outcome[record.outcome] not in STOPPED:
@@ -130,12 +122,7 @@ class ClusterRun:
             return record
 
     def record_lost(self) -> Record:
-        """Write the record of a job that wrote none.
-
-        Raises:
-            BusyError: another process works on this run.
-            EkeError: the folder cannot be written.
-        """
+        """Write the record of a job that wrote none."""
         paths, state = self.place.paths, self.last_state
         with claim(paths):
             if record := self.newest():
@@ -153,11 +140,7 @@ class ClusterRun:
             return record
 
     def write(self, record: Record) -> None:
-        """Write the record of a folder that is claimed.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Write the record of a folder that is claimed; RunError where that fails."""
         folder = self.place.paths.folder
         try:
             write_record(self.place.paths, record)
@@ -183,22 +166,16 @@ def where_it_printed(paths: RunPaths, element: str, outcome: Outcome) -> str:
 
 def stamp_of(paths: RunPaths) -> int:
     """When a run's record was written, in nanoseconds; 0 where there is none."""
-    try:
+    with suppress(OSError):
         return paths.record.stat().st_mtime_ns
-    except OSError:
-        return 0
+    return 0
 
 
 def note_software(submission: Path, command_prefix: str = "") -> str:
     """Write down what is here, behind what others have seen.
 
-    Args:
-        submission: its file.
-        command_prefix: what names an image, whose content may have moved in it.
-
-    Returns:
-        What differs from what they saw in the same place, and what helps; empty: nothing, or the
-        file cannot be written.
+    Returns what differs from what they saw in the same place, and what helps; empty: nothing, or
+    the file cannot be written. `command_prefix` may name an image, whose content may have moved.
     """
     file, now = submission.with_suffix(".software"), software_now()
     places = {
@@ -221,5 +198,7 @@ def note_software(submission: Path, command_prefix: str = "") -> str:
         )
         if changes:
             told = "; ".join(changes)
-            return f"the software has changed since the sweep was typed ({told}) -> type it again"
+            return (
+                f"the software has changed since the sweep was started ({told}) -> start it again"
+            )
     return ""

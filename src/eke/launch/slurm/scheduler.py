@@ -64,7 +64,7 @@ HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 def phase_of(state: str) -> Phase:
     """What a state means; SLURM adds a `+` and a reason to some (`CANCELLED by 0`)."""
-    word = state.split()[0].rstrip("+") if state.strip() else ""
+    word = next(iter(state.split()), "").rstrip("+")
     if word in _WAITS:
         return Phase.waits
     if word in _RUNS:
@@ -74,8 +74,7 @@ def phase_of(state: str) -> Phase:
 
 def outcome_of(state: str) -> Outcome:
     """Outcome of a run whose job ended in this state without a record."""
-    word = state.split()[0].rstrip("+") if state.strip() else ""
-    return OVER.get(word, Outcome.crashed)
+    return OVER.get(next(iter(state.split()), "").rstrip("+"), Outcome.crashed)
 
 
 PATIENCE_S = 60.0
@@ -140,8 +139,7 @@ class SubmissionRefused(EkeError):
         text = str(self)
         # "job submit limit, user's size and/or time limits" is printed for every limit; a line
         # before it, if the version has one, names it.
-        named = re.search(r"\b(Assoc|QOS)\w+", text, re.I)
-        if named:
+        if named := re.search(r"\b(Assoc|QOS)\w+", text, re.I):
             return "submit" in named.group().lower()
         return bool(re.search(r"job submit limit|MaxJobCount|temporarily|try again", text, re.I))
 
@@ -152,11 +150,9 @@ class SubmissionRefused(EkeError):
 
 
 def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
-    """Output of a SLURM command.
+    """Output of a SLURM command, which no shell reads.
 
-    Args:
-        command: program and arguments; no shell reads them.
-        descriptors: locks that it also holds, in case this process is killed.
+    It holds `descriptors`, too: locks, in case this process is killed.
 
     Raises:
         SaidNo: it rejects the request.
@@ -174,9 +170,8 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
             pass_fds=descriptors,
         )
     except FileNotFoundError as error:
-        raise EkeError(
-            f"{command[0]} is not there: this machine knows no SLURM. {ELSEWHERE}"
-        ) from error
+        why = "is not there: this machine knows no SLURM"
+        raise EkeError(f"{command[0]} {why}. {ELSEWHERE}") from error
     except subprocess.TimeoutExpired as error:
         raise EkeError(f"{command[0]} gave no answer in {PATIENCE_S:g} s") from error
     except OSError as error:
@@ -202,12 +197,8 @@ def options_of(script: Path) -> list[str]:
     (manual of sbatch, input environment variables): as defaults they hold for what is left open.
     """
     lines = script.read_text(encoding="utf-8").splitlines()
-    return [
-        word
-        for line in lines
-        if line.startswith("#SBATCH ")
-        for word in shlex.split(line.removeprefix("#SBATCH "))
-    ]
+    asked = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+    return [word for line in asked for word in shlex.split(line)]
 
 
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
@@ -242,11 +233,7 @@ def objection_to(text: str) -> str:
 
 
 def queue() -> dict[str, Element]:
-    """Everything of this user's in the queue, by element: `123_4`.
-
-    Raises:
-        EkeError: there is no answer, so the jobs' states are unknown.
-    """
+    """This user's jobs in the queue, by element `123_4`; EkeError without an answer."""
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # not by name: LOGNAME may be anything, and a container has none
     lines = ask(["squeue", "--noheader", "--array", user, form]).splitlines()
@@ -300,11 +287,7 @@ def _show(job: str) -> list[dict[str, str]]:
 
 
 def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
-    """Job id of each of these names that SLURM has ever taken; absent those it has not.
-
-    Raises:
-        EkeError: there is no answer.
-    """
+    """Job id of each name that SLURM has ever taken, absent others; EkeError without an answer."""
     if not names:
         return {}
     found = ids_by_name(queue())
@@ -334,10 +317,6 @@ def max_array_size() -> int:
 
 
 def cancel(elements: Sequence[str]) -> None:
-    """Ask SLURM to end jobs: runs save first, within the cluster's KillWait.
-
-    Raises:
-        EkeError: there is no answer.
-    """
+    """Ask SLURM to end jobs, which save first, within KillWait; EkeError without an answer."""
     if elements:
         ask(["scancel", *elements])

@@ -30,6 +30,9 @@ from eke.plan.record import EXIT_RESUMABLE, RECORD_LIMIT
 NAME = "slurm"
 """Of this launcher: option of `hydra/launcher`, its files and folders."""
 
+PLACES = ("partition", "account", "qos", "constraint")
+"""Fields of a request, which resources and the profile have, too."""
+
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})", re.ASCII)
 _MEMORY = re.compile(r"[0-9]+[KMGT]?B?", re.IGNORECASE)
 
@@ -38,7 +41,7 @@ _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 
 _OWN = {
     **{name: "resources.time" for name in ("time", "time-min")},
-    **{name: f"resources.{name}" for name in ("partition", "account", "qos", "constraint")},
+    **{name: f"resources.{name}" for name in PLACES},
     "mem": "resources.memory",
     "cpus-per-task": "resources.cpus",
     **{name: "resources.gpus" for name in ("gpus", "gpus-per-node", "gres")},
@@ -77,15 +80,10 @@ class Request:
 
 
 def make_request(plan: Plan) -> Request:
-    """Resources requested for this run.
-
-    Raises:
-        ConfigError: a value that sbatch would not read.
-    """
+    """Resources requested for this run; ConfigError for a value that sbatch would not read."""
     config, processes = plan.config, plan.processes_per_node * plan.batch.devices
     wanted, profile = config.resources, config.slurm
-    problems = _problems(config)
-    if problems:
+    if problems := _problems(config):
         raise ConfigError(problems)
     each = wanted.gpus if wanted.gpus is not None else int(plan.device.kind == "cuda")
     return Request(
@@ -94,10 +92,7 @@ def make_request(plan: Plan) -> Request:
         cpus=wanted.cpus * processes,
         nodes=config.distributed.num_nodes,
         memory=wanted.memory or "",
-        partition=wanted.partition or profile.partition or "",
-        account=wanted.account or profile.account or "",
-        qos=wanted.qos or profile.qos or "",
-        constraint=wanted.constraint or profile.constraint or "",
+        **{n: getattr(wanted, n) or getattr(profile, n) or "" for n in PLACES},
     )
 
 
@@ -144,25 +139,22 @@ def _problems(config: Config) -> list[Problem]:
 
 def _wrong_options(profile: Slurm) -> list[Problem]:
     found = []
-    for name in profile.options:
+    for name, value in profile.options.items():
         if not _OPTION.fullmatch(name):
             why = "is no long name of an option of sbatch: letters, digits and dashes"
             found.append(Problem("slurm.options", repr(name), why))
-        elif name in _OWN:
-            why = "is set by eke" + (f", from {_OWN[name]}" if _OWN[name] else " itself")
-            fix = Fix(remark=_OWN[name])
-            found.append(Problem(f"slurm.options.{name}", profile.options[name], why, fix))
+        elif (key := _OWN.get(name)) is not None:
+            why = "is set by eke" + (f", from {key}" if key else " itself")
+            found.append(Problem(f"slurm.options.{name}", value, why, Fix(remark=key)))
     return found
 
 
 def _lines_of(profile: Slurm, config: Config) -> list[tuple[str, str]]:
     """Values used in `#SBATCH` lines or commands, by key path."""
-    names = ("partition", "account", "qos", "constraint")
-    texts = [(f"resources.{n}", getattr(config.resources, n) or "") for n in names]
-    texts += [(f"slurm.{n}", getattr(profile, n) or "") for n in (*names, "gpu_type", "python")]
+    texts = [(f"resources.{n}", getattr(config.resources, n) or "") for n in PLACES]
+    texts += [(f"slurm.{n}", getattr(profile, n) or "") for n in (*PLACES, "gpu_type", "python")]
     texts += [("slurm.command_prefix", profile.command_prefix)]
-    texts += [("slurm.srun", text) for text in profile.srun]
-    texts += [("slurm.setup", text) for text in profile.setup]
+    texts += [(f"slurm.{n}", text) for n in ("srun", "setup") for text in getattr(profile, n)]
     texts += [("paths.runs", str(user_path(config.paths.runs).absolute()))]
     return texts + [("slurm.options", f"{k}={v}") for k, v in profile.options.items()]
 
@@ -221,11 +213,9 @@ def submission_file(folder: Path, submission: Submission) -> Path:
 
 
 def job_log(folder: Path, element: str) -> Path:
-    """Output of the job itself, outside its worker.
+    """Output of the job itself, outside its worker, in its submission's folder.
 
-    Args:
-        folder: of its submission.
-        element: SLURM's name of it, `123_4`; `%A_%a` in a batch script.
+    `element` is SLURM's name of it, `123_4`; `%A_%a` in a batch script.
     """
     return folder / f"{element}.log"
 
@@ -236,11 +226,7 @@ def write_submission(path: Path, submission: Submission) -> None:
 
 
 def read_submission(path: Path) -> Submission:
-    """Read one back.
-
-    Raises:
-        EkeError: it cannot be read, or is of another version.
-    """
+    """Read one back; raises EkeError if it cannot be read, or is of another version."""
     try:
         content: dict[str, Any] = dict(read_json(path))
         version = content.pop("schema_version", None)
@@ -252,11 +238,7 @@ def read_submission(path: Path) -> Submission:
 
 
 def read_submissions(folder: Path) -> Iterator[tuple[Path, Submission]]:
-    """All of a folder, oldest first.
-
-    Raises:
-        EkeError: one cannot be read.
-    """
+    """All of a folder, oldest first; raises EkeError if one cannot be read."""
     found = [(path, read_submission(path)) for path in folder.glob("eke-*.json")]
     yield from sorted(found, key=lambda each: each[1].created)
 
@@ -271,8 +253,7 @@ def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
 def name_in_runs(path: Path, submission: Submission) -> dict[RunPaths, Ticket | None]:
     """Have each of its runs name an intent: no other sweep may submit them meanwhile.
 
-    Returns:
-        What they named before, for `put_back`.
+    Returns what they named before, for `put_back`.
     """
     before: dict[RunPaths, Ticket | None] = {}
     for number, run in enumerate(submission.runs):
@@ -321,32 +302,25 @@ class Newest:
     def element(self, job_ids: Mapping[str, str] | None = None) -> str:
         """SLURM's name of it, `123_4`; empty while unknown.
 
-        Args:
-            job_ids: by name, of queued jobs: sbatch may have accepted a job without its answer
-                arriving.
+        `job_ids` of queued jobs, by name: sbatch may have accepted one whose answer was lost.
         """
         job_id = self.submission.job_id or (job_ids or {}).get(self.submission.name, "")
         return f"{job_id}_{self.number}" if job_id else ""
 
 
 def newest_of(runs: Iterable[RunPaths]) -> list[Newest | None]:
-    """The newest job of each run; None if missing or unreadable.
-
-    Each submission is read once.
-    """
-    read: dict[str, Submission | None] = {}
-    found: list[Newest | None] = []
-    for paths in runs:
-        ticket = read_ticket(paths)
-        if ticket is not None and ticket.submission not in read:
-            read[ticket.submission] = None
-            with contextlib.suppress(EkeError):
-                read[ticket.submission] = read_submission(Path(ticket.submission))
-        newest = None
-        if ticket is not None and (submission := read[ticket.submission]) is not None:
-            newest = Newest(Path(ticket.submission), submission, ticket.element)
-        found.append(newest)
-    return found
+    """The newest job of each run; None if missing or unreadable. Each submission is read once."""
+    tickets = [read_ticket(paths) for paths in runs]
+    read: dict[str, Submission] = {}
+    for file in {ticket.submission for ticket in tickets if ticket}:
+        with contextlib.suppress(EkeError):
+            read[file] = read_submission(Path(file))
+    return [
+        Newest(Path(t.submission), read[t.submission], t.element)
+        if t and t.submission in read
+        else None
+        for t in tickets
+    ]
 
 
 def jobs_of(runs: Iterable[RunPaths]) -> list[str]:
@@ -367,7 +341,7 @@ code=$?
 job="${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
 if [ "$code" -eq {REQUEUE_CODE} ]; then
   code={EXIT_RESUMABLE}
-  # A job that somebody cancels, or that SLURM itself puts back, is no longer running by now.
+  # A job that a user cancels, or that SLURM itself puts back, is no longer running by now.
   if scontrol show job -o "$job" | grep -Eq 'JobState=(RUNNING|SIGNALING)'; then
     scontrol requeue "$job" && sleep 60
   fi
@@ -396,13 +370,8 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
     """Arguments of submitit's for what a run asks for; what is empty is left to the cluster."""
     # SLURM replaces %a and the like wherever they are in a path; two are one.
     log = str(job_log(Path(str(folder).replace("%", "%%")), "%A_%a"))
-    chosen: dict[str, Any] = {
-        "partition": request.partition,
-        "account": request.account,
-        "qos": request.qos,
-        "constraint": request.constraint,
-        "mem": request.memory,
-    }
+    chosen: dict[str, Any] = {name: getattr(request, name) for name in PLACES}
+    chosen["mem"] = request.memory
     options = {name: value if value else True for name, value in profile.options.items()}
     gpus = f"{profile.gpu_type}:{request.gpus}" if profile.gpu_type else request.gpus
     if request.gpus:
@@ -440,7 +409,7 @@ def _setup(profile: Slurm) -> list[str]:
         *profile.setup,
         # Whatever the lines above enabled: the lines after srun must run.
         "set +eu +o pipefail",
-        # What is empty or relative in it stands for the folder where the command was typed.
+        # What is empty or relative in it stands for the folder where the command was started.
         "elsewhere() { local IFS=: each; set -f; "
         'for each in $PYTHONPATH; do [[ $each != /* ]] || printf :%s "$each"; done; }',
         f'export PYTHONSAFEPATH=1 PYTHONPATH={source}"$(elsewhere)"',

@@ -47,11 +47,7 @@ submitted within seconds."""
 
 
 def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
-    """Jobs that ask for the same, in arrays of at most so many.
-
-    Raises:
-        ConfigError: a run asks for what sbatch would not read.
-    """
+    """Jobs that ask for the same, in arrays of at most `limit`; errors as of `make_request`."""
     groups: dict[tuple[Request, str], list[Job]] = {}
     for job in jobs:
         key = make_request(job.plan), repr(job.plan.config.slurm)
@@ -69,8 +65,7 @@ def submitting(
 ) -> Iterator[int]:
     """Lock the ledgers of all sweeps that share a runs folder, so that no run is submitted twice.
 
-    Yields:
-        The lock, for sbatch to hold as well.
+    Yields the lock, for sbatch to hold as well.
 
     Raises:
         BusyError: another process submits, or its sbatch still runs.
@@ -87,7 +82,7 @@ def submitting(
         except OSError as error:
             raise without_locks(runs, error) from error
         if not is_ours:
-            raise BusyError(f"{runs}: somebody submits runs of this folder; try again soon")
+            raise BusyError(f"{runs}: another process submits runs of this folder; try again soon")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -96,11 +91,7 @@ def submitting(
 def settle_intents(
     folder: Path, runs: Sequence[RunPaths], sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Resolve submissions whose sbatch answer is unknown.
-
-    Raises:
-        EkeError: SLURM gives no answer; nothing may be submitted.
-    """
+    """Resolve submissions without an answer of sbatch; EkeError if nothing may be submitted."""
     while True:
         own = dict(_intents(read_submissions(folder)))
         named = {each.path: each.submission for each in newest_of(runs) if each}
@@ -162,12 +153,7 @@ def forget(path: Path) -> None:
 
 
 def freeze(job: Job) -> None:
-    """Write the plan into the run's folder: a queued run no longer changes.
-
-    Raises:
-        BusyError: another process works on this run.
-        EkeError: the folder cannot be written.
-    """
+    """Write the plan into the run's folder, which then no longer changes; BusyError or EkeError."""
     paths = RunPaths(Path(job.folder))
     try:
         with claim(paths):

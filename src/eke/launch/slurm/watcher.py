@@ -20,7 +20,7 @@ from eke.common.process_env import SlurmTask, this_task
 from eke.common.streams import open_streams
 from eke.common.text import format_number
 from eke.hardware import choose_device, machine_fingerprint, option_of
-from eke.launch.processes.nodes import Head, follow, start_attempt
+from eke.launch.processes.nodes import Head, follow, launch_attempt
 from eke.launch.processes.run_dir import Place, claim
 from eke.launch.processes.running_run import WORKER_PHASE
 from eke.launch.processes.sweep import MAX_CRASHES, worth_of
@@ -56,10 +56,9 @@ MISPLACED = "node"
 """Phase of a failure that another try on this node would only repeat."""
 
 SAID = {
-    Outcome.timeout: signal.SIGUSR2,
-    Outcome.preempted: signal.SIGTERM,
+    Outcome.timeout: signal.SIGUSR2, Outcome.preempted: signal.SIGTERM,
     Outcome.cancelled: signal.SIGINT,
-}
+}  # fmt: skip
 """Stop reason passed to a worker: the outcome it then writes."""
 
 
@@ -166,7 +165,7 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
             head.gather(plan.config.distributed.timeout_s)
     except EkeError as error:
         return note_misplaced(paths, plan, str(error))
-    live = start_attempt(plan, Place(paths, None, ""), head)
+    live = launch_attempt(plan, Place(paths, None, ""), head)
     why: Outcome | None = None
     try:
         while not live.is_over():
@@ -224,11 +223,7 @@ def reason_of(
 
 
 def for_this_node(plan: Plan) -> Plan:
-    """The plan with this node's own facts.
-
-    Raises:
-        EkeError: the node has not what the run was planned for.
-    """
+    """The plan with this node's own facts; EkeError if the run was not planned for such a node."""
     device, _ = choose_device("auto" if plan.device.kind == "cuda" else "cpu")
     option = option_of(device.name)
     same = device.name == plan.device.name or (option and option == option_of(plan.device.name))
@@ -247,11 +242,7 @@ def for_this_node(plan: Plan) -> Plan:
 def note_misplaced(
     paths: RunPaths, plan: Plan, why: str, outcome: Outcome = Outcome.crashed
 ) -> Record:
-    """Write a record with the reason why nothing could start here.
-
-    Raises:
-        BusyError: another process works on this run.
-    """
+    """Record why nothing could start here; BusyError: another process works on this run."""
     with claim(paths):
         rows, _ = metrics.read_rows(paths.metrics)
         attempt = max(0, len(read_attempts(paths)) - 1)

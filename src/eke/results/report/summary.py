@@ -33,17 +33,12 @@ def render_summary(record: Record, folder: str) -> str:
         *_effective_lines(record),
         ("record", folder, ""),
     ]
-    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
-    text = [
-        f"  {what:<{widths[0]}}  {value:<{min(widths[1], 34)}}  {note}".rstrip()
-        for what, value, note in lines
-    ]
-    warnings = [*record.warnings]
-    if record.shared_device:
-        warnings.append("another process used the device: no speed above is a measurement")
+    first, second, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
+    text = [f"  {a:<{first}}  {b:<{min(second, 34)}}  {note}".rstrip() for a, b, note in lines]
+    shared = "another process used the device: no speed above is a measurement"
+    warnings = [*record.warnings, *([shared] if record.shared_device else [])]
     text += [f"  warning: {warning}" for warning in warnings]
-    heading = f"{record.outcome}: {record.name}"
-    return "\n".join([heading, *text])
+    return "\n".join([f"{record.outcome}: {record.name}", *text])
 
 
 def _outcome_lines(record: Record) -> list[Line]:
@@ -61,11 +56,8 @@ def _speed_lines(record: Record) -> list[Line]:
     timing, rates = record.timing, record.throughput
     lines: list[Line] = []
     if timing.train_s is not None:
-        parts = (
-            ("start-up", timing.startup_s),
-            ("evaluation", timing.eval_s),
-            ("checkpoints", timing.checkpoint_s),
-        )
+        names = ("start-up", "evaluation", "checkpoints")
+        parts = zip(names, (timing.startup_s, timing.eval_s, timing.checkpoint_s), strict=True)
         rest = ", ".join(f"{format_seconds(seconds)} {what}" for what, seconds in parts if seconds)
         lines.append(("time", format_seconds(timing.train_s), f"besides {rest}" if rest else ""))
     if rates.samples_per_s is not None and rates.tokens_per_s is not None:
@@ -80,8 +72,7 @@ def _speed_lines(record: Record) -> list[Line]:
         shares = [f"{name} {seconds / total:.0%}" for name, seconds in medians.items() if total]
         lines.append(("step", value, "  ".join(shares)))
         lines += _predicted_step_lines(record, step.median)
-        warmup = timing.warmup_steps_s
-        if warmup:
+        if warmup := timing.warmup_steps_s:
             slowest = format_seconds(max(warmup))
             steps = format_number(len(warmup), "step")
             note = f"{steps}, slowest {slowest}: excluded from all of the above but time"
@@ -121,25 +112,16 @@ def _memory_lines(record: Record) -> list[Line]:
             peaks = [peak for peak in memory.peak_per_rank_bytes if peak is not None]
             note += f"; the largest of {len(peaks)} processes, {format_bytes(sum(peaks))} in all"
         lines.append(("peak memory", format_bytes(memory.peak_allocated_bytes), note))
-        lines += _predicted_lines(record, memory.peak_allocated_bytes)
+        predicted, peak = record.memory.predicted, memory.peak_allocated_bytes
+        if predicted is not None and predicted.allocated_bytes is not None and peak:
+            method = "by formulas" if predicted.method == "closed_form" else "traced"
+            note = f"{predicted.allocated_bytes / peak - 1:+.1%} of the measured peak, {method}"
+            lines.append(("predicted", format_bytes(predicted.allocated_bytes), note))
     if memory.stages:
-        stages = ", ".join(
-            f"{format_bytes(size)} {stage.replace('_', ' ')}"
-            for stage, size in memory.stages.items()
-        )
-        lines.append(("memory by stage", stages, ""))
+        sizes = {stage.replace("_", " "): format_bytes(n) for stage, n in memory.stages.items()}
+        text = ", ".join(f"{size} {stage}" for stage, size in sizes.items())
+        lines.append(("memory by stage", text, ""))
     return lines
-
-
-def _predicted_lines(record: Record, measured: int) -> list[Line]:
-    """Predicted peak memory and its error."""
-    predicted = record.memory.predicted
-    if predicted is None or predicted.allocated_bytes is None or not measured:
-        return []
-    error = predicted.allocated_bytes / measured - 1
-    method = {"closed_form": "by formulas"}.get(predicted.method, "traced")
-    note = f"{error:+.1%} of the measured peak, {method}"
-    return [("predicted", format_bytes(predicted.allocated_bytes), note)]
 
 
 def _advice_lines(record: Record) -> list[Line]:
@@ -238,9 +220,7 @@ CellResult = tuple[tuple[str, ...], str, str, Record | None]
 def render_cells(cells: Sequence[CellResult], names: Sequence[str] = ()) -> str:
     """Render one line per run, then the reasons of failures; missing numbers are blank.
 
-    Args:
-        cells: what ran.
-        names: the name of each cell's row, where the sweep has rows.
+    `names` are those of the cells' rows, where the sweep has rows.
     """
     labels = label_cells([overrides for overrides, *_ in cells], names)
     pairs = list(zip(cells, labels, strict=True))
@@ -295,12 +275,7 @@ PAUSE_S = {True: 0.2, False: 10.0}
 
 
 class PlanningLine:
-    """Progress line on stderr; on a terminal, a single line erased at the end.
-
-    Args:
-        stream: where to; stderr if None.
-        clock: seconds.
-    """
+    """Progress line on stderr; on a terminal, a single line erased at the end."""
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic

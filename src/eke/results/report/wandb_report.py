@@ -24,13 +24,7 @@ from eke.plan.record import Record, metrics
 from eke.results.report.compare import Comparison
 from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.load_records import Entry
-from eke.results.report.show.export import (
-    cut,
-    escape,
-    main_table,
-    printable_line,
-    section_lines,
-)
+from eke.results.report.show.export import cut, escape, main_table, printable_line, section_lines
 from eke.results.report.show.sections import count_outcomes, provenance, sections
 from eke.results.trackers.async_tracker import TIME
 from eke.results.trackers.sync import account
@@ -39,11 +33,7 @@ from eke.results.trackers.tracker import tracker_id, tracker_settings
 
 
 def workspaces() -> ModuleType:
-    """The module `wandb_workspaces.reports.v2`: reports, blocks and panels.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The module `wandb_workspaces.reports.v2`; raises ConfigError if it is not installed."""
     # Disables W&B's telemetry, which waits 10 s for an unreachable host.
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     try:
@@ -83,16 +73,7 @@ Filter = tuple[str, list[str]]
 
 
 def find_project(comparison: Comparison, project: str = "", entity: str = "") -> WandbProject:
-    """Find the project of the runs.
-
-    Args:
-        comparison: what is reported.
-        project: instead of the runs' own `tracker.project`.
-        entity: instead of their `tracker.entity`.
-
-    Raises:
-        ConfigError: the runs are filed under several.
-    """
+    """Project of the runs, unless given; raises ConfigError if they are filed under several."""
     settings = [tracker_settings(record) for _, record in recorded(comparison)]
     return WandbProject(
         entity or _only("entity", [str(each.get("entity") or "") for each in settings]),
@@ -259,12 +240,8 @@ def specification(
 ) -> Any:
     """Build the report as an object of wandb-workspaces, with the contents of the other formats.
 
-    Args:
-        comparison: what is reported.
-        place: the project that it, and the runs, are filed under.
-        repeats: list every run, too.
-        is_online: name the project to the run set, too, which asks the server for its number;
-            without, W&B takes the report's own.
+    It is filed under `place`, as the runs are; `repeats` lists every run, too. With `is_online` the
+    run set names the project, too, which asks the server for its number.
 
     Raises:
         ConfigError: wandb-workspaces is not installed.
@@ -343,14 +320,8 @@ def publish(
 ) -> tuple[str, bool, int]:
     """Save the report, and store its id in `file`.
 
-    Args:
-        comparison: what is reported.
-        place: its project; an empty entity is the account's default.
-        file: where earlier reports of this comparison are remembered.
-        repeats: list every run, too.
-
-    Returns:
-        Its URL, whether it is new, and the number of runs that the server may lack.
+    An empty entity of `place` is the account's default; `file` remembers earlier reports of this
+    comparison. Returns its URL, whether it is new, and the number of runs that the server may lack.
 
     Raises:
         ConfigError: wandb-workspaces or an API key is missing, the server refuses the key, or it

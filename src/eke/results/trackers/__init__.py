@@ -16,13 +16,7 @@ from eke.results.trackers.accelerate import (
     TrackioBackend,
 )
 from eke.results.trackers.async_tracker import Guard, Limits
-from eke.results.trackers.tracker import (
-    TrackedRun,
-    Tracker,
-    Untracked,
-    summary_values,
-    tracker_id,
-)
+from eke.results.trackers.tracker import TrackedRun, Tracker, Untracked, summary_values, tracker_id
 from eke.results.trackers.wandb import WandbRun
 
 ONLINE = Limits(finish_s=30.0)

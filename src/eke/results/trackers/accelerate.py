@@ -128,10 +128,7 @@ class MLflowBackend(TrackerBackend):
         own = (folder / "artifacts").absolute().as_uri()
         artifacts = None if uri.startswith(REMOTE) else own
         tracker = MLflowTracker(
-            experiment_name=run.settings.project,
-            logging_dir=artifacts,
-            run_id=run_id,
-            run_name=run.name or run.run_id,
+            run.settings.project, artifacts, run_id=run_id, run_name=run.name or run.run_id
         )
         tracker.start()
         if run_id is not None:
@@ -187,19 +184,15 @@ def store_uri(run: TrackedRun, folder: Path) -> str:
 
 
 TRACKIO_OUTSIDE = (
-    "TRACKIO_SPACE_ID",
-    "TRACKIO_SERVER_URL",
-    "TRACKIO_WEBHOOK_URL",
-    "TRACKIO_DATASET_ID",
-)
+    "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRACKIO_DATASET_ID",
+)  # fmt: skip
 """Variables that enable uploads; removed."""
 
 
 class TrackioBackend(TrackerBackend):
     """The run `<run_id>` of the project `tracker.project`, in `trackio` below the run folder.
 
-    Tested with trackio 0.43. Its store is SQLite with a write-ahead log: for a local disk, not for
-    NFS.
+    Tested with trackio 0.43. Its store, SQLite with a write-ahead log, is for a local disk.
     """
 
     package = "trackio"
@@ -244,11 +237,7 @@ class TrackioBackend(TrackerBackend):
         return tracker, {} if last is None else {TRAIN: int(last), EVAL: int(last)}
 
     def finish(self, tracker: Any, exit_code: int) -> None:
-        """Wait for the writer and count rows: Trackio does not report a full disk.
-
-        Raises:
-            MirrorError: rows are missing.
-        """
+        """Wait for the writer and count rows: Trackio does not report a full disk."""
         from trackio.sqlite_storage import SQLiteStorage
 
         tracker.finish()
@@ -271,12 +260,7 @@ class AccelerateRun(Mirror):
         self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
 
     def prepare(self) -> None:
-        """Import the library.
-
-        Raises:
-            MirrorError: it is not installed.
-            OSError: its folder cannot be made.
-        """
+        """Import the library; raises MirrorError if it is not installed."""
         package = self._backend.package
         own_folder(self._folder)
         try:
@@ -292,8 +276,7 @@ class AccelerateRun(Mirror):
         """Every row at its training step, each once even when a step is repeated."""
         if rows and self._tracker is None:
             self._start(int(rows[0][metrics.STEP]))
-        missing = self._catch_up.missing(rows)
-        if missing:
+        if missing := self._catch_up.missing(rows):
             self._last_step = int(missing[-1][metrics.STEP])
             self._backend.log(self._tracker, missing)
 
@@ -303,11 +286,7 @@ class AccelerateRun(Mirror):
         self._backend.summary(self._tracker, values, self._last_step)
 
     def close(self, exit_code: int) -> None:
-        """Close the run.
-
-        Raises:
-            MirrorError: rows are missing.
-        """
+        """Close the run; raises MirrorError if rows are missing."""
         self._ensure()
         self._backend.finish(self._tracker, exit_code)
 
@@ -322,9 +301,8 @@ class AccelerateRun(Mirror):
         self._start(0)
 
     def _start(self, first_step: int) -> None:
-        self._tracker, self._catch_up.seen = self._backend.start(
-            self._run, self._folder, first_step
-        )
+        started = self._backend.start(self._run, self._folder, first_step)
+        self._tracker, self._catch_up.seen = started
 
 
 def flat_config(run: TrackedRun) -> dict[str, Value]:

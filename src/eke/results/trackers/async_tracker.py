@@ -122,11 +122,10 @@ class Guard:
                 return
             if self._pending + len(batch) > self._limits.num_rows:
                 if not self._lost:
-                    _log.warning(
-                        "tracker: %d rows wait to be mirrored already; new ones are dropped, "
-                        "metrics.jsonl has them",
-                        self._pending,
+                    why = (
+                        "rows wait to be mirrored already; new ones are dropped, metrics.jsonl has"
                     )
+                    _log.warning("tracker: %d %s them", self._pending, why)
                 self._lost += len(batch)
                 return
             self._pending += len(batch)
@@ -177,9 +176,7 @@ class Guard:
                 job, num_rows = self._jobs.get()
                 job()
                 self._done(num_rows)
-        except (
-            BaseException
-        ) as error:  # also a library's sys.exit, which would end the thread silently
+        except BaseException as error:  # sys.exit, too, would end the thread silently
             self._stop(describe_error(error))
             with suppress(BaseException):  # `wandb.teardown` leaves by sys.exit if wandb-core died
                 self._mirror.abandon()
@@ -215,15 +212,11 @@ def describe_error(error: BaseException) -> str:
 
 def one_line(error: BaseException) -> str:
     """An exception as one line, secrets masked: `ValueError: text`."""
-    name = type(error).__name__
     text = " ".join(str(error).split())
-    for variable in SECRETS:
-        if secret := os.environ.get(variable):
-            text = text.replace(secret, "***")
-    text = mask(text)
-    if isinstance(error, MirrorError):
-        return text
-    return f"{name}: {text}" if text else name
+    for secret in filter(None, map(os.environ.get, SECRETS)):
+        text = text.replace(secret, "***")
+    parts = [mask(text)] if text else []
+    return ": ".join(parts if isinstance(error, MirrorError) else [type(error).__name__, *parts])
 
 
 class MirrorError(Exception):
@@ -261,11 +254,7 @@ class CatchUp:
     _caught_up: bool = False
 
     def missing(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows to send: older ones that did not arrive, then the new ones of `rows`.
-
-        Raises:
-            OSError: metrics.jsonl cannot be read.
-        """
+        """Rows to send: older ones that did not arrive, then the new ones of `rows`."""
         found = [row for row in rows if self._is_new(row)]
         if rows and not self._caught_up:
             self._caught_up = True
@@ -299,11 +288,9 @@ TIME = "train/time_s"
 
 
 class TrainTime:
-    """Cumulative training time, added to the rows of an attempt in order.
+    """Cumulative training time, added to the rows of an attempt (by its number) in order.
 
-    Args:
-        metrics_file: holds the rows of earlier attempts.
-        attempt: number of this one.
+    `metrics_file` holds the rows of earlier ones.
     """
 
     def __init__(self, metrics_file: Path, attempt: int) -> None:
@@ -312,11 +299,7 @@ class TrainTime:
         self._total: float | None = None
 
     def add(self, rows: Sequence[Row]) -> list[Row]:
-        """Add the time to rows of training steps; an evaluation joins the row of its step.
-
-        Raises:
-            OSError: metrics.jsonl cannot be read.
-        """
+        """Add the time to rows of training steps; an evaluation joins the row of its step."""
         if rows and self._total is None:
             # The step of an evaluation may belong to an earlier attempt.
             first_step = int(rows[0][metrics.STEP]) + (metrics.STEP_TIME not in rows[0])

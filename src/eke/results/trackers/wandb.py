@@ -35,12 +35,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def count_rows(path: str | Path) -> int:
-    """Rows of history in the file, up to the first torn or damaged record.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no file of W&B's.
-    """
+    """Rows of history in W&B's file, up to the first torn or damaged record; else ValueError."""
     found = records(Path(path).read_bytes())
     return sum(record.HasField("history") for _, record in found)
 
@@ -65,14 +60,7 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def records(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(end offset, protobuf message) of every complete record.
-
-    Args:
-        data: the whole file.
-
-    Raises:
-        ValueError: it is no file of W&B's.
-    """
+    """(end offset, protobuf message) of every complete record; ValueError: no file of W&B's."""
     # wandb 0.31 ships this generated module without type stubs.
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # wandb 0.31
 
@@ -96,9 +84,7 @@ one row of W&B's, and a step that is repeated after a resume cannot become a sec
 class WandbRun(Mirror):
     """One attempt of a run in W&B; its files lie in `directory/wandb`.
 
-    Args:
-        run: what to show.
-        upload_s: seconds the end of an online run may spend on uploading before it is left on disk.
+    The end of an online run may spend `upload_s` on uploading before it is left on disk.
     """
 
     def __init__(self, run: TrackedRun, upload_s: float) -> None:
@@ -139,11 +125,7 @@ class WandbRun(Mirror):
             _log.info("tracker: W&B's server is %s", server)
 
     def open(self) -> None:
-        """Start the run (`wandb.init`).
-
-        Raises:
-            MirrorError: W&B would write somewhere else.
-        """
+        """Start the run (`wandb.init`); raises MirrorError if W&B would write somewhere else."""
         import wandb
 
         run, settings = self._run, self._run.settings
@@ -193,9 +175,8 @@ class WandbRun(Mirror):
     def close(self, exit_code: int) -> None:
         """Finish the run, end wandb-core and count what it wrote.
 
-        Raises:
-            MirrorError: the upload failed or took longer than `upload_s`, or rows are missing in
-                W&B's file. Of a refused upload and of a full disk W&B itself says nothing.
+        Raises MirrorError where the upload failed or took longer than `upload_s`, and where rows
+        are missing: of a refused upload and of a full disk W&B itself says nothing.
         """
         import wandb
 

@@ -127,7 +127,7 @@ def test_bash_gets_what_follows_its_last_break(monkeypatch) -> None:
         pytest.param("/usr/bin/eke s", ["sync"], id="one command"),
         pytest.param("eke train schedule=w", ["schedule=wsd"], id="overrides"),
         pytest.param("eke data show schedule=w", ["schedule=wsd"], id="overrides of rows"),
-        pytest.param("python -m eke.cli train schedule=w", ["schedule=wsd"], id="as a module"),
+        pytest.param("python -m eke train schedule=w", ["schedule=wsd"], id="as a module"),
         pytest.param("eke sync see", [], id="no overrides of other commands"),
     ],
 )

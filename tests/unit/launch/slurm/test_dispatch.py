@@ -28,7 +28,7 @@ def test_waits_runs_and_is_done(submitted, cluster) -> None:
     cluster.end("100_0", "COMPLETED")
     look(made)
     assert (job.outcome, job.live, job.reused) == (Outcome.ok, None, False)
-    assert not made.unfinished()
+    assert not made.books.unfinished()
     assert "last_states" not in cluster.asked, "its record says it all"
 
 
@@ -46,7 +46,7 @@ def test_a_final_record_is_not_waited_for(state, submitted, cluster) -> None:
     cluster.put("100_0", state)
     look(made)
     assert (job.outcome, job.live) == (Outcome.ok, None)
-    assert not made.unfinished()
+    assert not made.books.unfinished()
 
 
 def test_a_job_that_is_put_back_waits_and_runs_again(submitted, cluster) -> None:

@@ -146,7 +146,7 @@ def test_one_question_a_look(count, submitted, cluster, monkeypatch) -> None:
         cluster.end(element, "FAILED")
     look(made, MISSED)
     assert cluster.asked == [*["queue"] * (MISSED + 1), "last_states"]
-    assert not made.unfinished()
+    assert not made.books.unfinished()
 
 
 def test_watching_ends_with_the_last_run(submitted, cluster, monkeypatch) -> None:

@@ -284,7 +284,11 @@ def test_a_submission_is_read_once_for_all_its_runs(folder, tmp_path, monkeypatc
 
 
 def test_two_cannot_submit_at_once(folder) -> None:
-    with submitting(folder), pytest.raises(BusyError, match="somebody submits"), submitting(folder):
+    with (
+        submitting(folder),
+        pytest.raises(BusyError, match="another process submits"),
+        submitting(folder),
+    ):
         pytest.fail("two submit")
     with submitting(folder):
         pass

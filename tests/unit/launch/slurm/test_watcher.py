@@ -76,7 +76,7 @@ def heard():
 def attempts(paths, heard, plan, monkeypatch) -> Attempts:
     made = Attempts(paths, heard)
     write_plan(paths, plan)
-    monkeypatch.setattr(watcher, "start_attempt", made)
+    monkeypatch.setattr(watcher, "launch_attempt", made)
     monkeypatch.setattr(watcher, "POLL_S", 0)
     monkeypatch.setattr(watcher, "for_this_node", lambda plan: plan)
     monkeypatch.setattr(watcher, "note_software", lambda *_: made.changed)
@@ -274,7 +274,7 @@ def test_what_cannot_be_read_is_told(command, paths, capsys) -> None:
 
 
 def test_a_run_whose_software_was_changed_is_refused_and_not_tried(attempts, watch, paths) -> None:
-    attempts.changed = "the software has changed since the sweep was typed (torch: 1 -> 2)"
+    attempts.changed = "the software has changed since the sweep was started (torch: 1 -> 2)"
     assert watch() == 2
     record = read_record(paths)
     assert (record.outcome, record.failure.message) == ("refused", attempts.changed)

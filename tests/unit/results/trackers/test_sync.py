@@ -13,7 +13,7 @@ import pytest
 from support import PATIENCE_S
 
 from eke.cli import main
-from eke.cli.sync import render
+from eke.cli.sync import result_table
 from eke.common.files import read_json
 from eke.common.paths import RunPaths
 from eke.launch.processes.run_dir import claim
@@ -318,7 +318,7 @@ def test_a_key_that_the_server_refuses(
 
 def sync_apart(folder: Path) -> "subprocess.CompletedProcess[str]":
     """The command in a process of its own, with little patience: wandb-core may get killed."""
-    command = [sys.executable, "-m", "eke.cli", "sync", "--timeout", "3", str(folder)]
+    command = [sys.executable, "-m", "eke", "sync", "--timeout", "3", str(folder)]
     return subprocess.run(
         command, env=child_environment(), capture_output=True, text=True, timeout=60
     )
@@ -407,7 +407,7 @@ def test_a_run_whose_processes_were_all_killed_is_sent_from_its_plan(
 @pytest.mark.slow
 def test_interrupting_keeps_what_was_sent_and_ends_at_once(online: Server, tmp_path: Path) -> None:
     first, second = make_folder(tmp_path), make_folder(tmp_path, name=OTHER)
-    command = [sys.executable, "-m", "eke.cli", "sync", str(tmp_path)]
+    command = [sys.executable, "-m", "eke", "sync", str(tmp_path)]
     child = subprocess.Popen(
         command, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -443,6 +443,6 @@ def test_a_reason_of_many_runs_is_told_once(tmp_path: Path) -> None:
     reports = [
         Report(tmp_path / str(n), SyncOutcome.skipped, note="tracker=none") for n in range(3)
     ]
-    text = render(reports)
+    text = result_table(reports)
     assert text.count("tracker=none") == 1
     assert f"skipped: {tmp_path / '0'} and 2 others" in text

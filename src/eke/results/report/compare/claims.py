@@ -66,13 +66,10 @@ class Claim:
 
 def find_claims(comparison: Comparison) -> list[Claim]:
     """All claims by machine, in reading order."""
-    found = [
-        claim
-        for part in comparison.machines
-        for claim in _on(
-            part, [r for r in comparison.rows if r.variant.machine == part.machine.letter]
-        )
-    ]
+    found = []
+    for part in comparison.machines:
+        letter = part.machine.letter
+        found += _on(part, [r for r in comparison.rows if r.variant.machine == letter])
     return found or [Claim(Kind.nothing)]
 
 
@@ -120,20 +117,15 @@ def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> 
     limited = any(row not in sound for row in above)
     ahead = tuple(row for row in above if row in sound)
     pairs = len(sound) * (len(sound) - 1) / 2  # the best of many may be best by chance
-    peers = tuple(
-        row for row in sound
-        if row is not top and not _is_apart(part, top, row, measure, (1 - LEVEL) / pairs)
-    )  # fmt: skip
+
+    def is_peer(row: ComparisonRow) -> bool:
+        found = part.noise[measure.key].ratio((id(top.variant), id(row.variant)))
+        return found is None or found.p is None or found.p > (1 - LEVEL) / pairs
+
+    peers = tuple(row for row in sound if row is not top and is_peer(row))
     best = Claim(Kind.best, part, (top,), measure, is_limited=limited, is_first=not ahead)
     more = ((Kind.ahead, ahead), (Kind.peers, peers))
     return [best, *(Claim(kind, part, rows, measure) for kind, rows in more if rows)]
-
-
-def _is_apart(
-    part: OneMachine, one: ComparisonRow, other: ComparisonRow, measure: Measure, chance: float
-) -> bool:
-    found = part.noise[measure.key].ratio((id(one.variant), id(other.variant)))
-    return found is not None and found.p is not None and found.p <= chance
 
 
 NAMED = 3
@@ -162,28 +154,21 @@ def claim_sentence(claim: Claim, more_repeats: str) -> str:
     """Sentence for a claim; `more_repeats` is advice on getting more of them."""
     names = [row.variant.label for row in claim.rows]
     base = claim.part.baseline.label if claim.part and claim.part.baseline else ""
-    if claim.kind is Kind.nothing:
-        return "No run has succeeded yet: there is nothing to compare."
-    if claim.kind is Kind.none_well:
-        return "No run succeeded: there is nothing to compare."
-    if claim.kind is Kind.only_one:
-        return f"Only one configuration succeeded ({names[0]}): nothing to compare."
-    if claim.kind is Kind.no_baseline:
-        return "There is no baseline to compare with; choose one with --baseline."
-    if claim.kind is Kind.no_speed:
-        return "No comparable speed was measured."
-    if claim.kind is Kind.unquiet:
-        return (
-            f"Measurements are noisy: speeds of {base}'s repeats differ by {claim.spread:.2f}x; "
-            "use more repeats on an idle machine."
-        )
-    if claim.kind is Kind.other:
-        return (
-            f"Not compared with {base}: {_first_of(names)} ({ANOTHER_TRAINING}); eke report SWEEP "
-            "reads a single sweep, --baseline chooses another baseline."
-        )
-    if claim.kind is Kind.peers:
-        return f"Not distinguishable from it: {_first_of(names)}."
+    first = _first_of(names)
+    texts = {
+        Kind.nothing: "No run has succeeded yet: there is nothing to compare.",
+        Kind.none_well: "No run succeeded: there is nothing to compare.",
+        Kind.only_one: f"Only one configuration succeeded ({first}): nothing to compare.",
+        Kind.no_baseline: "There is no baseline to compare with; choose one with --baseline.",
+        Kind.no_speed: "No comparable speed was measured.",
+        Kind.unquiet: f"Measurements are noisy: speeds of {base}'s repeats differ by "
+        f"{claim.spread or 1:.2f}x; use more repeats on an idle machine.",
+        Kind.other: f"Not compared with {base}: {first} ({ANOTHER_TRAINING}); eke report SWEEP "
+        "reads a single sweep, --baseline chooses another baseline.",
+        Kind.peers: f"Not distinguishable from it: {first}.",
+    }
+    if text := texts.get(claim.kind):
+        return text
     if claim.measure is PEAK:
         return _of_memory(claim, base)
     return _of_speed(claim, base, more_repeats)

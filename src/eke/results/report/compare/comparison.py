@@ -58,48 +58,48 @@ ROW = "baseline"
 
 
 def choose_baselines(
-    variants: Sequence[Variant], machines: Sequence[Machine], asked: str, keys: Sequence[str]
+    variants: Sequence[Variant], machines: Sequence[Machine], wanted: str, keys: Sequence[str]
 ) -> tuple[dict[str, Variant], list[str]]:
     """Choose the baseline of each machine; returns it with notes.
 
-    `asked` is `key=value,...`, or the name of a row; empty for the default.
+    `wanted` is `key=value,...`, or the name of a row; empty for the default.
 
     Raises:
-        ConfigError: `asked` matches no configuration, or several on one machine.
+        ConfigError: `wanted` matches no configuration, or several on one machine.
     """
-    meant = [v for v in variants if _is_meant(v, asked or ROW)]
-    if asked and not meant:
+    meant = [v for v in variants if _is_meant(v, wanted or ROW)]
+    if wanted and not meant:
         first = next((v for v in variants if v.records), variants[0])
         spelled = _spelled(first, list(first.factors), variants)
         example = spelled if spelled != shlex.quote("") else "KEY=VALUE"
         why = f"no run has it; differing: {', '.join(keys) or 'nothing'}"
-        raise ConfigError(Problem("--baseline", asked, why, Fix(remark=f"--baseline {example}")))
+        raise ConfigError(Problem("--baseline", wanted, why, Fix(remark=f"--baseline {example}")))
     chosen: dict[str, Variant] = {}
     notes: list[str] = []
     for machine in machines:
         here = [v for v in meant if v.machine == machine.letter]
         good = [v for v in here if v.records]
-        if asked and len(here) > 1:
+        if wanted and len(here) > 1:
             why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"
             fix = Fix(remark=f"--baseline {_spelled(here[0], keys, variants)}")
-            raise ConfigError(Problem("--baseline", asked, why, fix))
+            raise ConfigError(Problem("--baseline", wanted, why, fix))
         where = f" on machine {machine.letter}" if len(machines) > 1 else ""
         if here and not good:
             notes.append(f"the baseline failed{where}: nothing is compared with it")
-        elif asked and not here:
+        elif wanted and not here:
             notes.append(f"the baseline did not run{where}: nothing is compared there")
-        if not good and not asked:
+        if not good and not wanted:
             good = [v for v in variants if v.machine == machine.letter and v.records]
         if good:
             chosen[machine.letter] = good[0]
     return chosen, notes
 
 
-def _is_meant(variant: Variant, asked: str) -> bool:
+def _is_meant(variant: Variant, wanted: str) -> bool:
     # Rows of `eke fit` are named by their overrides, so a row's name may contain `=`.
-    if "=" not in asked or asked in (*variant.rows, variant.label):
-        return asked in (*variant.rows, variant.label)
-    pairs = [part.partition("=")[::2] for part in asked.split(",")]
+    if "=" not in wanted or wanted in (*variant.rows, variant.label):
+        return wanted in (*variant.rows, variant.label)
+    pairs = [part.partition("=")[::2] for part in wanted.split(",")]
     return all(variant.settings.get(key.strip()) == value.strip() for key, value in pairs)
 
 
@@ -214,6 +214,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     bare = [rows.get(id(v)) or ComparisonRow(v, {}, {}, Quality()) for v in variants]
     if metric:
         bare.sort(key=partial(_rank, metric))
+    noisy = [t for part, _ in parts for t in quiet_notes(part.baseline, variants, part.noise)]
     return Comparison(
         folders=tuple(map(str, folders)),
         sweeps=gathered.sweeps,
@@ -222,16 +223,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
         shared=_shared(variants, keys),
         machines=tuple(part for part, _ in parts),
         rows=tuple(bare),
-        notes=(
-            *gathered.notes,
-            *notes,
-            *_notes(gathered, machines),
-            *(
-                text
-                for part, _ in parts
-                for text in quiet_notes(part.baseline, variants, part.noise)
-            ),
-        ),
+        notes=(*gathered.notes, *notes, *_notes(gathered, machines), *noisy),
         metric=metric,
     )
 
@@ -370,8 +362,7 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
             notes.append(f"machine {machine.letter}: measured with {count} of eke's own source")
         if len(machine.hosts) > 1:
             notes.append(f"machine {machine.letter}: {len(machine.hosts)} hosts of one kind")
-    shared = sum(bool(e.record and e.record.shared_device) for e in gathered.entries)
-    if shared:
+    if shared := sum(bool(e.record and e.record.shared_device) for e in gathered.entries):
         runs = format_number(shared, "run")
         notes.append(f"{runs} shared a device with others: their speeds are ignored")
     return notes
@@ -392,27 +383,20 @@ def times(ratio: Ratio) -> str:
 
 def in_words(ratio: Ratio) -> str:
     """Format a ratio with its decision: `not resolved: 1.03x (0.99 to 1.07)`."""
-    text = times(ratio)
-    if ratio.decision is Significance.same:
-        return f"the same within {100 * SAME:.0f} %: {text}"
-    if ratio.decision is Significance.hint:
-        return f"a hint, not significant among this many comparisons: {text}"
     if ratio.decision in (Significance.higher, Significance.lower):
-        return text
-    return f"{ratio.decision.value}: {text}"
+        return times(ratio)
+    words = {
+        Significance.same: f"the same within {100 * SAME:.0f} %",
+        Significance.hint: "a hint, not significant among this many comparisons",
+    }
+    return f"{words.get(ratio.decision, ratio.decision.value)}: {times(ratio)}"
 
 
-def mark(ratio: Ratio) -> str:
-    """Sign for a decision, shown after a number."""
-    return {
-        Significance.higher: "+",
-        Significance.lower: "-",
-        Significance.same: "=",
-        Significance.hint: "?",
-        Significance.unresolved: "~",
-        Significance.single: "",
-    }[ratio.decision]
-
+SIGNS = {
+    Significance.higher: "+", Significance.lower: "-", Significance.same: "=",
+    Significance.hint: "?", Significance.unresolved: "~", Significance.single: "",
+}  # fmt: skip
+"""Sign for a decision, shown after a number."""
 
 MARKS = (
     "+ higher, - lower, = the same within 2 %, ~ not resolved, "
@@ -432,13 +416,13 @@ def loss_words(quality: Quality) -> str:
     change = f"{100 * (quality.difference or 0.0):+.2g} %"
     if quality.parity is Parity.equal:
         return f"{which} equal"
+    words = quality.word
     if quality.parity is Parity.within:
-        return f"{which} within {PERCENT} ({change})"
-    if quality.parity is Parity.unresolved and quality.why:
-        return f"{which} not compared: {quality.why} ({change})"
-    if quality.parity is Parity.unresolved:
-        return f"{which} not resolved within {PERCENT} ({change})"
-    return f"{which} {quality.word} ({change})"
+        words = f"within {PERCENT}"
+    elif quality.parity is Parity.unresolved:
+        why = f"not compared: {quality.why}" if quality.why else ""
+        words = why or f"not resolved within {PERCENT}"
+    return f"{which} {words} ({change})"
 
 
 def _digits(value: float) -> str:

@@ -3,9 +3,11 @@
 Curves are over training time alone, without start-up, evaluation and compiling.
 """
 
+import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -81,11 +83,9 @@ def read_curve(paths: RunPaths) -> Curve | None:
         for row in timed
     ]  # fmt: skip
     window = max(1, math.ceil(WINDOW_FRAC * len(steps)))
-    seconds, losses, total = [], [], 0.0
-    for number, (duration, _) in enumerate(steps):
-        total += duration
-        seconds.append(total)
-        losses.append(fmean(loss for _, loss in steps[max(0, number + 1 - window) : number + 1]))
+    seconds = list(itertools.accumulate(float(duration) for duration, _ in steps))
+    ends = range(1, len(steps) + 1)
+    losses = [fmean(loss for _, loss in steps[max(0, end - window) : end]) for end in ends]
     every = math.ceil(len(seconds) / MAX_POINTS)
     kept = sorted({*range(0, len(seconds), every), len(seconds) - 1})
     return Curve(tuple(seconds[n] for n in kept), tuple(losses[n] for n in kept))
@@ -140,7 +140,7 @@ class Quality:
 
     @property
     def name(self) -> str:
-        """What was compared, in words."""
+        """Name of what was compared."""
         if self.measure.startswith(METRIC):
             return metric_of(self.measure).title
         return "train loss" if self.measure == TRAIN_LOSS.key else "eval loss"
@@ -236,7 +236,7 @@ def repeat_spread(variant: Variant) -> float:
 def quiet_notes(
     base: Variant | None, variants: Sequence[Variant], noise: Mapping[str, Compared]
 ) -> list[str]:
-    """Notes on noisy configurations of the baseline's machine, and on pairs far apart in time."""
+    """Notes on noisy configurations of the baseline's machine, and on pairs distant in time."""
     if base is None:
         return []
     here = [each for each in variants if each.machine == base.machine]
@@ -244,8 +244,7 @@ def quiet_notes(
         f"{each.label}: noisier than the others, repeats differ by {repeat_spread(each):.2f}x"
         for each in here if noise[SAMPLES.key].is_noisy(id(each))
     ]  # fmt: skip
-    apart = sorted(_apart(base, here), reverse=True)
-    if apart:
+    if apart := sorted(_apart(base, here), reverse=True):
         seconds, label = apart[0]
         others = f" (and {len(apart) - 1} more pairs)" if len(apart) > 1 else ""
         notes.append(
@@ -277,7 +276,6 @@ def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]
 
 def _end(record: Record) -> float | None:
     """Time of the record, in seconds since 1970."""
-    try:
+    with suppress(ValueError):
         return datetime.fromisoformat(str(record.environment.get("time"))).timestamp()
-    except ValueError:
-        return None
+    return None

@@ -1,5 +1,6 @@
 """Effects of techniques: over matched pairs, alone, cumulative, Pareto front, published tables."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -148,13 +149,8 @@ def pareto(variants: Sequence[Variant]) -> list[Variant]:
         if memory and speed:
             points.append((memory.value, -speed.value, each))
     points.sort(key=lambda point: point[:2])
-    front: list[Variant] = []
-    best = float("-inf")
-    for _, slowness, each in points:
-        if -slowness > best:
-            best = -slowness
-            front.append(each)
-    return front
+    slowness = itertools.accumulate((point[1] for point in points), min, initial=math.inf)
+    return [point[2] for point, least in zip(points, slowness, strict=False) if point[1] < least]
 
 
 @dataclass(frozen=True)

@@ -74,14 +74,7 @@ class Gathered:
 
 
 def gather(folders: Sequence[Path]) -> Gathered:
-    """Read all records under some folders, each run once.
-
-    Args:
-        folders: runs, sweeps or folders of runs.
-
-    Raises:
-        ConfigError: the folders have no runs.
-    """
+    """Read the records of runs, sweeps or folders of runs, each once; ConfigError without runs."""
     entries: list[Entry] = []
     names: list[str] = []
     commands: list[tuple[str, ...]] = []
@@ -264,12 +257,8 @@ def implied(
 ) -> list[frozenset[str]]:
     """Keys of each configuration whose value is its option's default.
 
-    An option's default is the single value of a key in all configurations that do not override it.
-
-    Args:
-        keys: from `differing_keys`, as in the functions below.
-        found: settings of configurations with a record.
-        typed: overrides of each of these.
+    That is the single value of a key in all configurations that do not override it. `found` are the
+    settings of configurations with a record, `typed` the overrides of each, as in what follows.
     """
     below = [(key, key.split(".")[0]) for key in keys if "." in key]
     brought: dict[tuple[str, str], set[str]] = {}
@@ -297,14 +286,9 @@ def complete(
     For labels, never for effects.
     """
     more = dict.fromkeys(key for each in lone for key in each if key not in keys)
-    return [
-        *keys,
-        *(
-            key
-            for key in more
-            if len({each.get(key, usual(key, found, typed)) for each in (*lone, *found)}) > 1
-        ),
-    ]  # fmt: skip
+    usuals = {key: usual(key, found, typed) for key in more}
+    both = (*lone, *found)
+    return [*keys, *(k for k in more if len({each.get(k, usuals[k]) for each in both}) > 1)]
 
 
 def usual(key: str, found: Sequence[Factors], typed: Sequence[tuple[str, ...]]) -> str:

@@ -1,8 +1,8 @@
 """Measures of a record; quantities that were not measured are absent."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from eke.plan.record import Record
 
@@ -53,24 +53,9 @@ def measured_values(record: Record) -> dict[str, float]:
 
     Speeds of a run on a shared device are absent, since other processes affect them.
     """
-    memory, predicted = record.memory.measured, record.memory.predicted
-    step, seconds = record.timing.predicted_step_s, record.timing.train_s
-    values: Mapping[Measure, float | None] = {
-        SAMPLES: record.throughput.samples_per_s,
-        TOKENS: record.throughput.tokens_per_s,
-        STEP: record.timing.steady_step_s.median if record.timing.steady_step_s else None,
-        MFU: record.throughput.mfu_frac,
-        PEAK: memory.peak_allocated_bytes if memory else None,
-        RESERVED: memory.peak_reserved_bytes if memory else None,
-        RESIDENT: memory.process_peak_bytes if memory else None,
-        PREDICTED: predicted.allocated_bytes if predicted else None,
-        PREDICTED_STEP: step.expected if step else None,
-        EVAL_LOSS: record.loss.eval_final,
-        TRAIN_LOSS: record.loss.train_final,
-        STARTUP: record.timing.startup_s,
-        COMPILE: record.timing.compile_s,
-        DEVICE_HOURS: None if seconds is None else seconds * num_devices(record) / 3600,
-    }
+    values = {measure: _value(record, measure.key) for measure in MEASURES}
+    if (seconds := record.timing.train_s) is not None:
+        values[DEVICE_HOURS] = seconds * num_devices(record) / 3600
     found = {
         measure.key: float(value)
         for measure, value in values.items()
@@ -81,12 +66,19 @@ def measured_values(record: Record) -> dict[str, float]:
     return found | {f"{METRIC}{k}": v for k, v in record.metrics.items() if math.isfinite(v)}
 
 
+def _value(record: Record, path: str) -> Any:
+    """What a record has at a path; None where a part of it is absent."""
+    part: Any = record
+    for name in path.split("."):
+        part = getattr(part, name, None)
+    return part
+
+
 def metric_of(key: str) -> Measure:
     """The measure of an evaluation's metric, by its key."""
     name = key.removeprefix(METRIC)
-    return Measure(
-        key, {"f1_macro": "macro F1"}.get(name, name), "of the last evaluation, or the best", False
-    )
+    title = {"f1_macro": "macro F1"}.get(name, name)
+    return Measure(key, title, "of the last evaluation, or the best", False)
 
 
 def num_devices(record: Record) -> int:

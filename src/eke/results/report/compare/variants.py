@@ -73,9 +73,7 @@ class Variant:
         """Seed, repeat and duplicate number -> measures of the successful repeats."""
         values: dict[tuple[int, int, int], dict[str, float]] = {}
         for repeat, record in self.by_repeat():
-            again = 0
-            while (*repeat, again) in values:
-                again += 1
+            again = sum(known[:2] == repeat for known in values)
             values[*repeat, again] = measured_values(record)
         return values
 
@@ -191,11 +189,9 @@ def _describe(
         label, own = _label(members, told.get(key, factors)), brought.get(key, frozenset())
         variants.append(Variant(tuple(members), key[0], all_settings, factors, label, own))
     variants = _rows_apart(variants, named_keys)
-    if len({machine for machine, _ in groups if machine}) > 1:
-        variants = [
-            replace(v, label=f"{v.label} [{v.machine}]") if v.machine else v for v in variants
-        ]
-    return keys, variants
+    several = len({machine for machine, _ in groups if machine}) > 1
+    ends = {v.machine: f" [{v.machine}]" if several and v.machine else "" for v in variants}
+    return keys, [replace(v, label=f"{v.label}{ends[v.machine]}") for v in variants]
 
 
 def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Variant]:
@@ -219,14 +215,12 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
 
 
 def _label(members: Sequence[Entry], telling_factors: Factors) -> str:
-    rows = dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n)
-    if rows:
+    if rows := dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n):
         return " = ".join(rows)
-    known = members[0].is_known
-    told = [f"{k}={value}" for k, value in telling_factors.items() if value and known]
-    if told:
-        return " ".join(told)
-    return " ".join(_typed(members[0])) or (members[0].folder.name if members[0].folder else "run")
+    first = members[0]
+    factors = [f"{k}={value}" for k, value in telling_factors.items() if value and first.is_known]
+    folder = first.folder.name if first.folder else "run"
+    return " ".join(factors) or " ".join(_typed(first)) or folder
 
 
 def _typed(entry: Entry) -> tuple[str, ...]:

@@ -76,25 +76,18 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
     """Peak memory against samples per second, with the Pareto front."""
     size, unit = _unit(rows)
     points = [
-        {
-            "name": row.variant.label,
-            "memory": memory.value / size,
-            "speed": speed.value,
-            "low": speed.low,
-            "high": speed.high,
-            "front": row.on_front,
-            "kind": "baseline" if row.is_baseline else "front" if row.on_front else "other",
-            "text": f"{format_bytes(memory.value)}, {speed.value:.4g} samples/s",
-        }
+        {"name": row.variant.label, "memory": memory.value / size, "speed": speed.value,
+         "low": speed.low, "high": speed.high, "front": row.on_front,
+         "kind": "baseline" if row.is_baseline else "front" if row.on_front else "other",
+         "text": f"{format_bytes(memory.value)}, {speed.value:.4g} samples/s"}
         for row in _first(rows, MAX_POINTS)
         if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(SAMPLES.key))
-    ]
+    ]  # fmt: skip
     if len(points) < 2:
         return None
-    x = {"field": "memory", "type": "quantitative", "title": f"peak memory, {unit}",
-         "scale": {"zero": False, "padding": 12}}  # fmt: skip
-    y = {"field": "speed", "type": "quantitative", "title": "samples/s",
-         "scale": {"zero": False, "padding": 12}}  # fmt: skip
+    scale = {"zero": False, "padding": 12}
+    x = _axis("memory", f"peak memory, {unit}", scale=scale)
+    y = _axis("speed", "samples/s", scale=scale)
     kinds = {"domain": ["baseline", "front", "other"], "range": ["#d62728", "#2ca02c", "#7f9fbf"]}
     front = {"filter": "datum.front"}
     color = {"field": "kind", "scale": kinds, "title": None}
@@ -130,9 +123,8 @@ def loss_curves(rows: Sequence[ComparisonRow]) -> Spec | None:
     ]
     if not points:
         return None
-    x = {"field": "seconds", "type": "quantitative", "title": "seconds of training"}
-    y = {"field": "loss", "type": "quantitative", "title": "training loss",
-         "scale": {"zero": False}}  # fmt: skip
+    x = _axis("seconds", "seconds of training")
+    y = _axis("loss", "training loss", scale={"zero": False})
     color = {"field": "label", "type": "nominal", "title": None, "sort": None,
              "legend": {"orient": "bottom", "columns": 1, "labelLimit": 500, "symbolOpacity": 1,
                         "symbolType": "stroke"}}  # fmt: skip
@@ -154,8 +146,7 @@ def phases(rows: Sequence[ComparisonRow]) -> Spec | None:
         return None
     encoding = {
         "y": _names(),
-        "x": {"field": "seconds", "type": "quantitative", "title": "seconds per sample",
-              "stack": True},
+        "x": _axis("seconds", "seconds per sample", stack=True),
         "color": {"field": "phase", "type": "nominal", "title": None, "sort": None,
                   "legend": {"orient": "top"}},
         "order": {"field": "order"},
@@ -182,8 +173,7 @@ def _predicted(
     if len(points) < 2:
         return None
     end = 1.05 * max(float(str(p[key])) for p in points for key in ("measured", "predicted"))
-    x = {"field": "measured", "type": "quantitative", "title": f"measured, {unit}"}
-    y = {"field": "predicted", "type": "quantitative", "title": f"predicted, {unit}"}
+    x, y = (_axis(name, f"{name}, {unit}") for name in ("measured", "predicted"))
     diagonal = {"values": [{"measured": 0, "predicted": 0}, {"measured": end, "predicted": end}]}
     return _spec(
         points,
@@ -210,8 +200,7 @@ def _dots(named: Iterable[tuple[str, Mapping[str, Ratio]]]) -> Spec | None:
     ]  # fmt: skip
     if not values:
         return None
-    x = {"field": "ratio", "type": "quantitative", "title": "times the baseline",
-         "scale": {"type": "log"}}  # fmt: skip
+    x = _axis("ratio", "times the baseline", scale={"type": "log"})
     color = {"field": "what", "type": "nominal", "title": None, "legend": {"orient": "top"},
              "scale": {"domain": ["x speed", "x memory"], "range": COLORS}}  # fmt: skip
     offset = {"field": "what", "sort": ["x speed", "x memory"]}
@@ -236,6 +225,10 @@ def _whiskers(values: Sequence[Mapping[str, Any]], encoding: Spec) -> list[Spec]
         return []
     filled = {"filter": "isValid(datum.low)"}
     return [{"transform": [filled], "mark": {"type": "rule"}, "encoding": encoding}]
+
+
+def _axis(field: str, title: str, **more: Any) -> Spec:
+    return {"field": field, "type": "quantitative", "title": title, **more}
 
 
 def _names() -> dict[str, Any]:

@@ -54,16 +54,13 @@ def as_csv(comparison: Comparison) -> str:
                "reason", *keys, "run"]  # fmt: skip
     writer.writerow(map(_inert, heading))
     for row in comparison.rows:
+        factors = [row.variant.factors.get(key, "") for key in comparison.factors]
         for entry in row.variant.entries:
             values = measured_values(entry.record) if entry.record else {}
-            factors = [row.variant.factors.get(key, "") for key in comparison.factors]
-            writer.writerow(
-                [_inert(cell) for cell in (
-                    row.variant.label, entry.row, row.variant.machine, *factors, *entry.repeat,
-                    entry.outcome, entry.reason, *(values.get(key, "") for key in keys),
-                    entry.folder or "",
-                )]
-            )  # fmt: skip
+            numbers = [values.get(key, "") for key in keys]
+            cells = (row.variant.label, entry.row, row.variant.machine, *factors, *entry.repeat,
+                     entry.outcome, entry.reason, *numbers, entry.folder or "")  # fmt: skip
+            writer.writerow(map(_inert, cells))
     return text.getvalue()
 
 
@@ -177,13 +174,12 @@ def table_data(comparison: Comparison) -> dict[str, Any]:
     """The main table: texts and sort keys of each row."""
     shown = columns(comparison)
     return {
-        "columns": [
-            {"title": c.title, "number": c.is_number, "help": c.help} for c in shown
-        ],
+        "columns": [{"title": c.title, "number": c.is_number, "help": c.help} for c in shown],
         "rows": [
             {
                 "texts": [column.text(row) for column in shown],
-                "values": [_sortable(column.value(row)) for column in shown],
+                # Six digits shorten the page.
+                "values": [v and float(f"{v:.6g}") for v in (c.value(row) for c in shown)],
                 "full": row.variant.label,
                 "class": "baseline" if row.is_baseline else "front" if row.on_front else
                 "" if row.variant.records else "bad",
@@ -197,11 +193,6 @@ def as_script_data(value: Any) -> str:
     """JSON for a script element, with `<` escaped."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _sortable(value: float | None) -> float | None:
-    """Round to six digits, to shorten the page."""
-    return None if value is None else float(f"{value:.6g}")
 
 
 def _page_part(name: str) -> str:

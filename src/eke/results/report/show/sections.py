@@ -15,7 +15,7 @@ from eke.common.paths import program
 from eke.common.text import format_bytes, format_count, format_number, format_seconds
 from eke.plan.record import Outcome, Record
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
-from eke.results.report.compare.comparison import mark, times
+from eke.results.report.compare.comparison import SIGNS, times
 from eke.results.report.compare.curves import Parity
 from eke.results.report.compare.effects import PublishedMatch
 from eke.results.report.compare.load_records import NOT_RUN
@@ -50,10 +50,6 @@ MAX_LISTED = 6
 """Configurations listed per reason; the others are counted."""
 
 
-def _unsorted(_: ComparisonRow) -> None:
-    """Sort key of columns sorted by text."""
-
-
 @dataclass(frozen=True)
 class Column:
     """One column: text and sort key of every row."""
@@ -61,7 +57,8 @@ class Column:
     key: str
     title: str
     text: Callable[[ComparisonRow], str]
-    value: Callable[[ComparisonRow], float | None] = _unsorted
+    value: Callable[[ComparisonRow], float | None] = lambda _: None
+    """None for columns sorted by text."""
     is_number: bool = False
     is_wide: bool = False
     """Whether narrow formats (terminal, Markdown) omit it."""
@@ -166,9 +163,8 @@ def _metrics(comparison: Comparison) -> list[Column]:
 def outcome_text(row: ComparisonRow) -> str:
     """Outcomes of the repeats: `ok`, or `2 ok, 1 oom`."""
     outcomes = row.variant.outcomes
-    if len(outcomes) == 1:
-        return next(iter(outcomes))
-    return ", ".join(f"{count} {name}" for name, count in outcomes.items())
+    counted = [f"{count} {name}" for name, count in outcomes.items()]
+    return ", ".join(outcomes if len(outcomes) == 1 else counted)
 
 
 def _by_reason(found: Iterable[tuple[Why, str]]) -> dict[Why, str]:
@@ -176,13 +172,12 @@ def _by_reason(found: Iterable[tuple[Why, str]]) -> dict[Why, str]:
     labels: dict[Why, dict[str, None]] = {}
     for reason, label in found:
         labels.setdefault(reason, {})[label] = None
-    return {reason: listed(list(each)) for reason, each in labels.items()}
-
-
-def listed(labels: Sequence[str]) -> str:
-    """The first configurations, and the number of the others."""
-    more = f"; and {len(labels) - MAX_LISTED} more" if len(labels) > MAX_LISTED else ""
-    return "; ".join(labels[:MAX_LISTED]) + more
+    rests = {reason: len(each) - MAX_LISTED for reason, each in labels.items()}
+    return {
+        reason: "; ".join(list(each)[:MAX_LISTED])
+        + (f"; and {rests[reason]} more" if rests[reason] > 0 else "")
+        for reason, each in labels.items()
+    }
 
 
 def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
@@ -258,7 +253,7 @@ def ratio_text(ratio: Ratio | None, brief: bool = False) -> str:
     if ratio is None:
         return ""
     text = times(ratio).partition(" (")[0] if brief else times(ratio)
-    return f"{text} {mark(ratio)}".rstrip()
+    return f"{text} {SIGNS[ratio.decision]}".rstrip()
 
 
 def _parity(row: ComparisonRow) -> str:
@@ -342,12 +337,15 @@ def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
         if entry.record
     ]
     times_run = sorted(str(r.environment.get("time", "")) for r in records)
-    facts = {"measured": f"{times_run[0]} to {times_run[-1]}" if times_run else ""}
-    commits = {str((r.environment.get("git") or {}).get("commit", ""))[:12] for r in records}
-    dirty = any((r.environment.get("git") or {}).get("dirty") for r in records)
-    facts["commit"] = ", ".join(sorted(filter(None, commits))) + (" (changed)" if dirty else "")
-    drivers = {str(r.environment.get("driver", "")) for r in records}
-    facts["driver"] = ", ".join(sorted(filter(None, drivers)))
+    states = [r.environment.get("git") or {} for r in records]
+    commits = {str(state.get("commit", ""))[:12] for state in states} - {""}
+    dirty = " (changed)" if any(state.get("dirty") for state in states) else ""
+    drivers = {str(r.environment.get("driver", "")) for r in records} - {""}
+    facts = {
+        "measured": f"{times_run[0]} to {times_run[-1]}" if times_run else "",
+        "commit": ", ".join(sorted(commits)) + dirty,
+        "driver": ", ".join(sorted(drivers)),
+    }
     return {key: value for key, value in facts.items() if value}
 
 
@@ -489,17 +487,12 @@ def _sources(row: ComparisonRow) -> Section:
 
 def _runs(comparison: Comparison) -> Section:
     rows = []
-    for row in comparison.rows:
-        for entry in row.variant.entries:
-            values = measured_values(entry.record) if entry.record else {}
-            speed, peak = values.get(SAMPLES.key), values.get(PEAK.key)
-            rows.append(
-                (
-                    row.variant.label, *map(str, entry.repeat), entry.outcome,
-                    f"{speed:.4g}" if speed else "", format_bytes(peak) if peak else "",
-                    entry.folder.name if entry.folder else "",
-                )
-            )  # fmt: skip
+    for row, entry in ((each, entry) for each in comparison.rows for entry in each.variant.entries):
+        values = measured_values(entry.record) if entry.record else {}
+        speed, peak = values.get(SAMPLES.key), values.get(PEAK.key)
+        numbers = f"{speed:.4g}" if speed else "", format_bytes(peak) if peak else ""
+        folder = entry.folder.name if entry.folder else ""
+        rows.append((row.variant.label, *map(str, entry.repeat), entry.outcome, *numbers, folder))
     head = ("configuration", "seed", "repeat", "outcome", "samples/s", "peak memory", "run")
     return Section("Every run", format_number(len(rows), "run"), head, tuple(rows))
 

@@ -66,12 +66,8 @@ def render_terminal(
 def _parts(comparison: Comparison, repeats: bool, width: int) -> list[RenderableType]:
     lines = verdict_lines(comparison)
     parts: list[RenderableType] = [_text(lines[0], "bold"), *map(_text, lines[1:]), Text()]
-    parts += [
-        *_main(comparison, width),
-        Text(MARKS, style="dim"),
-        Text(count_outcomes(comparison)),
-        Text(),
-    ]
+    parts += [*_main(comparison, width), Text(MARKS, style="dim")]
+    parts += [Text(count_outcomes(comparison)), Text()]
     for section in sections(comparison, repeats, brief=width < ROOM_FOR_INTERVALS):
         parts += [_section(section, width), Text()]
     parts += [_section(provenance(comparison), width)]
@@ -93,7 +89,9 @@ def _main(comparison: Comparison, width: int) -> list[RenderableType]:
             column.title, justify="right" if column.is_number else "left", no_wrap=True
         )
     for row in rows:
-        table.add_row(*(_text(c.text(row)) for c in shown), style=_style(row))
+        ended = "green" if row.on_front else "" if row.variant.records else "dim"
+        style = "bold" if row.is_baseline else ended
+        table.add_row(*(_text(c.text(row)) for c in shown), style=style)
     if len(rows) < len(comparison.rows):
         table.add_row(Text(f"... and {len(comparison.rows) - len(rows)} more: in the files"))
     note = f"Omitted at {width} columns: {', '.join(left_out)} (widen the terminal to see them)"
@@ -133,18 +131,9 @@ def _chosen(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
     """All rows; of many, the baseline, the front and the first."""
     if len(rows) <= MAX_ROWS:
         return rows
-    told = [row for row in rows if row.is_baseline or row.on_front]
-    rest = [row for row in rows if not (row.is_baseline or row.on_front)]
-    kept = {id(row) for row in [*told, *rest][:MAX_ROWS]}
+    ranked = sorted(rows, key=lambda row: not (row.is_baseline or row.on_front))
+    kept = {id(row) for row in ranked[:MAX_ROWS]}
     return [row for row in rows if id(row) in kept]
-
-
-def _style(row: ComparisonRow) -> str:
-    if row.is_baseline:
-        return "bold"
-    if not row.variant.records:
-        return "dim"
-    return "green" if row.on_front else ""
 
 
 def _section(section: Section, width: int) -> Group:

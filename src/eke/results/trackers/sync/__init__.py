@@ -49,8 +49,7 @@ class FoundRun:
 def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
     """Find run folders, without duplicates, in the order of the arguments.
 
-    Args:
-        arguments: run folders, folders of runs, sweep folders, or a file in one of them.
+    Each is a run's folder, a folder of runs, a sweep's folder, or a file in one of them.
 
     Raises:
         ConfigError: every argument that leads to no run.
@@ -61,9 +60,8 @@ def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
         path = user_path(argument)
         hits: list[FoundRun] = []
         try:
-            hits = list(_find(path))
-        except FileNotFoundError:
-            pass
+            with suppress(FileNotFoundError):
+                hits = list(_find(path))
         except (OSError, ValueError) as error:
             why = str(getattr(error, "strerror", None) or error)
             problems.append(Problem("DIR", argument, why, Fix(remark="eke sync runs")))
@@ -80,10 +78,7 @@ def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
 
 
 def _find(path: Path) -> Iterator[FoundRun]:
-    """Run at a path, runs of a sweep, or those directly below a folder.
-
-    Other folders below it are reported, except sweeps.
-    """
+    """Run at a path, runs of a sweep, or those below a folder; of others there, all but sweeps."""
     if path.is_file():
         path = path.parent
     paths = RunPaths(path.absolute())
@@ -108,11 +103,7 @@ def _is_run(paths: RunPaths) -> bool:
 
 
 def _cells(folder: Path) -> Iterator[FoundRun]:
-    """Runs of a sweep, next to its folder (both may have been moved).
-
-    Raises:
-        ValueError: sweep.json is not a sweep.
-    """
+    """Runs of a sweep, next to its folder (both may have been moved); ValueError if it is none."""
     file = SweepPaths(folder).sweep
     content: Any = read_json(file)
     cells = content.get("cells") if isinstance(content, dict) else None
@@ -145,10 +136,9 @@ class SyncOutcome(Enum):
     busy = "busy"
     failed = "failed"
 
-    @property
-    def is_failure(self) -> bool:
-        """Whether to run the command again."""
-        return self in (SyncOutcome.failed, SyncOutcome.busy)
+
+FAILURES = (SyncOutcome.failed, SyncOutcome.busy)
+"""The command is to be run again."""
 
 
 @dataclass(frozen=True)
@@ -273,8 +263,7 @@ def _verify(
     count, url, note, is_verified = len(content.steps), "", "", False
     try:
         seen = account.look(path, options.answer_s)
-        found = difference(content, seen) if seen else "the server does not know the run"
-        if found:
+        if found := (difference(content, seen) if seen else "the server does not know the run"):
             return Report(paths.folder, SyncOutcome.failed, count, seen.url if seen else "", found)
         assert seen is not None, "no difference was found"
         url, is_verified = seen.url, True
@@ -337,9 +326,8 @@ def _same(one: object, other: object) -> bool:
 
 def _keep_receipt(paths: RunPaths, receipt: Receipt, *notes: str) -> str:
     """Write the receipt; returns the notes, and why it could not be written."""
-    problem = ""
     try:
         add_receipt(paths, receipt)
     except OSError as error:
-        problem = f"no receipt kept ({error.strerror})"
-    return "; ".join(note for note in (*notes, problem) if note)
+        notes = (*notes, f"no receipt kept ({error.strerror})")
+    return "; ".join(filter(None, notes))

@@ -66,11 +66,7 @@ class Account:
 
 
 def configure_wandb(scratch: Path) -> None:
-    """Have W&B write to `scratch` without telemetry, and print its server.
-
-    Raises:
-        ConfigError: there is no API key, or W&B is not installed.
-    """
+    """Have W&B write to `scratch` without telemetry; ConfigError without a key, or without W&B."""
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         os.environ[name] = str(scratch)
     os.environ["WANDB_SILENT"] = "true"
@@ -114,12 +110,7 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
 
 
 def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
-    """Fetch the state of the run `entity/project/id`; None if the server does not have it.
-
-    Raises:
-        NoAnswer: it does not answer.
-        Refusal: it rejects the request.
-    """
+    """State of the run `entity/project/id`, None if the server lacks it; errors as of `bounded`."""
 
     def ask() -> ServerState | None:
         import wandb
@@ -197,30 +188,20 @@ class Content:
 
 
 def content_digest(paths: RunPaths) -> str:
-    """SHA-256 of the files with a run's content.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """SHA-256 of the files with a run's content; raises OSError if one cannot be read."""
     state = hashlib.sha256()
     limits = {paths.record: RECORD_LIMIT, paths.metrics: metrics.METRICS_LIMIT}
     for path, limit in limits.items():
-        try:
+        data = b""
+        with suppress(FileNotFoundError):
             data = read_bytes(path, limit)
-        except FileNotFoundError:
-            data = b""
         state.update(f"{len(data)} ".encode())
         state.update(data)
     return state.hexdigest()
 
 
 def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Content:
-    """Read the content of a run to send to W&B.
-
-    Args:
-        paths: the run folder.
-        project: instead of the configuration's; None keeps it.
-        entity: the same for the team.
+    """Read the content of a run to send to W&B; `project` and `entity` replace the run's.
 
     Raises:
         EkeError: the record or the plan cannot be read.
@@ -234,6 +215,7 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
         record = outline_record(read_plan(paths), rows, attempt, Outcome.crashed, None)
     settings = tracker_settings(record)
     device = str(record.plan.get("device", {}).get("name", ""))
+    factors = record.choices | ({"device": device} if device else {})
     run = TrackedRun(
         run_id=tracker_id(paths.folder.name, record.run_id),
         group=settings.get("group"),
@@ -246,12 +228,7 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
             project=project or str(settings.get("project") or "eke"),
             entity=entity or settings.get("entity"),
         ),
-        **shown_of(
-            record.overrides,
-            record.command,
-            {**record.choices, **({"device": device} if device else {})},
-            record.config,
-        ),
+        **shown_of(record.overrides, record.command, factors, record.config),
     )
     note = f"{unreadable} unreadable lines skipped" if unreadable else ""
     kept = deduplicate(rows)
@@ -293,11 +270,7 @@ def read_receipts(paths: RunPaths) -> list[Receipt]:
 
 
 def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
-    """Write a receipt, replacing an older one for the same destination.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write a receipt, replacing an older one for the same destination; raises OSError."""
     others = [other for other in read_receipts(paths) if other.place != receipt.place]
     entries = [asdict(entry) for entry in (*others, receipt)]
     write_json(paths.receipt, {"schema_version": RECEIPT_VERSION, "sent": entries})

@@ -1,0 +1,131 @@
+"""`eke export|generate|evaluate RUN`: write, ask or measure the model of a finished run."""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from eke.cli import make_parser
+from eke.common.files import plain
+from eke.plan.record import EXIT_OK
+from eke.workflows import print_once
+from eke.workflows.evaluate import evaluate, render
+from eke.workflows.export import export
+from eke.workflows.generate import Sampling, TextWriter
+
+EXPORT = """\
+Writes the model of a finished run for other libraries: safetensors, config.json, tokenizer with its
+chat template, generation config, and a model card. No optimizer state. A run with adapters gives
+the adapter, as PEFT loads it, or with --merge a model that plain transformers loads.
+"""
+
+GENERATE = """\
+Writes what a trained model continues a prompt with. With a chat template each PROMPT is a message
+of the user, and the answer is printed. Without PROMPT the standard input is the prompt; on a
+terminal, each line is a prompt of one conversation (/reset begins a new one, Ctrl-D ends).
+"""
+
+EVALUATE = """\
+Evaluates the model of a finished run: loss, and accuracy, F1 and each class, or perplexity and
+token accuracy. Without overrides on the run's own evaluation samples; data that is named
+(data.path=test.csv, or another option of data) is evaluated to its last row. Overrides of
+precision, attention, hardware, dataloader and batch.eval_per_device say how.
+
+evaluate.generate=true also lets the model write answers, the most probable token each time, of
+evaluate.max_new_tokens=128 at most: exact match, and ROUGE-L by words.
+"""
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Parse and run a command; return the exit code."""
+    commands: dict[str, Callable[[Sequence[str]], int]] = {
+        "export": _export, "generate": _generate, "evaluate": _evaluate,
+    }  # fmt: skip
+    return commands[command](arguments)
+
+
+def _export(arguments: Sequence[str]) -> int:
+    parser = make_parser("export", EXPORT)
+    parser.add_argument("run", metavar="RUN", help="a run's folder, or its id in runs/")
+    parser.add_argument("folder", metavar="DIR", help="a new or empty folder")
+    parser.add_argument("--merge", action="store_true", help="put adapters into the weights")
+    parser.add_argument(
+        "--push", metavar="NAME", help="send DIR to this repository of the hub (made private)"
+    )
+    options = parser.parse_args(arguments)
+    return print_once(export(options.run, options.folder, options.merge, options.push))
+
+
+def _evaluate(arguments: Sequence[str]) -> int:
+    parser = make_parser("evaluate", EVALUATE)
+    parser.add_argument("run", metavar="RUN", help="a run's folder, or its id in runs/")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="data.path=test.csv")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options = parser.parse_args(arguments)
+    found = evaluate(options.run, options.overrides)
+    content = json.dumps(plain(asdict(found)), indent=1, allow_nan=False)
+    return print_once(content if options.json else render(found))
+
+
+def _generate(arguments: Sequence[str]) -> int:
+    options = _sampling_options(arguments)
+    sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
+    with contextlib.closing(TextWriter(options.run, sampling, options.raw)) as writer:
+        if not options.prompts and sys.stdin.isatty():
+            return _converse(writer)
+        code = EXIT_OK
+        for prompt in options.prompts or [sys.stdin.read()]:
+            writer.forget()
+            code = max(code, print_once(writer.answer(prompt)))
+        return code
+
+
+def _sampling_options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser("generate", GENERATE)
+    parser.add_argument("run", metavar="RUN", help="a run's folder or id, or an exported folder")
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT")
+    how = Sampling()
+    parser.add_argument(
+        "--max-new-tokens", type=_positive, default=how.max_new_tokens, metavar="N",
+        help=f"tokens at most (default: {how.max_new_tokens})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--temperature", type=float, default=how.temperature, metavar="T",
+        help="draw tokens; 0 takes the most probable one (default)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top-p", type=float, default=how.top_p, metavar="P",
+        help="draw from the most probable tokens that sum to P (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=how.seed, metavar="S", help="of drawn tokens")
+    parser.add_argument("--raw", action="store_true", help="without the chat template")
+    options = parser.parse_args(arguments)
+    if options.temperature < 0 or not 0 < options.top_p <= 1:
+        parser.error("--temperature is 0 or more, and --top-p more than 0 and at most 1")
+    if options.top_p < 1 and options.temperature == 0:
+        parser.error("--top-p has no effect without --temperature")
+    return options
+
+
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def _converse(writer: TextWriter) -> int:
+    """Ask for lines and answer them, until the end of input."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # lines can be edited
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            sys.stdout.write("\n")
+            return EXIT_OK
+        if line.strip() == "/reset":
+            writer.forget()
+        elif line.strip():
+            print_once(writer.answer(line))
