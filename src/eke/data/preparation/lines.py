@@ -116,10 +116,7 @@ class Columns:
         value = _value(row, column)
         if not isinstance(value, str):
             raise BadRowError(f"{column} is {_kind(value)}, not text")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise BadRowError(f"{column} is not UTF-8 (character {error.start + 1})") from error
+        check_unicode(value, column)
         return value
 
     def _label(self, value: Any) -> int | float | tuple[int, ...]:
@@ -260,6 +257,18 @@ class Columns:
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
         known = [(number, name) for number, name in enumerate(names) if name in self.names]
         return names, {self.names[name]: number for number, name in known}
+
+
+def check_unicode(text: str, place: str) -> None:
+    """Refuse halves of characters, which are no text.
+
+    Raises:
+        BadRowError: there is one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRowError(f"{place} is not UTF-8 (character {error.start + 1})") from error
 
 
 def _value(row: Mapping[str, Any], column: str) -> Any:
