@@ -11,13 +11,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
-from operator import getitem
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.text import first_line
 from eke.data.preparation.lines import BadRowError, Fields, TooLongError, check_unicode
 from eke.data.preparation.tokenizers import Tokenizer
 from eke.data.sources import PrepareRequest
@@ -25,6 +25,8 @@ from eke.data.sources import PrepareRequest
 Message = dict[str, Any]
 Span = tuple[int, int]
 """Start and end, in characters."""
+Places = Mapping[int, list[Span]]
+"""Number of a message -> where its texts stand, in order."""
 
 ROLES = {
     "system": "system", "developer": "developer", "user": "user", "human": "user",
@@ -237,8 +239,8 @@ class ChatTemplate:
                 **self.variables,
             )
         except Exception as error:  # a template may fail in any way
-            line = next((t.strip() for t in str(error).splitlines() if t.strip()), repr(error))
-            raise BadRowError(f"is rejected by the chat template: {line[:200]}") from error
+            why = f"is rejected by the chat template: {first_line(error)[:200]}"
+            raise BadRowError(why) from error
         (text,), spans = rendered
         return text, [(a, b) for a, b in spans[0]] if self.is_marked else []
 
@@ -291,7 +293,9 @@ def _replaced(messages: Sequence[Message], texts: Mapping[int, _Text]) -> list[M
     copies = copy.deepcopy(list(messages))
     for number, text in sorted(texts.items(), reverse=True):
         *path, field = text.path
-        holder = reduce(getitem, path, copies)
+        holder: Any = copies
+        for key in path:
+            holder = holder[key]
         old, end = holder[field], text.start + len(text.value)
         holder[field] = old[: text.start] + _SENTINEL.format(number) + old[end:]
     return copies
@@ -398,7 +402,7 @@ def _turn(
     template: ChatTemplate,
     messages: Sequence[Message],
     text: str,
-    places: Mapping[int, list[Span]],
+    places: Places,
     number: int,
 ) -> Span:
     """What the assistant generates of one message: from its header's end to the end of turn.
@@ -444,11 +448,7 @@ def _common_length(one: str, other: str) -> int:
 
 
 def encode_conversation(
-    template: ChatTemplate,
-    tokenizer: Tokenizer,
-    conversation: Conversation,
-    train_on: str,
-    limit: int,
+    template: ChatTemplate, tokenizer: Tokenizer, given: Conversation, train_on: str, limit: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Token ids of a conversation, and which of them are trained.
 
@@ -459,7 +459,7 @@ def encode_conversation(
     Raises:
         BadRowError: it is not certain what would be trained, or an answer would be cut off.
     """
-    text, spans = generated_spans(template, conversation, train_on)
+    text, spans = generated_spans(template, given, train_on)
     encoded = tokenizer.encode([text])[0]
     assert encoded.ends is not None, "only tokenizers with offsets are accepted"
     ids, ends = encoded.ids, encoded.ends

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import closest
+from eke.common.text import closest, first_line
 from eke.data.sources import HubSource, PrepareRequest, other_format
 
 MAX_NAMES = 10_000
@@ -47,10 +47,6 @@ class TooLongError(BadRowError):
         self.num_tokens = num_tokens
 
 
-def _no_tokens() -> np.ndarray:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True)
 class Fields:
     """Texts and label of one row."""
@@ -59,9 +55,9 @@ class Fields:
     """One text, two, or prompt and response."""
     label: int | float | tuple[int, ...] = 0
     """Class, or index of a text label in order of appearance; several, or the number."""
-    ids: np.ndarray = field(default_factory=_no_tokens)
+    ids: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
     """Tokens of a conversation, int64, shape (tokens,)."""
-    trained: np.ndarray = field(default_factory=_no_tokens)
+    trained: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
     """Which of them are trained, bool, shape (tokens,)."""
 
 
@@ -350,7 +346,7 @@ def unreadable(file: str, error: Exception) -> ConfigError:
     if isinstance(error, damaged) or "compressed" in words or "zstd" in type(error).__module__:
         why = f"the compressed file is cut short or damaged: {error}"
     else:
-        why = f"cannot be read: {getattr(error, 'strerror', None) or str(error).splitlines()[0]}"
+        why = f"cannot be read: {getattr(error, 'strerror', None) or first_line(error)}"
     return ConfigError(Problem("data.path", file, why, fix))
 
 
@@ -501,7 +497,7 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
     try:
         table = pyarrow.parquet.ParquetFile(file)
     except Exception as error:  # Arrow has several error classes
-        why = f"is no parquet file: {str(error).splitlines()[0][:150]}"
+        why = f"is no parquet file: {first_line(error)[:150]}"
         fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require_in(list(table.schema_arrow.names), file)
@@ -578,8 +574,7 @@ def _cached_copy(source: HubSource) -> str | None:
 
 def _unavailable(source: HubSource, error: Exception) -> ConfigError:
     """Translate an error of the datasets library."""
-    text = str(error).strip() or repr(error)
-    line = text.splitlines()[0][:200]
+    text, line = str(error), first_line(error)[:200]
     if "onfig name is missing" in text or "BuilderConfig" in text:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         what = "there are" if source.config_name else "one must be chosen"
