@@ -1,5 +1,7 @@
 """Rules about attention. Kernel limits are from PyTorch's sdp_utils.cpp, unless noted."""
 
+from collections.abc import Callable
+
 from eke.common.errors import Fix
 from eke.config.schema import Backend, Compute, Packing
 from eke.models.checkpoints.architecture import class_attribute
@@ -43,6 +45,10 @@ def _pinned(facts: Facts, *backends: Backend) -> bool:
 
 def _flash_package(facts: Facts) -> bool:
     return facts.config.attention.option in ("flash2", "flash3")
+
+
+def _flex(facts: Facts) -> bool:
+    return facts.config.attention.option == "flex"
 
 
 def _cuda(facts: Facts) -> bool:
@@ -225,10 +231,22 @@ def _implemented(facts: Facts, option: str) -> bool:
     return getattr(facts.config.model, SUPPORT.get(option, ""), None) is not False
 
 
-def _class_lacks(facts: Facts, name: str) -> bool:
-    """Whether the class of a known family has no such kernel; see `_implemented` for others."""
-    family, task = family_of(facts.config), facts.config.task.option
-    return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
+def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bool]) -> Rule:
+    """The class of a known family has no such kernel; see `_implemented` for others."""
+
+    def lacks_it(facts: Facts) -> bool:
+        family, task = family_of(facts.config), facts.config.task.option
+        return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
+
+    return Rule(
+        id=rule,
+        key="attention",
+        when=lambda f: is_chosen(f) and lacks_it(f),
+        why=lambda f: f"transformers' class of {family_of(f.config).name} has no {what}",
+        fix=SDPA,
+        source=f"transformers' PreTrainedModel._supports_{name}",
+        versions="transformers 5.17 to 5.23",
+    )
 
 
 CLASS_RULES = (
@@ -270,15 +288,7 @@ FLASH_RULES = (
         ),
         source=FLASH,
     ),
-    Rule(
-        id="flash_package_without_t5",
-        key="attention",
-        when=lambda f: _flash_package(f) and _class_lacks(f, "flash_attn"),
-        why=lambda f: f"transformers' class of {family_of(f.config).name} has no FlashAttention",
-        fix=SDPA,
-        source="transformers' PreTrainedModel._supports_flash_attn",
-        versions="transformers 5.17 to 5.23",
-    ),
+    _class_rule("flash_package_without_t5", "FlashAttention", "flash_attn", _flash_package),
     Rule(
         id="flash3_has_no_dropout",
         key="attention",
@@ -311,7 +321,7 @@ FLEX_RULES = (
     Rule(
         id="flex_needs_volta",
         key="attention",
-        when=lambda f: _option(f) == "flex" and (not _cuda(f) or older_than(f, FLEX_CAPABILITY)),
+        when=lambda f: _flex(f) and (not _cuda(f) or older_than(f, FLEX_CAPABILITY)),
         why=lambda f: (
             "FlexAttention has no backward pass on a CPU, and its Triton kernels need CUDA "
             f"compute capability 7.0 or newer; {capability_of(f)}"
@@ -323,24 +333,16 @@ FLEX_RULES = (
     Rule(
         id="flex_needs_compiler",
         key="attention",
-        when=lambda f: _option(f) == "flex" and _cuda(f) and lacks_compiler(f),
+        when=lambda f: _flex(f) and _cuda(f) and lacks_compiler(f),
         why=without_compiler,
         fix=lambda f: Fix("attention=sdpa", remark=with_compiler(f)),
         source=TRITON_BUILD,
     ),
-    Rule(
-        id="flex_without_gpt2",
-        key="attention",
-        when=lambda f: _option(f) == "flex" and _class_lacks(f, "flex_attn"),
-        why=lambda f: f"transformers' class of {family_of(f.config).name} has no FlexAttention",
-        fix=SDPA,
-        source="transformers' PreTrainedModel._supports_flex_attn",
-        versions="transformers 5.17 to 5.23",
-    ),
+    _class_rule("flex_without_gpt2", "FlexAttention", "flex_attn", _flex),
     Rule(
         id="flex_has_no_dropout",
         key="attention",
-        when=lambda f: _option(f) == "flex" and _dropout(f) > 0,
+        when=lambda f: _flex(f) and _dropout(f) > 0,
         why=lambda f: f"FlexAttention has no dropout, and model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),
         source="transformers' integrations/flex_attention.py",

@@ -17,7 +17,7 @@ from eke.config.schema import (
     TextColumns,
 )
 from eke.models.checkpoints.abilities import has_plain_head
-from eke.models.families import FAMILIES, Family, family_of
+from eke.models.families import FAMILIES, family_of
 from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
 from eke.rules.rule import (
@@ -189,6 +189,10 @@ SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
 FUSED_SOURCE = "https://arxiv.org/abs/2410.10989, section 3.2"
 
 
+FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
+"""Keys of `kernels`, and options that set them."""
+
+
 def _fused(facts: Facts) -> bool:
     return facts.config.kernels.fused_linear_cross_entropy
 
@@ -197,10 +201,9 @@ def _sparse(facts: Facts) -> bool:
     return facts.config.kernels.sparse_prediction
 
 
-def _without_sparse(facts: Facts) -> Fix:
-    if facts.config.kernels.option == "sparse_prediction":
-        return Fix("kernels=none")
-    return Fix("kernels.sparse_prediction=false")
+def _without(key: str) -> Callable[[Facts], Fix]:
+    off = Fix(f"kernels.{key}=false")
+    return lambda f: Fix("kernels=none") if f.config.kernels.option == key else off
 
 
 def _has_all_labels(facts: Facts) -> bool:
@@ -219,27 +222,17 @@ def _predicts_tokens(facts: Facts) -> bool:
     return facts.config.task.option != "sequence_classification"
 
 
-def _without_fusion(facts: Facts) -> Fix:
-    if facts.config.kernels.option == "fused_linear_cross_entropy":
-        return Fix("kernels=none")
-    return Fix("kernels.fused_linear_cross_entropy=false")
-
-
-def _names(condition: Callable[[Family], bool]) -> list[str]:
-    return [name for name, family in FAMILIES.items() if condition(family)]
-
-
-def _known_head(
-    rule: str, key: str, is_on: Callable[[Facts], bool], fix: Callable[[Facts], Fix]
-) -> Rule:
+def _known_head(rule: str, key: str) -> Rule:
     """A head that takes the loss itself answers with that, and nothing is done to its logits."""
     return Rule(
         id=rule,
         key=f"kernels.{key}",
-        when=lambda f: is_on(f) and _predicts_tokens(f) and not has_plain_head(f.config),
+        when=lambda f: (
+            getattr(f.config.kernels, key) and _predicts_tokens(f) and not has_plain_head(f.config)
+        ),
         why="the model's class scales or caps its logits after the projection, or does not show "
         "that it does not: that would be skipped",
-        fix=fix,
+        fix=_without(key),
         source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
     )
 
@@ -251,19 +244,17 @@ KERNELS_RULES = (
         key="kernels.fused_linear_cross_entropy",
         when=lambda f: _fused(f) and not _predicts_tokens(f),
         why="sequence_classification has no vocabulary projection to fuse with its loss",
-        fix=_without_fusion,
+        fix=_without(FUSED),
         source=FUSED_SOURCE,
     ),
-    _known_head(
-        "fused_loss_needs_known_head", "fused_linear_cross_entropy", _fused, _without_fusion
-    ),
+    _known_head("fused_loss_needs_known_head", FUSED),
     Rule(
         id="sparse_prediction_needs_vocabulary",
         verdict=Severity.no_effect,
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and not _predicts_tokens(f),
         why="sequence_classification predicts one label per sequence, and no positions",
-        fix=_without_sparse,
+        fix=_without(SPARSE),
         source=SPARSE_SOURCE,
     ),
     Rule(
@@ -275,19 +266,17 @@ KERNELS_RULES = (
             f"with task={f.config.task.option} on this data every position has a label: there is "
             "none to leave out"
         ),
-        fix=_without_sparse,
+        fix=_without(SPARSE),
         source=SPARSE_SOURCE,
     ),
-    _known_head(
-        "sparse_prediction_needs_known_head", "sparse_prediction", _sparse, _without_sparse
-    ),
+    _known_head("sparse_prediction_needs_known_head", SPARSE),
     Rule(
         id="sparse_prediction_needs_whole_batches",
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and f.config.distributed.option == "dp",
         why="distributed=dp cuts a batch into equal parts, and the places of its labels with it, "
         "which belong to the whole batch",
-        fix=_without_sparse,
+        fix=_without(SPARSE),
         source="torch.nn.parallel.DataParallel: tensors are scattered along their first dimension",
     ),
     Rule(
@@ -316,7 +305,7 @@ KERNELS_RULES = (
         ),
         why=lambda f: (
             f"Liger has no kernels for {family_of(f.config).name}; it has them for "
-            + ", ".join(_names(lambda family: family.has_liger))
+            + ", ".join(name for name, family in FAMILIES.items() if family.has_liger)
         ),
         fix=Fix("kernels=none"),
         source=LIGER_SOURCE,

@@ -36,6 +36,20 @@ def _usable_gpus(facts: Facts) -> int:
     return min(facts.config.distributed.num_processes, facts.device.count)
 
 
+def _of_one(option: str, why: str, source: str) -> Rule:
+    return Rule(
+        id=f"{option}_of_one",
+        verdict=Severity.no_effect,
+        key="distributed",
+        when=lambda f: (
+            f.config.distributed.option == option and f.config.distributed.num_processes == 1
+        ),
+        why=why,
+        fix=Fix("distributed=none"),
+        source=source,
+    )
+
+
 RULES = (
     Rule(
         id="dp_needs_two_gpus",
@@ -80,28 +94,8 @@ RULES = (
         ),
         source="docs/explanation/ranks.md",
     ),
-    Rule(
-        id="ddp_of_one",
-        verdict=Severity.no_effect,
-        key="distributed",
-        when=lambda f: (
-            f.config.distributed.option == "ddp" and f.config.distributed.num_processes == 1
-        ),
-        why="a single process has no other to share work with",
-        fix=Fix("distributed=none"),
-        source="arXiv:2006.15704",
-    ),
-    Rule(
-        id="fsdp_of_one",
-        verdict=Severity.no_effect,
-        key="distributed",
-        when=lambda f: (
-            f.config.distributed.option == "fsdp" and f.config.distributed.num_processes == 1
-        ),
-        why="one process keeps all of every tensor",
-        fix=Fix("distributed=none"),
-        source=FSDP_DOCS,
-    ),
+    _of_one("ddp", "a single process has no other to share work with", "arXiv:2006.15704"),
+    _of_one("fsdp", "one process keeps all of every tensor", FSDP_DOCS),
     Rule(
         id="fsdp_needs_elementwise_optimizer",
         key="optimizer",

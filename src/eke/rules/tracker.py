@@ -16,8 +16,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from eke.common.errors import Fix
+from eke.common.text import format_value
 from eke.config.schema import TrackerMode
-from eke.rules.rule import Facts, Rule, Severity
+from eke.rules.rule import Facts, Rule, Severity, configured
 
 VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 PUBLIC_HOSTS = ("api.forge.coreweave.com", "forge.coreweave.com", "api.wandb.ai")
@@ -62,16 +63,17 @@ def _read_settings() -> dict[str, str]:
     return dict(parser["default"]) if parser.has_section("default") else {}
 
 
-def _is_online(facts: Facts) -> bool:
-    return facts.config.tracker.mode is TrackerMode.online
-
-
 def _tracker(facts: Facts) -> str:
     return facts.config.tracker.option
 
 
 def _is_folder(uri: str) -> bool:
     return uri.startswith("file:") or ("://" not in uri and uri != "databricks")
+
+
+def _mlflow_uri(facts: Facts) -> str:
+    """Of the store that is asked for; empty where none is."""
+    return (facts.config.tracker.uri or "") if _tracker(facts) == "mlflow" else ""
 
 
 STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
@@ -91,12 +93,28 @@ def _store(uri: str) -> str:
     return f"http://{uri}" if server else "sqlite:///mlflow.db"
 
 
+def _read_by(tracker: str, key: str, what: str, default: str | None) -> Rule:
+    """A key that other trackers do not read."""
+    return Rule(
+        id=f"{key}_is_{tracker}s",
+        verdict=Severity.no_effect,
+        key=f"tracker.{key}",
+        when=lambda f: _tracker(f) != tracker and configured(f.config, f"tracker.{key}") != default,
+        why=lambda f: f"only {tracker} has {what}; tracker={_tracker(f)} does not read it",
+        fix=Fix(f"tracker.{key}={format_value(default)}", remark=f"or: tracker={tracker}"),
+        source="src/eke/results/trackers",
+    )
+
+
 RULES = (
     Rule(
         id="online_needs_key",
         key="tracker.mode",
         when=lambda f: (
-            not f.planning and _tracker(f) == "wandb" and _is_online(f) and not has_wandb_key()
+            not f.planning
+            and _tracker(f) == "wandb"
+            and f.config.tracker.mode is TrackerMode.online
+            and not has_wandb_key()
         ),
         why="no API key for W&B's server: neither WANDB_API_KEY nor a netrc file has one; "
         "an offline run can be sent later with eke sync",
@@ -104,33 +122,9 @@ RULES = (
         source="wandb/sdk/lib/wbauth/authenticate.py",
         versions="wandb 0.31",
     ),
-    Rule(
-        id="mode_is_wandbs",
-        verdict=Severity.no_effect,
-        key="tracker.mode",
-        when=lambda f: _tracker(f) != "wandb" and _is_online(f),
-        why=lambda f: f"only wandb has modes; tracker={_tracker(f)} does not read it",
-        fix=Fix("tracker.mode=offline", remark="or: tracker=wandb"),
-        source="src/eke/results/trackers",
-    ),
-    Rule(
-        id="entity_is_wandbs",
-        verdict=Severity.no_effect,
-        key="tracker.entity",
-        when=lambda f: _tracker(f) != "wandb" and f.config.tracker.entity is not None,
-        why=lambda f: f"only wandb has teams; tracker={_tracker(f)} does not read it",
-        fix=Fix("tracker.entity=null", remark="or: tracker=wandb"),
-        source="src/eke/results/trackers",
-    ),
-    Rule(
-        id="uri_is_mlflows",
-        verdict=Severity.no_effect,
-        key="tracker.uri",
-        when=lambda f: _tracker(f) != "mlflow" and f.config.tracker.uri is not None,
-        why=lambda f: f"only mlflow has a store elsewhere; tracker={_tracker(f)} does not read it",
-        fix=Fix("tracker.uri=null", remark="or: tracker=mlflow"),
-        source="src/eke/results/trackers",
-    ),
+    _read_by("wandb", "mode", "modes", "offline"),
+    _read_by("wandb", "entity", "teams", None),
+    _read_by("mlflow", "uri", "a store elsewhere", None),
     Rule(
         id="uri_is_no_folder",
         key="tracker.uri",
