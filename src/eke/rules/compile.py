@@ -16,7 +16,7 @@ from eke.config.schema import (
     Packing,
     TextColumns,
 )
-from eke.models.checkpoints.abilities import has_plain_head
+from eke.models.checkpoints.architecture import has_plain_head
 from eke.models.families import FAMILIES, family_of
 from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates

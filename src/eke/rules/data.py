@@ -20,7 +20,7 @@ from eke.config.schema import (
 )
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints import is_of_eke_without_tokenizer
-from eke.models.checkpoints.abilities import can_pack
+from eke.models.checkpoints.architecture import can_pack
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.rules.model import max_positions

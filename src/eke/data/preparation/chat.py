@@ -372,11 +372,8 @@ def generated_spans(
     messages = conversation.messages
     if train_on == "all":
         return text, [(0, len(text))]
-    answers = [
-        n
-        for n, message in enumerate(messages)
-        if message["role"] == "assistant" and n >= conversation.first_trained
-    ]
+    after_prompt = range(conversation.first_trained, len(messages))
+    answers = [n for n in after_prompt if messages[n]["role"] == "assistant"]
     answers = answers[-1:] if train_on == "last_assistant" else answers
     if not answers:
         raise BadRowError("has no answer of the assistant")
@@ -463,7 +460,7 @@ def encode_conversation(
     encoded = tokenizer.encode([text])[0]
     assert encoded.ends is not None, "only tokenizers with offsets are accepted"
     ids, ends = encoded.ids, encoded.ends
-    starts = np.concatenate([[0], np.maximum.accumulate(ends)[:-1]]) if len(ids) else ends
+    starts = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1]
     mask = np.zeros(len(ids), bool)
     for start, end in spans:
         mask |= (ends > start) & (starts < end)

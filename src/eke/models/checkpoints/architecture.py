@@ -3,7 +3,8 @@
 The record of a family reads its checkpoints, with that architecture's names and defaults; for other
 architectures the usual names are tried, and sizes that are not found stay unknown.
 
-Facts of transformers' model classes, read from their source: an import would import torch.
+Facts of transformers' model classes, read from their source: an import would import torch. A run
+looks at the built model before it trains (`eke.training.model.unused`): source may mislead.
 """
 
 import ast
@@ -14,8 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from eke.config.schema import Config, PretrainedModel
 from eke.models.checkpoints.locate import refuse
-from eke.models.families import FAMILIES
+from eke.models.families import FAMILIES, family_of
 from eke.models.families.family_record import InvalidSize, Reader, Sizes
 
 Raw = Mapping[str, Any]
@@ -152,6 +154,22 @@ def class_attribute(model_type: str, task: str, name: str) -> bool | None:
         return None
 
 
+def can_pack(config: Config) -> bool:
+    """Whether positions that begin anew keep the samples of a row apart."""
+    model, family = config.model, family_of(config)
+    if family.is_known or not isinstance(model, PretrainedModel):
+        return family.is_decoder
+    return keeps_samples_apart(model.model_type)
+
+
+def has_plain_head(config: Config) -> bool:
+    """Whether nothing is done to the logits after the projection onto the vocabulary."""
+    model = config.model
+    if family_of(config).is_known or not isinstance(model, PretrainedModel):
+        return True
+    return head_is_plain(model.model_type, config.task.option)
+
+
 @cache
 def head_is_plain(model_type: str, task: str) -> bool:
     """Whether a model's logits are what its projection makes, by the source of its class.
@@ -169,19 +187,15 @@ def head_is_plain(model_type: str, task: str) -> bool:
     given = [k.value for call in nodes if isinstance(call, ast.Call) for k in call.keywords
              if k.arg == "logits"]  # fmt: skip
     names = {value.id for value in given if isinstance(value, ast.Name)}
-    made = [
-        node.value
-        for node in nodes
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
-        and names & {part.id for part in _targets(node) if isinstance(part, ast.Name)}
-    ]
+    stated = [n for n in nodes if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign)]
+    made = [each.value for each in stated if names & _assigned(each)]
     return len(made) == 1 and _is_call_of_self(made[0])
 
 
-def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> Iterator[ast.AST]:
-    """Every part of what is assigned to."""
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        yield from ast.walk(target)
+def _assigned(statement: ast.AST) -> set[str]:
+    """Names that get a value."""
+    named = [part for part in ast.walk(statement) if isinstance(part, ast.Name)]
+    return {part.id for part in named if isinstance(part.ctx, ast.Store)}
 
 
 def _is_call_of_self(value: ast.AST | None) -> bool:

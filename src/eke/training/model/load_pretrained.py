@@ -65,16 +65,16 @@ class LoadReport:
     @property
     def warnings(self) -> list[str]:
         """Sentences for log and record."""
-        found = []
-        if self.new_weights:
-            why = "random at the start, since the checkpoint lacks them"
-            found.append(f"{why}: {_counted(self.new_weights)}")
-        if self.resized_weights:
-            why = "random at the start, since the checkpoint's have another size"
-            found.append(f"{why}: {_counted(self.resized_weights)}")
-        if self.unused_weights:
-            why = "skipped, since they belong to another head of the checkpoint"
-            found.append(f"{why}: {_counted(self.unused_weights)}")
+        named = {
+            "random at the start, since the checkpoint lacks them": self.new_weights,
+            "random at the start, since the checkpoint's have another size": self.resized_weights,
+            "skipped, since they belong to another head of the checkpoint": self.unused_weights,
+        }
+        found = [
+            f"{why}: {format_number(len(names), 'tensor')}, {_listed(names)}"
+            for why, names in named.items()
+            if names
+        ]
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
         if self.rounded:
@@ -292,10 +292,6 @@ def _is_head(model: Any, name: str) -> bool:
 
 def _refusal(pretrained: PretrainedModel, why: str, instead: str) -> RunError:
     return RunError(f"model.name_or_path = {pretrained.name_or_path}: {why} -> {instead}")
-
-
-def _counted(names: Sequence[str]) -> str:
-    return f"{format_number(len(names), 'tensor')}, {_listed(names)}"
 
 
 def _listed(names: Sequence[str]) -> str:
