@@ -95,9 +95,7 @@ RULES = (
         id="graphs_take_one_micro_batch",
         key="compile",
         # An open micro-batch is not judged: batch=auto asks of each it could choose.
-        when=lambda f: (
-            replays_graphs(f) and f.config.batch.per_device is not None and accumulates(f)
-        ),
+        when=lambda f: replays_graphs(f) and f.config.batch.per_device and accumulates(f),
         why=lambda f: (
             f"{_replayer(f)} leaves a micro-batch's gradients in the memory of its CUDA graphs, "
             "which the next micro-batch of the step uses again before they are added up"
@@ -165,7 +163,7 @@ AUTO_RULES = (
     Rule(
         id="auto_chooses_micro_batch",
         key="batch.per_device",
-        when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device is not None,
+        when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device,
         why="is what batch=auto would choose; only one of the two can hold",
         fix=Fix("batch=fixed", remark="or batch.per_device=null, and batch=auto chooses"),
         source=SOURCE,
@@ -173,9 +171,7 @@ AUTO_RULES = (
     Rule(
         id="auto_derives_accumulation",
         key="batch.accumulation",
-        when=lambda f: (
-            f.config.batch.per_device is None and f.config.batch.accumulation is not None
-        ),
+        when=lambda f: not f.config.batch.per_device and f.config.batch.accumulation,
         why="depends on the micro-batch that batch=auto chooses; what it keeps is batch.target, "
         "the samples of an optimizer step",
         fix=_same_step,

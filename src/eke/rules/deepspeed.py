@@ -73,7 +73,7 @@ RULES = (
     Rule(
         id="zero_needs_elementwise_optimizer",
         key="optimizer",
-        when=lambda f: is_zero(f) and optimizer_entry(f.config.optimizer).fails_on_pieces != "",
+        when=lambda f: is_zero(f) and optimizer_entry(f.config.optimizer).fails_on_pieces,
         why=lambda f: (
             f"under distributed={f.config.distributed.option}: "
             f"{optimizer_entry(f.config.optimizer).fails_on_pieces}"
@@ -147,8 +147,7 @@ RULES = (
         when=lambda f: (
             is_zero(f)
             and f.device.kind == "cuda"
-            and f.device.memory_bytes is not None
-            and _whole(f) < ROOMY_FRAC * f.device.memory_bytes
+            and _whole(f) < ROOMY_FRAC * (f.device.memory_bytes or 0)
         ),
         why=lambda f: (
             f"the whole training state is {format_bytes(_whole(f))}; one {f.device.name} has "
@@ -168,7 +167,7 @@ RULES = (
         when=lambda f: (
             STAGE.get(f.config.distributed.option) in (1, 2)
             and f.config.offload.option == "none"
-            and bool(getattr(f.config.optimizer, "embeddings_32bit", False))
+            and getattr(f.config.optimizer, "embeddings_32bit", False)
         ),
         why=f"{PIECES}, none of which is known as an embedding: all moments have 8 bits",
         fix=Fix("optimizer.embeddings_32bit=false", remark="says what happens; or distributed=ddp"),
@@ -283,7 +282,7 @@ NVME_RULES = (
         id="nvme_holds_plain_state",
         key="offload",
         when=lambda f: (
-            _offload(f) is not None
+            _offload(f)
             and (
                 f.config.precision.weights is not Weights.float32
                 or not optimizer_entry(f.config.optimizer).returns_from_files
@@ -298,9 +297,7 @@ NVME_RULES = (
     Rule(
         id="nvme_weights_stay_in_memory",
         key="offload.weights",
-        when=lambda f: (
-            (offload := _offload(f)) is not None and offload.weights is WeightsPlace.disk
-        ),
+        when=lambda f: (offload := _offload(f)) and offload.weights is WeightsPlace.disk,
         why="with some models DeepSpeed fails in the first training step after an evaluation: a "
         "weight that was read ahead is read again (param already assigned swap buffer id)",
         fix=Fix("offload.weights=host"),
@@ -357,7 +354,7 @@ NVME_RULES = (
         id="nvme_state_is_large",
         verdict=Severity.no_effect,
         key="offload",
-        when=lambda f: _offload(f) is not None and _files(f).files == 0,
+        when=lambda f: _offload(f) and _files(f).files == 0,
         why="no part of the state reaches the 1 MiB, or the offload.block_bytes, from which on "
         "DeepSpeed writes to a disk",
         fix=_instead,

@@ -99,7 +99,7 @@ RULES = (
     Rule(
         id="fsdp_needs_elementwise_optimizer",
         key="optimizer",
-        when=lambda f: _is_cut(f) and optimizer_entry(f.config.optimizer).fails_on_parts != "",
+        when=lambda f: _is_cut(f) and optimizer_entry(f.config.optimizer).fails_on_parts,
         why=lambda f: (
             "distributed=fsdp gives each process a part of every tensor; "
             + optimizer_entry(f.config.optimizer).fails_on_parts

@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="trainer_takes_plain_steps",
         key="engine",
-        when=lambda f: f.config.engine.option == "trainer" and bool(_takes_no_steps(f)),
+        when=lambda f: f.config.engine.option == "trainer" and _takes_no_steps(f),
         why=lambda f: f"Trainer takes the optimizer's steps, and {_takes_no_steps(f)} its own",
         fix=Fix("engine=loop"),
         source="src/eke/training/loop/trainer_engine.py",
@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = (
         id="extra_needs_trainer",
         verdict=Severity.no_effect,
         key="trainer.extra",
-        when=lambda f: bool(f.config.trainer.extra) and f.config.engine.option != "trainer",
+        when=lambda f: f.config.trainer.extra and f.config.engine.option != "trainer",
         value=lambda f: ", ".join(f.config.trainer.extra),
         why=lambda f: (
             f"arguments of Hugging Face Trainer, which engine={f.config.engine.option} does not "

@@ -168,7 +168,7 @@ RULES = (
     Rule(
         id="key_value_heads_divide_heads",
         key="model.num_key_value_heads",
-        when=lambda f: (k := _key_value_heads(f)) is not None and k > 0 and _heads(f) % k != 0,
+        when=lambda f: (k := _key_value_heads(f)) and _heads(f) % k != 0,
         why=lambda f: f"does not divide model.num_attention_heads = {_heads(f)}",
         fix=lambda f: Fix(
             "model.num_key_value_heads="
@@ -244,7 +244,7 @@ RULES = (
     Rule(
         id="sequence_fits_positions",
         key="data.seq_len",
-        when=lambda f: (m := max_positions(f)) is not None and _longest(f) > m,
+        when=lambda f: (m := max_positions(f)) and _longest(f) > m,
         value=lambda f: (
             f"{n} task.target_len = {_longest(f)}"
             if _longest(f) > (n := f.config.data.seq_len)
@@ -272,7 +272,7 @@ RULES = (
     Rule(
         id="adapters_freeze_everything",
         key="model.freeze",
-        when=lambda f: bool(f.config.model.freeze) and isinstance(f.config.peft, Adapters),
+        when=lambda f: f.config.model.freeze and isinstance(f.config.peft, Adapters),
         value=lambda f: format_value(f.config.model.freeze),
         why=lambda f: (
             f"peft={f.config.peft.option} freezes all of the model's own weights, but for a "

@@ -160,7 +160,7 @@ RULES: tuple[Rule, ...] = (
         verdict=Severity.no_effect,
         key="optimizer",
         when=lambda f: (
-            _known(f).quantises is not None
+            _known(f).quantises
             and not any(quantises_state(f.config.optimizer, w) for w in structure(f.config).weights)
         ),
         why=lambda f: (
@@ -233,7 +233,7 @@ PEFT_RULES: tuple[Rule, ...] = (
     Rule(
         id="adapted_layers_exist",
         key="peft.target_modules",
-        when=lambda f: bool(_unmatched(f)),
+        when=_unmatched,
         value=_unmatched,
         why=lambda f: (
             f"names no linear layer in a Transformer layer of model={f.config.model.option}, "
@@ -252,7 +252,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapters_on_random_weights",
         verdict=Severity.unsafe,
         key="peft",
-        when=lambda f: _adapters(f) is not None and not isinstance(f.config.model, PretrainedModel),
+        when=lambda f: _adapters(f) and not isinstance(f.config.model, PretrainedModel),
         why=lambda f: (
             f"adapts model={f.config.model.option}, whose weights are random and stay so: it "
             "measures speed and memory, and learns little"
@@ -268,9 +268,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapter_rank_saves_nothing",
         verdict=Severity.unsafe,
         key="peft.r",
-        when=lambda f: (
-            (lora := _lora(f)) is not None and 0 < f.config.model.hidden_size <= 2 * lora.r
-        ),
+        when=lambda f: (lora := _lora(f)) and 0 < f.config.model.hidden_size <= 2 * lora.r,
         why=lambda f: (
             f"makes adapters with no fewer numbers than the matrices of width "
             f"{f.config.model.hidden_size} they adapt: 2 x r x width against width x width"
@@ -282,7 +280,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="rslora_needs_rank",
         verdict=Severity.no_effect,
         key="peft.use_rslora",
-        when=lambda f: (lora := _lora(f)) is not None and lora.use_rslora and lora.r == 1,
+        when=lambda f: (lora := _lora(f)) and lora.use_rslora and lora.r == 1,
         why="divides by the square root of peft.r, and that of 1 is 1",
         fix=Fix("peft.use_rslora=false"),
         source="arXiv:2312.03732",

@@ -55,8 +55,8 @@ class Rule:
     verdict: Severity = Severity.impossible
     key: str
     """Key path the problem is shown under."""
-    when: Callable[[Facts], bool]
-    """Condition; it is evaluated with all numbers within their limits."""
+    when: Callable[[Facts], object]
+    """Condition, a value that is true or not; evaluated with all numbers within their limits."""
     value: Callable[[Facts], object] | None = None
     """The offending value; None: the key's own."""
     why: Callable[[Facts], str] | str
