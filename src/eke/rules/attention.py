@@ -142,7 +142,7 @@ BACKEND_RULES = (
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
-            and family_of(f.config).has_score_bias
+            and f.family.has_score_bias
             and not (f.device.kind == "cpu" and _pinned(f, Backend.cudnn))
         ),
         why="T5 adds a learnt bias to its attention scores, for which this kernel has no gradient",
@@ -153,10 +153,7 @@ BACKEND_RULES = (
         id="flash_takes_no_mask",
         key="attention.backend",
         when=lambda f: (
-            _pinned(f, Backend.flash)
-            and _cuda(f)
-            and _has_mask(f)
-            and not family_of(f.config).has_score_bias
+            _pinned(f, Backend.flash) and _cuda(f) and _has_mask(f) and not f.family.has_score_bias
         ),
         why="PyTorch's flash kernel for CUDA takes no mask, which padded rows of "
         "bidirectional models and packed rows need",
@@ -235,14 +232,14 @@ def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bo
     """The class of a known family has no such kernel; see `_implemented` for others."""
 
     def lacks_it(facts: Facts) -> bool:
-        family, task = family_of(facts.config), facts.config.task.option
+        family, task = facts.family, facts.config.task.option
         return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
 
     return Rule(
         id=rule,
         key="attention",
         when=lambda f: is_chosen(f) and lacks_it(f),
-        why=lambda f: f"transformers' class of {family_of(f.config).name} has no {what}",
+        why=lambda f: f"transformers' class of {f.family.name} has no {what}",
         fix=SDPA,
         source=f"transformers' PreTrainedModel._supports_{name}",
         versions="transformers 5.17 to 5.23",

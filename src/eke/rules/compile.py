@@ -17,7 +17,7 @@ from eke.config.schema import (
     TextColumns,
 )
 from eke.models.checkpoints.architecture import has_plain_head
-from eke.models.families import FAMILIES, family_of
+from eke.models.families import FAMILIES
 from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
 from eke.rules.rule import (
@@ -295,12 +295,10 @@ KERNELS_RULES = (
         id="liger_needs_known_family",
         key="kernels",
         when=lambda f: (
-            f.config.kernels.option == "liger"
-            and family_of(f.config).is_known
-            and not family_of(f.config).has_liger
+            f.config.kernels.option == "liger" and f.family.is_known and not f.family.has_liger
         ),
         why=lambda f: (
-            f"Liger has no kernels for {family_of(f.config).name}; it has them for "
+            f"Liger has no kernels for {f.family.name}; it has them for "
             + ", ".join(name for name, family in FAMILIES.items() if family.has_liger)
         ),
         fix=Fix("kernels=none"),

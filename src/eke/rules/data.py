@@ -21,7 +21,6 @@ from eke.config.schema import (
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints import is_of_eke_without_tokenizer
 from eke.models.checkpoints.architecture import can_pack
-from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.rules.model import max_positions
 from eke.rules.rule import Facts, Rule, Severity
@@ -107,7 +106,7 @@ RULES = (
         why=lambda f: (
             "samples are separated by their positions, which works for causal_lm on decoders whose "
             f"mask follows from them; this is {f.config.task.option} on "
-            f"{getattr(f.config.model, 'model_type', '') or family_of(f.config).name}"
+            f"{getattr(f.config.model, 'model_type', '') or f.family.name}"
         ),
         fix=Fix("data.packing=off"),
         source="transformers' masking_utils.find_packed_sequence_indices",

@@ -20,7 +20,7 @@ from eke.common.paths import user_path
 from eke.common.text import format_bytes
 from eke.config.schema import Checkpointing, NvmeOffload, Switch, Weights, WeightsPlace
 from eke.hardware import file_system
-from eke.models.sizes import STAGE, SwapBytes, optimizer_entry, state_bytes, state_files
+from eke.models.sizes import STAGE, SwapBytes, state_bytes, state_files
 from eke.models.sizes.optimizers import AUTO, PIECES
 from eke.rules.precision import is_narrow
 from eke.rules.rule import Facts, Rule, Severity
@@ -73,10 +73,9 @@ RULES = (
     Rule(
         id="zero_needs_elementwise_optimizer",
         key="optimizer",
-        when=lambda f: is_zero(f) and optimizer_entry(f.config.optimizer).fails_on_pieces,
+        when=lambda f: is_zero(f) and f.optimizer.fails_on_pieces,
         why=lambda f: (
-            f"under distributed={f.config.distributed.option}: "
-            f"{optimizer_entry(f.config.optimizer).fails_on_pieces}"
+            f"under distributed={f.config.distributed.option}: {f.optimizer.fails_on_pieces}"
         ),
         fix=Fix("optimizer=adamw"),
         source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
@@ -191,7 +190,7 @@ RULES = (
             not f.planning
             and is_zero(f)
             and offloads(f)
-            and optimizer_entry(f.config.optimizer).implementation == AUTO
+            and f.optimizer.implementation == AUTO
             and shutil.which("g++") is None
         ),
         why="DeepSpeed compiles its Adam for the host at first use; there is no g++ here",
@@ -285,7 +284,7 @@ NVME_RULES = (
             _offload(f)
             and (
                 f.config.precision.weights is not Weights.float32
-                or not optimizer_entry(f.config.optimizer).returns_from_files
+                or not f.optimizer.returns_from_files
             )
         ),
         why="brings back the moments of float32 weights, by AdamW, Lion or SGD, and not the scales "

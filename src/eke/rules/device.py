@@ -9,7 +9,6 @@ from pathlib import Path
 from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
-from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, decide_formats, model_size
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
 from eke.rules.rule import Facts, Rule, Severity
@@ -57,7 +56,7 @@ def _batch_fix(facts: Facts) -> Fix:
 def _small(facts: Facts) -> Fix:
     if isinstance(facts.config.model, PretrainedModel):
         return Fix("model.name_or_path=A_SMALLER_CHECKPOINT")
-    return Fix(f"model={family_of(facts.config).smallest}")
+    return Fix(f"model={facts.family.smallest}")
 
 
 RULES = (

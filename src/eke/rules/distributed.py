@@ -3,7 +3,6 @@
 from eke.common.errors import Fix
 from eke.config.schema import Packing, PeerToPeer
 from eke.hardware import usable_cores
-from eke.models.sizes import optimizer_entry
 from eke.rules.rule import Facts, Rule, Severity
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
@@ -99,10 +98,10 @@ RULES = (
     Rule(
         id="fsdp_needs_elementwise_optimizer",
         key="optimizer",
-        when=lambda f: _is_cut(f) and optimizer_entry(f.config.optimizer).fails_on_parts,
+        when=lambda f: _is_cut(f) and f.optimizer.fails_on_parts,
         why=lambda f: (
             "distributed=fsdp gives each process a part of every tensor; "
-            + optimizer_entry(f.config.optimizer).fails_on_parts
+            + f.optimizer.fails_on_parts
         ),
         fix=Fix("optimizer=adamw", remark="or: distributed=ddp"),
         source="tests/unit/training/distributed/test_sharding.py: steps on sharded parameters",

@@ -17,7 +17,6 @@ from eke.config.schema import (
     Offload,
     Weights,
 )
-from eke.models.families import family_of
 from eke.models.sizes import (
     STAGE,
     StateBytes,
@@ -44,7 +43,7 @@ def _rotates_what_is_kept(facts: Facts) -> bool:
 
     Not where heads are normalized in between; of an unknown architecture that is not known.
     """
-    family = family_of(facts.config)
+    family = facts.family
     return (
         facts.config.kernels.option == "liger"
         and facts.config.memory.checkpointing is Checkpointing.selective
@@ -178,11 +177,8 @@ RULES = (
     Rule(
         id="in_backward_needs_other_optimizer",
         key="memory.optimizer_in_backward",
-        when=lambda f: _in_backward(f) and optimizer_entry(f.config.optimizer).fails_in_backward,
-        why=lambda f: (
-            f"optimizer={f.config.optimizer.option} "
-            f"{optimizer_entry(f.config.optimizer).fails_in_backward}"
-        ),
+        when=lambda f: _in_backward(f) and f.optimizer.fails_in_backward,
+        why=lambda f: f"optimizer={f.config.optimizer.option} {f.optimizer.fails_in_backward}",
         fix=Fix("optimizer=adamw"),
         source="tests/equivalence/test_in_backward.py",
     ),

@@ -20,7 +20,7 @@ from eke.config.schema import (
     TrainedBias,
     Weights,
 )
-from eke.models.families import family_of, is_classification
+from eke.models.families import is_classification
 from eke.models.sizes import decide_formats, optimizer_entry
 from eke.rules.rule import Facts, Rule, Severity, capability_of, older_than
 
@@ -276,7 +276,7 @@ FLOAT8_RULES = (
     Rule(
         id="gpt2_has_no_linear_layers",
         key="precision.float8",
-        when=lambda f: _is_float8(f) and family_of(f.config).stores_transposed,
+        when=lambda f: _is_float8(f) and f.family.stores_transposed,
         why="torchao converts nn.Linear, and transformers' GPT-2 is made of Conv1D: not one of "
         "its layers would multiply in float8",
         fix=_without,
@@ -285,7 +285,7 @@ FLOAT8_RULES = (
     Rule(
         id="float8_width_is_aligned",
         key="model.hidden_size",
-        when=lambda f: not family_of(f.config).stores_transposed and _misaligned(f, "hidden_size"),
+        when=lambda f: not f.family.stores_transposed and _misaligned(f, "hidden_size"),
         why=f"must be a multiple of {ALIGNMENT} for float8: every linear layer has this side, and "
         "none would be converted",
         # Heads of an even width divide it then, as rotary positions want.
@@ -298,9 +298,7 @@ FLOAT8_RULES = (
         id="float8_feed_forward_is_aligned",
         verdict=Severity.no_effect,
         key="model.intermediate_size",
-        when=lambda f: (
-            not family_of(f.config).stores_transposed and _misaligned(f, "intermediate_size")
-        ),
+        when=lambda f: not f.family.stores_transposed and _misaligned(f, "intermediate_size"),
         why=f"is no multiple of {ALIGNMENT}: the feed-forward layers do not multiply in float8",
         fix=lambda f: _align(f, "intermediate_size"),
         source=TORCHAO,

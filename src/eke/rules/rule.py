@@ -18,6 +18,8 @@ from eke.common.errors import Fix, Problem
 from eke.common.text import format_value
 from eke.config.schema import Config, Limit
 from eke.hardware import Device
+from eke.models.families import Family, family_of
+from eke.models.sizes import OptimizerEntry, optimizer_entry
 
 
 class Severity(Enum):
@@ -45,6 +47,16 @@ class Facts:
     """Number of machines that the run can use."""
     is_set: Callable[[str], bool] = lambda key: False
     """Whether the user set a key path; by default nothing counts as set."""
+
+    @property
+    def family(self) -> Family:
+        """Record of the model's family."""
+        return family_of(self.config)
+
+    @property
+    def optimizer(self) -> OptimizerEntry:
+        """Record of the optimizer."""
+        return optimizer_entry(self.config.optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)
