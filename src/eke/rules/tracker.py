@@ -71,9 +71,8 @@ def _is_folder(uri: str) -> bool:
     return uri.startswith("file:") or ("://" not in uri and uri != "databricks")
 
 
-def _mlflow_uri(facts: Facts) -> str:
-    """Of the store that is asked for; empty where none is."""
-    return (facts.config.tracker.uri or "") if _tracker(facts) == "mlflow" else ""
+def _mlflow_uri(facts: Facts) -> str | None:
+    return facts.config.tracker.uri if _tracker(facts) == "mlflow" else None
 
 
 STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
@@ -128,11 +127,7 @@ RULES = (
     Rule(
         id="uri_is_no_folder",
         key="tracker.uri",
-        when=lambda f: (
-            _tracker(f) == "mlflow"
-            and f.config.tracker.uri is not None
-            and _is_folder(f.config.tracker.uri)
-        ),
+        when=lambda f: (uri := _mlflow_uri(f)) is not None and _is_folder(uri),
         why="a URI is needed; MLflow 3.17 takes no folder as a store any more",
         fix=lambda f: Fix(f"tracker.uri={_store(f.config.tracker.uri or '')}"),
         source="mlflow/store/tracking/file_store.py",
@@ -141,11 +136,7 @@ RULES = (
     Rule(
         id="uri_has_a_store",
         key="tracker.uri",
-        when=lambda f: (
-            _tracker(f) == "mlflow"
-            and f.config.tracker.uri is not None
-            and _is_unknown(f.config.tracker.uri)
-        ),
+        when=lambda f: (uri := _mlflow_uri(f)) is not None and _is_unknown(uri),
         why=lambda _: f"MLflow has no store of that kind; it has {', '.join(STORES)}",
         fix=Fix("tracker.uri=https://SERVER", remark="or: sqlite:////FOLDER/mlflow.db"),
         source="mlflow/tracking/_tracking_service/utils.py",

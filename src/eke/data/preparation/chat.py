@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def columns_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def read_conversation(row: Mapping[str, Any], column: str) -> Conversation:
-    """The conversation of a row; `column` has its messages, or answers (`completion`, `output`).
+    """The conversation of a row; `column` has messages, or answers (`completion`, `output`).
 
     Raises:
         BadRowError: the row is not a conversation.
@@ -181,7 +182,7 @@ class ChatTemplate:
     def generation_prompt(self) -> str:
         """Text that asks for an answer; empty where the template has none."""
         _, end, due = self._probed
-        same = _common_length(end, due)
+        same = len(commonprefix((end, due)))
         # Phi-3's rendering ends with a special token unless an answer is due.
         inside = [at for at, word in self.specials(due) if at <= same < at + len(word)]
         return due[inside[0] if inside else same :]
@@ -335,12 +336,12 @@ def _places(
 def _aligned(
     skeleton: str, rendered: str, texts: Mapping[int, _Text], trims: Sequence[Any] = _TRIMS
 ) -> dict[int, list[Span]] | None:
-    """Places of texts, from a rendering with sentinels; None where both do not match.
+    """Places of texts, by the numbers of their sentinels; None where both renderings do not match.
 
     Args:
         skeleton: the rendering with sentinels.
-        rendered: the rendering itself.
-        texts: by the numbers of their sentinels.
+        rendered: the one without.
+        texts: that were replaced.
         trims: what templates may do to texts; empty for a single text whose length follows.
     """
     pieces, rendered = _SENTINELS.split(skeleton + _END), rendered + _END
@@ -381,7 +382,8 @@ def generated_spans(
     if missing := [n for n in answers if n not in places]:
         raise BadRowError(f"messages[{missing[0]}] is not in the text that the chat template makes")
     if not template.is_marked:
-        return text, [_turn(template, messages, text, places, n) for n in answers]
+        calls = {n: bool(messages[n].get("tool_calls")) for n in answers}
+        return text, [_turn(template, text, places, *each) for each in calls.items()]
     spans = [span for span in marked if span[1] > places[answers[0]][0][0]]
     if not spans:
         raise BadRowError("has no text that the chat template marks as generated")
@@ -395,14 +397,10 @@ def generated_spans(
     return text, spans
 
 
-def _turn(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    text: str,
-    places: Places,
-    number: int,
-) -> Span:
-    """What the assistant generates of one message: from its header's end to the end of turn.
+def _turn(template: ChatTemplate, text: str, places: Places, number: int, calls: bool) -> Span:
+    """What the assistant generates of one message, from its header's end to the end of turn.
+
+    `calls`: it has calls of tools.
 
     Raises:
         BadRowError: no special token ends it.
@@ -424,7 +422,7 @@ def _turn(
             "trained model"
         )
     # The answer ends with the first one; a tool call may have some of its own before the last.
-    at, word = ends[-1 if messages[number].get("tool_calls") else 0]
+    at, word = ends[-1 if calls else 0]
     return start, at + len(word)
 
 
@@ -435,13 +433,7 @@ def _unprompted(template: ChatTemplate, before: str) -> str:
     at = before.rfind(words[0] if words else prompt)
     if not prompt or at < 0:
         return ""
-    return before[at + _common_length(before[at:], prompt) :]
-
-
-def _common_length(one: str, other: str) -> int:
-    """Characters that two texts share at their beginning."""
-    pairs = zip(one, other, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return before[at + len(commonprefix((before[at:], prompt))) :]
 
 
 def encode_conversation(
