@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -182,7 +181,7 @@ class ChatTemplate:
     def generation_prompt(self) -> str:
         """Text that asks for an answer; empty where the template has none."""
         _, end, due = self._probed
-        same = len(commonprefix((end, due)))
+        same = _common_length(end, due)
         # Phi-3's rendering ends with a special token unless an answer is due.
         inside = [at for at, word in self.specials(due) if at <= same < at + len(word)]
         return due[inside[0] if inside else same :]
@@ -433,7 +432,13 @@ def _unprompted(template: ChatTemplate, before: str) -> str:
     at = before.rfind(words[0] if words else prompt)
     if not prompt or at < 0:
         return ""
-    return before[at + len(commonprefix((before[at:], prompt))) :]
+    return before[at + _common_length(before[at:], prompt) :]
+
+
+def _common_length(one: str, other: str) -> int:
+    """Characters that two texts share at their beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def encode_conversation(
