@@ -326,7 +326,6 @@ class RowStore:
         self.splits = Splits(writer, request.eval_frac)
         self.chat = ChatRows(request, tokenizer) if request.train_on else None
         self.too_long: list[int] = []  # tokens of conversations that were too long
-        self._end = 0
 
     def fill(self) -> dict[str, object]:
         """Read all rows; returns the manifest's counts.
@@ -451,14 +450,13 @@ class RowStore:
             self.counts.first_row = ends_of(self.tokenizer, kept[0][1])
         special = self.tokenizer.vocabulary.special
         self.counts.num_doubled += sum(is_doubled(tokens, special) for _, tokens, _ in kept)
-        first = self.writer.counts["cuts"]
+        first, start = self.writer.counts["cuts"], self.writer.counts["tokens"]
         sizes = np.array([len(tokens) for _, tokens, _ in kept], np.int64)
         self.writer.append("tokens", np.concatenate([tokens for _, tokens, _ in kept]))
-        self.writer.append("offsets", self._end + np.cumsum(sizes))
+        self.writer.append("offsets", start + np.cumsum(sizes))
         self.writer.append("cuts", [cut for _, _, cut in kept])
         if self.chat:
             self.writer.append("trained", np.concatenate([row.trained for row, _, _ in kept]))
-        self._end += int(sizes.sum())
         if self.request.label is not None:
             self._write_labels([row.label for row, _, _ in kept])
         self.splits.add([row for row, _, _ in kept], first, evaluation)
