@@ -21,7 +21,7 @@ from eke.config.schema import (
     Weights,
 )
 from eke.models.families import is_classification
-from eke.models.sizes import decide_formats, optimizer_entry
+from eke.models.sizes import computed_formats, decide_formats, optimizer_entry
 from eke.rules.rule import Facts, Rule, Severity, capability_of, older_than
 
 TF32_CAPABILITY = (8, 0)
@@ -67,12 +67,6 @@ def _loses_updates(facts: Facts) -> bool:
     )
 
 
-def _computed_formats(facts: Facts) -> set[str]:
-    """Number formats that training and evaluation compute in."""
-    precision = facts.config.precision
-    return {precision.compute.value, precision.evaluation.value} - {Evaluation.same.value}
-
-
 def _frozen_differ(facts: Facts) -> bool:
     """Whether frozen weights have a format that something cannot compute with."""
     peft = facts.config.peft
@@ -80,7 +74,7 @@ def _frozen_differ(facts: Facts) -> bool:
         return False
     if peft.base_weights is BaseWeights.float32:
         return is_narrow(facts)
-    return _computed_formats(facts) != {peft.base_weights.value}
+    return computed_formats(facts.config) != {peft.base_weights.value}
 
 
 def _model_type(facts: Facts) -> str:
@@ -134,8 +128,8 @@ RULES = (
         key="peft.base_weights",
         when=_frozen_differ,
         why=lambda f: (
-            f"products are computed in {' and '.join(sorted(_computed_formats(f)))}, and trained "
-            f"weights are {f.config.precision.weights.value}: autocast narrows weights, and does "
+            f"products are computed in {' and '.join(sorted(computed_formats(f.config)))}, and "
+            f"trained weights are {f.config.precision.weights.value}: autocast narrows weights, and does "
             "not widen them"
         ),
         fix=Fix("peft.base_weights=auto"),

@@ -167,11 +167,6 @@ class ChatTemplate:
         """Whether it marks what the assistant generates."""
         return bool(_GENERATION.search(self.source))
 
-    @cached_property
-    def plain_markers(self) -> list[str]:
-        """Markers (`<|user|>`) that are not special tokens: the tokenizer splits them."""
-        return sorted(set(_MARKERS.findall(self.source)) - self.special)
-
     @property
     def bos(self) -> str:
         """Text of the token that begins a row; empty if there is none."""
@@ -538,9 +533,12 @@ class ChatRows:
 
     def found(self) -> dict[str, Any]:
         """The manifest's statistics of conversations."""
+        template, ends = self.template, sorted(self.ends)
+        words = zip(ends, self.tokenizer.decode(ends), strict=True)
         return {
             "num_trained": self.num_trained,
-            "chat_template": self.template.source,
-            "ends_of_turn": self.tokenizer.special_among(sorted(self.ends)),
-            "plain_markers": tuple(self.template.plain_markers),
+            "chat_template": template.source,
+            "ends_of_turn": tuple(end for end, word in words if word in template.special),
+            # Markers (`<|user|>`) that are not special tokens: the tokenizer splits them.
+            "plain_markers": tuple(sorted({*_MARKERS.findall(template.source)} - template.special)),
         }

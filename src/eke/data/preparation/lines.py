@@ -518,26 +518,24 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     """
     split = source.eval_split if evaluation else source.split
     assert split is not None
-    rows = _load(source, split, "data.eval_split" if evaluation else "data.split", columns)
+    loaded = _loaded(source)
+    if split not in loaded:
+        there, key = (
+            [str(name) for name in loaded],
+            "data.eval_split" if evaluation else "data.split",
+        )
+        close = difflib.get_close_matches(split, there, 1) or there
+        why = f"there is no such split; there are: {', '.join(there)}"
+        raise ConfigError(Problem(key, split, why, Fix(f"{key}={close[0]}")))
+    rows = loaded[split]
+    if rows.column_names is not None:
+        columns.require_in(list(rows.column_names))
+        rows = rows.select_columns(columns.names_wanted or rows.column_names)
     try:
         for number, row in enumerate(rows, 1):
             yield f"{split} row {number}", row
     except Exception as error:  # the connection, or a damaged file
         raise _unavailable(source, error) from error
-
-
-def _load(source: HubSource, split: str, key: str, columns: Columns) -> Any:
-    loaded = _loaded(source)
-    if split not in loaded:
-        there = [str(name) for name in loaded]
-        close = difflib.get_close_matches(split, there, 1) or there
-        why = f"there is no such split; there are: {', '.join(there)}"
-        raise ConfigError(Problem(key, split, why, Fix(f"{key}={close[0]}")))
-    chosen = loaded[split]
-    if chosen.column_names is not None:
-        columns.require_in(list(chosen.column_names))
-        chosen = chosen.select_columns(columns.names_wanted or chosen.column_names)
-    return chosen
 
 
 def _loaded(source: HubSource) -> Any:
@@ -548,14 +546,13 @@ def _loaded(source: HubSource) -> Any:
     datasets.logging.set_verbosity_error()
     options = {"name": source.config_name, "streaming": source.streaming}
     try:
-        return datasets.load_dataset(source.name, revision=source.revision, **options)
-    except Exception as error:  # huggingface_hub's, the connection's, datasets'
-        folder = _cached_copy(source)
-        if folder is None:
-            raise _unavailable(source, error) from error
-    try:
-        return datasets.load_dataset(folder, **options)
-    except Exception as error:  # a copy without the files of a split
+        try:
+            return datasets.load_dataset(source.name, revision=source.revision, **options)
+        except Exception:  # huggingface_hub's, the connection's, datasets'
+            if (folder := _cached_copy(source)) is None:
+                raise
+            return datasets.load_dataset(folder, **options)
+    except Exception as error:  # of a copy: without the files of a split
         raise _unavailable(source, error) from error
 
 

@@ -87,11 +87,6 @@ class Tokenizer:
             return ids
         return np.append(ids, eos)
 
-    def special_among(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Those of some ids that are special tokens."""
-        words = zip(ids, self.decode(ids), strict=True)
-        return tuple(token for token, word in words if word in self.special_texts)
-
     def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[FramedText]:
         """`tokenizer(text, truncation=True, max_length=limit)` of each text.
 

@@ -105,6 +105,12 @@ def decide_formats(config: Config) -> WeightFormats:
     return WeightFormats(precision.weights.value, master, _frozen_format(config))
 
 
+def computed_formats(config: Config) -> set[str]:
+    """Number formats that training and evaluation compute in."""
+    precision = config.precision
+    return {precision.compute.value, precision.evaluation.value} - {Evaluation.same.value}
+
+
 def _frozen_format(config: Config) -> str:
     """Format of frozen weights: the one typed, or of what training and evaluation compute in."""
     precision, peft = config.precision, config.peft
@@ -113,9 +119,7 @@ def _frozen_format(config: Config) -> str:
         return str(peft.base_weights.value)
     if not isinstance(peft, Adapters) and not config.model.freeze:
         return trained
-    formats: set[str] = {precision.compute.value, precision.evaluation.value} - {
-        Evaluation.same.value
-    }
+    formats = computed_formats(config)
     return formats.pop() if len(formats) == 1 else trained
 
 
