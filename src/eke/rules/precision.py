@@ -129,8 +129,8 @@ RULES = (
         when=_frozen_differ,
         why=lambda f: (
             f"products are computed in {' and '.join(sorted(computed_formats(f.config)))}, and "
-            f"trained weights are {f.config.precision.weights.value}: autocast narrows weights, and "
-            "does not widen them"
+            f"trained weights are {f.config.precision.weights.value}: autocast narrows weights, "
+            "and does not widen them"
         ),
         fix=Fix("peft.base_weights=auto"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
