@@ -113,9 +113,7 @@ def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
     corrected = copy.deepcopy(config)
     for problem in problems:
         *groups, key = problem.key.split(".")
-        node: Any = corrected
-        for group in groups:
-            node = getattr(node, group)
+        node: Any = functools.reduce(getattr, groups, corrected)
         default = next(f.default for f in dataclasses.fields(node) if f.name == key)
         setattr(node, key, default)
     return corrected
@@ -130,14 +128,9 @@ def _walk(node: Any, prefix: str) -> Iterator[Problem]:
             continue
         limit = field.metadata.get("limit")
         if isinstance(limit, Limit) and value is not None and not limit.admits(value):
-            instead = format_value(limit.in_place_of(value, field.default))
-            yield Problem(
-                path,
-                format_value(value),
-                f"must be {limit.describe(value)}",
-                Fix(f"{path}={instead}"),
-                "limit",
-            )
+            fix = Fix(f"{path}={format_value(limit.in_place_of(value, field.default))}")
+            why = f"must be {limit.describe(value)}"
+            yield Problem(path, format_value(value), why, fix, "limit")
 
 
 def capability_of(facts: Facts) -> str:

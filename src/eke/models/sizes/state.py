@@ -349,11 +349,6 @@ def pieces(config: Config) -> dict[Role, int]:
     return found
 
 
-def piece_numbers(config: Config) -> int:
-    """Numbers in one process's flat pieces: its share of the trained weights, and the padding."""
-    return sum(pieces(config).values())
-
-
 def flat_pieces(config: Config) -> list[Weight]:
     """The pieces as the optimizer sees them: flat, and float32.
 
@@ -391,7 +386,7 @@ def shared_state_bytes(
         return replace(whole, optimizer=whole.optimizer - paged)
     stage, offload = STAGE[config.distributed.option], config.offload.option
     processes = config.distributed.num_processes
-    numbers = piece_numbers(config)
+    numbers = sum(pieces(config).values())
     trained = sum(prod(w.shape) for w in trained_weights(config)) or 1
     optimizer = FLOAT32_BYTES * numbers + optimizer_bytes(config, flat_pieces(config))
     optimizer -= paged_bytes(config, flat_pieces(config)) if pages else 0
