@@ -104,7 +104,38 @@ ANY_BACKEND = Fix("attention.backend=auto")
 MEM_EFFICIENT = Fix("attention.backend=mem_efficient")
 SDPA = Fix("attention=sdpa")
 
-BACKEND_RULES = (
+SUPPORT = {
+    "sdpa": "supports_sdpa",
+    "flash2": "supports_flash_attn",
+    "flash3": "supports_flash_attn",
+    "flex": "supports_flex_attn",
+}
+"""Option -> field of `PretrainedModel` that says whether the model's class has it."""
+
+
+def _implemented(facts: Facts, option: str) -> bool:
+    return getattr(facts.config.model, SUPPORT.get(option, ""), None) is not False
+
+
+def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bool]) -> Rule:
+    """The class of a known family has no such kernel; see `_implemented` for others."""
+
+    def lacks_it(facts: Facts) -> bool:
+        family, task = facts.family, facts.config.task.option
+        return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
+
+    return Rule(
+        id=rule,
+        key="attention",
+        when=lambda f: is_chosen(f) and lacks_it(f),
+        why=lambda f: f"transformers' class of {f.family.name} has no {what}",
+        fix=SDPA,
+        source=f"transformers' PreTrainedModel._supports_{name}",
+        versions="transformers 5.17 to 5.23",
+    )
+
+
+RULES = (
     Rule(
         id="backend_is_sdpas",
         verdict=Severity.no_effect,
@@ -213,40 +244,6 @@ BACKEND_RULES = (
         source="https://github.com/pytorch/pytorch/pull/174245",
         versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
     ),
-)
-
-SUPPORT = {
-    "sdpa": "supports_sdpa",
-    "flash2": "supports_flash_attn",
-    "flash3": "supports_flash_attn",
-    "flex": "supports_flex_attn",
-}
-"""Option -> field of `PretrainedModel` that says whether the model's class has it."""
-
-
-def _implemented(facts: Facts, option: str) -> bool:
-    return getattr(facts.config.model, SUPPORT.get(option, ""), None) is not False
-
-
-def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bool]) -> Rule:
-    """The class of a known family has no such kernel; see `_implemented` for others."""
-
-    def lacks_it(facts: Facts) -> bool:
-        family, task = facts.family, facts.config.task.option
-        return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
-
-    return Rule(
-        id=rule,
-        key="attention",
-        when=lambda f: is_chosen(f) and lacks_it(f),
-        why=lambda f: f"transformers' class of {f.family.name} has no {what}",
-        fix=SDPA,
-        source=f"transformers' PreTrainedModel._supports_{name}",
-        versions="transformers 5.17 to 5.23",
-    )
-
-
-CLASS_RULES = (
     Rule(
         id="attention_is_implemented",
         key="attention",
@@ -260,9 +257,6 @@ CLASS_RULES = (
         "_supports_flex_attn",
         versions="transformers 5.17 to 5.23",
     ),
-)
-
-FLASH_RULES = (
     Rule(
         id="flash_package_needs_ampere",
         key="attention",
@@ -312,9 +306,6 @@ FLASH_RULES = (
         source="transformers' modeling_flash_attention_utils._is_packed_sequence",
         versions="transformers 5.17 to 5.23",
     ),
-)
-
-FLEX_RULES = (
     Rule(
         id="flex_needs_volta",
         key="attention",
@@ -346,5 +337,3 @@ FLEX_RULES = (
         versions="transformers 5.17 to 5.23",
     ),
 )
-
-RULES = (*BACKEND_RULES, *CLASS_RULES, *FLASH_RULES, *FLEX_RULES)
