@@ -12,10 +12,8 @@ from eke.rules.rule import (
     Rule,
     Severity,
     capability_of,
-    lacks_compiler,
+    needs_compiler,
     older_than,
-    with_compiler,
-    without_compiler,
 )
 
 SDP = (
@@ -318,13 +316,8 @@ RULES = (
         source=FLEX,
         versions="torch 2.11 to 2.13",
     ),
-    Rule(
-        id="flex_needs_compiler",
-        key="attention",
-        when=lambda f: _flex(f) and _cuda(f) and lacks_compiler(f),
-        why=without_compiler,
-        fix=lambda f: Fix("attention=sdpa", remark=with_compiler(f)),
-        source=TRITON_BUILD,
+    needs_compiler(
+        "flex_needs_compiler", "attention", lambda f: _flex(f) and _cuda(f), SDPA, TRITON_BUILD
     ),
     _class_rule("flex_without_gpt2", "FlexAttention", "flex_attn", _flex),
     Rule(

@@ -25,10 +25,8 @@ from eke.rules.rule import (
     Rule,
     Severity,
     capability_of,
-    lacks_compiler,
+    needs_compiler,
     older_than,
-    with_compiler,
-    without_compiler,
 )
 
 INDUCTOR_CAPABILITY = (7, 0)
@@ -137,14 +135,7 @@ RULES = (
         fix=Fix("compile=none"),
         source=COMPILER,
     ),
-    Rule(
-        id="inductor_needs_compiler",
-        key="compile",
-        when=lambda f: _inductor(f) and lacks_compiler(f),
-        why=without_compiler,
-        fix=lambda f: Fix("compile=none", remark=with_compiler(f)),
-        source=COMPILER,
-    ),
+    needs_compiler("inductor_needs_compiler", "compile", _inductor, Fix("compile=none"), COMPILER),
 )
 
 
@@ -195,6 +186,10 @@ def _fused(facts: Facts) -> bool:
 
 def _sparse(facts: Facts) -> bool:
     return facts.config.kernels.sparse_prediction
+
+
+def _liger(facts: Facts) -> bool:
+    return facts.config.kernels.option == "liger"
 
 
 def _without(key: str) -> Callable[[Facts], Fix]:
@@ -286,7 +281,7 @@ KERNELS_RULES = (
     Rule(
         id="liger_needs_cuda",
         key="kernels",
-        when=lambda f: f.config.kernels.option == "liger" and f.device.kind == "cpu",
+        when=lambda f: _liger(f) and f.device.kind == "cpu",
         why=lambda f: f"Liger's kernels are written in Triton for GPUs; {capability_of(f)}",
         fix=Fix("kernels=none"),
         source=LIGER_SOURCE,
@@ -294,9 +289,7 @@ KERNELS_RULES = (
     Rule(
         id="liger_needs_known_family",
         key="kernels",
-        when=lambda f: (
-            f.config.kernels.option == "liger" and f.family.is_known and not f.family.has_liger
-        ),
+        when=lambda f: _liger(f) and f.family.is_known and not f.family.has_liger,
         why=lambda f: (
             f"Liger has no kernels for {f.family.name}; it has them for "
             + ", ".join(name for name, family in FAMILIES.items() if family.has_liger)
@@ -305,14 +298,11 @@ KERNELS_RULES = (
         source=LIGER_SOURCE,
         versions="liger-kernel 0.8.5",
     ),
-    Rule(
-        id="liger_needs_compiler",
-        key="kernels",
-        when=lambda f: (
-            f.config.kernels.option == "liger" and f.device.kind == "cuda" and lacks_compiler(f)
-        ),
-        why=without_compiler,
-        fix=lambda f: Fix("kernels=none", remark=with_compiler(f)),
-        source="triton/runtime/build.py",
+    needs_compiler(
+        "liger_needs_compiler",
+        "kernels",
+        lambda f: _liger(f) and f.device.kind == "cuda",
+        Fix("kernels=none"),
+        "triton/runtime/build.py",
     ),
 )

@@ -172,5 +172,19 @@ def with_compiler(facts: Facts) -> str:
     return f"or: apt install {'g++' if facts.device.kind == 'cpu' else 'gcc'}"
 
 
+def needs_compiler(
+    rule: str, key: str, is_on: Callable[[Facts], bool], instead: Fix, source: str
+) -> Rule:
+    """What generates code needs a compiler of it."""
+    return Rule(
+        id=rule,
+        key=key,
+        when=lambda f: is_on(f) and lacks_compiler(f),
+        why=without_compiler,
+        fix=lambda f: Fix(*instead.words, remark=with_compiler(f)),
+        source=source,
+    )
+
+
 def _found(*names: str) -> bool:
     return any(shutil.which(name) for name in names)
