@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import closest, first_line
+from eke.common.text import closest, first_line, format_value
 from eke.data.sources import HubSource, PrepareRequest, other_format
 
 MAX_NAMES = 10_000
@@ -282,14 +282,12 @@ def _list_of(text: str) -> Any:
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
+    if value is None or isinstance(value, bool):
+        return format_value(value)
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, int | float):
         return f"the number {str(value)[:20]}"
     if isinstance(value, str):
