@@ -186,8 +186,8 @@ FAULTS = (
     fault(
         "rule_never_applies",
         "rules/deepspeed.py",
-        'optimizer_entry(f.config.optimizer).fails_on_pieces != ""',
-        "optimizer_entry(f.config.optimizer).fails_on_pieces is None",
+        "is_zero(f) and f.optimizer.fails_on_pieces",
+        "is_zero(f) and f.optimizer.fails_on_pieces is None",
         "ZeRO starts with an optimizer it cannot split",
         "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
     ),

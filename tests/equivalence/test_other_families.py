@@ -106,7 +106,7 @@ def test_the_built_model_is_looked_at_where_its_source_misleads(
     checkpoint, curve_of, monkeypatch
 ) -> None:
     for name in ("head_is_plain", "keeps_samples_apart"):
-        monkeypatch.setattr(f"eke.models.checkpoints.abilities.{name}", lambda *_: True)
+        monkeypatch.setattr(f"eke.models.checkpoints.architecture.{name}", lambda *_: True)
     with pytest.raises(RunError, match=r"changes its logits.*kernels=none"):
         curve_of(*base(checkpoint("granite")), "kernels=fused_linear_cross_entropy")
     with pytest.raises(RunError, match=r"does not keep samples apart.*data.packing=off"):

@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from itertools import groupby
 
 from rich.console import Console
 
@@ -112,13 +113,13 @@ def _marked(join: Join, ids: list[int], trained: list[bool]) -> str:
     console = Console(file=sys.stdout)
     coloured = console.is_terminal and console.color_system and not console.no_color
     before, after = ("\x1b[1;32m", "\x1b[0m") if coloured else ("[[", "]]")
-    whole, marked, at = join(ids), "", 0
-    for end in range(1, len(ids) + 1):
-        if end == len(ids) or trained[end] is not trained[end - 1]:
-            stop = len(join(ids[:end]))
-            part = printable(whole[at:stop], colours=False)
-            marked += f"{before}{part}{after}" if trained[end - 1] else part
-            at = stop
+    whole, marked, at, end = join(ids), "", 0, 0
+    for is_trained, tokens in groupby(trained):
+        end += len(list(tokens))
+        stop = len(join(ids[:end]))
+        part = printable(whole[at:stop], colours=False)
+        marked += f"{before}{part}{after}" if is_trained else part
+        at = stop
     return marked
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -161,3 +162,21 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     kept["PYTHONPATH"] = os.pathsep.join((source_folder(), *entries))
     kept["PYTHONSAFEPATH"] = "1"
     return kept
+
+
+def end_with_parent(number: signal.Signals, parent: str) -> None:
+    """Have the kernel send a signal to this process when its parent dies, or has died already.
+
+    Without a process id as `parent`, nothing is done.
+    """
+    if not parent.isdigit():
+        return
+    import ctypes  # of no use to most commands
+
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
+    try:
+        ctypes.CDLL(None).prctl(set_parent_death_signal, number)
+    except (OSError, AttributeError):  # not Linux
+        return
+    if os.getppid() != int(parent):  # it died before the call
+        os.kill(os.getpid(), number)

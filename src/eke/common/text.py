@@ -82,6 +82,11 @@ def format_value(value: object) -> str:
     return str(value)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message: libraries explain over many."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
+
+
 MAX_BESIDE = 1000
 """Maximum number of files in a folder whose names are compared (time limit)."""
 

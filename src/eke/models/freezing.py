@@ -40,10 +40,7 @@ def _is_part(wanted: str, part: str) -> bool:
 def find_problem(entries: Sequence[str], weights: Weights, what: str) -> Problem | None:
     """An entry that names nothing, or nothing that is left to train; None if there is neither.
 
-    Args:
-        entries: of `model.freeze`.
-        weights: of the model.
-        what: the model, in words.
+    `what` is the model, in words.
     """
     wrong = [e for e in entries if not any(is_frozen([e], names) for names in weights)]
     if wrong:

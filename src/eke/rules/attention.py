@@ -1,5 +1,7 @@
 """Rules about attention. Kernel limits are from PyTorch's sdp_utils.cpp, unless noted."""
 
+from collections.abc import Callable
+
 from eke.common.errors import Fix
 from eke.config.schema import Backend, Compute, Packing
 from eke.models.checkpoints.architecture import class_attribute
@@ -10,10 +12,8 @@ from eke.rules.rule import (
     Rule,
     Severity,
     capability_of,
-    lacks_compiler,
+    needs_compiler,
     older_than,
-    with_compiler,
-    without_compiler,
 )
 
 SDP = (
@@ -43,6 +43,10 @@ def _pinned(facts: Facts, *backends: Backend) -> bool:
 
 def _flash_package(facts: Facts) -> bool:
     return facts.config.attention.option in ("flash2", "flash3")
+
+
+def _flex(facts: Facts) -> bool:
+    return facts.config.attention.option == "flex"
 
 
 def _cuda(facts: Facts) -> bool:
@@ -98,7 +102,38 @@ ANY_BACKEND = Fix("attention.backend=auto")
 MEM_EFFICIENT = Fix("attention.backend=mem_efficient")
 SDPA = Fix("attention=sdpa")
 
-BACKEND_RULES = (
+SUPPORT = {
+    "sdpa": "supports_sdpa",
+    "flash2": "supports_flash_attn",
+    "flash3": "supports_flash_attn",
+    "flex": "supports_flex_attn",
+}
+"""Option -> field of `PretrainedModel` that says whether the model's class has it."""
+
+
+def _implemented(facts: Facts, option: str) -> bool:
+    return getattr(facts.config.model, SUPPORT.get(option, ""), None) is not False
+
+
+def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bool]) -> Rule:
+    """The class of a known family has no such kernel; see `_implemented` for others."""
+
+    def lacks_it(facts: Facts) -> bool:
+        family, task = facts.family, facts.config.task.option
+        return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
+
+    return Rule(
+        id=rule,
+        key="attention",
+        when=lambda f: is_chosen(f) and lacks_it(f),
+        why=lambda f: f"transformers' class of {f.family.name} has no {what}",
+        fix=SDPA,
+        source=f"transformers' PreTrainedModel._supports_{name}",
+        versions="transformers 5.17 to 5.23",
+    )
+
+
+RULES = (
     Rule(
         id="backend_is_sdpas",
         verdict=Severity.no_effect,
@@ -136,7 +171,7 @@ BACKEND_RULES = (
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
-            and family_of(f.config).has_score_bias
+            and f.family.has_score_bias
             and not (f.device.kind == "cpu" and _pinned(f, Backend.cudnn))
         ),
         why="T5 adds a learnt bias to its attention scores, for which this kernel has no gradient",
@@ -147,10 +182,7 @@ BACKEND_RULES = (
         id="flash_takes_no_mask",
         key="attention.backend",
         when=lambda f: (
-            _pinned(f, Backend.flash)
-            and _cuda(f)
-            and _has_mask(f)
-            and not family_of(f.config).has_score_bias
+            _pinned(f, Backend.flash) and _cuda(f) and _has_mask(f) and not f.family.has_score_bias
         ),
         why="PyTorch's flash kernel for CUDA takes no mask, which padded rows of "
         "bidirectional models and packed rows need",
@@ -210,28 +242,6 @@ BACKEND_RULES = (
         source="https://github.com/pytorch/pytorch/pull/174245",
         versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
     ),
-)
-
-SUPPORT = {
-    "sdpa": "supports_sdpa",
-    "flash2": "supports_flash_attn",
-    "flash3": "supports_flash_attn",
-    "flex": "supports_flex_attn",
-}
-"""Option -> field of `PretrainedModel` that says whether the model's class has it."""
-
-
-def _implemented(facts: Facts, option: str) -> bool:
-    return getattr(facts.config.model, SUPPORT.get(option, ""), None) is not False
-
-
-def _class_lacks(facts: Facts, name: str) -> bool:
-    """Whether the class of a known family has no such kernel; see `_implemented` for others."""
-    family, task = family_of(facts.config), facts.config.task.option
-    return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
-
-
-CLASS_RULES = (
     Rule(
         id="attention_is_implemented",
         key="attention",
@@ -245,9 +255,6 @@ CLASS_RULES = (
         "_supports_flex_attn",
         versions="transformers 5.17 to 5.23",
     ),
-)
-
-FLASH_RULES = (
     Rule(
         id="flash_package_needs_ampere",
         key="attention",
@@ -270,15 +277,7 @@ FLASH_RULES = (
         ),
         source=FLASH,
     ),
-    Rule(
-        id="flash_package_without_t5",
-        key="attention",
-        when=lambda f: _flash_package(f) and _class_lacks(f, "flash_attn"),
-        why=lambda f: f"transformers' class of {family_of(f.config).name} has no FlashAttention",
-        fix=SDPA,
-        source="transformers' PreTrainedModel._supports_flash_attn",
-        versions="transformers 5.17 to 5.23",
-    ),
+    _class_rule("flash_package_without_t5", "FlashAttention", "flash_attn", _flash_package),
     Rule(
         id="flash3_has_no_dropout",
         key="attention",
@@ -305,13 +304,10 @@ FLASH_RULES = (
         source="transformers' modeling_flash_attention_utils._is_packed_sequence",
         versions="transformers 5.17 to 5.23",
     ),
-)
-
-FLEX_RULES = (
     Rule(
         id="flex_needs_volta",
         key="attention",
-        when=lambda f: _option(f) == "flex" and (not _cuda(f) or older_than(f, FLEX_CAPABILITY)),
+        when=lambda f: _flex(f) and (not _cuda(f) or older_than(f, FLEX_CAPABILITY)),
         why=lambda f: (
             "FlexAttention has no backward pass on a CPU, and its Triton kernels need CUDA "
             f"compute capability 7.0 or newer; {capability_of(f)}"
@@ -320,32 +316,17 @@ FLEX_RULES = (
         source=FLEX,
         versions="torch 2.11 to 2.13",
     ),
-    Rule(
-        id="flex_needs_compiler",
-        key="attention",
-        when=lambda f: _option(f) == "flex" and _cuda(f) and lacks_compiler(f),
-        why=without_compiler,
-        fix=lambda f: Fix("attention=sdpa", remark=with_compiler(f)),
-        source=TRITON_BUILD,
+    needs_compiler(
+        "flex_needs_compiler", "attention", lambda f: _flex(f) and _cuda(f), SDPA, TRITON_BUILD
     ),
-    Rule(
-        id="flex_without_gpt2",
-        key="attention",
-        when=lambda f: _option(f) == "flex" and _class_lacks(f, "flex_attn"),
-        why=lambda f: f"transformers' class of {family_of(f.config).name} has no FlexAttention",
-        fix=SDPA,
-        source="transformers' PreTrainedModel._supports_flex_attn",
-        versions="transformers 5.17 to 5.23",
-    ),
+    _class_rule("flex_without_gpt2", "FlexAttention", "flex_attn", _flex),
     Rule(
         id="flex_has_no_dropout",
         key="attention",
-        when=lambda f: _option(f) == "flex" and _dropout(f) > 0,
+        when=lambda f: _flex(f) and _dropout(f) > 0,
         why=lambda f: f"FlexAttention has no dropout, and model.dropout is {_dropout(f):g}",
         fix=Fix("model.dropout=0"),
         source="transformers' integrations/flex_attention.py",
         versions="transformers 5.17 to 5.23",
     ),
 )
-
-RULES = (*BACKEND_RULES, *CLASS_RULES, *FLASH_RULES, *FLEX_RULES)

@@ -16,8 +16,8 @@ from eke.config.schema import (
     Packing,
     TextColumns,
 )
-from eke.models.checkpoints.abilities import has_plain_head
-from eke.models.families import FAMILIES, Family, family_of
+from eke.models.checkpoints.architecture import has_plain_head
+from eke.models.families import FAMILIES
 from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
 from eke.rules.rule import (
@@ -25,10 +25,8 @@ from eke.rules.rule import (
     Rule,
     Severity,
     capability_of,
-    lacks_compiler,
+    needs_compiler,
     older_than,
-    with_compiler,
-    without_compiler,
 )
 
 INDUCTOR_CAPABILITY = (7, 0)
@@ -95,9 +93,7 @@ RULES = (
         id="graphs_take_one_micro_batch",
         key="compile",
         # An open micro-batch is not judged: batch=auto asks of each it could choose.
-        when=lambda f: (
-            replays_graphs(f) and f.config.batch.per_device is not None and accumulates(f)
-        ),
+        when=lambda f: replays_graphs(f) and f.config.batch.per_device and accumulates(f),
         why=lambda f: (
             f"{_replayer(f)} leaves a micro-batch's gradients in the memory of its CUDA graphs, "
             "which the next micro-batch of the step uses again before they are added up"
@@ -139,14 +135,7 @@ RULES = (
         fix=Fix("compile=none"),
         source=COMPILER,
     ),
-    Rule(
-        id="inductor_needs_compiler",
-        key="compile",
-        when=lambda f: _inductor(f) and lacks_compiler(f),
-        why=without_compiler,
-        fix=lambda f: Fix("compile=none", remark=with_compiler(f)),
-        source=COMPILER,
-    ),
+    needs_compiler("inductor_needs_compiler", "compile", _inductor, Fix("compile=none"), COMPILER),
 )
 
 
@@ -165,7 +154,7 @@ AUTO_RULES = (
     Rule(
         id="auto_chooses_micro_batch",
         key="batch.per_device",
-        when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device is not None,
+        when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device,
         why="is what batch=auto would choose; only one of the two can hold",
         fix=Fix("batch=fixed", remark="or batch.per_device=null, and batch=auto chooses"),
         source=SOURCE,
@@ -173,9 +162,7 @@ AUTO_RULES = (
     Rule(
         id="auto_derives_accumulation",
         key="batch.accumulation",
-        when=lambda f: (
-            f.config.batch.per_device is None and f.config.batch.accumulation is not None
-        ),
+        when=lambda f: not f.config.batch.per_device and f.config.batch.accumulation,
         why="depends on the micro-batch that batch=auto chooses; what it keeps is batch.target, "
         "the samples of an optimizer step",
         fix=_same_step,
@@ -189,6 +176,10 @@ SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
 FUSED_SOURCE = "https://arxiv.org/abs/2410.10989, section 3.2"
 
 
+FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
+"""Keys of `kernels`, and options that set them."""
+
+
 def _fused(facts: Facts) -> bool:
     return facts.config.kernels.fused_linear_cross_entropy
 
@@ -197,10 +188,13 @@ def _sparse(facts: Facts) -> bool:
     return facts.config.kernels.sparse_prediction
 
 
-def _without_sparse(facts: Facts) -> Fix:
-    if facts.config.kernels.option == "sparse_prediction":
-        return Fix("kernels=none")
-    return Fix("kernels.sparse_prediction=false")
+def _liger(facts: Facts) -> bool:
+    return facts.config.kernels.option == "liger"
+
+
+def _without(key: str) -> Callable[[Facts], Fix]:
+    off = Fix(f"kernels.{key}=false")
+    return lambda f: Fix("kernels=none") if f.config.kernels.option == key else off
 
 
 def _has_all_labels(facts: Facts) -> bool:
@@ -219,27 +213,17 @@ def _predicts_tokens(facts: Facts) -> bool:
     return facts.config.task.option != "sequence_classification"
 
 
-def _without_fusion(facts: Facts) -> Fix:
-    if facts.config.kernels.option == "fused_linear_cross_entropy":
-        return Fix("kernels=none")
-    return Fix("kernels.fused_linear_cross_entropy=false")
-
-
-def _names(condition: Callable[[Family], bool]) -> list[str]:
-    return [name for name, family in FAMILIES.items() if condition(family)]
-
-
-def _known_head(
-    rule: str, key: str, is_on: Callable[[Facts], bool], fix: Callable[[Facts], Fix]
-) -> Rule:
+def _known_head(rule: str, key: str) -> Rule:
     """A head that takes the loss itself answers with that, and nothing is done to its logits."""
     return Rule(
         id=rule,
         key=f"kernels.{key}",
-        when=lambda f: is_on(f) and _predicts_tokens(f) and not has_plain_head(f.config),
+        when=lambda f: (
+            getattr(f.config.kernels, key) and _predicts_tokens(f) and not has_plain_head(f.config)
+        ),
         why="the model's class scales or caps its logits after the projection, or does not show "
         "that it does not: that would be skipped",
-        fix=fix,
+        fix=_without(key),
         source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
     )
 
@@ -251,19 +235,17 @@ KERNELS_RULES = (
         key="kernels.fused_linear_cross_entropy",
         when=lambda f: _fused(f) and not _predicts_tokens(f),
         why="sequence_classification has no vocabulary projection to fuse with its loss",
-        fix=_without_fusion,
+        fix=_without(FUSED),
         source=FUSED_SOURCE,
     ),
-    _known_head(
-        "fused_loss_needs_known_head", "fused_linear_cross_entropy", _fused, _without_fusion
-    ),
+    _known_head("fused_loss_needs_known_head", FUSED),
     Rule(
         id="sparse_prediction_needs_vocabulary",
         verdict=Severity.no_effect,
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and not _predicts_tokens(f),
         why="sequence_classification predicts one label per sequence, and no positions",
-        fix=_without_sparse,
+        fix=_without(SPARSE),
         source=SPARSE_SOURCE,
     ),
     Rule(
@@ -275,19 +257,17 @@ KERNELS_RULES = (
             f"with task={f.config.task.option} on this data every position has a label: there is "
             "none to leave out"
         ),
-        fix=_without_sparse,
+        fix=_without(SPARSE),
         source=SPARSE_SOURCE,
     ),
-    _known_head(
-        "sparse_prediction_needs_known_head", "sparse_prediction", _sparse, _without_sparse
-    ),
+    _known_head("sparse_prediction_needs_known_head", SPARSE),
     Rule(
         id="sparse_prediction_needs_whole_batches",
         key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and f.config.distributed.option == "dp",
         why="distributed=dp cuts a batch into equal parts, and the places of its labels with it, "
         "which belong to the whole batch",
-        fix=_without_sparse,
+        fix=_without(SPARSE),
         source="torch.nn.parallel.DataParallel: tensors are scattered along their first dimension",
     ),
     Rule(
@@ -301,7 +281,7 @@ KERNELS_RULES = (
     Rule(
         id="liger_needs_cuda",
         key="kernels",
-        when=lambda f: f.config.kernels.option == "liger" and f.device.kind == "cpu",
+        when=lambda f: _liger(f) and f.device.kind == "cpu",
         why=lambda f: f"Liger's kernels are written in Triton for GPUs; {capability_of(f)}",
         fix=Fix("kernels=none"),
         source=LIGER_SOURCE,
@@ -309,27 +289,20 @@ KERNELS_RULES = (
     Rule(
         id="liger_needs_known_family",
         key="kernels",
-        when=lambda f: (
-            f.config.kernels.option == "liger"
-            and family_of(f.config).is_known
-            and not family_of(f.config).has_liger
-        ),
+        when=lambda f: _liger(f) and f.family.is_known and not f.family.has_liger,
         why=lambda f: (
-            f"Liger has no kernels for {family_of(f.config).name}; it has them for "
-            + ", ".join(_names(lambda family: family.has_liger))
+            f"Liger has no kernels for {f.family.name}; it has them for "
+            + ", ".join(name for name, family in FAMILIES.items() if family.has_liger)
         ),
         fix=Fix("kernels=none"),
         source=LIGER_SOURCE,
         versions="liger-kernel 0.8.5",
     ),
-    Rule(
-        id="liger_needs_compiler",
-        key="kernels",
-        when=lambda f: (
-            f.config.kernels.option == "liger" and f.device.kind == "cuda" and lacks_compiler(f)
-        ),
-        why=without_compiler,
-        fix=lambda f: Fix("kernels=none", remark=with_compiler(f)),
-        source="triton/runtime/build.py",
+    needs_compiler(
+        "liger_needs_compiler",
+        "kernels",
+        lambda f: _liger(f) and f.device.kind == "cuda",
+        Fix("kernels=none"),
+        "triton/runtime/build.py",
     ),
 )

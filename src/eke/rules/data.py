@@ -20,8 +20,7 @@ from eke.config.schema import (
 )
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints import is_of_eke_without_tokenizer
-from eke.models.checkpoints.abilities import can_pack
-from eke.models.families import family_of
+from eke.models.checkpoints.architecture import can_pack
 from eke.models.sizes import is_ragged
 from eke.rules.model import max_positions
 from eke.rules.rule import Facts, Rule, Severity
@@ -107,7 +106,7 @@ RULES = (
         why=lambda f: (
             "samples are separated by their positions, which works for causal_lm on decoders whose "
             f"mask follows from them; this is {f.config.task.option} on "
-            f"{getattr(f.config.model, 'model_type', '') or family_of(f.config).name}"
+            f"{getattr(f.config.model, 'model_type', '') or f.family.name}"
         ),
         fix=Fix("data.packing=off"),
         source="transformers' masking_utils.find_packed_sequence_indices",
@@ -147,9 +146,7 @@ RULES = (
     Rule(
         id="padded_fits_positions",
         key="data.pad_to_multiple_of",
-        when=lambda f: (
-            (m := max_positions(f)) is not None and f.config.data.seq_len <= m < _padded_len(f)
-        ),
+        when=lambda f: f.config.data.seq_len <= (max_positions(f) or 0) < _padded_len(f),
         why=lambda f: (
             f"pads data.seq_len = {f.config.data.seq_len} to {_padded_len(f)} tokens, more than "
             f"model.max_position_embeddings = {max_positions(f)}"
@@ -162,7 +159,7 @@ RULES = (
         key="model.rms_norm_eps",
         when=lambda f: (
             getattr(f.config.model, "rms_norm_eps", None) == 0
-            and (bool(is_ragged(f.config)) or (_multiple(f) > 1 and not _pads_nothing(f)))
+            and (is_ragged(f.config) or (_multiple(f) > 1 and not _pads_nothing(f)))
         ),
         why="the embedding of padding is zero, and zero divided by its norm is no number",
         fix=Fix("model.rms_norm_eps=1e-6"),
@@ -172,9 +169,7 @@ RULES = (
     Rule(
         id="prompt_needs_response",
         key="data.prompt",
-        when=lambda f: (
-            (rows := _rows(f)) is not None and (rows.prompt is None) is not (rows.response is None)
-        ),
+        when=lambda f: (rows := _rows(f)) and (rows.prompt is None) is not (rows.response is None),
         why="data.prompt and data.response belong together, and one of them is null",
         fix=lambda f: Fix(
             "data.response=response"
@@ -187,7 +182,7 @@ RULES = (
         id="seq2seq_needs_pairs",
         key="data.prompt",
         when=lambda f: (
-            (rows := _rows(f)) is not None
+            (rows := _rows(f))
             and f.config.task.option == "seq2seq_lm"
             and rows.prompt is None
             and rows.response is None
@@ -201,7 +196,7 @@ RULES = (
         verdict=Severity.no_effect,
         key="data.prompt",
         when=lambda f: (
-            (rows := _rows(f)) is not None
+            (rows := _rows(f))
             and rows.prompt is not None
             and f.config.task.option not in ("causal_lm", "seq2seq_lm")
         ),
@@ -294,9 +289,7 @@ RULES = (
         id="stream_needs_steps",
         key="train.epochs",
         when=lambda f: (
-            f.config.data.is_stream
-            and bool(f.config.train.epochs)
-            and not f.config.data.num_samples
+            f.config.data.is_stream and f.config.train.epochs and not f.config.data.num_samples
         ),
         why="a stream's rows are not counted, so that an epoch has no length",
         fix=Fix("train.epochs=null", "train.steps=1000", remark="or data.num_samples=ROWS"),
@@ -306,8 +299,7 @@ RULES = (
         id="synthetic_ids_fit",
         key="data.min_token",
         when=lambda f: (
-            (d := _synthetic(f)) is not None
-            and d.min_token >= min(d.max_token, f.config.model.vocab_size)
+            (d := _synthetic(f)) and d.min_token >= min(d.max_token, f.config.model.vocab_size)
         ),
         why=lambda f: (
             "leaves no token below the smaller of data.max_token and model.vocab_size = "
@@ -319,7 +311,7 @@ RULES = (
     Rule(
         id="synthetic_ids_not_special",
         key="data.min_token",
-        when=lambda f: (d := _synthetic(f)) is not None and d.min_token < NUM_SPECIAL_TOKENS,
+        when=lambda f: (d := _synthetic(f)) and d.min_token < NUM_SPECIAL_TOKENS,
         why=f"ids below {NUM_SPECIAL_TOKENS} mean padding, end of text and the like",
         fix=Fix("data.min_token=100"),
         source="eke.common.text",
@@ -328,10 +320,7 @@ RULES = (
         id="min_len_within_seq_len",
         key="data.min_len",
         when=lambda f: (
-            (d := _synthetic(f)) is not None
-            and d.min_len is not None
-            and d.lengths is not Lengths.fixed
-            and d.min_len > d.seq_len
+            (d := _synthetic(f)) and d.lengths is not Lengths.fixed and (d.min_len or 0) > d.seq_len
         ),
         why=lambda f: f"is longer than data.seq_len = {f.config.data.seq_len}",
         fix=lambda f: Fix(f"data.min_len={f.config.data.seq_len}"),
@@ -341,11 +330,7 @@ RULES = (
         id="min_len_needs_ragged",
         verdict=Severity.no_effect,
         key="data.min_len",
-        when=lambda f: (
-            (d := _synthetic(f)) is not None
-            and d.min_len is not None
-            and d.lengths is Lengths.fixed
-        ),
+        when=lambda f: (d := _synthetic(f)) and d.min_len and d.lengths is Lengths.fixed,
         why="every sample has data.seq_len tokens while data.lengths=fixed",
         fix=Fix("data.lengths=uniform"),
         source="eke.data.sources.packing",
@@ -354,11 +339,7 @@ RULES = (
         id="median_needs_lognormal",
         verdict=Severity.no_effect,
         key="data.median_len",
-        when=lambda f: (
-            (d := _synthetic(f)) is not None
-            and d.median_len is not None
-            and d.lengths is not Lengths.lognormal
-        ),
+        when=lambda f: (d := _synthetic(f)) and d.median_len and d.lengths is not Lengths.lognormal,
         why="only lognormal lengths have a median to choose",
         fix=Fix("data.lengths=lognormal"),
         source="eke.data.sources.packing",

@@ -20,7 +20,7 @@ from eke.common.paths import user_path
 from eke.common.text import format_bytes
 from eke.config.schema import Checkpointing, NvmeOffload, Switch, Weights, WeightsPlace
 from eke.hardware import file_system
-from eke.models.sizes import STAGE, SwapBytes, optimizer_entry, state_bytes, state_files
+from eke.models.sizes import STAGE, SwapBytes, state_bytes, state_files
 from eke.models.sizes.optimizers import AUTO, PIECES
 from eke.rules.precision import is_narrow
 from eke.rules.rule import Facts, Rule, Severity
@@ -73,10 +73,9 @@ RULES = (
     Rule(
         id="zero_needs_elementwise_optimizer",
         key="optimizer",
-        when=lambda f: is_zero(f) and optimizer_entry(f.config.optimizer).fails_on_pieces != "",
+        when=lambda f: is_zero(f) and f.optimizer.fails_on_pieces,
         why=lambda f: (
-            f"under distributed={f.config.distributed.option}: "
-            f"{optimizer_entry(f.config.optimizer).fails_on_pieces}"
+            f"under distributed={f.config.distributed.option}: {f.optimizer.fails_on_pieces}"
         ),
         fix=Fix("optimizer=adamw"),
         source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
@@ -147,8 +146,7 @@ RULES = (
         when=lambda f: (
             is_zero(f)
             and f.device.kind == "cuda"
-            and f.device.memory_bytes is not None
-            and _whole(f) < ROOMY_FRAC * f.device.memory_bytes
+            and _whole(f) < ROOMY_FRAC * (f.device.memory_bytes or 0)
         ),
         why=lambda f: (
             f"the whole training state is {format_bytes(_whole(f))}; one {f.device.name} has "
@@ -168,7 +166,7 @@ RULES = (
         when=lambda f: (
             STAGE.get(f.config.distributed.option) in (1, 2)
             and f.config.offload.option == "none"
-            and bool(getattr(f.config.optimizer, "embeddings_32bit", False))
+            and getattr(f.config.optimizer, "embeddings_32bit", False)
         ),
         why=f"{PIECES}, none of which is known as an embedding: all moments have 8 bits",
         fix=Fix("optimizer.embeddings_32bit=false", remark="says what happens; or distributed=ddp"),
@@ -192,7 +190,7 @@ RULES = (
             not f.planning
             and is_zero(f)
             and offloads(f)
-            and optimizer_entry(f.config.optimizer).implementation == AUTO
+            and f.optimizer.implementation == AUTO
             and shutil.which("g++") is None
         ),
         why="DeepSpeed compiles its Adam for the host at first use; there is no g++ here",
@@ -283,10 +281,10 @@ NVME_RULES = (
         id="nvme_holds_plain_state",
         key="offload",
         when=lambda f: (
-            _offload(f) is not None
+            _offload(f)
             and (
                 f.config.precision.weights is not Weights.float32
-                or not optimizer_entry(f.config.optimizer).returns_from_files
+                or not f.optimizer.returns_from_files
             )
         ),
         why="brings back the moments of float32 weights, by AdamW, Lion or SGD, and not the scales "
@@ -298,9 +296,7 @@ NVME_RULES = (
     Rule(
         id="nvme_weights_stay_in_memory",
         key="offload.weights",
-        when=lambda f: (
-            (offload := _offload(f)) is not None and offload.weights is WeightsPlace.disk
-        ),
+        when=lambda f: (offload := _offload(f)) and offload.weights is WeightsPlace.disk,
         why="with some models DeepSpeed fails in the first training step after an evaluation: a "
         "weight that was read ahead is read again (param already assigned swap buffer id)",
         fix=Fix("offload.weights=host"),
@@ -357,7 +353,7 @@ NVME_RULES = (
         id="nvme_state_is_large",
         verdict=Severity.no_effect,
         key="offload",
-        when=lambda f: _offload(f) is not None and _files(f).files == 0,
+        when=lambda f: _offload(f) and _files(f).files == 0,
         why="no part of the state reaches the 1 MiB, or the offload.block_bytes, from which on "
         "DeepSpeed writes to a disk",
         fix=_instead,

@@ -9,30 +9,26 @@ from pathlib import Path
 from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
-from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, decide_formats, model_size
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
 from eke.rules.rule import Facts, Rule, Severity
 
 
 def _state_reason(facts: Facts) -> str:
-    size = model_size(facts.config)
     state, number = in_one(facts), copies(facts)
+    count = f"{format_count(model_size(facts.config).num_parameters)} parameters"
+    room = f"; {facts.device.name} has {format_bytes(facts.device.memory_bytes or 0)}"
     if state.start > state.total:
-        return (
-            f"{format_count(size.num_parameters)} parameters are {format_bytes(state.start)}, "
-            "which each process holds whole before it keeps its part of them"
-            + (f"; there are {number} processes" if number > 1 else "")
-            + f"; {facts.device.name} has {format_bytes(facts.device.memory_bytes or 0)}"
-        )
+        several = f"; there are {number} processes" if number > 1 else ""
+        whole = "which each process holds whole before it keeps its part of them"
+        return f"{count} are {format_bytes(state.start)}, {whole}{several}{room}"
     return (
-        f"{format_count(size.num_parameters)} parameters need {format_bytes(state.total)} for "
+        f"{count} need {format_bytes(state.total)} for "
         f"weights ({format_bytes(state.weights)}), gradients ({format_bytes(state.gradients)}) and "
         f"optimizer state ({format_bytes(state.optimizer)}) alone"
         + (f", {format_bytes(state.master)} more for float32 copies" if state.master else "")
         + (f", in each of {number} processes" if number > 1 else "")
-        + f"; {facts.device.name} has "
-        f"{format_bytes(facts.device.memory_bytes or 0)}"
+        + room
     )
 
 
@@ -57,7 +53,7 @@ def _batch_fix(facts: Facts) -> Fix:
 def _small(facts: Facts) -> Fix:
     if isinstance(facts.config.model, PretrainedModel):
         return Fix("model.name_or_path=A_SMALLER_CHECKPOINT")
-    return Fix(f"model={family_of(facts.config).smallest}")
+    return Fix(f"model={facts.family.smallest}")
 
 
 RULES = (

@@ -3,7 +3,6 @@
 from eke.common.errors import Fix
 from eke.config.schema import Packing, PeerToPeer
 from eke.hardware import usable_cores
-from eke.models.sizes import optimizer_entry
 from eke.rules.rule import Facts, Rule, Severity
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
@@ -34,6 +33,20 @@ def _is_data_parallel(facts: Facts) -> bool:
 
 def _usable_gpus(facts: Facts) -> int:
     return min(facts.config.distributed.num_processes, facts.device.count)
+
+
+def _of_one(option: str, why: str, source: str) -> Rule:
+    return Rule(
+        id=f"{option}_of_one",
+        verdict=Severity.no_effect,
+        key="distributed",
+        when=lambda f: (
+            f.config.distributed.option == option and f.config.distributed.num_processes == 1
+        ),
+        why=why,
+        fix=Fix("distributed=none"),
+        source=source,
+    )
 
 
 RULES = (
@@ -80,35 +93,15 @@ RULES = (
         ),
         source="docs/explanation/ranks.md",
     ),
-    Rule(
-        id="ddp_of_one",
-        verdict=Severity.no_effect,
-        key="distributed",
-        when=lambda f: (
-            f.config.distributed.option == "ddp" and f.config.distributed.num_processes == 1
-        ),
-        why="a single process has no other to share work with",
-        fix=Fix("distributed=none"),
-        source="arXiv:2006.15704",
-    ),
-    Rule(
-        id="fsdp_of_one",
-        verdict=Severity.no_effect,
-        key="distributed",
-        when=lambda f: (
-            f.config.distributed.option == "fsdp" and f.config.distributed.num_processes == 1
-        ),
-        why="one process keeps all of every tensor",
-        fix=Fix("distributed=none"),
-        source=FSDP_DOCS,
-    ),
+    _of_one("ddp", "a single process has no other to share work with", "arXiv:2006.15704"),
+    _of_one("fsdp", "one process keeps all of every tensor", FSDP_DOCS),
     Rule(
         id="fsdp_needs_elementwise_optimizer",
         key="optimizer",
-        when=lambda f: _is_cut(f) and optimizer_entry(f.config.optimizer).fails_on_parts != "",
+        when=lambda f: _is_cut(f) and f.optimizer.fails_on_parts,
         why=lambda f: (
             "distributed=fsdp gives each process a part of every tensor; "
-            + optimizer_entry(f.config.optimizer).fails_on_parts
+            + f.optimizer.fails_on_parts
         ),
         fix=Fix("optimizer=adamw", remark="or: distributed=ddp"),
         source="tests/unit/training/distributed/test_sharding.py: steps on sharded parameters",

@@ -10,14 +10,13 @@ import ast
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from types import UnionType
 from typing import Any
 
 from eke.common.errors import Fix, Problem
 from eke.common.text import closest, format_value
 from eke.config.schema import Config
+from eke.models.checkpoints.architecture import models_folder
 from eke.rules.rule import Facts, Rule, Severity
 
 STRATEGIES = ("none", "ddp")
@@ -36,7 +35,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="trainer_takes_plain_steps",
         key="engine",
-        when=lambda f: f.config.engine.option == "trainer" and bool(_takes_no_steps(f)),
+        when=lambda f: f.config.engine.option == "trainer" and _takes_no_steps(f),
         why=lambda f: f"Trainer takes the optimizer's steps, and {_takes_no_steps(f)} its own",
         fix=Fix("engine=loop"),
         source="src/eke/training/loop/trainer_engine.py",
@@ -45,7 +44,7 @@ RULES: tuple[Rule, ...] = (
         id="extra_needs_trainer",
         verdict=Severity.no_effect,
         key="trainer.extra",
-        when=lambda f: bool(f.config.trainer.extra) and f.config.engine.option != "trainer",
+        when=lambda f: f.config.trainer.extra and f.config.engine.option != "trainer",
         value=lambda f: ", ".join(f.config.trainer.extra),
         why=lambda f: (
             f"arguments of Hugging Face Trainer, which engine={f.config.engine.option} does not "
@@ -194,10 +193,9 @@ def _problem(config: Config, name: str, value: Any) -> Problem | None:
 @functools.cache
 def read_arguments() -> dict[str, Argument]:
     """Argument -> its type, as the installed transformers declares them."""
-    spec = find_spec("transformers")
-    assert spec is not None, "a dependency of eke"
-    assert spec.origin is not None, "an ordinary package"
-    source = (Path(spec.origin).parent / "training_args.py").read_text(encoding="utf-8")
+    folder = models_folder()
+    assert folder is not None, "transformers is a dependency of eke"
+    source = (folder.parent / "training_args.py").read_text(encoding="utf-8")
     [body] = [
         node.body
         for node in ast.parse(source).body
@@ -210,10 +208,8 @@ def _declared(body: list[ast.stmt]) -> Iterator[tuple[str, Argument]]:
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             named = {_name(part) for part in ast.walk(node.annotation)}
-            # An enum of transformers is set as text.
-            named |= (
-                {"str"} if any(n.endswith(("Strategy", "Type", "Names")) for n in named) else set()
-            )
+            if any(n.endswith(("Strategy", "Type", "Names")) for n in named):
+                named.add("str")  # an enum of transformers is set as text
             kinds = tuple(kind for kind in _KINDS if kind in named)
             yield node.target.id, Argument(kinds, _default(node.value))
 

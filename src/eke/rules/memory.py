@@ -17,7 +17,6 @@ from eke.config.schema import (
     Offload,
     Weights,
 )
-from eke.models.families import family_of
 from eke.models.sizes import (
     STAGE,
     StateBytes,
@@ -44,7 +43,7 @@ def _rotates_what_is_kept(facts: Facts) -> bool:
 
     Not where heads are normalized in between; of an unknown architecture that is not known.
     """
-    family = family_of(facts.config)
+    family = facts.family
     return (
         facts.config.kernels.option == "liger"
         and facts.config.memory.checkpointing is Checkpointing.selective
@@ -118,7 +117,7 @@ RULES = (
         id="empty_cache_needs_gpu",
         verdict=Severity.no_effect,
         key="memory.empty_cache_every",
-        when=lambda f: f.config.memory.empty_cache_every is not None and f.device.kind == "cpu",
+        when=lambda f: f.config.memory.empty_cache_every and f.device.kind == "cpu",
         why=lambda f: f"{f.device.name} is a CPU, whose freed blocks PyTorch does not keep",
         fix=Fix("memory.empty_cache_every=null"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
@@ -126,7 +125,7 @@ RULES = (
     Rule(
         id="in_backward_cannot_clip",
         key="train.max_grad_norm",
-        when=lambda f: _in_backward(f) and f.config.train.max_grad_norm is not None,
+        when=lambda f: _in_backward(f) and f.config.train.max_grad_norm,
         why="the norm of all gradients is known when the last one is there; with "
         "memory.optimizer_in_backward the first ones have been used by then",
         fix=Fix("train.max_grad_norm=null"),
@@ -178,13 +177,8 @@ RULES = (
     Rule(
         id="in_backward_needs_other_optimizer",
         key="memory.optimizer_in_backward",
-        when=lambda f: (
-            _in_backward(f) and optimizer_entry(f.config.optimizer).fails_in_backward != ""
-        ),
-        why=lambda f: (
-            f"optimizer={f.config.optimizer.option} "
-            f"{optimizer_entry(f.config.optimizer).fails_in_backward}"
-        ),
+        when=lambda f: _in_backward(f) and f.optimizer.fails_in_backward,
+        why=lambda f: f"optimizer={f.config.optimizer.option} {f.optimizer.fails_in_backward}",
         fix=Fix("optimizer=adamw"),
         source="tests/equivalence/test_in_backward.py",
     ),

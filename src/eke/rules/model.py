@@ -25,7 +25,6 @@ from eke.config.schema import (
     T5Model,
 )
 from eke.data.sources import BYTES, tokenizer_of
-from eke.models.families import family_of
 from eke.models.sizes import BFLOAT16_BYTES, decide_formats
 from eke.rules.rule import Facts, Rule, Severity
 
@@ -38,7 +37,7 @@ _OPTION_FOR_TASK = {
 
 
 def _task_fix(facts: Facts) -> Fix:
-    task = family_of(facts.config).tasks[0]
+    task = facts.family.tasks[0]
     remark = f"or keep the task: {_OPTION_FOR_TASK[facts.config.task.option]}"
     return Fix(f"task={task}", remark=remark)
 
@@ -108,7 +107,7 @@ def _aligned(key: str) -> Rule:
     return Rule(
         id=f"experts_{key}_is_aligned",
         key=f"model.{key}",
-        when=lambda f: family_of(f.config).is_moe and width(f) % unit(f) != 0,
+        when=lambda f: f.family.is_moe and width(f) % unit(f) != 0,
         why=lambda f: f"is no multiple of {unit(f)}, which the experts' matrix product needs",
         fix=lambda f: Fix(f"model.{key}={-(-width(f) // unit(f)) * unit(f)}"),
         source="seen: torch._grouped_mm on a CPU takes multiples only",
@@ -140,10 +139,10 @@ RULES = (
     Rule(
         id="task_needs_other_model",
         key="task",
-        when=lambda f: f.config.task.option not in family_of(f.config).tasks,
+        when=lambda f: f.config.task.option not in f.family.tasks,
         why=lambda f: (
-            f"model={f.config.model.option} is a {family_of(f.config).name} model, which is for "
-            + " or ".join(family_of(f.config).tasks)
+            f"model={f.config.model.option} is a {f.family.name} model, which is for "
+            + " or ".join(f.family.tasks)
         ),
         fix=_task_fix,
         source=HF_MODELS,
@@ -168,7 +167,7 @@ RULES = (
     Rule(
         id="key_value_heads_divide_heads",
         key="model.num_key_value_heads",
-        when=lambda f: (k := _key_value_heads(f)) is not None and k > 0 and _heads(f) % k != 0,
+        when=lambda f: (k := _key_value_heads(f)) and _heads(f) % k != 0,
         why=lambda f: f"does not divide model.num_attention_heads = {_heads(f)}",
         fix=lambda f: Fix(
             "model.num_key_value_heads="
@@ -244,7 +243,7 @@ RULES = (
     Rule(
         id="sequence_fits_positions",
         key="data.seq_len",
-        when=lambda f: (m := max_positions(f)) is not None and _longest(f) > m,
+        when=lambda f: (m := max_positions(f)) and _longest(f) > m,
         value=lambda f: (
             f"{n} task.target_len = {_longest(f)}"
             if _longest(f) > (n := f.config.data.seq_len)
@@ -272,7 +271,7 @@ RULES = (
     Rule(
         id="adapters_freeze_everything",
         key="model.freeze",
-        when=lambda f: bool(f.config.model.freeze) and isinstance(f.config.peft, Adapters),
+        when=lambda f: f.config.model.freeze and isinstance(f.config.peft, Adapters),
         value=lambda f: format_value(f.config.model.freeze),
         why=lambda f: (
             f"peft={f.config.peft.option} freezes all of the model's own weights, but for a "

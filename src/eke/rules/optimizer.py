@@ -18,13 +18,11 @@ from eke.config.schema import (
     TrainedBias,
     Weights,
 )
-from eke.models.families import FLOAT32_BYTES, Role, family_of
+from eke.models.families import FLOAT32_BYTES, Role
 from eke.models.sizes import (
     BFLOAT16_BYTES,
-    OptimizerEntry,
     choose_targets,
     linear_layers,
-    optimizer_entry,
     projection_rank,
     quantises_state,
     structure,
@@ -44,13 +42,9 @@ from eke.rules.rule import (
 TRITON_CAPABILITY = (7, 0)
 
 
-def _known(facts: Facts) -> OptimizerEntry:
-    return optimizer_entry(facts.config.optimizer)
-
-
 def _library(facts: Facts) -> str:
     """The package that the optimizer is of."""
-    return _known(facts).package.partition(".")[0]
+    return facts.optimizer.package.partition(".")[0]
 
 
 def _shortest_side(facts: Facts) -> int:
@@ -75,7 +69,7 @@ def _trains_no_matrix(facts: Facts) -> bool:
     """Whether nothing of a known architecture is trained but vectors, tables and heads."""
     weights = training_structure(facts.config).weights
     found = any(w.trained and w.role is Role.hidden for w in weights)
-    return family_of(facts.config).is_known and not found
+    return facts.family.is_known and not found
 
 
 RULES: tuple[Rule, ...] = (
@@ -83,7 +77,7 @@ RULES: tuple[Rule, ...] = (
         id="muon_needs_matrices",
         key="optimizer",
         when=lambda f: (
-            _known(f).needs_matrices and (f.config.peft.option == "ia3" or _trains_no_matrix(f))
+            f.optimizer.needs_matrices and (f.config.peft.option == "ia3" or _trains_no_matrix(f))
         ),
         why=lambda f: (
             "updates matrices inside Transformer layers, of which "
@@ -96,15 +90,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="apex_needs_cuda",
         key="optimizer",
-        when=lambda f: _known(f).cuda_only and f.device.kind == "cpu",
+        when=lambda f: f.optimizer.cuda_only and f.device.kind == "cpu",
         why=lambda f: f"{_library(f)} has kernels for CUDA only; {f.device.name} is a CPU",
-        fix=lambda f: Fix(f"optimizer={_known(f).twin}"),
+        fix=lambda f: Fix(f"optimizer={f.optimizer.twin}"),
         source="https://nvidia.github.io/apex/optimizers.html",
     ),
     Rule(
         id="torchao_needs_compiler",
         key="optimizer",
-        when=lambda f: _known(f).compiles and lacks_compiler(f),
+        when=lambda f: f.optimizer.compiles and lacks_compiler(f),
         why=lambda f: f"{_library(f)} compiles its step; {without_compiler(f)}",
         fix=lambda f: Fix("optimizer=adamw_8bit", remark=with_compiler(f)),
         source="https://github.com/pytorch/ao/tree/main/torchao/optim",
@@ -113,7 +107,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="torchao_needs_volta",
         key="optimizer",
-        when=lambda f: _known(f).compiles and older_than(f, TRITON_CAPABILITY),
+        when=lambda f: f.optimizer.compiles and older_than(f, TRITON_CAPABILITY),
         why=lambda f: (
             f"{_library(f)} compiles its step to Triton, which needs CUDA compute capability 7.0 "
             f"or newer; {capability_of(f)}"
@@ -125,7 +119,7 @@ RULES: tuple[Rule, ...] = (
         id="paging_needs_cuda",
         verdict=Severity.no_effect,
         key="optimizer",
-        when=lambda f: _known(f).pages and f.device.kind == "cpu",
+        when=lambda f: f.optimizer.pages and f.device.kind == "cpu",
         why="pages are moved between a GPU and its host; on a CPU there is one memory",
         fix=Fix("optimizer=adamw_8bit"),
         source="bitsandbytes, optim/optimizer.py, get_state_buffer",
@@ -136,7 +130,7 @@ RULES: tuple[Rule, ...] = (
         verdict=Severity.no_effect,
         key="optimizer",
         when=lambda f: (
-            _known(f).rounds_at_random and f.config.precision.weights is not Weights.bfloat16
+            f.optimizer.rounds_at_random and f.config.precision.weights is not Weights.bfloat16
         ),
         why="weights are float32, which a step stores as it computes them: unrounded",
         fix=Fix("optimizer=adamw"),
@@ -147,7 +141,7 @@ RULES: tuple[Rule, ...] = (
         id="schedule_free_has_no_schedule",
         verdict=Severity.unsafe,
         key="schedule",
-        when=lambda f: _known(f).averages and f.config.schedule.option != "constant",
+        when=lambda f: f.optimizer.averages and f.config.schedule.option != "constant",
         why=lambda f: (
             f"optimizer={f.config.optimizer.option} averages weights instead of lowering its "
             "learning rate; with both, the last weights hardly move and the average stays behind"
@@ -160,7 +154,7 @@ RULES: tuple[Rule, ...] = (
         verdict=Severity.no_effect,
         key="optimizer",
         when=lambda f: (
-            _known(f).quantises is not None
+            f.optimizer.quantises
             and not any(quantises_state(f.config.optimizer, w) for w in structure(f.config).weights)
         ),
         why=lambda f: (
@@ -168,7 +162,7 @@ RULES: tuple[Rule, ...] = (
             f"{getattr(f.config.optimizer, 'min_8bit_size', 4096)} numbers, are embeddings, or "
             "are not whole blocks"
         ),
-        fix=lambda f: Fix(f"optimizer={_known(f).unquantised}"),
+        fix=lambda f: Fix(f"optimizer={f.optimizer.unquantised}"),
         source="bitsandbytes, optim/optimizer.py, init_state; torchao, optim/adam.py, _new_buffer",
         versions="bitsandbytes 0.50, torchao 0.18",
         sized=True,
@@ -177,7 +171,7 @@ RULES: tuple[Rule, ...] = (
         id="rank_saves_nothing",
         verdict=Severity.no_effect,
         key="optimizer.rank",
-        when=lambda f: _known(f).projects and projection_rank(f.config) >= _rank_limit(f),
+        when=lambda f: f.optimizer.projects and projection_rank(f.config) >= _rank_limit(f),
         value=lambda f: projection_rank(f.config),
         why=lambda f: (
             "its projections and moments are as large as AdamW's moments, of a matrix whose "
@@ -209,7 +203,7 @@ def _lora(facts: Facts) -> Lora | None:
 def _unmatched(facts: Facts) -> str:
     """Names in the override that no layer has; `[]` without an override."""
     peft = _adapters(facts)
-    if peft is None or peft.target_modules is None or not family_of(facts.config).is_known:
+    if peft is None or peft.target_modules is None or not facts.family.is_known:
         return ""
     targets = choose_targets(facts.config, linear_layers(structure(facts.config)))
     return ", ".join(targets.unmatched) or ("" if targets.modules else "[]")
@@ -233,7 +227,7 @@ PEFT_RULES: tuple[Rule, ...] = (
     Rule(
         id="adapted_layers_exist",
         key="peft.target_modules",
-        when=lambda f: bool(_unmatched(f)),
+        when=_unmatched,
         value=_unmatched,
         why=lambda f: (
             f"names no linear layer in a Transformer layer of model={f.config.model.option}, "
@@ -252,7 +246,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapters_on_random_weights",
         verdict=Severity.unsafe,
         key="peft",
-        when=lambda f: _adapters(f) is not None and not isinstance(f.config.model, PretrainedModel),
+        when=lambda f: _adapters(f) and not isinstance(f.config.model, PretrainedModel),
         why=lambda f: (
             f"adapts model={f.config.model.option}, whose weights are random and stay so: it "
             "measures speed and memory, and learns little"
@@ -268,9 +262,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapter_rank_saves_nothing",
         verdict=Severity.unsafe,
         key="peft.r",
-        when=lambda f: (
-            (lora := _lora(f)) is not None and 0 < f.config.model.hidden_size <= 2 * lora.r
-        ),
+        when=lambda f: (lora := _lora(f)) and 0 < f.config.model.hidden_size <= 2 * lora.r,
         why=lambda f: (
             f"makes adapters with no fewer numbers than the matrices of width "
             f"{f.config.model.hidden_size} they adapt: 2 x r x width against width x width"
@@ -282,7 +274,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="rslora_needs_rank",
         verdict=Severity.no_effect,
         key="peft.use_rslora",
-        when=lambda f: (lora := _lora(f)) is not None and lora.use_rslora and lora.r == 1,
+        when=lambda f: (lora := _lora(f)) and lora.use_rslora and lora.r == 1,
         why="divides by the square root of peft.r, and that of 1 is 1",
         fix=Fix("peft.use_rslora=false"),
         source="arXiv:2312.03732",
@@ -291,8 +283,8 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapted_layers_have_biases",
         verdict=Severity.no_effect,
         key="peft.bias",
-        when=lambda f: _trains_biases(f) and not family_of(f.config).has_biases,
-        why=lambda f: f"a {family_of(f.config).name} model's linear layers have no biases to train",
+        when=lambda f: _trains_biases(f) and not f.family.has_biases,
+        why=lambda f: f"a {f.family.name} model's linear layers have no biases to train",
         fix=Fix("peft.bias=none"),
         source="eke.models.families",
     ),
@@ -318,7 +310,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         key="peft",
         when=lambda f: (
             isinstance(f.config.peft, QLora)
-            and family_of(f.config).is_moe
+            and f.family.is_moe
             and f.config.memory.checkpointing is Checkpointing.off
         ),
         why=lambda f: (

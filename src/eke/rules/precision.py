@@ -20,8 +20,8 @@ from eke.config.schema import (
     TrainedBias,
     Weights,
 )
-from eke.models.families import family_of, is_classification
-from eke.models.sizes import decide_formats, optimizer_entry
+from eke.models.families import is_classification
+from eke.models.sizes import computed_formats, decide_formats, optimizer_entry
 from eke.rules.rule import Facts, Rule, Severity, capability_of, older_than
 
 TF32_CAPABILITY = (8, 0)
@@ -67,12 +67,6 @@ def _loses_updates(facts: Facts) -> bool:
     )
 
 
-def _computed_formats(facts: Facts) -> set[str]:
-    """Number formats that training and evaluation compute in."""
-    precision = facts.config.precision
-    return {precision.compute.value, precision.evaluation.value} - {Evaluation.same.value}
-
-
 def _frozen_differ(facts: Facts) -> bool:
     """Whether frozen weights have a format that something cannot compute with."""
     peft = facts.config.peft
@@ -80,7 +74,7 @@ def _frozen_differ(facts: Facts) -> bool:
         return False
     if peft.base_weights is BaseWeights.float32:
         return is_narrow(facts)
-    return _computed_formats(facts) != {peft.base_weights.value}
+    return computed_formats(facts.config) != {peft.base_weights.value}
 
 
 def _model_type(facts: Facts) -> str:
@@ -134,9 +128,9 @@ RULES = (
         key="peft.base_weights",
         when=_frozen_differ,
         why=lambda f: (
-            f"products are computed in {' and '.join(sorted(_computed_formats(f)))}, and trained "
-            f"weights are {f.config.precision.weights.value}: autocast narrows weights, and does "
-            "not widen them"
+            f"products are computed in {' and '.join(sorted(computed_formats(f.config)))}, and "
+            f"trained weights are {f.config.precision.weights.value}: autocast narrows weights, "
+            "and does not widen them"
         ),
         fix=Fix("peft.base_weights=auto"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
@@ -276,7 +270,7 @@ FLOAT8_RULES = (
     Rule(
         id="gpt2_has_no_linear_layers",
         key="precision.float8",
-        when=lambda f: _is_float8(f) and family_of(f.config).stores_transposed,
+        when=lambda f: _is_float8(f) and f.family.stores_transposed,
         why="torchao converts nn.Linear, and transformers' GPT-2 is made of Conv1D: not one of "
         "its layers would multiply in float8",
         fix=_without,
@@ -285,7 +279,7 @@ FLOAT8_RULES = (
     Rule(
         id="float8_width_is_aligned",
         key="model.hidden_size",
-        when=lambda f: not family_of(f.config).stores_transposed and _misaligned(f, "hidden_size"),
+        when=lambda f: not f.family.stores_transposed and _misaligned(f, "hidden_size"),
         why=f"must be a multiple of {ALIGNMENT} for float8: every linear layer has this side, and "
         "none would be converted",
         # Heads of an even width divide it then, as rotary positions want.
@@ -298,9 +292,7 @@ FLOAT8_RULES = (
         id="float8_feed_forward_is_aligned",
         verdict=Severity.no_effect,
         key="model.intermediate_size",
-        when=lambda f: (
-            not family_of(f.config).stores_transposed and _misaligned(f, "intermediate_size")
-        ),
+        when=lambda f: not f.family.stores_transposed and _misaligned(f, "intermediate_size"),
         why=f"is no multiple of {ALIGNMENT}: the feed-forward layers do not multiply in float8",
         fix=lambda f: _align(f, "intermediate_size"),
         source=TORCHAO,

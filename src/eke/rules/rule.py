@@ -18,6 +18,8 @@ from eke.common.errors import Fix, Problem
 from eke.common.text import format_value
 from eke.config.schema import Config, Limit
 from eke.hardware import Device
+from eke.models.families import Family, family_of
+from eke.models.sizes import OptimizerEntry, optimizer_entry
 
 
 class Severity(Enum):
@@ -46,6 +48,16 @@ class Facts:
     is_set: Callable[[str], bool] = lambda key: False
     """Whether the user set a key path; by default nothing counts as set."""
 
+    @property
+    def family(self) -> Family:
+        """Record of the model's family."""
+        return family_of(self.config)
+
+    @property
+    def optimizer(self) -> OptimizerEntry:
+        """Record of the optimizer."""
+        return optimizer_entry(self.config.optimizer)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
@@ -55,8 +67,8 @@ class Rule:
     verdict: Severity = Severity.impossible
     key: str
     """Key path the problem is shown under."""
-    when: Callable[[Facts], bool]
-    """Condition; it is evaluated with all numbers within their limits."""
+    when: Callable[[Facts], object]
+    """Condition, a value that is true or not; evaluated with all numbers within their limits."""
     value: Callable[[Facts], object] | None = None
     """The offending value; None: the key's own."""
     why: Callable[[Facts], str] | str
@@ -101,9 +113,7 @@ def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
     corrected = copy.deepcopy(config)
     for problem in problems:
         *groups, key = problem.key.split(".")
-        node: Any = corrected
-        for group in groups:
-            node = getattr(node, group)
+        node: Any = functools.reduce(getattr, groups, corrected)
         default = next(f.default for f in dataclasses.fields(node) if f.name == key)
         setattr(node, key, default)
     return corrected
@@ -118,14 +128,9 @@ def _walk(node: Any, prefix: str) -> Iterator[Problem]:
             continue
         limit = field.metadata.get("limit")
         if isinstance(limit, Limit) and value is not None and not limit.admits(value):
-            instead = format_value(limit.in_place_of(value, field.default))
-            yield Problem(
-                path,
-                format_value(value),
-                f"must be {limit.describe(value)}",
-                Fix(f"{path}={instead}"),
-                "limit",
-            )
+            fix = Fix(f"{path}={format_value(limit.in_place_of(value, field.default))}")
+            why = f"must be {limit.describe(value)}"
+            yield Problem(path, format_value(value), why, fix, "limit")
 
 
 def capability_of(facts: Facts) -> str:
@@ -165,6 +170,20 @@ def without_compiler(facts: Facts) -> str:
 def with_compiler(facts: Facts) -> str:
     """The remark that tells how to install it."""
     return f"or: apt install {'g++' if facts.device.kind == 'cpu' else 'gcc'}"
+
+
+def needs_compiler(
+    rule: str, key: str, is_on: Callable[[Facts], bool], instead: Fix, source: str
+) -> Rule:
+    """What generates code needs a compiler of it."""
+    return Rule(
+        id=rule,
+        key=key,
+        when=lambda f: is_on(f) and lacks_compiler(f),
+        why=without_compiler,
+        fix=lambda f: Fix(*instead.words, remark=with_compiler(f)),
+        source=source,
+    )
 
 
 def _found(*names: str) -> bool:

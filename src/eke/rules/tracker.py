@@ -16,8 +16,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from eke.common.errors import Fix
+from eke.common.text import format_value
 from eke.config.schema import TrackerMode
-from eke.rules.rule import Facts, Rule, Severity
+from eke.rules.rule import Facts, Rule, Severity, configured
 
 VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 PUBLIC_HOSTS = ("api.forge.coreweave.com", "forge.coreweave.com", "api.wandb.ai")
@@ -62,16 +63,16 @@ def _read_settings() -> dict[str, str]:
     return dict(parser["default"]) if parser.has_section("default") else {}
 
 
-def _is_online(facts: Facts) -> bool:
-    return facts.config.tracker.mode is TrackerMode.online
-
-
 def _tracker(facts: Facts) -> str:
     return facts.config.tracker.option
 
 
 def _is_folder(uri: str) -> bool:
     return uri.startswith("file:") or ("://" not in uri and uri != "databricks")
+
+
+def _mlflow_uri(facts: Facts) -> str | None:
+    return facts.config.tracker.uri if _tracker(facts) == "mlflow" else None
 
 
 STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
@@ -91,12 +92,28 @@ def _store(uri: str) -> str:
     return f"http://{uri}" if server else "sqlite:///mlflow.db"
 
 
+def _read_by(tracker: str, key: str, what: str, default: str | None) -> Rule:
+    """A key that other trackers do not read."""
+    return Rule(
+        id=f"{key}_is_{tracker}s",
+        verdict=Severity.no_effect,
+        key=f"tracker.{key}",
+        when=lambda f: _tracker(f) != tracker and configured(f.config, f"tracker.{key}") != default,
+        why=lambda f: f"only {tracker} has {what}; tracker={_tracker(f)} does not read it",
+        fix=Fix(f"tracker.{key}={format_value(default)}", remark=f"or: tracker={tracker}"),
+        source="src/eke/results/trackers",
+    )
+
+
 RULES = (
     Rule(
         id="online_needs_key",
         key="tracker.mode",
         when=lambda f: (
-            not f.planning and _tracker(f) == "wandb" and _is_online(f) and not has_wandb_key()
+            not f.planning
+            and _tracker(f) == "wandb"
+            and f.config.tracker.mode is TrackerMode.online
+            and not has_wandb_key()
         ),
         why="no API key for W&B's server: neither WANDB_API_KEY nor a netrc file has one; "
         "an offline run can be sent later with eke sync",
@@ -104,41 +121,13 @@ RULES = (
         source="wandb/sdk/lib/wbauth/authenticate.py",
         versions="wandb 0.31",
     ),
-    Rule(
-        id="mode_is_wandbs",
-        verdict=Severity.no_effect,
-        key="tracker.mode",
-        when=lambda f: _tracker(f) != "wandb" and _is_online(f),
-        why=lambda f: f"only wandb has modes; tracker={_tracker(f)} does not read it",
-        fix=Fix("tracker.mode=offline", remark="or: tracker=wandb"),
-        source="src/eke/results/trackers",
-    ),
-    Rule(
-        id="entity_is_wandbs",
-        verdict=Severity.no_effect,
-        key="tracker.entity",
-        when=lambda f: _tracker(f) != "wandb" and f.config.tracker.entity is not None,
-        why=lambda f: f"only wandb has teams; tracker={_tracker(f)} does not read it",
-        fix=Fix("tracker.entity=null", remark="or: tracker=wandb"),
-        source="src/eke/results/trackers",
-    ),
-    Rule(
-        id="uri_is_mlflows",
-        verdict=Severity.no_effect,
-        key="tracker.uri",
-        when=lambda f: _tracker(f) != "mlflow" and f.config.tracker.uri is not None,
-        why=lambda f: f"only mlflow has a store elsewhere; tracker={_tracker(f)} does not read it",
-        fix=Fix("tracker.uri=null", remark="or: tracker=mlflow"),
-        source="src/eke/results/trackers",
-    ),
+    _read_by("wandb", "mode", "modes", "offline"),
+    _read_by("wandb", "entity", "teams", None),
+    _read_by("mlflow", "uri", "a store elsewhere", None),
     Rule(
         id="uri_is_no_folder",
         key="tracker.uri",
-        when=lambda f: (
-            _tracker(f) == "mlflow"
-            and f.config.tracker.uri is not None
-            and _is_folder(f.config.tracker.uri)
-        ),
+        when=lambda f: (uri := _mlflow_uri(f)) is not None and _is_folder(uri),
         why="a URI is needed; MLflow 3.17 takes no folder as a store any more",
         fix=lambda f: Fix(f"tracker.uri={_store(f.config.tracker.uri or '')}"),
         source="mlflow/store/tracking/file_store.py",
@@ -147,11 +136,7 @@ RULES = (
     Rule(
         id="uri_has_a_store",
         key="tracker.uri",
-        when=lambda f: (
-            _tracker(f) == "mlflow"
-            and f.config.tracker.uri is not None
-            and _is_unknown(f.config.tracker.uri)
-        ),
+        when=lambda f: (uri := _mlflow_uri(f)) is not None and _is_unknown(uri),
         why=lambda _: f"MLflow has no store of that kind; it has {', '.join(STORES)}",
         fix=Fix("tracker.uri=https://SERVER", remark="or: sqlite:////FOLDER/mlflow.db"),
         source="mlflow/tracking/_tracking_service/utils.py",

@@ -168,7 +168,7 @@ RULES = (
         id="target_is_multiple",
         key="batch.target",
         when=lambda f: (
-            f.config.batch.target is not None
+            f.config.batch.target
             and f.config.batch.accumulation is None
             and _step_samples(f) > 0
             and f.config.batch.target % _step_samples(f) != 0
@@ -183,7 +183,7 @@ RULES = (
     Rule(
         id="steps_or_epochs",
         key="train.epochs",
-        when=lambda f: f.config.train.epochs is not None and f.config.train.steps is not None,
+        when=lambda f: f.config.train.epochs and f.config.train.steps,
         why=lambda f: f"train.steps = {f.config.train.steps} says how long to train, too",
         fix=Fix("train.steps=null", remark="or train.epochs=null"),
         source="one of the two is derived from the other",
@@ -192,9 +192,7 @@ RULES = (
         id="warmup_within_run",
         key="schedule.warmup_steps",
         when=lambda f: (
-            f.config.schedule.warmup_steps is not None
-            and f.config.train.steps is not None
-            and f.config.schedule.warmup_steps > f.config.train.steps
+            f.config.train.steps and (f.config.schedule.warmup_steps or 0) > f.config.train.steps
         ),
         why=lambda f: f"is longer than the run, train.steps = {f.config.train.steps}",
         fix=lambda f: Fix(f"schedule.warmup_steps={(f.config.train.steps or 10) // 10}"),
@@ -204,9 +202,7 @@ RULES = (
         id="early_stop_needs_evaluations",
         verdict=Severity.no_effect,
         key="train.early_stop_patience",
-        when=lambda f: (
-            f.config.train.early_stop_patience is not None and f.config.train.eval_every is None
-        ),
+        when=lambda f: f.config.train.early_stop_patience and not f.config.train.eval_every,
         why="counts evaluations, and train.eval_every is null: the last one is after the last step",
         fix=Fix("train.eval_every=50"),
         source="eke.training.loop.evaluation",
@@ -229,7 +225,7 @@ RULES = (
         id="keep_best_needs_evaluations",
         verdict=Severity.no_effect,
         key="train.keep_best",
-        when=lambda f: f.config.train.keep_best is not None and f.config.train.eval_every is None,
+        when=lambda f: f.config.train.keep_best is not None and not f.config.train.eval_every,
         why="chooses among evaluations, and train.eval_every is null: there is one, at the end",
         fix=Fix("train.eval_every=50"),
         source="eke.training.loop.evaluation",
@@ -250,7 +246,7 @@ RULES = (
         id="norm_is_known_anyway",
         verdict=Severity.no_effect,
         key="train.record_grad_norm",
-        when=lambda f: not f.config.train.record_grad_norm and bool(_needs_norm(f)),
+        when=lambda f: not f.config.train.record_grad_norm and _needs_norm(f),
         why=_needs_norm,
         fix=lambda f: (
             Fix("train.record_grad_norm=true")
@@ -264,8 +260,7 @@ RULES = (
         verdict=Severity.no_effect,
         key="train.steps",
         when=lambda f: (
-            f.config.train.steps is not None
-            and f.config.train.steps <= f.config.train.timing_warmup_steps
+            f.config.train.steps and f.config.train.steps <= f.config.train.timing_warmup_steps
         ),
         why=lambda f: (
             f"every step is within train.timing_warmup_steps = "
@@ -285,9 +280,7 @@ RULES = (
     Rule(
         id="prefetch_needs_workers",
         key="dataloader.prefetch",
-        when=lambda f: (
-            f.config.dataloader.prefetch is not None and f.config.dataloader.workers == 0
-        ),
+        when=lambda f: f.config.dataloader.prefetch and f.config.dataloader.workers == 0,
         why="there are no loader processes to prefetch, dataloader.workers = 0",
         fix=Fix("dataloader.workers=2"),
         source=LOADER,
@@ -311,7 +304,7 @@ RULES = (
     Rule(
         id="text_exists",
         key="data.path",
-        when=lambda f: (p := _text_path(f)) is not None and not os.path.exists(p),
+        when=lambda f: (p := _text_path(f)) and not os.path.exists(p),
         value=_text_path,
         why="there is no such file or folder",
         fix=lambda f: Fix(f"data.path={closest_path(_text_path(f) or Path()) or 'FILE_OR_FOLDER'}"),
@@ -320,9 +313,7 @@ RULES = (
     Rule(
         id="text_readable",
         key="data.path",
-        when=lambda f: (
-            (p := _text_path(f)) is not None and os.path.exists(p) and not os.access(p, os.R_OK)
-        ),
+        when=lambda f: (p := _text_path(f)) and os.path.exists(p) and not os.access(p, os.R_OK),
         value=_text_path,
         why="it cannot be read",
         fix=Fix("data.path=FILE_OR_FOLDER"),

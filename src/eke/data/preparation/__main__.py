@@ -3,8 +3,6 @@
 The last line of standard output is JSON: `{"folder": ...}`, or `{"problems": [...]}` with code 2.
 """
 
-import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -14,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from eke.common.errors import ConfigError
+from eke.common.process_env import end_with_parent
 from eke.data.sources import request_from_json
 
 USAGE = """\
@@ -27,7 +26,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{USAGE}\n")
         return 2
     signal.signal(signal.SIGTERM, _leave)
-    _end_with_parent()
+    end_with_parent(signal.SIGTERM, str(os.getppid()))
     text = sys.stdin.read() if arguments[0] == "-" else Path(arguments[0]).read_text()
     from eke.data.preparation.rows import prepare_store  # slow: after the signal handler is set
 
@@ -44,13 +43,6 @@ def main(arguments: list[str]) -> int:
 def _leave(number: int, _: FrameType | None) -> None:
     """Exit through every `finally` on SIGTERM, so that no partial files remain."""
     raise SystemExit(128 + number)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel send SIGTERM when the parent process dies (Linux)."""
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
-    with contextlib.suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import closest
+from eke.common.text import closest, first_line, format_value
 from eke.data.sources import HubSource, PrepareRequest, other_format
 
 MAX_NAMES = 10_000
@@ -47,10 +47,6 @@ class TooLongError(BadRowError):
         self.num_tokens = num_tokens
 
 
-def _no_tokens() -> np.ndarray:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True)
 class Fields:
     """Texts and label of one row."""
@@ -59,9 +55,9 @@ class Fields:
     """One text, two, or prompt and response."""
     label: int | float | tuple[int, ...] = 0
     """Class, or index of a text label in order of appearance; several, or the number."""
-    ids: np.ndarray = field(default_factory=_no_tokens)
+    ids: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
     """Tokens of a conversation, int64, shape (tokens,)."""
-    trained: np.ndarray = field(default_factory=_no_tokens)
+    trained: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int64))
     """Which of them are trained, bool, shape (tokens,)."""
 
 
@@ -116,10 +112,7 @@ class Columns:
         value = _value(row, column)
         if not isinstance(value, str):
             raise BadRowError(f"{column} is {_kind(value)}, not text")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise BadRowError(f"{column} is not UTF-8 (character {error.start + 1})") from error
+        check_unicode(value, column)
         return value
 
     def _label(self, value: Any) -> int | float | tuple[int, ...]:
@@ -262,6 +255,18 @@ class Columns:
         return names, {self.names[name]: number for number, name in known}
 
 
+def check_unicode(text: str, place: str) -> None:
+    """Refuse halves of characters, which are no text.
+
+    Raises:
+        BadRowError: there is one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRowError(f"{place} is not UTF-8 (character {error.start + 1})") from error
+
+
 def _value(row: Mapping[str, Any], column: str) -> Any:
     if column not in row:
         raise BadRowError(f"there is no {column}")
@@ -277,14 +282,12 @@ def _list_of(text: str) -> Any:
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
+    if value is None or isinstance(value, bool):
+        return format_value(value)
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, int | float):
         return f"the number {str(value)[:20]}"
     if isinstance(value, str):
@@ -341,7 +344,7 @@ def unreadable(file: str, error: Exception) -> ConfigError:
     if isinstance(error, damaged) or "compressed" in words or "zstd" in type(error).__module__:
         why = f"the compressed file is cut short or damaged: {error}"
     else:
-        why = f"cannot be read: {getattr(error, 'strerror', None) or str(error).splitlines()[0]}"
+        why = f"cannot be read: {getattr(error, 'strerror', None) or first_line(error)}"
     return ConfigError(Problem("data.path", file, why, fix))
 
 
@@ -492,7 +495,7 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
     try:
         table = pyarrow.parquet.ParquetFile(file)
     except Exception as error:  # Arrow has several error classes
-        why = f"is no parquet file: {str(error).splitlines()[0][:150]}"
+        why = f"is no parquet file: {first_line(error)[:150]}"
         fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require_in(list(table.schema_arrow.names), file)
@@ -513,26 +516,24 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     """
     split = source.eval_split if evaluation else source.split
     assert split is not None
-    rows = _load(source, split, "data.eval_split" if evaluation else "data.split", columns)
+    loaded = _loaded(source)
+    if split not in loaded:
+        there, key = (
+            [str(name) for name in loaded],
+            "data.eval_split" if evaluation else "data.split",
+        )
+        close = difflib.get_close_matches(split, there, 1) or there
+        why = f"there is no such split; there are: {', '.join(there)}"
+        raise ConfigError(Problem(key, split, why, Fix(f"{key}={close[0]}")))
+    rows = loaded[split]
+    if rows.column_names is not None:
+        columns.require_in(list(rows.column_names))
+        rows = rows.select_columns(columns.names_wanted or rows.column_names)
     try:
         for number, row in enumerate(rows, 1):
             yield f"{split} row {number}", row
     except Exception as error:  # the connection, or a damaged file
         raise _unavailable(source, error) from error
-
-
-def _load(source: HubSource, split: str, key: str, columns: Columns) -> Any:
-    loaded = _loaded(source)
-    if split not in loaded:
-        there = [str(name) for name in loaded]
-        close = difflib.get_close_matches(split, there, 1) or there
-        why = f"there is no such split; there are: {', '.join(there)}"
-        raise ConfigError(Problem(key, split, why, Fix(f"{key}={close[0]}")))
-    chosen = loaded[split]
-    if chosen.column_names is not None:
-        columns.require_in(list(chosen.column_names))
-        chosen = chosen.select_columns(columns.names_wanted or chosen.column_names)
-    return chosen
 
 
 def _loaded(source: HubSource) -> Any:
@@ -543,14 +544,13 @@ def _loaded(source: HubSource) -> Any:
     datasets.logging.set_verbosity_error()
     options = {"name": source.config_name, "streaming": source.streaming}
     try:
-        return datasets.load_dataset(source.name, revision=source.revision, **options)
-    except Exception as error:  # huggingface_hub's, the connection's, datasets'
-        folder = _cached_copy(source)
-        if folder is None:
-            raise _unavailable(source, error) from error
-    try:
-        return datasets.load_dataset(folder, **options)
-    except Exception as error:  # a copy without the files of a split
+        try:
+            return datasets.load_dataset(source.name, revision=source.revision, **options)
+        except Exception:  # huggingface_hub's, the connection's, datasets'
+            if (folder := _cached_copy(source)) is None:
+                raise
+            return datasets.load_dataset(folder, **options)
+    except Exception as error:  # of a copy: without the files of a split
         raise _unavailable(source, error) from error
 
 
@@ -569,8 +569,7 @@ def _cached_copy(source: HubSource) -> str | None:
 
 def _unavailable(source: HubSource, error: Exception) -> ConfigError:
     """Translate an error of the datasets library."""
-    text = str(error).strip() or repr(error)
-    line = text.splitlines()[0][:200]
+    text, line = str(error), first_line(error)[:200]
     if "onfig name is missing" in text or "BuilderConfig" in text:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         what = "there are" if source.config_name else "one must be chosen"

@@ -133,14 +133,10 @@ _CONTINUATION = bytes(range(0x80, 0xC0))
 
 def _continuation(file: Any) -> bytes:
     """Read the rest of a cut character, at most three bytes."""
-    found = b""
-    while len(found) < 3:
-        byte = file.read(1)
-        if not byte or byte not in _CONTINUATION:
-            file.seek(-len(byte), 1)
-            break
-        found += byte
-    return found
+    ahead = file.read(3)
+    size = len(ahead) - len(ahead.lstrip(_CONTINUATION))
+    file.seek(size - len(ahead), 1)
+    return bytes(ahead[:size])
 
 
 NUM_NAMED = 5
@@ -320,27 +316,16 @@ def read_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> It
         yield from reader(name, file, columns)
 
 
-@dataclass
 class RowStore:
     """Store under construction from rows."""
 
-    request: PrepareRequest
-    tokenizer: Tokenizer
-    writer: Writer
-    counts: Counts = field(default_factory=Counts)
-    columns: Columns = field(init=False)
-    sequences: Sequences = field(init=False)
-    splits: Splits = field(init=False)
-    chat: ChatRows | None = field(init=False)
-    too_long: list[int] = field(default_factory=list)
-    """Tokens of conversations that were too long."""
-    _end: int = 0
-
-    def __post_init__(self) -> None:
-        self.columns = Columns(self.request)
-        self.sequences = Sequences(self.request, self.tokenizer, self.counts)
-        self.splits = Splits(self.writer, self.request.eval_frac)
-        self.chat = ChatRows(self.request, self.tokenizer) if self.request.train_on else None
+    def __init__(self, request: PrepareRequest, tokenizer: Tokenizer, writer: Writer) -> None:
+        self.request, self.tokenizer, self.writer = request, tokenizer, writer
+        self.counts, self.columns = Counts(), Columns(request)
+        self.sequences = Sequences(request, tokenizer, self.counts)
+        self.splits = Splits(writer, request.eval_frac)
+        self.chat = ChatRows(request, tokenizer) if request.train_on else None
+        self.too_long: list[int] = []  # tokens of conversations that were too long
 
     def fill(self) -> dict[str, object]:
         """Read all rows; returns the manifest's counts.
@@ -357,7 +342,7 @@ class RowStore:
         if self.request.streamed:
             self._read_beginning(split)
         else:
-            self._read(self._rows(evaluation=False), None if not split else False)
+            self._read(self._rows(evaluation=False), False if split else None)
             if split:
                 self._read(self._rows(evaluation=True), True)
         self._check_usable()
@@ -367,10 +352,8 @@ class RowStore:
         if self.request.packing:
             self._pack("train")
             self._pack("evaluation")
-        found = self.chat.found() if self.chat else {}
-        return {
-            **asdict(self.counts), **found, "bad_fix": self._bad_fix(), "label_names": label_names,
-        }  # fmt: skip
+        found = {"bad_fix": self._bad_fix(), "label_names": label_names}
+        return asdict(self.counts) | found | (self.chat.found() if self.chat else {})
 
     def _read_beginning(self, split: bool) -> None:
         """Read the evaluation of a stream, and first rows to train on: what it is like."""
@@ -467,14 +450,13 @@ class RowStore:
             self.counts.first_row = ends_of(self.tokenizer, kept[0][1])
         special = self.tokenizer.vocabulary.special
         self.counts.num_doubled += sum(is_doubled(tokens, special) for _, tokens, _ in kept)
-        first = self.writer.counts["cuts"]
+        first, start = self.writer.counts["cuts"], self.writer.counts["tokens"]
         sizes = np.array([len(tokens) for _, tokens, _ in kept], np.int64)
         self.writer.append("tokens", np.concatenate([tokens for _, tokens, _ in kept]))
-        self.writer.append("offsets", self._end + np.cumsum(sizes))
+        self.writer.append("offsets", start + np.cumsum(sizes))
         self.writer.append("cuts", [cut for _, _, cut in kept])
         if self.chat:
             self.writer.append("trained", np.concatenate([row.trained for row, _, _ in kept]))
-        self._end += int(sizes.sum())
         if self.request.label is not None:
             self._write_labels([row.label for row, _, _ in kept])
         self.splits.add([row for row, _, _ in kept], first, evaluation)

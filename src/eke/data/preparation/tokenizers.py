@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
+from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP, first_line
 from eke.data.sources import BYTE_TOKENS, BYTES, Frame, PrepareRequest, Vocabulary
 
 CHARACTERS_PER_TOKEN = 16
@@ -48,10 +48,8 @@ class Tokenizer:
     vocabulary: Vocabulary
     encode: Callable[[Sequence[str]], list[Encoded]]
     """Tokenize without special tokens."""
-    frame: Callable[[Sequence[str], bool], list[np.ndarray]]
-    """Tokenize with special tokens; True for seq2seq targets."""
-    truncate: Callable[[str, bool, int], np.ndarray]
-    """Tokenize with special tokens, truncated to a number of tokens."""
+    frame: Callable[[Sequence[str], bool, int | None], list[np.ndarray]]
+    """Tokenize with special tokens; True for seq2seq targets, truncated to a number of tokens."""
     decode: Callable[[Sequence[int]], list[str]]
     """Text of each token, for display."""
     join: Callable[[Sequence[int]], str]
@@ -89,11 +87,6 @@ class Tokenizer:
             return ids
         return np.append(ids, eos)
 
-    def special_among(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Those of some ids that are special tokens."""
-        words = zip(ids, self.decode(ids), strict=True)
-        return tuple(token for token, word in words if word in self.special_texts)
-
     def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[FramedText]:
         """`tokenizer(text, truncation=True, max_length=limit)` of each text.
 
@@ -104,15 +97,14 @@ class Tokenizer:
             return [FramedText(np.zeros(0, np.int64), True, False) for _ in texts]
         parts = [part_of(text, limit, self.keeps_end) for text in texts]
         found = []
-        for text, part, ids in zip(texts, parts, self.frame(parts, target), strict=True):
+        for text, part, ids in zip(texts, parts, self.frame(parts, target, None), strict=True):
             while len(part) < len(text) and len(ids) <= limit + MARGIN_TOKENS:
                 part = part_of(text, len(part), self.keeps_end)
-                ids = self.frame([part], target)[0]
-            is_cut = len(ids) > limit
+                ids = self.frame([part], target, None)[0]
             useful = len(ids) > frame.size
-            found.append(
-                FramedText(self.truncate(part, target, limit) if is_cut else ids, is_cut, useful)
-            )
+            if is_cut := len(ids) > limit:
+                ids = self.frame([part], target, limit)[0]
+            found.append(FramedText(ids, is_cut, useful))
         return found
 
 
@@ -223,15 +215,12 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         places = [np.asarray(row, np.int64).reshape(-1, 2) for row in made["offset_mapping"]]
         return [Encoded(row, place[:, 1]) for row, place in zip(ids, places, strict=True)]
 
-    def frame(texts: Sequence[str], target: bool) -> list[np.ndarray]:
-        named = {"text_target" if target else "text": list(texts)}
+    def frame(texts: Sequence[str], target: bool, limit: int | None) -> list[np.ndarray]:
+        named: dict[str, Any] = {"text_target" if target else "text": list(texts)}
+        if limit is not None:
+            named |= {"truncation": True, "max_length": limit}
         made = loaded(**named, return_attention_mask=False, return_token_type_ids=False)
         return [np.asarray(row, np.int64) for row in made["input_ids"]]
-
-    def truncate(text: str, target: bool, limit: int) -> np.ndarray:
-        named = {"text_target" if target else "text": text}
-        made = loaded(**named, truncation=True, max_length=limit)
-        return np.asarray(made["input_ids"], np.int64)
 
     added = loaded.added_tokens_decoder.values()
     special = {*loaded.all_special_tokens, *(str(t) for t in added if t.special)}
@@ -242,7 +231,6 @@ def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
         vocabulary,
         encode,
         frame,
-        truncate,
         eos_text="" if eos is None else str(loaded.convert_ids_to_tokens(eos)),
         decode=lambda ids: [loaded.decode([token]) for token in ids],
         join=lambda ids: str(loaded.decode(ids, clean_up_tokenization_spaces=False)),
@@ -277,17 +265,14 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
 
     def encode(texts: Sequence[str]) -> list[Encoded]:
         rows = [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
+        starts = [(row & 0xC0) != 0x80 for row in rows]  # of characters
         return [
-            Encoded(row + NUM_SPECIAL_TOKENS, np.cumsum((row & 0xC0) != 0x80))
-            for text, row in zip(texts, rows, strict=True)
+            Encoded(r + NUM_SPECIAL_TOKENS, s.cumsum()) for r, s in zip(rows, starts, strict=True)
         ]
 
-    def frame(texts: Sequence[str], target: bool) -> list[np.ndarray]:
-        return [np.array([*prefix, *each.ids, end], np.int64) for each in encode(texts)]
-
-    def truncate(text: str, target: bool, limit: int) -> np.ndarray:
-        whole = frame([text], target)[0]
-        return np.concatenate([whole[: limit - 1], whole[-1:]])
+    def frame(texts: Sequence[str], target: bool, limit: int | None) -> list[np.ndarray]:
+        rows = [np.array([*prefix, *each.ids, end], np.int64) for each in encode(texts)]
+        return [np.append(row[: limit - 1], end) if limit else row for row in rows]
 
     def pair(pairs: Sequence[tuple[str, ...]], limit: int) -> list[FramedText]:
         room, found = limit - len(prefix) - 2, []
@@ -306,7 +291,7 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
         return "".join(decode(ids)).encode("latin-1").decode(errors="replace")
 
     vocabulary = replace(BYTE_TOKENS, frame=own, target_frame=own)
-    return Tokenizer(vocabulary, encode, frame, truncate, decode, join, pair)
+    return Tokenizer(vocabulary, encode, frame, decode, join, pair)
 
 
 def _auto_tokenizer(name: str) -> Any:
@@ -322,12 +307,9 @@ def _auto_tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError ...
-        line = next((text for text in str(error).splitlines() if text.strip()), repr(error))
-        why = f"AutoTokenizer cannot load it: {line.strip()[:200]}"
-        fix = Fix(
-            "data.tokenizer=FOLDER",
-            remark="a Hub name needs a connection once; or data.tokenizer=bytes",
-        )
+        why = f"AutoTokenizer cannot load it: {first_line(error)[:200]}"
+        remark = "a Hub name needs a connection once; or data.tokenizer=bytes"
+        fix = Fix("data.tokenizer=FOLDER", remark=remark)
         raise ConfigError(Problem("data.tokenizer", name, why, fix)) from error
 
 
@@ -335,8 +317,7 @@ def _vocabulary(request: PrepareRequest, loaded: Any) -> Vocabulary:
     pad, eos = loaded.pad_token_id, loaded.eos_token_id
     fallback = next(t for t in (eos, loaded.sep_token_id, loaded.unk_token_id, 0) if t is not None)
     if request.task == "masked_lm" and loaded.mask_token_id is None:
-        why = "has no mask token, which task=masked_lm needs"
-        fix = Fix("data.tokenizer=bytes")
+        why, fix = "has no mask token, which task=masked_lm needs", Fix("data.tokenizer=bytes")
         raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix))
     # A padding token added later may have an id above the vocabulary size.
     size = max(len(loaded), 1 + max(loaded.get_vocab().values(), default=0))

@@ -17,7 +17,6 @@ from eke.estimate.memory.components import (
 from eke.models.families import (
     FLOAT32_BYTES,
     Kernel,
-    Layer,
     Role,
     Shape,
     Stack,
@@ -283,15 +282,12 @@ def _adapted(
         layer = stack.layer
         lost = 2 * tokens * shape.hidden * shape.weights
         added = tokens * (inputs + results)
-        frozen = Layer(
+        frozen = replace(
+            layer,
             stream=max(0, layer.stream - lost) if rank == 0 or not narrow else lost,
-            attention=layer.attention,
-            scores=layer.scores,
             feed_forward=layer.feed_forward + added,
-            dropout=layer.dropout,
             needed=0,
             dear=layer.dear + added,
-            working=layer.working,
         )
         changed.append(Stack(frozen, stack.count))
     return tuple(changed)

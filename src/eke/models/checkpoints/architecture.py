@@ -3,7 +3,8 @@
 The record of a family reads its checkpoints, with that architecture's names and defaults; for other
 architectures the usual names are tried, and sizes that are not found stay unknown.
 
-Facts of transformers' model classes, read from their source: an import would import torch.
+Facts of transformers' model classes, read from their source: an import would import torch. A run
+looks at the built model before it trains (`eke.training.model.unused`): source may mislead.
 """
 
 import ast
@@ -14,8 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from eke.config.schema import Config, PretrainedModel
 from eke.models.checkpoints.locate import refuse
-from eke.models.families import FAMILIES
+from eke.models.families import FAMILIES, family_of
 from eke.models.families.family_record import InvalidSize, Reader, Sizes
 
 Raw = Mapping[str, Any]
@@ -147,9 +149,26 @@ def class_attribute(model_type: str, task: str, name: str) -> bool | None:
     """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell."""
     try:
         found = _class_of(model_type, task)
-        return _attribute(*found, name) if found else None
+        value = _member(*found, name, ast.Constant(False)) if found else None
     except (OSError, SyntaxError):
         return None
+    return bool(value.value) if isinstance(value, ast.Constant) else None
+
+
+def can_pack(config: Config) -> bool:
+    """Whether positions that begin anew keep the samples of a row apart."""
+    model, family = config.model, family_of(config)
+    if family.is_known or not isinstance(model, PretrainedModel):
+        return family.is_decoder
+    return keeps_samples_apart(model.model_type)
+
+
+def has_plain_head(config: Config) -> bool:
+    """Whether nothing is done to the logits after the projection onto the vocabulary."""
+    model = config.model
+    if family_of(config).is_known or not isinstance(model, PretrainedModel):
+        return True
+    return head_is_plain(model.model_type, config.task.option)
 
 
 @cache
@@ -160,7 +179,7 @@ def head_is_plain(model_type: str, task: str) -> bool:
     """
     try:
         found = _class_of(model_type, task)
-        forward = _method(*found, "forward") if found else None
+        forward = _member(*found, "forward") if found else None
     except (OSError, SyntaxError):
         return False
     if forward is None:
@@ -169,19 +188,15 @@ def head_is_plain(model_type: str, task: str) -> bool:
     given = [k.value for call in nodes if isinstance(call, ast.Call) for k in call.keywords
              if k.arg == "logits"]  # fmt: skip
     names = {value.id for value in given if isinstance(value, ast.Name)}
-    made = [
-        node.value
-        for node in nodes
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
-        and names & {part.id for part in _targets(node) if isinstance(part, ast.Name)}
-    ]
+    stated = [n for n in nodes if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign)]
+    made = [each.value for each in stated if names & _assigned(each)]
     return len(made) == 1 and _is_call_of_self(made[0])
 
 
-def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> Iterator[ast.AST]:
-    """Every part of what is assigned to."""
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        yield from ast.walk(target)
+def _assigned(statement: ast.AST) -> set[str]:
+    """Names that get a value."""
+    named = [part for part in ast.walk(statement) if isinstance(part, ast.Name)]
+    return {part.id for part in named if isinstance(part.ctx, ast.Store)}
 
 
 def _is_call_of_self(value: ast.AST | None) -> bool:
@@ -217,41 +232,26 @@ def _masks_by_position(function: ast.FunctionDef) -> bool:
     return "create_causal_mask" in named and any(mask <= each for each in given)
 
 
-def _method(path: Path, class_name: str, name: str) -> ast.FunctionDef | None:
-    """A method of a class, by the order of its bases."""
-    definition = _definition(path, class_name)
-    if definition is None:
-        place = next(_imported_from(path, class_name), None)
-        return None if place is None else _method(place, class_name, name)
-    own = (n for n in definition.body if isinstance(n, ast.FunctionDef) and n.name == name)
-    bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]
-    inherited = (_method(path, base, name) for base in bases)
-    return next((found for found in (*own, *inherited) if found is not None), None)
+def _member(path: Path, class_name: str, name: str, root: ast.AST | None = None) -> ast.AST | None:
+    """A method, or an attribute's value, by the order of a class's bases.
 
-
-def _definition(path: Path, class_name: str) -> ast.ClassDef | None:
-    classes = (node for node in _tree(path).body if isinstance(node, ast.ClassDef))
-    return next((node for node in classes if node.name == class_name), None)
-
-
-def _attribute(path: Path, class_name: str, name: str) -> bool | None:
-    """A class attribute that is True or False in the source, by the order of its bases."""
+    `root` is what the base of all models has.
+    """
     if class_name == ROOT_CLASS:
-        return False
-    definition = _definition(path, class_name)
+        return root
+    classes = (node for node in _tree(path).body if isinstance(node, ast.ClassDef))
+    definition = next((node for node in classes if node.name == class_name), None)
     if definition is None:
         place = next(_imported_from(path, class_name), None)
-        return None if place is None else _attribute(place, class_name, name)
+        return None if place is None else _member(place, class_name, name, root)
     for node in definition.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(node, ast.AnnAssign):
-            target = node.target
-        if isinstance(target, ast.Name) and target.id == name:
-            value = node.value  # type: ignore[attr-defined]  # both kinds of assignment have one
-            return bool(value.value) if isinstance(value, ast.Constant) else None
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node
+        if isinstance(node, ast.Assign | ast.AnnAssign) and name in _assigned(node):
+            return node.value
     bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]
-    answers = [answer for base in bases if (answer := _attribute(path, base, name)) is not None]
-    return next(iter(answers), None)
+    inherited = (_member(path, base, name, root) for base in bases)
+    return next((found for found in inherited if found is not None), None)
 
 
 def _imported_from(path: Path, class_name: str) -> Iterator[Path]:

@@ -103,8 +103,7 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
         f"supports_{name}": supports(raw, task, name)
         for name in ("sdpa", "flash_attn", "flex_attn")
     }
-    names = raw.get("architectures")
-    if isinstance(names, list) and names and str(names[0]).endswith("ForSequenceClassification"):
+    if _saved_by(raw).endswith("ForSequenceClassification"):
         found["label_names"] = _label_names(raw)
     if positions := sizes.get("max_position_embeddings"):
         pad = raw.get("pad_token_id")
@@ -113,6 +112,12 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
         first = first_position(kind, pad if isinstance(pad, int) else 1) if absolute else 0
         found["max_position_embeddings"] = max(1, positions - first)
     return found
+
+
+def _saved_by(raw: dict[str, Any]) -> str:
+    """The class that wrote a config.json; empty where it does not say."""
+    names = raw.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _label_names(raw: dict[str, Any]) -> list[str]:
@@ -219,8 +224,7 @@ def _refuse_task(config: Config, raw: dict[str, Any], family: str) -> None:
     """A task that the saved class shows to be another one's; known families have a rule for it."""
     if FAMILIES[family].is_known or isinstance(config.task, SequenceClassification):
         return
-    names = raw.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else ""
+    name = _saved_by(raw)
     task = next((t for ending, t in _BY_ENDING.items() if name.endswith(ending)), None)
     if task is None or task == config.task.option:
         return
@@ -258,9 +262,7 @@ def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes
     tables = [name for name, shape in shapes.items() if shape == table and not _OTHER(name)]
     if len(tables) == 2:
         return {**sizes, "tie_word_embeddings": same_numbers(found, *tables)}
-    names = raw.get("architectures")
-    saved_by = str(names[0]) if isinstance(names, list) and names else ""
-    if len(tables) == 1 and saved_by.endswith(tuple(_BY_ENDING)):
+    if len(tables) == 1 and _saved_by(raw).endswith(tuple(_BY_ENDING)):
         return {**sizes, "tie_word_embeddings": True}
     return sizes
 

@@ -94,7 +94,7 @@ def _norm_stacks(
     per_norm = hidden * shape.weights + 2 * FLOAT32_BYTES
     stream = tokens * (2 * per_norm + hidden * sum(shape.read(n) for n in readers))
     attention, scores = kept_by_attention(shape, kernel, shape.source, shape.source)
-    dropped = 2 * tokens * hidden * shape.mask_bytes if shape.dropout else 0
+    dropped = 2 * shape.dropped
     operands = 4 * hidden + 2 * hidden + shape.inner
     kept = tokens * inner * shape.inner * shape.compute
     layer = Layer(
@@ -113,23 +113,14 @@ def _norm_stacks(
 def _bert_outside(shape: Shape, task: str) -> int:
     """The transformation before the projection onto the vocabulary, and the embedding's dropout."""
     head = 3 if task == "masked_lm" else 0
-    found = shape.tokens * shape.hidden * head * (shape.compute + shape.weights)
-    return found + (shape.tokens * shape.hidden * shape.mask_bytes if shape.dropout else 0)
+    return shape.tokens * shape.hidden * head * (shape.compute + shape.weights) + shape.dropped
 
 
 def _bert_arguments(config: Config) -> dict[str, Any]:
-    model = cast(BertModel, config.model)
-    return {
-        "hidden_size": model.hidden_size,
-        "num_hidden_layers": model.num_hidden_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "intermediate_size": model.intermediate_size,
-        "max_position_embeddings": model.max_position_embeddings,
-        "type_vocab_size": model.type_vocab_size,
-        "hidden_dropout_prob": model.dropout,
-        "attention_probs_dropout_prob": model.dropout,
-        "classifier_dropout": model.dropout,
-    }
+    sizes = (*MAIN, "max_position_embeddings", "type_vocab_size")
+    dropouts = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+    model = config.model
+    return {key: getattr(model, key) for key in sizes} | dict.fromkeys(dropouts, model.dropout)
 
 
 def _bert_read(reader: Reader) -> Sizes:
@@ -197,11 +188,6 @@ def _gpt2_weights(model: GPT2Model) -> Iterator[Weight]:
     yield from layer_norm(hidden, "ln_2")
 
 
-def _gpt2_outside(shape: Shape, task: str) -> int:
-    """The embedding's dropout."""
-    return shape.tokens * shape.hidden * shape.mask_bytes if shape.dropout else 0
-
-
 def _gpt2_arguments(config: Config) -> dict[str, Any]:
     model = cast(GPT2Model, config.model)
     return {
@@ -233,7 +219,7 @@ GPT2 = Family(
     structure=_gpt2_structure,
     # One projection for query, key and value; GELU by its formula keeps five tensors.
     stacks=partial(_norm_stacks, readers=(1, 1), inner=5),
-    outside=_gpt2_outside,
+    outside=lambda shape, task: shape.dropped,  # the embedding's dropout
     widths=(),
     is_decoder=True,
     stores_transposed=True,
@@ -369,7 +355,7 @@ def _t5_outside(shape: Shape, task: str) -> int:
     norm = hidden * (FLOAT32_BYTES + 2 * shape.weights + (shape.compute if shape.cast else 0))
     found = shape.rows * shape.target * norm
     found += 2 * shape.heads * shape.target * shape.source * (FLOAT32_BYTES + INDEX_BYTES)
-    return found + (shape.tokens * hidden * shape.mask_bytes if shape.dropout else 0)
+    return found + shape.dropped
 
 
 def _t5_arguments(config: Config) -> dict[str, Any]:

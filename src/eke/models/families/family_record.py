@@ -353,6 +353,11 @@ class Shape:
         """Of one dropped number: CPUs keep the noise in the format of what is dropped."""
         return self.compute if self.on_cpu else 1
 
+    @property
+    def dropped(self) -> int:
+        """Bytes of the mask of one dropout of the residual stream."""
+        return self.tokens * self.hidden * self.mask_bytes if self.dropout else 0
+
     def read(self, readers: int) -> int:
         """Bytes per number of the input of `readers` linear layers."""
         return readers * self.compute if self.cast else self.weights

@@ -10,6 +10,7 @@ from typing import Any, cast
 from eke.config.schema import Config, LlamaModel, MixtralModel, PretrainedModel
 from eke.models.families.family_record import (
     FLOAT32_BYTES,
+    MAIN,
     AttentionLayers,
     Family,
     Kernel,
@@ -199,16 +200,11 @@ def _arguments(config: Config) -> dict[str, Any]:
     """Arguments of the configuration class; the only dropout is inside attention."""
     model = cast(LlamaModel, config.model)
     return {
-        "hidden_size": model.hidden_size,
-        "num_hidden_layers": model.num_hidden_layers,
-        "num_attention_heads": model.num_attention_heads,
+        **{key: getattr(model, key) for key in (*MAIN, "max_position_embeddings", "rms_norm_eps")},
         # Qwen3 and Mixtral have defaults of their own for what is None here.
         "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
         "head_dim": head_width(model),
-        "intermediate_size": model.intermediate_size,
-        "max_position_embeddings": model.max_position_embeddings,
         "rope_parameters": _rope(model),
-        "rms_norm_eps": model.rms_norm_eps,
         "attention_dropout": model.dropout,
     }
 

@@ -37,6 +37,7 @@ from eke.models.sizes.state import (
     StateBytes,
     SwapBytes,
     WeightFormats,
+    computed_formats,
     decide_formats,
     flat_pieces,
     largest_part,

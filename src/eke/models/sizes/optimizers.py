@@ -103,20 +103,16 @@ def _adamw(config: Config, weight: Weight, weight_bytes: int) -> int:
     return 2 * weight_bytes * prod(weight.shape)
 
 
-def _adamw_8bit(config: Config, weight: Weight, weight_bytes: int) -> int:
-    return 2 * _bitsandbytes_moment(config.optimizer, weight)
-
-
-def _lion(config: Config, weight: Weight, weight_bytes: int) -> int:
-    return _bitsandbytes_moment(config.optimizer, weight)
-
-
-def _bitsandbytes_moment(optimizer: Optimizer, weight: Weight) -> int:
+def _bitsandbytes_state(moments: int) -> Callable[[Config, Weight, int], int]:
     """A byte per number and a scale per block, or float32."""
-    num = prod(weight.shape)
-    if not quantises_state(optimizer, weight):
-        return FLOAT32_BYTES * num
-    return num + FLOAT32_BYTES * -(-num // BITSANDBYTES_BLOCK)
+
+    def count(config: Config, weight: Weight, weight_bytes: int) -> int:
+        num = prod(weight.shape)
+        if not quantises_state(config.optimizer, weight):
+            return moments * FLOAT32_BYTES * num
+        return moments * (num + FLOAT32_BYTES * -(-num // BITSANDBYTES_BLOCK))
+
+    return count
 
 
 def _torchao_state(bits: int) -> Callable[[Config, Weight, int], int]:
@@ -407,7 +403,7 @@ _bitsandbytes = partial(
 _adamw_bitsandbytes = partial(
     _bitsandbytes,
     builder=f"{BUILDERS}adamw_8bit",
-    state_bytes=_adamw_8bit,
+    state_bytes=_bitsandbytes_state(2),
     quantises=_quantised_by_bitsandbytes,
     num_tables=2,
     steps_like_adamw=lambda optimizer: True,
@@ -458,13 +454,13 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
     ),
     "lion": _bitsandbytes(
         builder=f"{BUILDERS}lion",
-        state_bytes=_lion,
+        state_bytes=_bitsandbytes_state(1),
         built=("Lion bitsandbytes",),
         returns_from_files=True,
     ),
     "lion_8bit": _bitsandbytes(
         builder=f"{BUILDERS}lion_8bit",
-        state_bytes=_lion,
+        state_bytes=_bitsandbytes_state(1),
         quantises=_quantised_by_bitsandbytes,
         num_tables=1,
         unquantised="lion",

@@ -105,6 +105,12 @@ def decide_formats(config: Config) -> WeightFormats:
     return WeightFormats(precision.weights.value, master, _frozen_format(config))
 
 
+def computed_formats(config: Config) -> set[str]:
+    """Number formats that training and evaluation compute in."""
+    precision = config.precision
+    return {precision.compute.value, precision.evaluation.value} - {Evaluation.same.value}
+
+
 def _frozen_format(config: Config) -> str:
     """Format of frozen weights: the one typed, or of what training and evaluation compute in."""
     precision, peft = config.precision, config.peft
@@ -113,9 +119,7 @@ def _frozen_format(config: Config) -> str:
         return str(peft.base_weights.value)
     if not isinstance(peft, Adapters) and not config.model.freeze:
         return trained
-    formats: set[str] = {precision.compute.value, precision.evaluation.value} - {
-        Evaluation.same.value
-    }
+    formats = computed_formats(config)
     return formats.pop() if len(formats) == 1 else trained
 
 
@@ -245,7 +249,7 @@ def swap_bytes(config: Config, num_moments: int) -> SwapBytes:
     offload = config.offload
     assert isinstance(offload, NvmeOffload), "state in memory has no files"
     processes = config.distributed.num_processes
-    trained = [w for w in training_structure(config).weights if w.trained]
+    trained = trained_weights(config)
     parts = {
         role: [-(-prod(w.shape) // processes) for w in trained if w.role is role] for role in Role
     }
@@ -257,6 +261,7 @@ def swap_bytes(config: Config, num_moments: int) -> SwapBytes:
     copies = 1 + num_moments
     kept = sum(numbers[role] for role in Role if role not in on_disk)
     buffers = PIECE_BUFFERS * _aligned(offload, _largest_piece(offload, parts))
+    unit = _unit(offload)  # the rest of a gradient stays in host memory
     weight_files, weight_kept, weight_buffers = 0, 0, 0
     if offload.weights is WeightsPlace.disk:
         all_parts = [part for mine in parts.values() for part in mine]
@@ -269,7 +274,7 @@ def swap_bytes(config: Config, num_moments: int) -> SwapBytes:
         optimizer_files=FLOAT32_BYTES
         * (
             copies * sum(_aligned(offload, numbers[role]) for role in on_disk)
-            + sum(_aligned_down(offload, part) for part in gradients)
+            + sum(part // unit * unit for part in gradients)
         ),
         weight_files=FLOAT32_BYTES * weight_files,
         optimizer_memory=FLOAT32_BYTES * (buffers + copies * kept),
@@ -302,8 +307,8 @@ def _way_back(config: Config, offload: NvmeOffload, parts: dict[Role, list[int]]
     DeepSpeed makes it as large as the uncut weights of the largest piece: more than it needs.
     """
     largest = max(Role, key=lambda role: sum(parts[role]))
-    trained = [w for w in training_structure(config).weights if w.trained and w.role is largest]
-    whole = [_aligned(offload, prod(w.shape)) for w in trained]
+    mine = [w for w in trained_weights(config) if w.role is largest]
+    whole = [_aligned(offload, prod(w.shape)) for w in mine]
     return min(sum(whole), offload.piece_numbers * config.distributed.num_processes + max(whole))
 
 
@@ -314,12 +319,6 @@ def _unit(offload: NvmeOffload) -> int:
 def _aligned(offload: NvmeOffload, numbers: int) -> int:
     unit = _unit(offload)
     return -(-numbers // unit) * unit
-
-
-def _aligned_down(offload: NvmeOffload, numbers: int) -> int:
-    """The rest of a gradient stays in host memory."""
-    unit = _unit(offload)
-    return numbers // unit * unit
 
 
 ALIGNMENT = 2
@@ -348,11 +347,6 @@ def pieces(config: Config) -> dict[Role, int]:
         if numbers:
             found[role] = numbers
     return found
-
-
-def piece_numbers(config: Config) -> int:
-    """Numbers in one process's flat pieces: its share of the trained weights, and the padding."""
-    return sum(pieces(config).values())
 
 
 def flat_pieces(config: Config) -> list[Weight]:
@@ -392,7 +386,7 @@ def shared_state_bytes(
         return replace(whole, optimizer=whole.optimizer - paged)
     stage, offload = STAGE[config.distributed.option], config.offload.option
     processes = config.distributed.num_processes
-    numbers = piece_numbers(config)
+    numbers = sum(pieces(config).values())
     trained = sum(prod(w.shape) for w in trained_weights(config)) or 1
     optimizer = FLOAT32_BYTES * numbers + optimizer_bytes(config, flat_pieces(config))
     optimizer -= paged_bytes(config, flat_pieces(config)) if pages else 0

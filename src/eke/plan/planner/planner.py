@@ -336,11 +336,9 @@ def _plan_compute(
         decisions.append(Decision("precision.master", master, reason))
     base = getattr(config.peft, "base_weights", BaseWeights.auto if config.model.freeze else None)
     if base is BaseWeights.auto:
-        reason = (
-            "what is computed in"
-            if formats.frozen == precision.compute.value
-            else ("precision.evaluation is another format than precision.compute")
-        )
+        other = "precision.evaluation is another format than precision.compute"
+        alike = formats.frozen == precision.compute.value
+        reason = "what is computed in" if alike else other
         key = "frozen weights" if config.model.freeze else "peft.base_weights"
         decisions.append(Decision(key, formats.frozen, reason + _tied_head(config)))
     pin = config.dataloader.pin_memory

@@ -27,11 +27,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from eke.common.paths import AGENT, MEETING, SUPERVISOR, RunPaths
-from eke.common.process_env import module_command
+from eke.common.process_env import end_with_parent, module_command
 from eke.common.streams import open_streams
 from eke.hardware import usable_cores
 from eke.plan.record import EXIT_FAILED, DeadRank, read_attempts, write_dead_rank
-from eke.training.loop.stop import end_with_parent
 
 FORWARDED = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
 """Signals that request a stop."""

@@ -1,11 +1,11 @@
 """Stop requests: a flag set by signals, checked between steps and micro-batches."""
 
-import ctypes
 import os
 import signal
 from types import FrameType
 
 from eke.common.paths import AGENT, SUPERVISOR
+from eke.common.process_env import end_with_parent
 from eke.plan.record import Outcome
 
 _MEANING = {
@@ -57,19 +57,3 @@ def stop_with_supervisor() -> None:
         end_with_parent(signal.SIGKILL, agent)
     elif (supervisor := os.environ.get(SUPERVISOR, "")) != str(os.getpid()):
         end_with_parent(signal.SIGTERM, supervisor)
-
-
-def end_with_parent(number: signal.Signals, parent: str) -> None:
-    """Have the kernel send a signal to this process when its parent dies, or has died already.
-
-    Without a process id as `parent`, nothing is done.
-    """
-    if not parent.isdigit():
-        return
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
-    try:
-        ctypes.CDLL(None).prctl(set_parent_death_signal, number)
-    except (OSError, AttributeError):  # not Linux
-        return
-    if os.getppid() != int(parent):  # it died before the call
-        os.kill(os.getpid(), number)

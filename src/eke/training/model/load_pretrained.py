@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from eke.common.errors import RunError
-from eke.common.text import format_number
+from eke.common.text import first_line, format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
 from eke.data.sources import Vocabulary
 from eke.models.families import family_of
@@ -65,16 +65,16 @@ class LoadReport:
     @property
     def warnings(self) -> list[str]:
         """Sentences for log and record."""
-        found = []
-        if self.new_weights:
-            why = "random at the start, since the checkpoint lacks them"
-            found.append(f"{why}: {_counted(self.new_weights)}")
-        if self.resized_weights:
-            why = "random at the start, since the checkpoint's have another size"
-            found.append(f"{why}: {_counted(self.resized_weights)}")
-        if self.unused_weights:
-            why = "skipped, since they belong to another head of the checkpoint"
-            found.append(f"{why}: {_counted(self.unused_weights)}")
+        named = {
+            "random at the start, since the checkpoint lacks them": self.new_weights,
+            "random at the start, since the checkpoint's have another size": self.resized_weights,
+            "skipped, since they belong to another head of the checkpoint": self.unused_weights,
+        }
+        found = [
+            f"{why}: {format_number(len(names), 'tensor')}, {_listed(names)}"
+            for why, names in named.items()
+            if names
+        ]
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
         if self.rounded:
@@ -136,7 +136,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         if isinstance(error, OSError) and error.errno:
             raise  # the disk's, not transformers'
         known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
-        why = _first_sentence(error) if known else f"{type(error).__name__}: {error}"
+        why = first_line(error).rstrip(".:") if known else f"{type(error).__name__}: {error}"
         raise _refusal(pretrained, why, "another checkpoint, or another task") from error
     report = _judge(plan, model, info)
     frozen = frozen_dtype(plan)
@@ -215,7 +215,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
             model.name_or_path, revision=commit_of(model), trust_remote_code=False
         )
     except Exception as error:  # a configuration class may stumble over any value, in any way
-        why = f"its config.json cannot be used: {_first_sentence(error)}"
+        why = f"its config.json cannot be used: {first_line(error).rstrip('.:')}"
         raise _refusal(model, why, "another checkpoint") from error
     loaded.use_cache = False
     if config.task.option in ("causal_lm", "masked_lm"):
@@ -294,20 +294,10 @@ def _refusal(pretrained: PretrainedModel, why: str, instead: str) -> RunError:
     return RunError(f"model.name_or_path = {pretrained.name_or_path}: {why} -> {instead}")
 
 
-def _counted(names: Sequence[str]) -> str:
-    return f"{format_number(len(names), 'tensor')}, {_listed(names)}"
-
-
 def _listed(names: Sequence[str]) -> str:
     """The first three, and how many there are more."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
-
-
-def _first_sentence(error: Exception) -> str:
-    """Transformers explains over many lines; the first says what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".:") if lines else type(error).__name__
 
 
 def set_special_ids(model_config: Any, plan: Plan) -> None:

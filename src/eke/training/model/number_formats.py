@@ -54,14 +54,12 @@ def _context(autocast: str | None, device: torch.device) -> Context:
 
 def trained_dtype(plan: Plan) -> torch.dtype:
     """Format of trained weights and gradients; adapters are float32."""
-    dtype: torch.dtype = getattr(torch, plan.compute.weights)
-    return dtype
+    return cast(torch.dtype, getattr(torch, plan.compute.weights))
 
 
 def frozen_dtype(plan: Plan) -> torch.dtype:
     """Format of frozen weights; where none are that of all weights."""
-    dtype: torch.dtype = getattr(torch, plan.compute.frozen)
-    return dtype
+    return cast(torch.dtype, getattr(torch, plan.compute.frozen))
 
 
 def base_dtype(plan: Plan) -> torch.dtype:
