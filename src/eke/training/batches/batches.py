@@ -37,21 +37,21 @@ class MicroBatch:
     places: Tensor | None = None
     """Of the labels that count, in the flattened labels: (num_targets,), int64; None where logits
     are wanted everywhere."""
+    sources: Tensor | None = None
+    """Whether labels are of each source of a mix: (samples, sources), with more dimensions between
+    where labels have them, of size 1 but in a row of several samples."""
     samples_of: tuple[int, ...] = ()
     """Samples of each source of a mix."""
+    targets_of: tuple[int, ...] = ()
+    """Labels with loss of each source of a mix."""
     num_skipped: int = 0
     """Rows of a stream that were left out before."""
 
     @property
-    def source(self) -> int:
-        """The first source it has samples of; 0 for other data than a mix."""
-        return next((number for number, count in enumerate(self.samples_of) if count), 0)
-
-    @property
     def tensors(self) -> list[Tensor]:
         """All tensors."""
-        places = [] if self.places is None else [self.places]
-        return [*self.inputs.values(), self.labels, *places]
+        found = (*self.inputs.values(), self.labels, self.places, self.sources)
+        return [tensor for tensor in found if tensor is not None]
 
     @property
     def num_positions(self) -> int:
@@ -85,7 +85,7 @@ class MicroBatch:
         labels = torch.full_like(self.labels, blank)
         places = None if self.places is None else self.places[:0]
         none = (0,) * len(self.samples_of)
-        made = replace(self, labels=labels, places=places, samples_of=none)
+        made = replace(self, labels=labels, places=places, samples_of=none, targets_of=none)
         return replace(made, num_samples=0, num_targets=0, num_tokens=0)
 
     def pin_memory(self) -> "MicroBatch":
@@ -95,8 +95,9 @@ class MicroBatch:
     def map(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
         """With each of its tensors changed."""
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
-        places = None if self.places is None else change(self.places)
-        return replace(self, inputs=inputs, labels=change(self.labels), places=places)
+        places, sources = (x if x is None else change(x) for x in (self.places, self.sources))
+        labels = change(self.labels)
+        return replace(self, inputs=inputs, labels=labels, places=places, sources=sources)
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,8 @@ class Collator:
         whole = each[0].ndim == 0 or each[0].dtype.kind == "f"
         labels = np.stack(each) if whole else self._pad(each, IGNORED)
         counts = is_label(labels)
-        sources = []
-        if self.num_sources:  # a probe's samples name none
-            sources = [int(sample.get("source", 0)) for sample in samples]
+        of = self._sources(samples, labels) if self.num_sources else None
+        flat = np.zeros((1, 0), bool) if of is None else of & counts[..., None]
         tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
         if self.shift:
             tensors["decoder_input_ids"] = self.shift(torch.from_numpy(labels))
@@ -154,9 +154,18 @@ class Collator:
             num_targets=int(np.count_nonzero(counts)),
             num_tokens=num_tokens,
             places=torch.from_numpy(np.flatnonzero(counts)) if self.sparse else None,
-            samples_of=tuple(map(sources.count, range(self.num_sources))),
+            sources=None if of is None else torch.from_numpy(of),
+            samples_of=tuple(map(_sources(samples).count, range(self.num_sources))),
+            targets_of=tuple(flat.sum(tuple(range(flat.ndim - 1))).tolist()),
             num_skipped=sum(int(sample.get("skipped", 0)) for sample in samples),
         )
+
+    def _sources(self, samples: list[Sample], labels: np.ndarray) -> np.ndarray:
+        """Whether labels are of each source, bool."""
+        of = np.array(_sources(samples)).reshape(-1, *[1] * (labels.ndim - 1))
+        if self.padding_free:
+            of = self._pad([of[:, 0].repeat([len(each["labels"]) for each in samples])], 0)
+        return np.asarray(of[..., None] == np.arange(self.num_sources))
 
     def _pad(self, rows: list[np.ndarray], value: int) -> np.ndarray:
         """Rows of shape (length,) as one array (rows, longest)."""
@@ -165,6 +174,11 @@ class Collator:
         for into, row in zip(padded, rows, strict=True):
             into[-len(row) if self.left else 0 :][: len(row)] = row
         return padded
+
+
+def _sources(samples: list[Sample]) -> list[int]:
+    """Number of each sample's source of a mix; a probe's samples name none."""
+    return [int(sample.get("source", 0)) for sample in samples]
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ def measure(
     is_classifier = is_classification(job.plan.config)
     predictions = Predictions(model) if is_classifier else None
     names = [source.name for source in job.plan.sources]
-    totals = torch.zeros(len(names) or 1, device=job.device)
-    targets = torch.zeros(len(totals), dtype=torch.int64, device=job.device)
+    totals = torch.zeros(1 + len(names), device=job.device)
+    targets = torch.zeros(len(totals), dtype=torch.int64)
     tokens = None
     if not (is_classifier or copies or loss_head(job.bare_model)):
         tokens = TokenAccuracy(model, torch.zeros((), dtype=torch.int64, device=job.device))
@@ -102,13 +102,13 @@ def measure(
         moved = job.transfer(batch)
         with look():
             add = add_evaluation if counter is None else counter.add_evaluation
-            add(job, moved, totals[batch.source])
-        targets[batch.source] += batch.num_targets
+            add(job, moved, totals)
+        targets += torch.tensor([batch.num_targets, *batch.targets_of])
     job.model.train()
-    sums, counts = (job.ranks.sum(each).tolist() for each in (totals, targets))
-    counted = max(1, sum(counts))
-    row = row_of_loss(job, sum(sums) / counted)
-    known = zip(names, sums, counts, strict=False)
+    (loss, *sums), (counted, *counts) = (job.ranks.sum(x).tolist() for x in (totals, targets))
+    counted = max(1, counted)
+    row = row_of_loss(job, loss / counted)
+    known = zip(names, sums, counts, strict=True)
     row |= {f"{metrics.EVAL_LOSS}/{name}": part / n for name, part, n in known if n}
     classes: dict[str, Any] = {}
     if predictions is not None:

@@ -21,7 +21,21 @@ FLOAT16_SCALE = 1024.0
 """Factor of gradients in float16, whose smallest normal number is 6e-5: a probability of 1e-5 or
 less would lose digits, and one below 6e-8 would be zero. Ends at 65504."""
 
-Fused = tuple[Tensor, Tensor, Tensor, Tensor]
+Fused = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def with_parts(loss: Tensor, losses: Tensor, sources: Tensor | None) -> Tensor:
+    """The loss; of a mix (1 + sources,), behind it without gradient the sum of each source.
+
+    Args:
+        loss: a scalar.
+        losses: (...), of which it is the sum.
+        sources: (..., sources), or of size 1 where all are alike: whether each loss is of each.
+    """
+    if sources is None:
+        return loss
+    each = torch.where(sources.expand(*losses.shape, -1), losses.detach()[..., None], 0.0)
+    return torch.cat([loss[None], each.flatten(0, -2).sum(0)])
 
 
 def fused_loss_sum(
@@ -31,6 +45,7 @@ def fused_loss_sum(
     labels: Tensor,
     smoothing: float = 0.0,
     compiled: bool = False,
+    sources: Tensor | None = None,
 ) -> Tensor:
     """What `loss_sum` makes of the logits, without the logits; differentiable once.
 
@@ -44,6 +59,7 @@ def fused_loss_sum(
         labels: (...), IGNORED where nothing is to be predicted.
         smoothing: share of each target that is spread over the vocabulary.
         compiled: inductor compiles what is done to the logits.
+        sources: as of `with_parts`, of flattened labels.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -53,10 +69,10 @@ def fused_loss_sum(
     ]
     rows = hidden.reshape(-1, hidden.shape[-1])
     flat = labels.reshape(-1)
-    loss: Tensor = linear_cross_entropy(
+    loss, losses, *_ = linear_cross_entropy(
         rows, weight, bias, flat, smoothing, compiled, dtype, needed
-    )[0]
-    return loss
+    )
+    return with_parts(loss, losses, sources)
 
 
 @torch.library.custom_op("eke::linear_cross_entropy", mutates_args=())
@@ -70,7 +86,8 @@ def linear_cross_entropy(
     dtype: torch.dtype,
     needed: list[bool],
 ) -> Fused:
-    """The summed loss, a float32 scalar, and its gradients by hidden states, weight and bias.
+    """The summed loss, that of each row, float32, and the sum's gradients by hidden states, weight
+    and bias.
 
     An operator of its own, so that a compiler takes it as it is. Gradients that are not needed are
     empty; in float16 they are FLOAT16_SCALE times as large.
@@ -86,7 +103,7 @@ def linear_cross_entropy(
         needed: gradients of hidden states, weight and bias.
     """
     results = _outputs(hidden, weight, needed)
-    loss, of_hidden, of_weight, of_bias = (result.zero_() for result in results)
+    loss, losses, of_hidden, of_weight, of_bias = (result.zero_() for result in results)
     matrix, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
     derive = to_gradient_compiled if compiled else to_gradient
     size = chunk_rows(len(hidden), len(weight), dtype.itemsize)
@@ -96,7 +113,8 @@ def linear_cross_entropy(
         # Rows without a label are zero in each product with the gradient of the logits.
         vectors = hidden[chunk].to(dtype).masked_fill(ignored, 0)
         logits = F.linear(vectors, matrix, offset)
-        loss += derive(logits, labels[chunk], smoothing)
+        losses[chunk] = derive(logits, labels[chunk], smoothing)
+        loss += losses[chunk].sum()
         if needed[0]:
             of_hidden[chunk] = (logits @ matrix).masked_fill_(ignored, 0)
         if needed[1]:
@@ -111,6 +129,7 @@ def _outputs(hidden: Tensor, weight: Tensor, needed: list[bool]) -> Fused:
     """The operator's results, without values."""
     return (
         hidden.new_empty((), dtype=torch.float32),
+        hidden.new_empty(len(hidden), dtype=torch.float32),
         torch.empty_like(hidden) if needed[0] else hidden.new_empty(0),
         weight.new_empty(weight.shape if needed[1] else 0, dtype=torch.float32),
         weight.new_empty(len(weight) if needed[2] else 0, dtype=torch.float32),
@@ -126,9 +145,9 @@ linear_cross_entropy.register_fake(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Fused) -> None:
     """Keep the gradients; not as saved tensors, which `memory=activation_offload` would move."""
-    ctx.gradients = output[1:]
+    ctx.gradients = output[2:]
     ctx.dtype, ctx.needed = inputs[-2:]
-    ctx.mark_non_differentiable(*ctx.gradients)
+    ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
@@ -146,7 +165,7 @@ linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 
 
 def to_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Turn logits into the loss's gradient by them, in place; returns the summed loss.
+    """Turn logits into the loss's gradient by them, in place; returns the loss of each row.
 
     The gradient of a row without a label is not zero, but as if it had no target.
 
@@ -156,7 +175,7 @@ def to_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         smoothing: share of each target that is spread over the vocabulary.
     """
     rows = max(1, BLOCK_BYTES // (FLOAT32_BYTES * logits.shape[-1]))
-    loss = logits.new_zeros((), dtype=torch.float32)
+    found = []
     spread = smoothing / logits.shape[-1]
     pairs = zip(torch.split(logits, rows), torch.split(labels, rows), strict=True)
     for block, own in pairs:
@@ -165,11 +184,11 @@ def to_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         losses = (smoothing - 1) * logs.gather(1, targets)[:, 0]
         if smoothing:
             losses -= spread * logs.sum(-1)
-        loss += losses.masked_fill_(own == IGNORED, 0).sum()
+        found.append(losses.masked_fill_(own == IGNORED, 0))
         gradient = logs.exp_().sub_(spread) if smoothing else logs.exp_()
         gradient.scatter_(1, targets, smoothing - 1, reduce="add")
         block.copy_(gradient.mul_(FLOAT16_SCALE) if block.dtype is torch.float16 else gradient)
-    return loss
+    return torch.cat(found)
 
 
 def to_gradient_compiled(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -180,7 +199,7 @@ def to_gradient_compiled(logits: Tensor, labels: Tensor, smoothing: float) -> Te
     # Not compiled: torch 2.11 would take it from the gradient that overwrites the logits.
     chosen = logits.gather(1, targets[:, None])[:, 0].float()
     losses = _compiled()(logits, targets) - chosen
-    return losses.masked_fill_(labels == IGNORED, 0).sum()
+    return losses.masked_fill_(labels == IGNORED, 0)
 
 
 @functools.cache

@@ -24,11 +24,13 @@ from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.adapters import is_adapted
 from eke.training.model.build_model import model_configuration
-from eke.training.model.fused_loss import fused_loss_sum
+from eke.training.model.fused_loss import fused_loss_sum, with_parts
 from eke.training.model.unused import HEADS, has_experts
 
 
-def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+def loss_sum(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, sources: Tensor | None = None
+) -> Tensor:
     """Of all logits at once.
 
     Args:
@@ -37,20 +39,28 @@ def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
             (samples, classes) of 0 and 1, whose loss is binary cross-entropy, or (samples,), whose
             loss is the squared error.
         smoothing: share of each target that is spread over all classes.
+        sources: as of `with_parts`.
     """
     if labels.is_floating_point():
         take = F.mse_loss if labels.dim() == 1 else F.binary_cross_entropy_with_logits
         found = logits.to(torch.float32).reshape(labels.shape)
         each = take(found, labels.nan_to_num(), reduction="none")
-        return torch.where(labels.isnan(), 0.0, each).sum()
+        each = torch.where(labels.isnan(), 0.0, each)
+        return with_parts(each.sum(), each, sources)
     flat = logits.reshape(-1, logits.shape[-1])
-    return F.cross_entropy(
+    losses = F.cross_entropy(
         flat.to(torch.float32),
         labels.reshape(-1),
         ignore_index=IGNORED,
-        reduction="sum",
+        reduction="sum" if sources is None else "none",
         label_smoothing=smoothing,
     )
+    return losses if sources is None else with_parts(losses.sum(), losses.view_as(labels), sources)
+
+
+def whole(loss: Tensor) -> Tensor:
+    """The sum alone, a scalar."""
+    return loss[0] if loss.dim() else loss
 
 
 class LossHead(nn.Module):
@@ -71,33 +81,38 @@ class LossHead(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self.fused = fused
-        self.expected: tuple[Tensor, Tensor | None, float, bool] | None = None
+        self.expected: tuple[Tensor, Tensor | None, float, bool, Tensor | None] | None = None
         """Of the forward pass under way: labels (...), IGNORED where nothing is to be predicted;
         places of those that count in the flattened labels (targets,), None for a projection of
-        everything; the share of each target that is spread over the vocabulary; and whether
-        inductor compiles the loss."""
+        everything; the share of each target that is spread over the vocabulary; whether inductor
+        compiles the loss; and the labels' sources."""
         self.projected: tuple[int, int] | None = None
         """Positions that the last pass with labels projected, and all there were; not compiled."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The loss summed over the labels, a float32 scalar; without labels, the logits.
+        """The loss as of `with_parts`; without labels, the logits.
 
         Args:
             hidden: (..., width of the model).
         """
         if self.expected is None:
             return F.linear(hidden, self.weight, self.bias)
-        labels, places, smoothing, compiled = self.expected
+        labels, places, smoothing, compiled, sources = self.expected
         self.expected = None
+        if sources is not None:
+            sources = sources.expand(*labels.shape, -1).flatten(0, -2)
         labels, vectors = labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
         if places is not None:
             vectors, labels = vectors.index_select(0, places), labels.index_select(0, places)
+            sources = None if sources is None else sources.index_select(0, places)
         if not torch.compiler.is_compiling():
             self.projected = len(vectors), hidden.shape[:-1].numel()
         if self.fused:
-            return fused_loss_sum(vectors, self.weight, self.bias, labels, smoothing, compiled)
+            return fused_loss_sum(
+                vectors, self.weight, self.bias, labels, smoothing, compiled, sources
+            )
         take = compiled_loss_sum() if compiled else loss_sum
-        return take(F.linear(vectors, self.weight, self.bias), labels, smoothing)
+        return take(F.linear(vectors, self.weight, self.bias), labels, smoothing, sources)
 
 
 def put_loss_head(model: nn.Module, fused: bool) -> None:
@@ -123,7 +138,8 @@ def put_loss_head(model: nn.Module, fused: bool) -> None:
     def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         labels, places = kwargs.pop("labels", None), kwargs.pop("places", None)
         how = kwargs.pop("smoothing", 0.0), kwargs.pop("compiled", False)
-        head.expected = None if labels is None else (labels, places, *how)
+        sources = kwargs.pop("sources", None)
+        head.expected = None if labels is None else (labels, places, *how, sources)
         return args, kwargs
 
     model.register_forward_pre_hook(hand_over, with_kwargs=True)
@@ -135,8 +151,8 @@ def loss_head(model: nn.Module) -> LossHead | None:
 
 
 LossFunction = Callable[..., Tensor]
-"""Model and micro-batch -> the loss summed over the micro-batch's targets, a float32 scalar;
-and as `smoothing` the share of each target that is spread over all classes."""
+"""Model and micro-batch -> the loss summed over the micro-batch's targets, float32, as of
+`with_parts`; and as `smoothing` the share of each target that is spread over all classes."""
 
 
 def build_loss(plan: Plan) -> LossFunction:
@@ -186,8 +202,8 @@ def from_loss_head(
     model: nn.Module, batch: MicroBatch, smoothing: float = 0.0, compiled: bool = False
 ) -> Tensor:
     """The model's head answers with the loss itself."""
-    how = {"smoothing": smoothing, "compiled": compiled}
-    given = {name: value for name, value in how.items() if value}
+    how = {"smoothing": smoothing or None, "compiled": compiled or None, "sources": batch.sources}
+    given = {name: value for name, value in how.items() if value is not None}
     loss: Tensor = model(**batch.inputs, labels=batch.labels, places=batch.places, **given).logits
     return loss
 
@@ -197,7 +213,7 @@ def from_logits(
 ) -> Tensor:
     """Cross-entropy of all logits at once."""
     take = compiled_loss_sum() if compiled else loss_sum
-    return take(model(**batch.inputs).logits, batch.labels, smoothing)
+    return take(model(**batch.inputs).logits, batch.labels, smoothing, batch.sources)
 
 
 Shift = Callable[[Tensor], Tensor]
