@@ -16,7 +16,7 @@ from trained import continue_job, record_of, start_job, train_job
 
 from eke.plan.planner import plans_of_sources
 from eke.plan.record import metrics
-from eke.training.batches.tasks import MixSamples
+from eke.training.batches.tasks import MixSamples, open_split
 
 MODEL_INPUTS = ("input_ids", "position_ids")
 NAMES = ("first", "second", "third")
@@ -25,6 +25,7 @@ SHORT = (
     "train.log_every=5", "train.checkpoint_every=null", "train.save_final=false",
     "optimizer.lr=3e-3", "batch.per_device=12",
 )  # fmt: skip
+STREAMED = "the first source is a stream, which is read several times"
 CASES = {
     "causal_lm": (),
     "masked_lm": ("model=tiny_bert", "task=masked_lm"),
@@ -32,6 +33,9 @@ CASES = {
     "packed": ("data.packing=on",),
     "padding-free": ("data.packing=padding_free",),
     "grouped": ("data.length_grouping=true",),
+    "streamed": (STREAMED,),
+    "streamed and masked": ("model=tiny_bert", "task=masked_lm", STREAMED),
+    "streamed, padding-free": ("data.packing=padding_free", STREAMED, "data.num_samples=100"),
 }
 
 
@@ -52,7 +56,10 @@ def mixed(tmp_path):
             "{option:jsonl,path:first.jsonl,weight:5},{option:jsonl,path:second.jsonl,weight:3},"
             f"{{{third},weight:2}}"
         ).replace("path:", f"path:{tmp_path}/")
-        return last_wins(*SHORT, *TINY, *overrides, f"data.sources=[{listed}]")
+        if STREAMED in overrides:
+            listed = listed.replace("}", ",streaming:true,shuffle_buffer:16}", 1)
+        typed = [override for override in overrides if override != STREAMED]
+        return last_wins(*SHORT, *TINY, *typed, f"data.sources=[{listed}]")
 
     return make
 
@@ -76,7 +83,7 @@ def test_each_cut_trains_the_same(case, mixed, job_of) -> None:
         assert one == pytest.approx(other, rel=2e-5)
 
 
-@pytest.mark.parametrize("case", ["causal_lm", "classification"])
+@pytest.mark.parametrize("case", ["causal_lm", "classification", "streamed"])
 def test_trainer_is_the_loop_to_the_last_bit(case, mixed, job_of) -> None:
     base = mixed(*CASES[case])
     loop, trainer = job_of("loop", *base), job_of("trainer", *base, "engine=trainer")
@@ -118,7 +125,9 @@ def test_the_training_loss_of_each_source_is_that_of_its_rows(
     assert losses_of(trained) == [pytest.approx(expected, rel=1e-5)]
 
 
-@pytest.mark.parametrize("case", ["causal_lm", pytest.param("packed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case", ["causal_lm", "streamed", pytest.param("packed", marks=pytest.mark.slow)]
+)
 def test_two_ranks_train_and_evaluate_like_one(case, mixed, job_of, train_ranks) -> None:
     base = mixed(*CASES[case], "data.num_eval_samples=5")
     one = job_of("one", *base)
@@ -135,7 +144,7 @@ def test_two_ranks_train_and_evaluate_like_one(case, mixed, job_of, train_ranks)
         assert [r[key] for r in rows if key in r] == [r[key] for r in alone if key in r]
 
 
-@pytest.mark.parametrize("case", ["causal_lm", "grouped"])
+@pytest.mark.parametrize("case", ["causal_lm", "grouped", "streamed", "streamed and masked"])
 def test_continued_it_goes_on_to_the_last_bit(case, mixed, job_of, tmp_path) -> None:
     base = last_wins(*mixed(*CASES[case]), "train.checkpoint_every=7", "train.keep_checkpoints=9")
     whole = job_of("whole", *base)
@@ -152,6 +161,30 @@ def loss_of(job, sample) -> tuple[float, int]:
     logits = logits.reshape(-1, logits.shape[-1]).double()
     loss = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum").item()
     return loss, int((labels != -100).sum())
+
+
+def test_loader_processes_do_not_matter_to_a_stream(mixed, job_of) -> None:
+    base = mixed(*CASES["streamed"])
+    alone, by_others = job_of("alone", *base), job_of("others", *base, "dataloader.workers=2")
+    assert curve(alone) == curve(by_others)
+    found = record_of(alone).sources["first"]
+    assert found["samples"] > 2 * 40, "it begins again after its 40 rows"
+    assert "epochs" not in found, "nobody counted them"
+
+
+def test_rows_of_a_stream_come_as_they_do_alone(mixed, make_plan, tmp_path) -> None:
+    """In the order of the files, through the buffer; none is left out between two epochs."""
+    base = mixed(*CASES["streamed"])
+    job = start_job(make_plan(*base), tmp_path / "mix")
+    own = ("data=jsonl", f"data.path={tmp_path}/first.jsonl", "data.streaming=true")
+    kept = [word for word in base if not word.startswith("data.sources")]
+    alone = make_plan(*last_wins(*kept, *own, "data.shuffle_buffer=16"))
+    stream = open_split(alone, evaluation=False)
+    keys = [key for step in job.data._order().steps(0, 24) for key in step]
+    drawn = [sample for key in keys if not (sample := job.data.train[key])["source"]]
+    assert len(drawn) > 2 * 40
+    for number, sample in enumerate(drawn):
+        assert sample["input_ids"].tolist() == stream[0, number]["input_ids"].tolist()
 
 
 def by_hand(job, source: int) -> float:
@@ -198,9 +231,10 @@ def test_the_record_counts_the_samples_of_each_source(mixed, job_of) -> None:
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_to_the_last_bit(mixed, start, train_py, tmp_path) -> None:
+@pytest.mark.parametrize("case", ["causal_lm", "streamed"])
+def test_killed_it_goes_on_to_the_last_bit(case, mixed, start, train_py, tmp_path) -> None:
     base = last_wins(
-        *mixed(), "train.steps=150", "train.checkpoint_every=20", "hardware=cpu", "paths.runs=whole"
+        *mixed(*CASES[case]), "train.steps=150", "train.checkpoint_every=20", "hardware=cpu", "paths.runs=whole"
     )
     assert train_py(*base).code == 0
     base = last_wins(*base, "paths.runs=runs")

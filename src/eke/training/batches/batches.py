@@ -181,6 +181,10 @@ def _sources(samples: list[Sample]) -> list[int]:
     return [int(sample.get("source", 0)) for sample in samples]
 
 
+SAMPLES_AT_ONCE = 2**16
+"""Of a stream, of which the order is made at a time."""
+
+
 @dataclass(frozen=True)
 class Order:
     """Samples of optimizer step k, a function of the seed and k.
@@ -198,7 +202,8 @@ class Order:
     mix: Draws | None = None
     """The samples of an epoch are the next `num_samples` draws from the sources of a mix."""
     is_stream: bool = False
-    """Samples are numbered as they come, those of later epochs behind those before."""
+    """Samples are numbered as they come, those of later epochs behind those before; of a mix, those
+    of at least one source."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -236,26 +241,32 @@ class Order:
 
     def steps(self, start: int, stop: int) -> Iterator[list[Key]]:
         """Keys of the samples of steps `start` to `stop` - 1."""
-        if self.is_stream:
-            for step in range(start, stop):
-                epoch, done = divmod(step, self.steps_per_epoch)
-                first = epoch * self.num_samples + done * self.samples_per_step
-                yield [(epoch, first + number) for number in range(self.size_of(step))]
-            return
-        epoch, epochs, numbers = -1, np.zeros(0, int), np.zeros(0, int)
+        size, held = self.samples_per_step, (-1, -1)
+        at_once = self.steps_per_epoch
+        if self.is_stream:  # an epoch may be all of a long training; that of a source is drawn whole
+            rows = max(SAMPLES_AT_ONCE, *self.mix.sizes) if self.mix else SAMPLES_AT_ONCE
+            at_once = -(-rows // size)
+        epochs, numbers = np.zeros(0, int), np.zeros(0, int)
         for step in range(start, stop):
-            if step // self.steps_per_epoch != epoch:
-                epoch = step // self.steps_per_epoch
-                epochs, numbers = self.keys(epoch)
-            at = step % self.steps_per_epoch * self.samples_per_step
-            here = slice(at, at + self.samples_per_step)
+            epoch, done = divmod(step, self.steps_per_epoch)
+            part, at = divmod(done, at_once)
+            if (epoch, part) != held:
+                held = epoch, part
+                epochs, numbers = self.keys(epoch, part * at_once * size, at_once * size)
+            here = slice(at * size, (at + 1) * size)
             yield list(zip(epochs[here].tolist(), numbers[here].tolist(), strict=True))
 
-    def keys(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Both parts of the keys of one epoch, int64, each of shape (num_samples,)."""
+    def keys(
+        self, epoch: int, first: int = 0, most: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Both parts of the keys of one epoch, int64; of a stream from `first` on, `most` of them."""
+        count = min(self.num_samples - first, most or self.num_samples)
+        begin = epoch * self.num_samples + first
         if self.mix is None:
-            return np.full(self.num_samples, epoch), self.permutation(epoch).numpy()
-        epochs, numbers = self.mix.take(epoch * self.num_samples, self.num_samples)
+            order = np.arange(begin, begin + count)
+            order = order if self.is_stream else self.permutation(epoch).numpy()
+            return np.full(count, epoch), order
+        epochs, numbers = self.mix.take(begin, count)
         if self.lengths is None:
             return epochs, numbers
         order = replace(self, lengths=self.lengths[numbers]).permutation(epoch).numpy()

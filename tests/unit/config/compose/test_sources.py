@@ -57,8 +57,6 @@ def test_without_weights_sizes_decide() -> None:
         ((), [("data.sources", "[]", "{option:jsonl")]),
         ((TWO, "data.sources.1.weight=0"),
          [("data.sources[1].weight", "0", "data.sources.1.weight=1")]),
-        ((TWO, "data.sources.1.streaming=true"),
-         [("data.sources[1].streaming", "true", "data.sources.1.streaming=false")]),
         ((TWO, "data.sources.0.weight=-2"),
          [("data.sources[0].weight", "-2", "data.sources.0.weight=1")]),
         ((TWO, "data.sources.1.weight=null"),
