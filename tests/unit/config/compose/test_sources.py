@@ -57,6 +57,8 @@ def test_without_weights_sizes_decide() -> None:
         ((), [("data.sources", "[]", "{option:jsonl")]),
         ((TWO, "data.sources.1.weight=0"),
          [("data.sources[1].weight", "0", "data.sources.1.weight=1")]),
+        (("data.sources=[{option:jsonl,path:a.jsonl,streaming:true}]",),
+         [("data.sources[0].weight", "null", "data.sources.0.weight=1")]),
         ((TWO, "data.sources.0.weight=-2"),
          [("data.sources[0].weight", "-2", "data.sources.0.weight=1")]),
         ((TWO, "data.sources.1.weight=null"),
