@@ -16,7 +16,7 @@ from eke.config.schema import (
     Packing,
     TextColumns,
 )
-from eke.models.checkpoints.abilities import has_plain_head
+from eke.models.checkpoints.abilities import logits_change
 from eke.models.families import FAMILIES, Family, family_of
 from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
@@ -232,15 +232,16 @@ def _names(condition: Callable[[Family], bool]) -> list[str]:
 def _known_head(
     rule: str, key: str, is_on: Callable[[Facts], bool], fix: Callable[[Facts], Fix]
 ) -> Rule:
-    """A head that takes the loss itself answers with that, and nothing is done to its logits."""
+    """A head that takes the loss itself does to its logits what the model does."""
     return Rule(
         id=rule,
         key=f"kernels.{key}",
-        when=lambda f: is_on(f) and _predicts_tokens(f) and not has_plain_head(f.config),
-        why="the model's class scales or caps its logits after the projection, or does not show "
-        "that it does not: that would be skipped",
+        when=lambda f: is_on(f) and _predicts_tokens(f) and logits_change(f.config) is None,
+        why="the source of the model's class does not show what is done to the logits after the "
+        "projection: that would be skipped",
         fix=fix,
-        source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
+        source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them, which is "
+        "known; MPT and others do not name them",
     )
 
 

@@ -4,7 +4,7 @@ A run looks at the built model before it trains (`eke.training.model.unused`): s
 """
 
 from eke.config.schema import Config, PretrainedModel
-from eke.models.checkpoints.architecture import head_is_plain, keeps_samples_apart
+from eke.models.checkpoints.architecture import change_of_logits, keeps_samples_apart
 from eke.models.families import family_of
 
 
@@ -16,9 +16,9 @@ def can_pack(config: Config) -> bool:
     return keeps_samples_apart(model.model_type)
 
 
-def has_plain_head(config: Config) -> bool:
-    """Whether nothing is done to the logits after the projection onto the vocabulary."""
+def logits_change(config: Config) -> str | None:
+    """What is done to the logits after the projection, as of `change_of_logits`."""
     model = config.model
     if family_of(config).is_known or not isinstance(model, PretrainedModel):
-        return True
-    return head_is_plain(model.model_type, config.task.option)
+        return ""
+    return change_of_logits(model.model_type, config.task.option)

@@ -200,7 +200,8 @@ class LossOnDevice(nn.Module):
         with self.formats.autocast():
             # The counts are those of all rows, and the caller has them.
             batch = MicroBatch(inputs, labels, 0, 0, 0, sources=sources)
-            return self.loss(self.model, batch).reshape(1, -1)
+            loss = self.loss(self.model, batch)
+            return loss.reshape(1, 1 if sources is None else 1 + sources.shape[-1])
 
 
 def build_data_parallel(

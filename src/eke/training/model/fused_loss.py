@@ -46,6 +46,8 @@ def fused_loss_sum(
     smoothing: float = 0.0,
     compiled: bool = False,
     sources: Tensor | None = None,
+    scale: float = 1.0,
+    cap: float = 0.0,
 ) -> Tensor:
     """What `loss_sum` makes of the logits, without the logits; differentiable once.
 
@@ -60,6 +62,8 @@ def fused_loss_sum(
         smoothing: share of each target that is spread over the vocabulary.
         compiled: inductor compiles what is done to the logits.
         sources: as of `with_parts`, of flattened labels.
+        scale: as of `change_logits`.
+        cap: as of `change_logits`.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -70,9 +74,21 @@ def fused_loss_sum(
     rows = hidden.reshape(-1, hidden.shape[-1])
     flat = labels.reshape(-1)
     loss, losses, *_ = linear_cross_entropy(
-        rows, weight, bias, flat, smoothing, compiled, dtype, needed
+        rows, weight, bias, flat, smoothing, compiled, scale, cap, dtype, needed
     )
     return with_parts(loss, losses, sources)
+
+
+def change_logits(logits: Tensor, scale: float, cap: float) -> Tensor:
+    """Logits times `scale`, float32, and capped with tanh to less than `cap` where that is not 0."""
+    wide = logits.float() if scale == 1 else logits.float() * scale
+    return cap * torch.tanh(wide / cap) if cap else wide
+
+
+def _through_change(gradient: Tensor, changed: Tensor, scale: float, cap: float) -> Tensor:
+    """The gradient by logits of that by what `change_logits` made of them."""
+    gradient = gradient * (1 - (changed / cap).square()) if cap else gradient
+    return gradient if scale == 1 else gradient * scale
 
 
 @torch.library.custom_op("eke::linear_cross_entropy", mutates_args=())
@@ -83,6 +99,8 @@ def linear_cross_entropy(
     labels: Tensor,
     smoothing: float,
     compiled: bool,
+    scale: float,
+    cap: float,
     dtype: torch.dtype,
     needed: list[bool],
 ) -> Fused:
@@ -99,6 +117,8 @@ def linear_cross_entropy(
         labels: (rows,).
         smoothing: share of each target that is spread over the vocabulary.
         compiled: inductor compiles what is done to the logits.
+        scale: as of `change_logits`.
+        cap: as of `change_logits`.
         dtype: of the products.
         needed: gradients of hidden states, weight and bias.
     """
@@ -113,7 +133,7 @@ def linear_cross_entropy(
         # Rows without a label are zero in each product with the gradient of the logits.
         vectors = hidden[chunk].to(dtype).masked_fill(ignored, 0)
         logits = F.linear(vectors, matrix, offset)
-        losses[chunk] = derive(logits, labels[chunk], smoothing)
+        losses[chunk] = derive(logits, labels[chunk], smoothing, scale, cap)
         loss += losses[chunk].sum()
         if needed[0]:
             of_hidden[chunk] = (logits @ matrix).masked_fill_(ignored, 0)
@@ -137,9 +157,7 @@ def _outputs(hidden: Tensor, weight: Tensor, needed: list[bool]) -> Fused:
 
 
 linear_cross_entropy.register_fake(
-    lambda hidden, weight, bias, labels, smoothing, compiled, dtype, needed: _outputs(
-        hidden, weight, needed
-    )
+    lambda hidden, weight, *others: _outputs(hidden, weight, others[-1])
 )
 
 
@@ -158,13 +176,15 @@ def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
     factor = of_loss / FLOAT16_SCALE if ctx.dtype is torch.float16 else of_loss
     pairs = zip(gradients, ctx.needed, strict=True)
     given = [gradient.mul_(factor) if need else None for gradient, need in pairs]
-    return (*given, None, None, None, None, None)
+    return (*given, *[None] * 7)
 
 
 linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 
 
-def to_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+def to_gradient(
+    logits: Tensor, labels: Tensor, smoothing: float, scale: float = 1.0, cap: float = 0.0
+) -> Tensor:
     """Turn logits into the loss's gradient by them, in place; returns the loss of each row.
 
     The gradient of a row without a label is not zero, but as if it had no target.
@@ -173,13 +193,16 @@ def to_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         logits: (rows, vocabulary).
         labels: (rows,).
         smoothing: share of each target that is spread over the vocabulary.
+        scale: as of `change_logits`.
+        cap: as of `change_logits`.
     """
     rows = max(1, BLOCK_BYTES // (FLOAT32_BYTES * logits.shape[-1]))
     found = []
     spread = smoothing / logits.shape[-1]
     pairs = zip(torch.split(logits, rows), torch.split(labels, rows), strict=True)
     for block, own in pairs:
-        logs = F.log_softmax(block, -1, dtype=torch.float32)
+        changed = change_logits(block, scale, cap) if cap or scale != 1 else block
+        logs = F.log_softmax(changed, -1, dtype=torch.float32)
         targets = own.clamp(min=0)[:, None]
         losses = (smoothing - 1) * logs.gather(1, targets)[:, 0]
         if smoothing:
@@ -187,33 +210,37 @@ def to_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         found.append(losses.masked_fill_(own == IGNORED, 0))
         gradient = logs.exp_().sub_(spread) if smoothing else logs.exp_()
         gradient.scatter_(1, targets, smoothing - 1, reduce="add")
+        gradient = _through_change(gradient, changed, scale, cap)
         block.copy_(gradient.mul_(FLOAT16_SCALE) if block.dtype is torch.float16 else gradient)
     return torch.cat(found)
 
 
-def to_gradient_compiled(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+def to_gradient_compiled(
+    logits: Tensor, labels: Tensor, smoothing: float, scale: float = 1.0, cap: float = 0.0
+) -> Tensor:
     """The same, in one pass that reads logits twice and writes them once."""
     if smoothing:  # of HF Trainer alone
-        return to_gradient(logits, labels, smoothing)
+        return to_gradient(logits, labels, smoothing, scale, cap)
     targets = labels.clamp(min=0)
     # Not compiled: torch 2.11 would take it from the gradient that overwrites the logits.
-    chosen = logits.gather(1, targets[:, None])[:, 0].float()
-    losses = _compiled()(logits, targets) - chosen
+    chosen = change_logits(logits.gather(1, targets[:, None])[:, 0], scale, cap)
+    losses = _compiled(scale, cap)(logits, targets) - chosen
     return losses.masked_fill_(labels == IGNORED, 0)
 
 
 @functools.cache
-def _compiled() -> Callable[[Tensor, Tensor], Tensor]:
+def _compiled(scale: float, cap: float) -> Callable[[Tensor, Tensor], Tensor]:
     """Compiled code of what is done to each logit."""
-    return torch.compile(_overwrite)
+    return torch.compile(functools.partial(_overwrite, scale=scale, cap=cap))
 
 
-def _overwrite(logits: Tensor, targets: Tensor) -> Tensor:
+def _overwrite(logits: Tensor, targets: Tensor, scale: float, cap: float) -> Tensor:
     """Turn logits into their gradient; returns the logarithm of each row's sum, (rows,)."""
-    wide = logits.float()
+    wide = change_logits(logits, scale, cap)
     normaliser = torch.logsumexp(wide, -1)
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     gradient = (wide - normaliser[:, None]).exp() - is_target.float()
+    gradient = _through_change(gradient, wide, scale, cap)
     logits.copy_(gradient * FLOAT16_SCALE if logits.dtype is torch.float16 else gradient)
     return normaliser
 

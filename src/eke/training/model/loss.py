@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -19,12 +20,13 @@ from torch import Tensor, nn
 
 from eke.common.errors import RunError
 from eke.common.text import IGNORED
+from eke.models.checkpoints.abilities import logits_change
 from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.adapters import is_adapted
 from eke.training.model.build_model import model_configuration
-from eke.training.model.fused_loss import fused_loss_sum, with_parts
+from eke.training.model.fused_loss import change_logits, fused_loss_sum, with_parts
 from eke.training.model.unused import HEADS, has_experts
 
 
@@ -74,13 +76,14 @@ class LossHead(nn.Module):
     Args:
         linear: the projection; its tensors become this module's.
         fused: the projection and the loss are one operation.
+        change: scale and cap of what is done to the logits, as of `change_logits`.
     """
 
-    def __init__(self, linear: nn.Linear, fused: bool) -> None:
+    def __init__(self, linear: nn.Linear, fused: bool, change: tuple[float, float]) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
-        self.fused = fused
+        self.fused, self.change = fused, change
         self.expected: tuple[Tensor, Tensor | None, float, bool, Tensor | None] | None = None
         """Of the forward pass under way: labels (...), IGNORED where nothing is to be predicted;
         places of those that count in the flattened labels (targets,), None for a projection of
@@ -109,14 +112,24 @@ class LossHead(nn.Module):
             self.projected = len(vectors), hidden.shape[:-1].numel()
         if self.fused:
             return fused_loss_sum(
-                vectors, self.weight, self.bias, labels, smoothing, compiled, sources
+                vectors, self.weight, self.bias, labels, smoothing, compiled, sources, *self.change
             )
         take = compiled_loss_sum() if compiled else loss_sum
-        return take(F.linear(vectors, self.weight, self.bias), labels, smoothing, sources)
+        logits = F.linear(vectors, self.weight, self.bias)
+        logits = logits if self.change == UNCHANGED else change_logits(logits, *self.change)
+        return take(logits, labels, smoothing, sources)
 
 
-def put_loss_head(model: nn.Module, fused: bool) -> None:
+UNCHANGED = (1.0, 0.0)
+
+
+def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
     """Let `model(labels=..., places=...)` answer with the summed loss in place of the logits.
+
+    Args:
+        model: with or without adapters.
+        fused: the projection and the loss are one operation.
+        change: what the model does to its logits, as of `change_of_logits`.
 
     Raises:
         RunError: the model has no plain vocabulary projection.
@@ -130,12 +143,19 @@ def put_loss_head(model: nn.Module, fused: bool) -> None:
             f"kernels.{key} = true: {type(model).__name__} has no linear projection onto a "
             f"vocabulary (found: {found})\n  -> kernels.{key}=false"
         )
-    head = LossHead(linear, fused)
     name = next(name for name, module in model.named_modules() if module is linear)
     parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, head)
+    owner = model.get_submodule(parent)
+    how, _, attribute = change.partition(" ")
+    value = attrgetter(attribute)(owner) if attribute else None
+    known = UNCHANGED
+    if value is not None:  # a cap may be off
+        known = {"cap": (1.0, value), "*": (value, 0.0), "/": (1 / value, 0.0)}[how]
+        _skip_change(owner, child)
+    setattr(owner, child, LossHead(linear, fused, known))
 
-    def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def hand_over(called: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        head = cast(LossHead, called.get_submodule(name))  # of nn.DataParallel's copy its own
         labels, places = kwargs.pop("labels", None), kwargs.pop("places", None)
         how = kwargs.pop("smoothing", 0.0), kwargs.pop("compiled", False)
         sources = kwargs.pop("sources", None)
@@ -143,6 +163,23 @@ def put_loss_head(model: nn.Module, fused: bool) -> None:
         return args, kwargs
 
     model.register_forward_pre_hook(hand_over, with_kwargs=True)
+
+
+def _skip_change(owner: Any, child: str) -> None:
+    """Let a model that does something to its logits leave that to its head when that has labels."""
+    from transformers.modeling_outputs import CausalLMOutput
+
+    kind = type(owner)
+
+    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
+        head = getattr(self, child)
+        if head.expected is None:
+            return kind.forward(self, *args, **inputs)
+        given = {name: value for name, value in inputs.items() if value is not None}
+        return CausalLMOutput(logits=head(self.base_model(*args, **given)[0]))
+
+    members = {"forward": forward, "__module__": kind.__module__}
+    owner.__class__ = type(kind.__name__, (kind,), members)
 
 
 def loss_head(model: nn.Module) -> LossHead | None:
@@ -195,7 +232,7 @@ def apply_loss(plan: Plan, model: nn.Module) -> None:
         RunError: the model's head cannot be replaced.
     """
     if has_fused_loss(plan) or is_sparse(plan):
-        put_loss_head(model, has_fused_loss(plan))
+        put_loss_head(model, has_fused_loss(plan), logits_change(plan.config) or "")
 
 
 def from_loss_head(
