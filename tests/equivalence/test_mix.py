@@ -234,7 +234,11 @@ def test_the_record_counts_the_samples_of_each_source(mixed, job_of) -> None:
 @pytest.mark.parametrize("case", ["causal_lm", "streamed"])
 def test_killed_it_goes_on_to_the_last_bit(case, mixed, start, train_py, tmp_path) -> None:
     base = last_wins(
-        *mixed(*CASES[case]), "train.steps=150", "train.checkpoint_every=20", "hardware=cpu", "paths.runs=whole"
+        *mixed(*CASES[case]),
+        "train.steps=150",
+        "train.checkpoint_every=20",
+        "hardware=cpu",
+        "paths.runs=whole",
     )
     assert train_py(*base).code == 0
     base = last_wins(*base, "paths.runs=runs")

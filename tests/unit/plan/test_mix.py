@@ -238,7 +238,12 @@ def test_a_stream_is_not_packed() -> None:
 
 
 def test_epochs_of_a_mix_with_a_stream_need_their_length() -> None:
-    typed = (*SHORT[:3], "data.num_eval_samples=10", "train.epochs=2", listed(5, 3, 2, third=STREAM))
+    typed = (
+        *SHORT[:3],
+        "data.num_eval_samples=10",
+        "train.epochs=2",
+        listed(5, 3, 2, third=STREAM),
+    )
     found, _ = check(Facts(config_of(*typed), detect(), planning=True))
     assert [problem.id for problem in found] == ["stream_needs_steps"]
     assert plan_of(*typed, "data.num_samples=40").steps.total == 20

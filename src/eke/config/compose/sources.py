@@ -67,7 +67,11 @@ def _together(mix: Mix) -> Iterator[Wrong]:
     for number, (weight, name) in enumerate(zip(weights, names, strict=True)):
         if weight is None and (given or mix.is_stream):
             why = f"{len(given)} of {len(weights)} sources have a weight: all have one, or none"
-            why = "the rows of a stream are not counted: each source has one" if mix.is_stream else why
+            why = (
+                "the rows of a stream are not counted: each source has one"
+                if mix.is_stream
+                else why
+            )
             yield number, "weight", None, why, format_value(min(given, default=1))
         if name in names[:number]:
             why = f"is the name of data.sources[{names.index(name)}] too; losses are told by it"

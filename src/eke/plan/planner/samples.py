@@ -156,11 +156,11 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
         )
         for name, share, part, each in zip(names, shares, parts, configs, strict=True)
     )
-    own = [(c.data.shuffle_buffer, c.data.num_samples) if c.data.is_stream else ()
-           for c in configs]  # fmt: skip
-    described = [(s.name, s.share, s.train, s.fingerprint) for s in made]
-    content = repr([(*each, *more) for each, more in zip(described, own, strict=True)])
-    counted = min(mix.num_samples or available, available)
+    described = [
+        (s.name, s.share, s.train, s.fingerprint, *_order_of(each.data))
+        for s, each in zip(made, configs, strict=True)
+    ]
+    content, counted = repr(described), min(mix.num_samples or available, available)
     return replace(
         parts[0],
         train=_streamed(config) if mix.is_stream else counted,
@@ -319,6 +319,13 @@ def _streamed(config: Config) -> int:
     """Samples of an epoch of a stream: all that the run takes if no number is given."""
     taken = (config.train.steps or DEFAULT_STEPS) * plan_batch(config, []).samples_per_step
     return config.data.num_samples or taken
+
+
+def _order_of(data: Data) -> tuple[int | None, ...]:
+    """What decides the order of a stream besides its rows and the seed."""
+    if not isinstance(data, Rows) or not data.streaming:
+        return ()
+    return data.shuffle_buffer, data.num_samples
 
 
 def _known_rows(part: DataPlan) -> int:

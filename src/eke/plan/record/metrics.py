@@ -253,9 +253,7 @@ def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
     return {k.removeprefix("eval/"): value for k, value in found.items() if value is not None}
 
 
-def of_sources(
-    rows: Sequence[Row], sizes: Mapping[str, int | None]
-) -> dict[str, dict[str, float]]:
+def of_sources(rows: Sequence[Row], sizes: Mapping[str, int | None]) -> dict[str, dict[str, float]]:
     """Samples, epochs and last losses of each source of a mix, of so many samples if known."""
     steps, last = latest(rows, LOSS), last_evaluation(rows)
     counts = {name: sum(row.get(f"{SAMPLES}/{name}", 0) for row in steps) for name in sizes}

@@ -243,7 +243,9 @@ class Order:
         """Keys of the samples of steps `start` to `stop` - 1."""
         size, held = self.samples_per_step, (-1, -1)
         at_once = self.steps_per_epoch
-        if self.is_stream:  # an epoch may be all of a long training; that of a source is drawn whole
+        if (
+            self.is_stream
+        ):  # an epoch may be all of a long training; that of a source is drawn whole
             rows = max(SAMPLES_AT_ONCE, *self.mix.sizes) if self.mix else SAMPLES_AT_ONCE
             at_once = -(-rows // size)
         epochs, numbers = np.zeros(0, int), np.zeros(0, int)
@@ -259,7 +261,7 @@ class Order:
     def keys(
         self, epoch: int, first: int = 0, most: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Both parts of the keys of one epoch, int64; of a stream from `first` on, `most` of them."""
+        """Both parts of the keys of an epoch, int64; of a stream `most` of them from `first` on."""
         count = min(self.num_samples - first, most or self.num_samples)
         begin = epoch * self.num_samples + first
         if self.mix is None:

@@ -6,7 +6,7 @@ projected twice. Liger-Kernel does the same (arXiv:2410.10989, section 3.2).
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from eke.models.sizes import BLOCK_BYTES, chunk_rows
 FLOAT16_SCALE = 1024.0
 """Factor of gradients in float16, whose smallest normal number is 6e-5: a probability of 1e-5 or
 less would lose digits, and one below 6e-8 would be zero. Ends at 65504."""
+
+UNCHANGED = (1.0, 0.0)
+"""Of logits: scale and cap."""
 
 Fused = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -46,8 +49,7 @@ def fused_loss_sum(
     smoothing: float = 0.0,
     compiled: bool = False,
     sources: Tensor | None = None,
-    scale: float = 1.0,
-    cap: float = 0.0,
+    change: Sequence[float] = UNCHANGED,
 ) -> Tensor:
     """What `loss_sum` makes of the logits, without the logits; differentiable once.
 
@@ -62,8 +64,7 @@ def fused_loss_sum(
         smoothing: share of each target that is spread over the vocabulary.
         compiled: inductor compiles what is done to the logits.
         sources: as of `with_parts`, of flattened labels.
-        scale: as of `change_logits`.
-        cap: as of `change_logits`.
+        change: as of `change_logits`.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -74,19 +75,21 @@ def fused_loss_sum(
     rows = hidden.reshape(-1, hidden.shape[-1])
     flat = labels.reshape(-1)
     loss, losses, *_ = linear_cross_entropy(
-        rows, weight, bias, flat, smoothing, compiled, scale, cap, dtype, needed
+        rows, weight, bias, flat, smoothing, compiled, change, dtype, needed
     )
     return with_parts(loss, losses, sources)
 
 
-def change_logits(logits: Tensor, scale: float, cap: float) -> Tensor:
-    """Logits times `scale`, float32, and capped with tanh to less than `cap` where that is not 0."""
+def change_logits(logits: Tensor, change: Sequence[float]) -> Tensor:
+    """Logits times a scale, float32, and capped with tanh where the second number is not 0."""
+    scale, cap = change
     wide = logits.float() if scale == 1 else logits.float() * scale
     return cap * torch.tanh(wide / cap) if cap else wide
 
 
-def _through_change(gradient: Tensor, changed: Tensor, scale: float, cap: float) -> Tensor:
+def _through_change(gradient: Tensor, changed: Tensor, change: Sequence[float]) -> Tensor:
     """The gradient by logits of that by what `change_logits` made of them."""
+    scale, cap = change
     gradient = gradient * (1 - (changed / cap).square()) if cap else gradient
     return gradient if scale == 1 else gradient * scale
 
@@ -99,13 +102,11 @@ def linear_cross_entropy(
     labels: Tensor,
     smoothing: float,
     compiled: bool,
-    scale: float,
-    cap: float,
+    change: Sequence[float],
     dtype: torch.dtype,
     needed: list[bool],
 ) -> Fused:
-    """The summed loss, that of each row, float32, and the sum's gradients by hidden states, weight
-    and bias.
+    """The loss summed and of each row, float32, and gradients by hidden states, weight and bias.
 
     An operator of its own, so that a compiler takes it as it is. Gradients that are not needed are
     empty; in float16 they are FLOAT16_SCALE times as large.
@@ -117,8 +118,7 @@ def linear_cross_entropy(
         labels: (rows,).
         smoothing: share of each target that is spread over the vocabulary.
         compiled: inductor compiles what is done to the logits.
-        scale: as of `change_logits`.
-        cap: as of `change_logits`.
+        change: as of `change_logits`.
         dtype: of the products.
         needed: gradients of hidden states, weight and bias.
     """
@@ -133,7 +133,7 @@ def linear_cross_entropy(
         # Rows without a label are zero in each product with the gradient of the logits.
         vectors = hidden[chunk].to(dtype).masked_fill(ignored, 0)
         logits = F.linear(vectors, matrix, offset)
-        losses[chunk] = derive(logits, labels[chunk], smoothing, scale, cap)
+        losses[chunk] = derive(logits, labels[chunk], smoothing, change)
         loss += losses[chunk].sum()
         if needed[0]:
             of_hidden[chunk] = (logits @ matrix).masked_fill_(ignored, 0)
@@ -176,14 +176,14 @@ def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
     factor = of_loss / FLOAT16_SCALE if ctx.dtype is torch.float16 else of_loss
     pairs = zip(gradients, ctx.needed, strict=True)
     given = [gradient.mul_(factor) if need else None for gradient, need in pairs]
-    return (*given, *[None] * 7)
+    return (*given, *[None] * 6)
 
 
 linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 
 
 def to_gradient(
-    logits: Tensor, labels: Tensor, smoothing: float, scale: float = 1.0, cap: float = 0.0
+    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float] = UNCHANGED
 ) -> Tensor:
     """Turn logits into the loss's gradient by them, in place; returns the loss of each row.
 
@@ -193,15 +193,14 @@ def to_gradient(
         logits: (rows, vocabulary).
         labels: (rows,).
         smoothing: share of each target that is spread over the vocabulary.
-        scale: as of `change_logits`.
-        cap: as of `change_logits`.
+        change: as of `change_logits`.
     """
     rows = max(1, BLOCK_BYTES // (FLOAT32_BYTES * logits.shape[-1]))
     found = []
     spread = smoothing / logits.shape[-1]
     pairs = zip(torch.split(logits, rows), torch.split(labels, rows), strict=True)
     for block, own in pairs:
-        changed = change_logits(block, scale, cap) if cap or scale != 1 else block
+        changed = block if tuple(change) == UNCHANGED else change_logits(block, change)
         logs = F.log_softmax(changed, -1, dtype=torch.float32)
         targets = own.clamp(min=0)[:, None]
         losses = (smoothing - 1) * logs.gather(1, targets)[:, 0]
@@ -210,37 +209,37 @@ def to_gradient(
         found.append(losses.masked_fill_(own == IGNORED, 0))
         gradient = logs.exp_().sub_(spread) if smoothing else logs.exp_()
         gradient.scatter_(1, targets, smoothing - 1, reduce="add")
-        gradient = _through_change(gradient, changed, scale, cap)
+        gradient = _through_change(gradient, changed, change)
         block.copy_(gradient.mul_(FLOAT16_SCALE) if block.dtype is torch.float16 else gradient)
     return torch.cat(found)
 
 
 def to_gradient_compiled(
-    logits: Tensor, labels: Tensor, smoothing: float, scale: float = 1.0, cap: float = 0.0
+    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float] = UNCHANGED
 ) -> Tensor:
     """The same, in one pass that reads logits twice and writes them once."""
     if smoothing:  # of HF Trainer alone
-        return to_gradient(logits, labels, smoothing, scale, cap)
+        return to_gradient(logits, labels, smoothing, change)
     targets = labels.clamp(min=0)
     # Not compiled: torch 2.11 would take it from the gradient that overwrites the logits.
-    chosen = change_logits(logits.gather(1, targets[:, None])[:, 0], scale, cap)
-    losses = _compiled(scale, cap)(logits, targets) - chosen
+    chosen = change_logits(logits.gather(1, targets[:, None])[:, 0], change)
+    losses = _compiled(tuple(change))(logits, targets) - chosen
     return losses.masked_fill_(labels == IGNORED, 0)
 
 
 @functools.cache
-def _compiled(scale: float, cap: float) -> Callable[[Tensor, Tensor], Tensor]:
+def _compiled(change: tuple[float, ...]) -> Callable[[Tensor, Tensor], Tensor]:
     """Compiled code of what is done to each logit."""
-    return torch.compile(functools.partial(_overwrite, scale=scale, cap=cap))
+    return torch.compile(functools.partial(_overwrite, change=change))
 
 
-def _overwrite(logits: Tensor, targets: Tensor, scale: float, cap: float) -> Tensor:
+def _overwrite(logits: Tensor, targets: Tensor, change: Sequence[float]) -> Tensor:
     """Turn logits into their gradient; returns the logarithm of each row's sum, (rows,)."""
-    wide = change_logits(logits, scale, cap)
+    wide = change_logits(logits, change)
     normaliser = torch.logsumexp(wide, -1)
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     gradient = (wide - normaliser[:, None]).exp() - is_target.float()
-    gradient = _through_change(gradient, wide, scale, cap)
+    gradient = _through_change(gradient, wide, change)
     logits.copy_(gradient * FLOAT16_SCALE if logits.dtype is torch.float16 else gradient)
     return normaliser
 

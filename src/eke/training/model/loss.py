@@ -26,7 +26,7 @@ from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.adapters import is_adapted
 from eke.training.model.build_model import model_configuration
-from eke.training.model.fused_loss import change_logits, fused_loss_sum, with_parts
+from eke.training.model.fused_loss import UNCHANGED, change_logits, fused_loss_sum, with_parts
 from eke.training.model.unused import HEADS, has_experts
 
 
@@ -112,15 +112,12 @@ class LossHead(nn.Module):
             self.projected = len(vectors), hidden.shape[:-1].numel()
         if self.fused:
             return fused_loss_sum(
-                vectors, self.weight, self.bias, labels, smoothing, compiled, sources, *self.change
+                vectors, self.weight, self.bias, labels, smoothing, compiled, sources, self.change
             )
         take = compiled_loss_sum() if compiled else loss_sum
         logits = F.linear(vectors, self.weight, self.bias)
-        logits = logits if self.change == UNCHANGED else change_logits(logits, *self.change)
+        logits = logits if self.change == UNCHANGED else change_logits(logits, self.change)
         return take(logits, labels, smoothing, sources)
-
-
-UNCHANGED = (1.0, 0.0)
 
 
 def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:

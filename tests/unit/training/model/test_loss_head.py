@@ -167,7 +167,7 @@ def test_gradients_are_the_plain_ones_whatever_the_chunks(
 
     plain = gradients_of(lambda *leaves: loss_sum(logits(*leaves), labels, smoothing), *tensors)
     fused = gradients_of(
-        lambda h, w, b: fused_loss_sum(h, w, b, labels, smoothing, compiled, None, *change),
+        lambda h, w, b: fused_loss_sum(h, w, b, labels, smoothing, compiled, None, change),
         *tensors,
     )
     for expected, found in zip(plain, fused, strict=True):
