@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.plan.record import Best, metrics
 from eke.training.batches.batches import MicroBatch, Transfer
+from eke.training.batches.dataset import TrainingData
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.classification import Predictions, classification_metrics
 from eke.training.loop.step import Answering, add_evaluation
@@ -31,23 +32,9 @@ class Evaluated(Answering, Protocol):
     device: torch.device
     bare_model: nn.Module
     """The same weights without wrappers."""
+    data: TrainingData
     transfer: Transfer
     ranks: Ranks
-
-    @property
-    def data(self) -> "EvaluationData":
-        """The samples."""
-
-
-class EvaluationData(Protocol):
-    """Samples to evaluate on."""
-
-    @property
-    def bytes_are_tokens(self) -> bool:
-        """A loss per token is a loss per byte."""
-
-    def eval_batches(self, rank: int, even: bool) -> Iterator[MicroBatch]:
-        """Micro-batches of a rank; `even` fills up to as many as the rank with most of them has."""
 
 
 @dataclass
