@@ -119,8 +119,9 @@ def test_the_training_loss_of_each_source_is_that_of_its_rows(
     for key in keys:
         sample = samples[key]
         loss, count = loss_of(fresh, sample)
-        sums[int(sample["source"])] += loss
-        counts[int(sample["source"])] += count
+        source = int(sample["source"].flat[0])
+        sums[source] += loss
+        counts[source] += count
     expected = [sum(sums) / sum(counts), *(a / b for a, b in zip(sums, counts, strict=True))]
     assert losses_of(trained) == [pytest.approx(expected, rel=1e-5)]
 
@@ -181,7 +182,7 @@ def test_rows_of_a_stream_come_as_they_do_alone(mixed, make_plan, tmp_path) -> N
     alone = make_plan(*last_wins(*kept, *own, "data.shuffle_buffer=16"))
     stream = open_split(alone, evaluation=False)
     keys = [key for step in job.data._order().steps(0, 24) for key in step]
-    drawn = [sample for key in keys if not (sample := job.data.train[key])["source"]]
+    drawn = [sample for key in keys if not (sample := job.data.train[key])["source"][0]]
     assert len(drawn) > 2 * 40
     for number, sample in enumerate(drawn):
         assert sample["input_ids"].tolist() == stream[0, number]["input_ids"].tolist()

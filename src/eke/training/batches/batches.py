@@ -38,8 +38,7 @@ class MicroBatch:
     """Of the labels that count, in the flattened labels: (num_targets,), int64; None where logits
     are wanted everywhere."""
     sources: Tensor | None = None
-    """Whether labels are of each source of a mix: (samples, sources), with more dimensions between
-    where labels have them, of size 1 but in a row of several samples."""
+    """Whether each label is of each source of a mix, (..., sources)."""
     samples_of: tuple[int, ...] = ()
     """Samples of each source of a mix."""
     targets_of: tuple[int, ...] = ()
@@ -141,8 +140,16 @@ class Collator:
         whole = each[0].ndim == 0 or each[0].dtype.kind == "f"
         labels = np.stack(each) if whole else self._pad(each, IGNORED)
         counts = is_label(labels)
-        of = self._sources(samples, labels) if self.num_sources else None
-        flat = np.zeros((1, 0), bool) if of is None else of & counts[..., None]
+        sources, first = None, [0] * len(samples)  # a probe's samples name no source
+        if self.num_sources:
+            of = np.zeros(labels.shape, int)
+            if "source" in rows[0]:
+                named, first = (
+                    [row["source"] for row in rows],
+                    [s["source"].flat[0] for s in samples],
+                )
+                of = np.stack(named) if whole else self._pad(named, 0)
+            sources = of[..., None] == np.arange(self.num_sources)
         tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
         if self.shift:
             tensors["decoder_input_ids"] = self.shift(torch.from_numpy(labels))
@@ -154,18 +161,11 @@ class Collator:
             num_targets=int(np.count_nonzero(counts)),
             num_tokens=num_tokens,
             places=torch.from_numpy(np.flatnonzero(counts)) if self.sparse else None,
-            sources=None if of is None else torch.from_numpy(of),
-            samples_of=tuple(map(_sources(samples).count, range(self.num_sources))),
-            targets_of=tuple(flat.sum(tuple(range(flat.ndim - 1))).tolist()),
+            sources=None if sources is None else torch.from_numpy(sources),
+            samples_of=tuple(map(first.count, range(self.num_sources))),
+            targets_of=() if sources is None else tuple(sources[counts].sum(0).tolist()),
             num_skipped=sum(int(sample.get("skipped", 0)) for sample in samples),
         )
-
-    def _sources(self, samples: list[Sample], labels: np.ndarray) -> np.ndarray:
-        """Whether labels are of each source, bool."""
-        of = np.array(_sources(samples)).reshape(-1, *[1] * (labels.ndim - 1))
-        if self.padding_free:
-            of = self._pad([of[:, 0].repeat([len(each["labels"]) for each in samples])], 0)
-        return np.asarray(of[..., None] == np.arange(self.num_sources))
 
     def _pad(self, rows: list[np.ndarray], value: int) -> np.ndarray:
         """Rows of shape (length,) as one array (rows, longest)."""
@@ -174,11 +174,6 @@ class Collator:
         for into, row in zip(padded, rows, strict=True):
             into[-len(row) if self.left else 0 :][: len(row)] = row
         return padded
-
-
-def _sources(samples: list[Sample]) -> list[int]:
-    """Number of each sample's source of a mix; a probe's samples name none."""
-    return [int(sample.get("source", 0)) for sample in samples]
 
 
 SAMPLES_AT_ONCE = 2**16

@@ -125,7 +125,7 @@ class PackedSamples:
 
 @dataclass(frozen=True)
 class MixSamples:
-    """Dataset of a mix: the samples of all sources in a row; each names its `source`."""
+    """Dataset of a mix: the samples of all sources in a row; each names its labels' `source`."""
 
     parts: tuple[TaskSamples | PackedSamples, ...]
 
@@ -144,7 +144,7 @@ class MixSamples:
         sample = part[(source, epoch * len(part) + index) if part.is_stream else own]
         if any(isinstance(part, PackedSamples) for part in self.parts):
             sample = {"position_ids": np.arange(len(sample["input_ids"])), **sample}
-        return {**sample, "source": np.asarray(source)}
+        return {**sample, "source": np.full(sample["labels"].shape, source)}
 
     def lengths(self) -> np.ndarray:
         """Tokens of each sample."""
@@ -153,11 +153,10 @@ class MixSamples:
 
 def lay_end_to_end(samples: list[Sample]) -> Sample:
     """Concatenate samples; positions restart at each, which separates them."""
-    return {
-        "input_ids": np.concatenate([s["input_ids"] for s in samples]),
-        "labels": np.concatenate([s["labels"] for s in samples]),
-        "position_ids": np.concatenate([np.arange(len(s["input_ids"])) for s in samples]),
-    }
+    names = [name for name in ("input_ids", "labels", "source") if name in samples[0]]
+    joined: Sample = {name: np.concatenate([each[name] for each in samples]) for name in names}
+    places = [np.arange(len(sample["input_ids"])) for sample in samples]
+    return {**joined, "position_ids": np.concatenate(places)}
 
 
 def causal_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:

@@ -33,11 +33,11 @@ def with_parts(loss: Tensor, losses: Tensor, sources: Tensor | None) -> Tensor:
     Args:
         loss: a scalar.
         losses: (...), of which it is the sum.
-        sources: (..., sources), or of size 1 where all are alike: whether each loss is of each.
+        sources: (..., sources), whether each loss is of each.
     """
     if sources is None:
         return loss
-    each = torch.where(sources.expand(*losses.shape, -1), losses.detach()[..., None], 0.0)
+    each = torch.where(sources, losses.detach()[..., None], 0.0)
     return torch.cat([loss[None], each.flatten(0, -2).sum(0)])
 
 

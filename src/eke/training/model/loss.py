@@ -102,8 +102,7 @@ class LossHead(nn.Module):
             return F.linear(hidden, self.weight, self.bias)
         labels, places, smoothing, compiled, sources = self.expected
         self.expected = None
-        if sources is not None:
-            sources = sources.expand(*labels.shape, -1).flatten(0, -2)
+        sources = None if sources is None else sources.flatten(0, -2)
         labels, vectors = labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
         if places is not None:
             vectors, labels = vectors.index_select(0, places), labels.index_select(0, places)
