@@ -174,14 +174,14 @@ def _is_kept(word: str, typed: Mapping[str, str]) -> bool:
 def _whole(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Composed:
     """All rows are to be evaluated, and not a share of them."""
     data = composed.config.data
-    if "data.num_eval_samples" not in typed:
-        data = replace(data, num_eval_samples=ALL_SAMPLES)
-    if names_data and isinstance(data, LocalRows) and "data.eval_path" not in typed:
-        data = replace(data, eval_path=data.path)
-    elif names_data and isinstance(data, HubRows) and "data.eval_split" not in typed:
-        data = replace(data, eval_split=data.split)
-    elif names_data and isinstance(data, Text) and "data.eval_frac" not in typed:
-        data = replace(data, eval_frac=1.0)
+    wanted: dict[str, Any] = {"num_eval_samples": ALL_SAMPLES}
+    if names_data and isinstance(data, LocalRows):
+        wanted["eval_path"] = data.path
+    elif names_data and isinstance(data, HubRows):
+        wanted["eval_split"] = data.split
+    elif names_data and isinstance(data, Text):
+        wanted["eval_frac"] = 1.0
+    data = replace(data, **{k: value for k, value in wanted.items() if f"data.{k}" not in typed})
     return replace(composed, config=replace(composed.config, data=data))
 
 

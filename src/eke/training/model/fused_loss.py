@@ -87,11 +87,13 @@ def change_logits(logits: Tensor, change: Sequence[float]) -> Tensor:
     return cap * torch.tanh(wide / cap) if cap else wide
 
 
-def _through_change(gradient: Tensor, changed: Tensor, change: Sequence[float]) -> Tensor:
-    """The gradient by logits of that by what `change_logits` made of them."""
+def _through_change(gradient: Tensor, changed: Tensor, change: Sequence[float]) -> None:
+    """Turn the gradient by what `change_logits` made of logits into that by them, in place."""
     scale, cap = change
-    gradient = gradient * (1 - (changed / cap).square()) if cap else gradient
-    return gradient if scale == 1 else gradient * scale
+    if cap:
+        gradient.mul_(1 - (changed / cap).square_())
+    if scale != 1:
+        gradient.mul_(scale)
 
 
 @torch.library.custom_op("eke::linear_cross_entropy", mutates_args=())
@@ -209,7 +211,7 @@ def to_gradient(
         found.append(losses.masked_fill_(own == IGNORED, 0))
         gradient = logs.exp_().sub_(spread) if smoothing else logs.exp_()
         gradient.scatter_(1, targets, smoothing - 1, reduce="add")
-        gradient = _through_change(gradient, changed, change)
+        _through_change(gradient, changed, change)
         block.copy_(gradient.mul_(FLOAT16_SCALE) if block.dtype is torch.float16 else gradient)
     return torch.cat(found)
 
@@ -239,7 +241,7 @@ def _overwrite(logits: Tensor, targets: Tensor, change: Sequence[float]) -> Tens
     normaliser = torch.logsumexp(wide, -1)
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     gradient = (wide - normaliser[:, None]).exp() - is_target.float()
-    gradient = _through_change(gradient, wide, change)
+    _through_change(gradient, wide, change)
     logits.copy_(gradient * FLOAT16_SCALE if logits.dtype is torch.float16 else gradient)
     return normaliser
 
