@@ -241,7 +241,7 @@ def _known_head(
         "projection: that would be skipped",
         fix=fix,
         source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them, which is "
-        "known; MPT and others do not name them",
+        "done likewise; RecurrentGemma caps them in other words",
     )
 
 
