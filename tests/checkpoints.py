@@ -66,15 +66,15 @@ def save_unknown(folder: Path) -> Path:
     return folder
 
 
-def save_scaled(folder: Path) -> Path:
-    """Save a model that divides its logits after the projection; returns the folder."""
+def save_capped(folder: Path) -> Path:
+    """Save a model that caps its logits by a number of another name; returns the folder."""
     import transformers
 
-    config = transformers.GraniteConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, intermediate_size=64, logits_scaling=8.0,
+    config = transformers.RecurrentGemmaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, intermediate_size=64, lru_width=32,
     )  # fmt: skip
-    transformers.GraniteForCausalLM(config).save_pretrained(folder)
+    transformers.RecurrentGemmaForCausalLM(config).save_pretrained(folder)
     return folder
 
 

@@ -35,7 +35,7 @@ def test_a_loss_that_is_not_divided_is_found(curve_of, monkeypatch) -> None:
     case = (*CASES["classification-bert"], *TINY, *RAGGED)
     whole = curve_of(*case, *CUTS["12x1"])
 
-    def mean_of_micro_batch(logits, labels, smoothing=0.0):
+    def mean_of_micro_batch(logits, labels, *how):
         mean = F.cross_entropy(logits.float(), labels)
         return mean * 12  # undone by the division by the 12 targets of the step
 
@@ -52,7 +52,7 @@ def test_a_mean_per_micro_batch_is_found_in_ragged_text(curve_of, monkeypatch) -
     whole = curve_of(*case, *CUTS["12x1"])
     true_sum = loss.loss_sum
 
-    def averaged(logits, labels, smoothing=0.0):
+    def averaged(logits, labels, *how):
         count = (labels != -100).sum()
         return true_sum(logits, labels) / count * (12 * 13.5 / 4)  # the expected tokens of a cut
 

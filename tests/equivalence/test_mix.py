@@ -12,18 +12,20 @@ from live import record_of as record_in
 from live import rows_of, run_folders
 from prepared import write_jsonl
 from support import TINY, last_wins
-from trained import continue_job, record_of
+from trained import continue_job, record_of, start_job, train_job
 
 from eke.plan.planner import plans_of_sources
 from eke.plan.record import metrics
-from eke.training.batches.tasks import MixSamples
+from eke.training.batches.tasks import MixSamples, open_split
 
+MODEL_INPUTS = ("input_ids", "position_ids")
 NAMES = ("first", "second", "third")
 SHORT = (
     "model=tiny", "data=mix", "data.seq_len=24", "data.num_eval_samples=20", "train.steps=24",
     "train.log_every=5", "train.checkpoint_every=null", "train.save_final=false",
     "optimizer.lr=3e-3", "batch.per_device=12",
 )  # fmt: skip
+STREAMED = "the first source is a stream, which is read several times"
 CASES = {
     "causal_lm": (),
     "masked_lm": ("model=tiny_bert", "task=masked_lm"),
@@ -31,6 +33,9 @@ CASES = {
     "packed": ("data.packing=on",),
     "padding-free": ("data.packing=padding_free",),
     "grouped": ("data.length_grouping=true",),
+    "streamed": (STREAMED,),
+    "streamed and masked": ("model=tiny_bert", "task=masked_lm", STREAMED),
+    "streamed, padding-free": ("data.packing=padding_free", STREAMED, "data.num_samples=100"),
 }
 
 
@@ -51,27 +56,79 @@ def mixed(tmp_path):
             "{option:jsonl,path:first.jsonl,weight:5},{option:jsonl,path:second.jsonl,weight:3},"
             f"{{{third},weight:2}}"
         ).replace("path:", f"path:{tmp_path}/")
-        return last_wins(*SHORT, *TINY, *overrides, f"data.sources=[{listed}]")
+        if STREAMED in overrides:
+            listed = listed.replace("}", ",streaming:true,shuffle_buffer:16}", 1)
+        typed = [override for override in overrides if override != STREAMED]
+        return last_wins(*SHORT, *TINY, *typed, f"data.sources=[{listed}]")
 
     return make
 
 
+def losses_of(job_or_folder) -> list[list[float]]:
+    """Of each step the loss, and that of each source it has samples of."""
+    paths = getattr(job_or_folder, "paths", None)
+    rows, _ = metrics.read_rows(paths.metrics if paths else job_or_folder / "metrics.jsonl")
+    keys = (metrics.LOSS, *(f"{metrics.LOSS}/{name}" for name in NAMES))
+    return [[row[key] for key in keys if key in row] for row in metrics.latest(rows, metrics.LOSS)]
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_each_cut_trains_the_same(case, mixed, curve_of) -> None:
+def test_each_cut_trains_the_same(case, mixed, job_of) -> None:
     base = mixed(*CASES[case])
-    whole = curve_of(*base)
-    cut = curve_of(*last_wins(*base, "batch.per_device=3", "batch.accumulation=4"))
-    assert largest_difference(whole, cut) < 1e-5
-    assert whole[0][0] != whole[-1][0], "the loss never moved"
+    whole = job_of("whole", *base)
+    cut = job_of("cut", *last_wins(*base, "batch.per_device=3", "batch.accumulation=4"))
+    assert largest_difference(curve(whole), curve(cut)) < 1e-5
+    assert curve(whole)[0][0] != curve(whole)[-1][0], "the loss never moved"
+    for one, other in zip(losses_of(whole), losses_of(cut), strict=True):
+        assert one == pytest.approx(other, rel=2e-5)
 
 
-@pytest.mark.parametrize("case", ["causal_lm", "classification"])
-def test_trainer_is_the_loop_to_the_last_bit(case, mixed, curve_of) -> None:
+@pytest.mark.parametrize("case", ["causal_lm", "classification", "streamed"])
+def test_trainer_is_the_loop_to_the_last_bit(case, mixed, job_of) -> None:
     base = mixed(*CASES[case])
-    assert curve_of(*base) == curve_of(*base, "engine=trainer")
+    loop, trainer = job_of("loop", *base), job_of("trainer", *base, "engine=trainer")
+    assert curve(loop) == curve(trainer)
+    assert losses_of(loop) == losses_of(trainer)
 
 
-@pytest.mark.parametrize("case", ["causal_lm", pytest.param("packed", marks=pytest.mark.slow)])
+HEADS = {
+    "plain": (),
+    "fused": ("kernels.fused_linear_cross_entropy=true",),
+    "sparse": ("kernels=sparse_prediction",),
+    "both": ("kernels=sparse_prediction", "kernels.fused_linear_cross_entropy=true"),
+    "cut up": ("batch.per_device=5", "batch.target=15", "engine=trainer"),
+}
+
+
+@pytest.mark.parametrize(("case", "head"), [
+    *((case, "plain") for case in CASES), ("padding-free", "both"), ("packed", "fused"),
+    *(("masked_lm", head) for head in HEADS if head != "plain"),
+])  # fmt: skip
+def test_the_training_loss_of_each_source_is_that_of_its_rows(
+    case, head, mixed, make_plan, tmp_path
+) -> None:
+    """Of the first step: row by row, with the logits of the untrained model."""
+    base = mixed(*CASES[case], "model.dropout=0", "train.steps=1")
+    trained = train_job(make_plan(*last_wins(*base, *HEADS[head])), tmp_path / "run")
+    fresh = start_job(make_plan(*base), tmp_path / "fresh")
+    fresh.model.eval()
+    samples = fresh.data.train
+    assert isinstance(samples, MixSamples)
+    sums, counts = [0.0] * 3, [0] * 3
+    (keys,) = trained.data._order().steps(0, 1)
+    for key in keys:
+        sample = samples[key]
+        loss, count = loss_of(fresh, sample)
+        source = int(sample["source"].flat[0])
+        sums[source] += loss
+        counts[source] += count
+    expected = [sum(sums) / sum(counts), *(a / b for a, b in zip(sums, counts, strict=True))]
+    assert losses_of(trained) == [pytest.approx(expected, rel=1e-5)]
+
+
+@pytest.mark.parametrize(
+    "case", ["causal_lm", "streamed", pytest.param("packed", marks=pytest.mark.slow)]
+)
 def test_two_ranks_train_and_evaluate_like_one(case, mixed, job_of, train_ranks) -> None:
     base = mixed(*CASES[case], "data.num_eval_samples=5")
     one = job_of("one", *base)
@@ -81,17 +138,54 @@ def test_two_ranks_train_and_evaluate_like_one(case, mixed, job_of, train_ranks)
     for key in [metrics.LOSS, *(f"{metrics.EVAL_LOSS}/{name}" for name in NAMES)]:
         expected = [row[key] for row in metrics.latest(alone, key)]
         assert [row[key] for row in metrics.latest(rows, key)] == pytest.approx(expected, rel=1e-5)
+    for one_step, other in zip(losses_of(one), losses_of(folder), strict=True):
+        assert one_step == pytest.approx(other, rel=2e-5)
     for name in NAMES:
         key = f"{metrics.SAMPLES}/{name}"
         assert [r[key] for r in rows if key in r] == [r[key] for r in alone if key in r]
 
 
-@pytest.mark.parametrize("case", ["causal_lm", "grouped"])
+@pytest.mark.parametrize("case", ["causal_lm", "grouped", "streamed", "streamed and masked"])
 def test_continued_it_goes_on_to_the_last_bit(case, mixed, job_of, tmp_path) -> None:
     base = last_wins(*mixed(*CASES[case]), "train.checkpoint_every=7", "train.keep_checkpoints=9")
     whole = job_of("whole", *base)
     again = continue_job(whole, 14, tmp_path / "again")
     assert curve(again) == curve(whole)[14:]
+
+
+def loss_of(job, sample) -> tuple[float, int]:
+    """Sum over the targets of a sample, with logits of the plain model, and their number."""
+    labels = torch.from_numpy(sample["labels"]).reshape(-1)
+    inputs = {k: torch.from_numpy(v)[None] for k, v in sample.items() if k in MODEL_INPUTS}
+    with torch.no_grad():
+        logits = job.bare_model(**inputs).logits
+    logits = logits.reshape(-1, logits.shape[-1]).double()
+    loss = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum").item()
+    return loss, int((labels != -100).sum())
+
+
+def test_loader_processes_do_not_matter_to_a_stream(mixed, job_of) -> None:
+    base = mixed(*CASES["streamed"])
+    alone, by_others = job_of("alone", *base), job_of("others", *base, "dataloader.workers=2")
+    assert curve(alone) == curve(by_others)
+    found = record_of(alone).sources["first"]
+    assert found["samples"] > 2 * 40, "it begins again after its 40 rows"
+    assert "epochs" not in found, "nobody counted them"
+
+
+def test_rows_of_a_stream_come_as_they_do_alone(mixed, make_plan, tmp_path) -> None:
+    """In the order of the files, through the buffer; none is left out between two epochs."""
+    base = mixed(*CASES["streamed"])
+    job = start_job(make_plan(*base), tmp_path / "mix")
+    own = ("data=jsonl", f"data.path={tmp_path}/first.jsonl", "data.streaming=true")
+    kept = [word for word in base if not word.startswith("data.sources")]
+    alone = make_plan(*last_wins(*kept, *own, "data.shuffle_buffer=16"))
+    stream = open_split(alone, evaluation=False)
+    keys = [key for step in job.data._order().steps(0, 24) for key in step]
+    drawn = [sample for key in keys if not (sample := job.data.train[key])["source"][0]]
+    assert len(drawn) > 2 * 40
+    for number, sample in enumerate(drawn):
+        assert sample["input_ids"].tolist() == stream[0, number]["input_ids"].tolist()
 
 
 def by_hand(job, source: int) -> float:
@@ -101,12 +195,8 @@ def by_hand(job, source: int) -> float:
     total, count = 0.0, 0
     for index in range(len(samples.parts[source])):
         sample = samples.parts[source][source, index]  # epoch 0 of this source
-        labels = torch.from_numpy(sample["labels"]).reshape(-1)
-        with torch.no_grad():
-            logits = job.bare_model(torch.from_numpy(sample["input_ids"])[None]).logits
-        logits = logits.reshape(-1, logits.shape[-1]).double()
-        total += F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum").item()
-        count += int((labels != -100).sum())
+        loss, targets = loss_of(job, sample)
+        total, count = total + loss, count + targets
     return total / count
 
 
@@ -137,13 +227,19 @@ def test_the_record_counts_the_samples_of_each_source(mixed, job_of) -> None:
     second = plans_of_sources(job.plan)[1].steps.num_train_samples
     assert found["second"]["epochs"] == pytest.approx(counts[1] / second)
     assert found["second"]["epochs"] > 2, "a small source repeats"
+    assert [found[name]["train_loss"] for name in NAMES] == losses_of(job)[-1][1:]
     json.dumps(found)
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_to_the_last_bit(mixed, start, train_py, tmp_path) -> None:
+@pytest.mark.parametrize("case", ["causal_lm", "streamed"])
+def test_killed_it_goes_on_to_the_last_bit(case, mixed, start, train_py, tmp_path) -> None:
     base = last_wins(
-        *mixed(), "train.steps=150", "train.checkpoint_every=20", "hardware=cpu", "paths.runs=whole"
+        *mixed(*CASES[case]),
+        "train.steps=150",
+        "train.checkpoint_every=20",
+        "hardware=cpu",
+        "paths.runs=whole",
     )
     assert train_py(*base).code == 0
     base = last_wins(*base, "paths.runs=runs")

@@ -9,7 +9,7 @@ from checkpoints import VOCABULARY
 from equivalence_compare import largest_difference
 
 from eke.common.errors import ConfigError, RunError
-from eke.models.checkpoints.architecture import head_is_plain, keeps_samples_apart
+from eke.models.checkpoints.architecture import change_of_logits, keeps_samples_apart
 
 SIZES = {
     "hidden_size": 32,
@@ -31,12 +31,15 @@ FAMILIES = {
     "falcon": ("Falcon", {**SIZES, "new_decoder_architecture": True, "alibi": False}),
     "opt": ("OPT", {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}),
     "gemma3_text": ("Gemma3", {**GATED, "head_dim": 16}),
+    "gemma2": ("Gemma2", {**GATED, "head_dim": 16, "final_logit_softcapping": 2.0}),
     "granite": ("Granite", {**GATED, "logits_scaling": 8.0}),
+    "cohere": ("Cohere", {**GATED, "logit_scale": 4.0}),
     "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 2, "vocab_size": VOCABULARY}),
 }
 
 PACKED = ["mistral", "qwen2", "phi3", "olmo2", "smollm3", "stablelm", "gpt_neox", "gemma3_text"]
-FUSED = ["mistral", "qwen2", "phi3", "olmo2", "smollm3", "stablelm", "gpt_neox", "falcon", "opt"]
+FUSED = ["mistral", "qwen2", "phi3", "olmo2", "smollm3", "stablelm", "gpt_neox", "falcon", "opt",
+         "gemma2", "gemma3_text", "granite", "cohere"]  # fmt: skip
 RAGGED = ("data.lengths=uniform", "data.min_len=5", "data.seq_len=32", "batch.per_device=4")
 
 
@@ -87,12 +90,14 @@ def refused(typed: tuple[str, ...], make_plan) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gemma3_text", "granite"])
-def test_changed_logits_are_refused_before_the_start(kind, checkpoint, make_plan) -> None:
-    typed = (*base(checkpoint(kind)), "kernels=fused_linear_cross_entropy")
-    if kind == "gemma3_text":
-        assert not head_is_plain(kind, "causal_lm")
-    assert refused(typed, make_plan) == ["fused_loss_needs_known_head"]
+@pytest.mark.parametrize("more", [
+    ("kernels=sparse_prediction",), ("peft=lora",), ("compile=eager",), ("engine=trainer",),
+    ("batch.per_device=2", "batch.accumulation=2"),
+], ids=lambda more: more[0])  # fmt: skip
+def test_capped_logits_with_other_techniques(more, checkpoint, curve_of) -> None:
+    typed, fused = base(checkpoint("gemma2")), "kernels.fused_linear_cross_entropy=true"
+    plain = tuple(word for word in more if word.startswith("peft"))
+    assert largest_difference(curve_of(*typed, *plain), curve_of(*typed, fused, *more)) < 1e-5
 
 
 @pytest.mark.slow
@@ -105,8 +110,10 @@ def test_a_mask_without_positions_is_refused_before_the_start(checkpoint, make_p
 def test_the_built_model_is_looked_at_where_its_source_misleads(
     checkpoint, curve_of, monkeypatch
 ) -> None:
-    for name in ("head_is_plain", "keeps_samples_apart"):
-        monkeypatch.setattr(f"eke.models.checkpoints.architecture.{name}", lambda *_: True)
+    for name, answer in (("change_of_logits", ""), ("keeps_samples_apart", True)):
+        monkeypatch.setattr(
+            f"eke.models.checkpoints.architecture.{name}", lambda *_, answer=answer: answer
+        )
     with pytest.raises(RunError, match=r"changes its logits.*kernels=none"):
         curve_of(*base(checkpoint("granite")), "kernels=fused_linear_cross_entropy")
     with pytest.raises(RunError, match=r"does not keep samples apart.*data.packing=off"):
@@ -114,15 +121,17 @@ def test_the_built_model_is_looked_at_where_its_source_misleads(
 
 
 @pytest.mark.parametrize(
-    ("kind", "plain", "apart"),
+    ("kind", "change", "apart"),
     [
-        ("mistral", True, True),
-        ("gemma2", False, True),
-        ("cohere", False, True),
-        ("gpt_oss", True, False),
-        ("mpt", True, False),
-        ("nobodys", False, False),
+        ("mistral", "", True),
+        ("gemma2", "cap config.final_logit_softcapping", True),
+        ("granite", "/ config.logits_scaling", True),
+        ("cohere", "* logit_scale", True),
+        ("falcon_h1", None, True),
+        ("gpt_oss", "", False),
+        ("mpt", "", False),
+        ("nobodys", None, False),
     ],
 )
-def test_what_the_source_of_a_class_says(kind, plain, apart) -> None:
-    assert (head_is_plain(kind, "causal_lm"), keeps_samples_apart(kind)) == (plain, apart)
+def test_what_the_source_of_a_class_says(kind, change, apart) -> None:
+    assert (change_of_logits(kind, "causal_lm"), keeps_samples_apart(kind)) == (change, apart)

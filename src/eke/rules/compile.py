@@ -16,7 +16,7 @@ from eke.config.schema import (
     Packing,
     TextColumns,
 )
-from eke.models.checkpoints.architecture import has_plain_head
+from eke.models.checkpoints.architecture import logits_change
 from eke.models.families import FAMILIES
 from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
@@ -214,17 +214,20 @@ def _predicts_tokens(facts: Facts) -> bool:
 
 
 def _known_head(rule: str, key: str) -> Rule:
-    """A head that takes the loss itself answers with that, and nothing is done to its logits."""
+    """A head that takes the loss itself does to its logits what the model does."""
     return Rule(
         id=rule,
         key=f"kernels.{key}",
         when=lambda f: (
-            getattr(f.config.kernels, key) and _predicts_tokens(f) and not has_plain_head(f.config)
+            getattr(f.config.kernels, key)
+            and _predicts_tokens(f)
+            and logits_change(f.config) is None
         ),
-        why="the model's class scales or caps its logits after the projection, or does not show "
-        "that it does not: that would be skipped",
+        why="the source of the model's class does not show what is done to the logits after the "
+        "projection: that would be skipped",
         fix=_without(key),
-        source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
+        source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them, which is "
+        "done likewise; RecurrentGemma caps them in other words",
     )
 
 

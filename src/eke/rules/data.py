@@ -265,7 +265,8 @@ RULES = (
         id="stream_has_no_lengths",
         key="data.streaming",
         when=lambda f: (
-            f.config.data.is_stream
+            isinstance(f.config.data, Rows)  # of a mix each source is asked
+            and f.config.data.streaming
             and (f.config.data.packing is Packing.on or f.config.data.length_grouping)
         ),
         why="data.packing=on and data.length_grouping need all lengths before the first step",

@@ -1,15 +1,16 @@
 """`eke evaluate`: metrics of a finished run's model, on its evaluation samples or on other data."""
 
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import read_json
-from eke.common.text import format_number
+from eke.common.text import align, format_number
 from eke.config.compose import Composed, compose
 from eke.config.schema import Config, Conversations, HubRows, LocalRows, Text
 from eke.plan.planner import Plan, read_plan
@@ -19,13 +20,9 @@ from eke.workflows.generate import ByteTokens
 from eke.workflows.planning import plan_for
 
 if TYPE_CHECKING:
-    from torch import Tensor, device, nn
+    from torch import Tensor
 
-    from eke.training.batches.batches import MicroBatch, Transfer
-    from eke.training.batches.dataset import TrainingData
-    from eke.training.distributed.ranks import Ranks
-    from eke.training.model.loss import LossFunction
-    from eke.training.model.number_formats import Formats
+    from eke.training.batches.batches import MicroBatch
 
 OF_THE_MODEL = ("model", "peft", "task", "seed")
 """Groups that make the model: the run's, whatever is typed."""
@@ -177,60 +174,19 @@ def _is_kept(word: str, typed: Mapping[str, str]) -> bool:
 def _whole(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Composed:
     """All rows are to be evaluated, and not a share of them."""
     data = composed.config.data
-    if "data.num_eval_samples" not in typed:
-        data = replace(data, num_eval_samples=ALL_SAMPLES)
-    if names_data and isinstance(data, LocalRows) and "data.eval_path" not in typed:
-        data = replace(data, eval_path=data.path)
-    elif names_data and isinstance(data, HubRows) and "data.eval_split" not in typed:
-        data = replace(data, eval_split=data.split)
-    elif names_data and isinstance(data, Text) and "data.eval_frac" not in typed:
-        data = replace(data, eval_frac=1.0)
+    wanted: dict[str, Any] = {"num_eval_samples": ALL_SAMPLES}
+    if names_data and isinstance(data, LocalRows):
+        wanted["eval_path"] = data.path
+    elif names_data and isinstance(data, HubRows):
+        wanted["eval_split"] = data.split
+    elif names_data and isinstance(data, Text):
+        wanted["eval_frac"] = 1.0
+    data = replace(data, **{k: value for k, value in wanted.items() if f"data.{k}" not in typed})
     return replace(composed, config=replace(composed.config, data=data))
 
 
-@dataclass
-class Job:
-    """What an evaluation needs."""
-
-    plan: Plan
-    device: "device"
-    model: "nn.Module"
-    bare_model: "nn.Module"
-    formats: "Formats"
-    loss: "LossFunction"
-    data: "NamedClasses"
-    transfer: "Transfer"
-    ranks: "Ranks"
-
-
-@dataclass(frozen=True)
-class NamedClasses:
-    """Samples of `data`, whose classes get the numbers that the model has for them."""
-
-    data: "TrainingData"
-    numbers: "Tensor | None"
-    """The model's number of each class of the data, (classes,); None where they are the same."""
-
-    @property
-    def bytes_are_tokens(self) -> bool:
-        """A loss per token is a loss per byte."""
-        return self.data.bytes_are_tokens
-
-    def eval_batches(self, rank: int, even: bool) -> "Iterator[MicroBatch]":
-        """Micro-batches of a rank."""
-        for batch in self.data.eval_batches(rank, even):
-            if self.numbers is None:
-                yield batch
-            elif batch.labels.dim() == 1:
-                yield replace(batch, labels=self.numbers[batch.labels])
-            else:  # a column for each class
-                labels = batch.labels.new_zeros(batch.labels.shape)
-                labels[:, self.numbers] = batch.labels[:, : len(self.numbers)]
-                yield replace(batch, labels=labels)
-
-
-def _build(plan: Plan, folder: Path, record: Record) -> Job:
-    """The model with the run's weights, and the samples."""
+def _build(plan: Plan, folder: Path, record: Record) -> Any:
+    """An `Evaluated`: the model with the run's weights, and samples with the model's classes."""
     from eke.training.batches.batches import Transfer
     from eke.training.batches.dataset import build_data
     from eke.training.distributed.ranks import ALONE
@@ -246,11 +202,22 @@ def _build(plan: Plan, folder: Path, record: Record) -> Job:
     if names:
         config: Any = model.config
         config.id2label = dict(enumerate(names))
-    data = NamedClasses(build_data(plan, left=report.padding == "left"), numbers)
-    return Job(
-        plan, device, model, model, build_formats(plan, device), build_loss(plan), data,
-        Transfer(device), ALONE,
+    move = Transfer(device)
+    return SimpleNamespace(
+        plan=plan, device=device, model=model, bare_model=model, ranks=ALONE,
+        formats=build_formats(plan, device), loss=build_loss(plan),
+        data=build_data(plan, left=report.padding == "left"),
+        transfer=move if numbers is None else lambda batch: move(_renumbered(batch, numbers)),
     )  # fmt: skip
+
+
+def _renumbered(batch: "MicroBatch", numbers: "Tensor") -> "MicroBatch":
+    """With the model's number of each class of the data, (classes,)."""
+    if batch.labels.dim() == 1:
+        return replace(batch, labels=numbers[batch.labels])
+    labels = batch.labels.new_zeros(batch.labels.shape)  # a column for each class
+    labels[:, numbers] = batch.labels[:, : len(numbers)]
+    return replace(batch, labels=labels)
 
 
 def _known_classes(folder: Path, record: Record) -> list[str]:
@@ -281,7 +248,7 @@ def _classes(plan: Plan, known: list[str]) -> tuple[list[str], "Tensor | None"]:
     return known, torch.tensor([known.index(name) for name in found])
 
 
-def _answers(job: Job, new_tokens: int) -> metrics.Row:
+def _answers(job: Any, new_tokens: int) -> metrics.Row:
     """Metrics of written answers."""
     from eke.training.batches.dataset import load_plan_tokenizer
     from eke.training.loop.generation import generation_metrics
@@ -298,16 +265,14 @@ def _answers(job: Job, new_tokens: int) -> metrics.Row:
 
 def render(found: Evaluation) -> str:
     """The metrics, and those of each class, as text."""
-    lines = [f"{found.run}, step {found.step}: {found.num_samples} samples"]
-    width = max(map(len, found.metrics))
-    lines += [f"  {name:<{width}}  {value:.4f}" for name, value in found.metrics.items()]
+    rows = [(f"  {name}", f"{value:.4f}") for name, value in found.metrics.items()]
+    lines = [f"{found.run}, step {found.step}: {found.num_samples} samples", *align(rows)]
     if found.classes:
         columns = ("precision", "recall", "f1")
-        names = found.classes["names"]
-        width = max(len("class"), *map(len, names))
-        lines += ["", f"  {'class':<{width}}  " + "  ".join(f"{c:>9}" for c in columns)
-                  + "  support"]  # fmt: skip
-        for number, name in enumerate(names):
-            values = "  ".join(f"{found.classes[c][number]:9.4f}" for c in columns)
-            lines.append(f"  {name:<{width}}  {values}  {found.classes['support'][number]:7.0f}")
+        values = [[f"{value:.4f}" for value in found.classes[name]] for name in columns]
+        support = [f"{count:.0f}" for count in found.classes["support"]]
+        table = [("  class", *columns, "support")]
+        names = [f"  {name}" for name in found.classes["names"]]
+        table += zip(names, *values, support, strict=True)
+        lines += ["", *align(table, right=range(1, 5))]
     return "\n".join(lines)

@@ -214,6 +214,41 @@ def test_rules_look_at_each_source(third, key, fix) -> None:
     assert [(p.key, p.fix.words[0]) for p in found] == [(key, fix)]
 
 
+STREAM = "option:jsonl,path:a.jsonl,name:q,streaming:true"
+
+
+def test_a_stream_is_another_run_and_its_rows_are_not_counted() -> None:
+    third = STREAM, f"{STREAM},shuffle_buffer:9", f"{STREAM},num_samples:20"
+    third = *third, "option:jsonl,path:a.jsonl,name:q"
+    few = (*SHORT, "data.num_eval_samples=10")
+    plans = [plan_of(*few, listed(5, 3, 2, third=text)) for text in third]
+    assert len({plan.run_id for plan in plans}) == 4
+    assert "40 of a stream" in render_plan(plans[0])  # 50 steps of 4, a fifth of them
+    assert "2.00 epochs of 20 samples" in render_plan(plans[2])
+    assert plans[0].steps.total == plans[0].steps.per_epoch == 50
+    assert drawn(plans[0]).longest.source == 32
+
+
+def test_a_stream_is_not_packed() -> None:
+    third = [f"data.{key}" for key in ("packing=on", "length_grouping=true")]
+    for word in third:
+        config = config_of(*SHORT, word, listed(5, 3, 2, third=STREAM))
+        found, _ = check(Facts(config, detect(), planning=True))
+        assert [problem.key for problem in found] == ["data.sources[2].streaming"]
+
+
+def test_epochs_of_a_mix_with_a_stream_need_their_length() -> None:
+    typed = (
+        *SHORT[:3],
+        "data.num_eval_samples=10",
+        "train.epochs=2",
+        listed(5, 3, 2, third=STREAM),
+    )
+    found, _ = check(Facts(config_of(*typed), detect(), planning=True))
+    assert [problem.id for problem in found] == ["stream_needs_steps"]
+    assert plan_of(*typed, "data.num_samples=40").steps.total == 20
+
+
 def test_data_show_names_each_source(capsys) -> None:
     assert main(["data", "show", "--rows", "1", *SHORT[:2], listed(5, 3, 2)]) == 0
     out = capsys.readouterr().out

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import save_scaled
+from checkpoints import save_capped
 from unit.rules.cases_distributed import TWO_GPUS
 from unit.rules.devices import CPU, H200, V100
 
@@ -40,7 +40,7 @@ FIX_IS_WORDS: set[str] = {"liger_needs_compiler"}
 """Rules whose fix is no override that a test can type."""
 
 PREPARE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
-    "sparse_prediction_needs_known_head": lambda tmp, monkeypatch: save_scaled(tmp / "model"),
-    "fused_loss_needs_known_head": lambda tmp, monkeypatch: save_scaled(tmp / "model"),
+    "sparse_prediction_needs_known_head": lambda tmp, monkeypatch: save_capped(tmp / "model"),
+    "fused_loss_needs_known_head": lambda tmp, monkeypatch: save_capped(tmp / "model"),
 }
 """What must be there, or not be there, for a rule to be broken."""

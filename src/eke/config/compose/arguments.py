@@ -433,8 +433,6 @@ def _check_source(number: int, source: dict[str, Any]) -> Iterator[WrongSource]:
             fix = Fix(remark=f"write {closest(key, fields) or ', '.join({*fields} - SHARED)}")
             yield number, key, value, f"{option} has no such key", fix
             continue
-        if key == "streaming" and value is True:
-            yield number, key, value, "samples of a mix are drawn among prepared rows", "false"
         known = fields[key]
         is_text = isinstance(value, str) and known.kind in (bool, int, float)
         if is_text or not admits(known, value):
@@ -449,9 +447,11 @@ def _check_shares(mix: Mix) -> Iterator[WrongSource]:
     weights, names = [source.get("weight") for source in mix.sources], source_names(mix)
     given = [weight for weight in weights if weight is not None]
     for number, (weight, name) in enumerate(zip(weights, names, strict=True)):
-        if given and weight is None:
+        if weight is None and (given or mix.is_stream):
             why = f"{len(given)} of {len(weights)} sources have a weight: all have one, or none"
-            yield number, "weight", None, why, format_value(min(given))
+            if mix.is_stream:
+                why = "the rows of a stream are not counted: each source has one"
+            yield number, "weight", None, why, format_value(min(given, default=1))
         if name in names[:number]:
             why = f"is the name of data.sources[{names.index(name)}] too; losses are known by it"
             of_hub = "name" in dict(class_fields(MIXED[mix.sources[number]["option"]]))

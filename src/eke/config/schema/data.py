@@ -309,6 +309,11 @@ class Mix(Tokenized):
     """Each with `option` (jsonl, csv, parquet, hub, chat, chat_hub, text), keys of that option, a
     `weight` and a `name`; changed one by one by their number, `data.sources.0.weight=0.5`."""
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether those of a source are."""
+        return any(source.get("streaming") is True for source in self.sources)
+
 
 @dataclass
 class Weighted:

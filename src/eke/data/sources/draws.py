@@ -23,6 +23,8 @@ class Draws:
     shares: tuple[float, ...]
     """Expected fraction of the draws from each; their sum is 1."""
     seed: int
+    streams: tuple[bool, ...] = ()
+    """Whether the samples of each source come in their own order; False for all where empty."""
 
     def take(self, first: int, count: int) -> "tuple[np.ndarray, np.ndarray]":
         """Of `count` draws from `first` on the epoch of their source and the number of the sample.
@@ -50,6 +52,8 @@ class Draws:
         passed = int(draws[0] + (times < begin).sum())
         due = (times >= begin) & (times < end)
         epochs, places = np.divmod(draws[due], size)
+        if any(self.streams[source : source + 1]):
+            return times[due], epochs, places + sum(self.sizes[:source]), passed
         whole = np.arange(epochs[0], epochs[-1] + 1) if len(epochs) else epochs
         slots = whole[:, None] * size + np.arange(size)
         orders = np.argsort(self._random(source, 1, slots), axis=1, kind="stable")

@@ -40,6 +40,7 @@ from eke.data.sources.source_files import (
     fingerprint,
     largest_labels,
     open_corpus,
+    unreadable,
 )
 from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, tokenizer_of
 
@@ -249,9 +250,7 @@ def _content(files: list[tuple[str, Path]], streaming: bool = False) -> str:
         sized = ((f"{name}\0{path.stat().st_size}\0", path) for name, path in files)
         return content_hash((*each, 0, CHUNK_BYTES) for each in sized)[:32]
     except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        fix = Fix("data.path=FILE_OR_FOLDER")
-        raise ConfigError(Problem("data.path", str(error.filename), why, fix)) from error
+        raise unreadable(error) from error
 
 
 def _hub(request: PrepareRequest, data: HubRows) -> PrepareRequest:
@@ -260,14 +259,8 @@ def _hub(request: PrepareRequest, data: HubRows) -> PrepareRequest:
     if folder.is_dir():
         files = sorted(p for p in folder.rglob("*") if p.is_file() and ".git" not in p.parts)
         content = _content([(p.relative_to(folder).as_posix(), p) for p in files], data.streaming)
-    source = HubSource(
-        name=str(folder.absolute()) if content else data.name,
-        config_name=data.config_name,
-        split=data.split,
-        eval_split=data.eval_split,
-        revision=data.revision,
-        streaming=data.streaming,
-    )
+    own = {field.name: getattr(data, field.name) for field in dataclasses.fields(HubSource)}
+    source = HubSource(**own | ({"name": str(folder.absolute())} if content else {}))
     return dataclasses.replace(request, content=content, hub=source)
 
 
@@ -322,9 +315,7 @@ def tokenizer_content(tokenizer: str) -> str:
     try:
         return files_digest([(p.name, p) for p in files])
     except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        fix = Fix("data.tokenizer=bytes")
-        raise ConfigError(Problem("data.tokenizer", tokenizer, why, fix)) from error
+        raise unreadable(error, "data.tokenizer", tokenizer, "bytes") from error
 
 
 def _absolute(tokenizer: str) -> str:

@@ -132,8 +132,15 @@ def _check(file: Path, key: str) -> None:
             if not opened.read(1):
                 raise ConfigError(Problem(key, str(file), "the file is empty", fix))
     except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        raise ConfigError(Problem(key, str(file), why, fix)) from error
+        raise unreadable(error, key, str(file)) from error
+
+
+def unreadable(
+    error: OSError, key: str = "data.path", value: str = "", instead: str = "FILE_OR_FOLDER"
+) -> ConfigError:
+    """For files that the system does not let be read."""
+    why = f"cannot be read: {error.strerror}"
+    return ConfigError(Problem(key, value or str(error.filename), why, Fix(f"{key}={instead}")))
 
 
 EVAL_FRAC = 0.1
@@ -341,9 +348,7 @@ def fingerprint(corpus: Corpus) -> str:
         listing = [[str(p.path), p.start, p.size, *stamp(p.path)] for p in pieces]
         return digest_once(listing, 16, lambda: content_hash(parts))
     except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        fix = Fix("data.path=FILE_OR_FOLDER")
-        raise ConfigError(Problem("data.path", str(error.filename), why, fix)) from error
+        raise unreadable(error) from error
 
 
 def read_piece(piece: Piece) -> bytes:

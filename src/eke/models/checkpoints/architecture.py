@@ -163,34 +163,46 @@ def can_pack(config: Config) -> bool:
     return keeps_samples_apart(model.model_type)
 
 
-def has_plain_head(config: Config) -> bool:
-    """Whether nothing is done to the logits after the projection onto the vocabulary."""
+def logits_change(config: Config) -> str | None:
+    """What is done to the logits after the projection, as of `change_of_logits`."""
     model = config.model
     if family_of(config).is_known or not isinstance(model, PretrainedModel):
-        return True
-    return head_is_plain(model.model_type, config.task.option)
+        return ""
+    return change_of_logits(model.model_type, config.task.option)
 
 
 @cache
-def head_is_plain(model_type: str, task: str) -> bool:
-    """Whether a model's logits are what its projection makes, by the source of its class.
+def change_of_logits(model_type: str, task: str) -> str | None:
+    """What a class does to its logits after the projection; None where its source does not show it.
 
-    Gemma 2 caps them, Granite and Cohere scale them: there `logits` is assigned more than once.
+    Empty where nothing is done; else "/ NAME" or "* NAME" for a scale, "cap NAME" where they are
+    capped with tanh (Gemma 2), by an attribute of the model.
     """
     try:
         found = _class_of(model_type, task)
         forward = _member(*found, "forward") if found else None
     except (OSError, SyntaxError):
-        return False
+        return None
     if forward is None:
-        return False
+        return None
     nodes = list(ast.walk(forward))
     given = [k.value for call in nodes if isinstance(call, ast.Call) for k in call.keywords
              if k.arg == "logits"]  # fmt: skip
     names = {value.id for value in given if isinstance(value, ast.Name)}
     stated = [n for n in nodes if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign)]
     made = [each.value for each in stated if names & _assigned(each)]
-    return len(made) == 1 and _is_call_of_self(made[0])
+    if not made or not _is_call_of_self(made[0]):
+        return None
+    texts = [ast.unparse(value) for value in made[1:] if value is not None]
+    scaled = [re.fullmatch(r"logits ([*/]) self\.([\w.]+)", text) for text in texts]
+    if not all(scaled[:1] + scaled[2:]) or len(scaled) not in (0, 1, 3):
+        return None
+    parts = [found.groups() for found in scaled if found]
+    if len(parts) < 2:
+        return " ".join(parts[0]) if parts else ""
+    (first, name), (last, again) = parts
+    capped = (first, texts[1], last, again) == ("/", "torch.tanh(logits)", "*", name)
+    return f"cap {name}" if capped else None
 
 
 def _assigned(statement: ast.AST) -> set[str]:

@@ -204,6 +204,15 @@ def plans_of_sources(plan: Plan) -> list[Plan]:
     return found
 
 
+def source_sizes(plan: Plan) -> dict[str, int | None]:
+    """Samples in an epoch of each source of a mix, by name; None of a stream that has no number."""
+    configs = source_configs(plan.config)
+    return {
+        source.name: config.data.num_samples if config.data.is_stream else source.train
+        for source, config in zip(plan.sources, configs, strict=True)
+    }
+
+
 def plan_to_plain(plan: Plan) -> dict[str, Any]:
     """The plan as JSON values."""
     content: dict[str, Any] = make_converter().unstructure(plan)
@@ -284,11 +293,15 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
             else f"{num_samples / steps.num_train_samples:.2f} epochs of "
             f"{steps.num_train_samples} samples",
         ),
-        *((f"source {s.name}", f"{s.share:.1%}", _times(s, num_samples)) for s in plan.sources),
+        *(
+            (f"source {s.name}", f"{s.share:.1%}", _times(s, num_samples, source_sizes(plan)))
+            for s in plan.sources
+        ),
         ("device memory", format_bytes(memory) if memory else "unknown", free),
     ]
 
 
-def _times(source: DataPlan, num_samples: int) -> str:
-    times = f"{num_samples * source.share / source.train:.2f} epochs of {source.train} samples"
+def _times(source: DataPlan, num_samples: int, sizes: dict[str, int | None]) -> str:
+    size, drawn = sizes[source.name], num_samples * source.share
+    times = f"{drawn / size:.2f} epochs of {size} samples" if size else f"{drawn:.0f} of a stream"
     return f"{times}; {source.evaluation} to evaluate"

@@ -69,6 +69,7 @@ from eke.plan.planner.plan import (
     Plan,
     StepPlan,
     plan_to_plain,
+    source_sizes,
 )
 from eke.plan.planner.samples import DEFAULT_STEPS, batch_of, plan_batch, plan_data
 from eke.plan.record import Failure, Outcome, Record, Timing, metrics
@@ -583,7 +584,7 @@ def outline_record(
         loss=metrics.losses(judged),
         best=best,
         metrics=metrics.last_evaluation(judged),
-        sources=metrics.of_sources(judged, {s.name: s.train for s in plan.sources}),
+        sources=metrics.of_sources(judged, source_sizes(plan)),
         warnings=[*plan.warnings, *waiting_hints(plan, timing)],
         failure=failure,
     )

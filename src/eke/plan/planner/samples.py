@@ -148,6 +148,7 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
     made = tuple(
         replace(
             part,
+            train=_known_rows(part) if each.data.is_stream else part.train,
             name=name,
             share=share,
             evaluation=min(part.evaluation, max(1, round(share * mix.num_eval_samples))),
@@ -155,10 +156,14 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
         )
         for name, share, part, each in zip(names, shares, parts, configs, strict=True)
     )
-    content = repr([(s.name, s.share, s.train, s.fingerprint) for s in made])
+    described = [
+        (s.name, s.share, s.train, s.fingerprint, *_order_of(each.data))
+        for s, each in zip(made, configs, strict=True)
+    ]
+    content, counted = repr(described), min(mix.num_samples or available, available)
     return replace(
         parts[0],
-        train=min(mix.num_samples or available, available),
+        train=_streamed(config) if mix.is_stream else counted,
         evaluation=sum(source.evaluation for source in made),
         fingerprint=f"mix {hashlib.sha256(content.encode()).hexdigest()[:16]}",
         store="",
@@ -300,8 +305,7 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         decisions.append(_numbered(manifest.label_names, order))
     available = [manifest.counts["train"], manifest.counts["evaluation"]]
     if config.data.is_stream:
-        taken = (config.train.steps or DEFAULT_STEPS) * plan_batch(config, []).samples_per_step
-        return config.data.num_samples or taken, min(config.data.num_eval_samples, available[1])
+        return _streamed(config), min(config.data.num_eval_samples, available[1])
     if config.data.packing is Packing.on:
         offsets, rows = store.array("offsets"), store.array("train")
         tokens = int((offsets[rows + 1] - offsets[rows]).sum())
@@ -309,6 +313,25 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         decisions.append(_packed(packs[0], available[0], tokens, config.data.seq_len))
         available = packs
     return _take(config, available, decisions)
+
+
+def _streamed(config: Config) -> int:
+    """Samples of an epoch of a stream: all that the run takes if no number is given."""
+    taken = (config.train.steps or DEFAULT_STEPS) * plan_batch(config, []).samples_per_step
+    return config.data.num_samples or taken
+
+
+def _order_of(data: Data) -> tuple[int | None, ...]:
+    """What decides the order of a stream besides its rows and the seed."""
+    if not isinstance(data, Rows) or not data.streaming:
+        return ()
+    return data.shuffle_buffer, data.num_samples
+
+
+def _known_rows(part: DataPlan) -> int:
+    """The first rows of a stream, which were prepared for the plan."""
+    manifest = sources.read_manifest(sources.store_folder(part.store))
+    return manifest.counts["train"] if manifest else 1
 
 
 def _take(

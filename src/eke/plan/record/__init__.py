@@ -262,7 +262,8 @@ class Record:
     """Likewise, of each class of a classifier: `names`, `precision`, `recall`, `f1`, `support`, and
     `confusion`: right classes by predicted ones, where a sample has one."""
     sources: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of each source of a mix, by name: `samples` trained, `epochs` of it, and `eval_loss`."""
+    """Of each source of a mix, by name: `samples` trained, `epochs` of it, and the last
+    `train_loss` and `eval_loss`."""
     effective: dict[str, Any] = field(default_factory=dict)
     """Read from the running objects, never copied from the request."""
     warnings: list[str] = field(default_factory=list)

@@ -253,13 +253,18 @@ def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
     return {k.removeprefix("eval/"): value for k, value in found.items() if value is not None}
 
 
-def of_sources(rows: Sequence[Row], sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """Samples, epochs and last evaluation loss of each source of a mix, of so many samples."""
+def of_sources(rows: Sequence[Row], sizes: Mapping[str, int | None]) -> dict[str, dict[str, float]]:
+    """Samples, epochs and last losses of each source of a mix, of so many samples if known."""
     steps, last = latest(rows, LOSS), last_evaluation(rows)
     counts = {name: sum(row.get(f"{SAMPLES}/{name}", 0) for row in steps) for name in sizes}
-    found = {name: {"samples": n, "epochs": n / sizes[name]} for name, n in counts.items()}
-    for name in found.keys() & {key.removeprefix("loss/") for key in last}:
-        found[name]["eval_loss"] = last[f"loss/{name}"]
+    found: dict[str, dict[str, float]] = {name: {"samples": n} for name, n in counts.items()}
+    for name, values in found.items():
+        if size := sizes[name]:
+            values["epochs"] = counts[name] / size
+        trained = latest(rows, f"{LOSS}/{name}")[-1:]
+        losses = _finite(trained, f"{LOSS}/{name}"), last.get(f"loss/{name}")
+        pairs = zip(("train_loss", "eval_loss"), losses, strict=True)
+        values |= {key: value for key, value in pairs if value is not None}
     return found
 
 

@@ -37,21 +37,20 @@ class MicroBatch:
     places: Tensor | None = None
     """Of the labels that count, in the flattened labels: (num_targets,), int64; None where logits
     are wanted everywhere."""
+    sources: Tensor | None = None
+    """Whether each label is of each source of a mix, (..., sources)."""
     samples_of: tuple[int, ...] = ()
     """Samples of each source of a mix."""
+    targets_of: tuple[int, ...] = ()
+    """Labels with loss of each source of a mix."""
     num_skipped: int = 0
     """Rows of a stream that were left out before."""
 
     @property
-    def source(self) -> int:
-        """The first source it has samples of; 0 for other data than a mix."""
-        return next((number for number, count in enumerate(self.samples_of) if count), 0)
-
-    @property
     def tensors(self) -> list[Tensor]:
         """All tensors."""
-        places = [] if self.places is None else [self.places]
-        return [*self.inputs.values(), self.labels, *places]
+        found = (*self.inputs.values(), self.labels, self.places, self.sources)
+        return [tensor for tensor in found if tensor is not None]
 
     @property
     def num_positions(self) -> int:
@@ -85,7 +84,7 @@ class MicroBatch:
         labels = torch.full_like(self.labels, blank)
         places = None if self.places is None else self.places[:0]
         none = (0,) * len(self.samples_of)
-        made = replace(self, labels=labels, places=places, samples_of=none)
+        made = replace(self, labels=labels, places=places, samples_of=none, targets_of=none)
         return replace(made, num_samples=0, num_targets=0, num_tokens=0)
 
     def pin_memory(self) -> "MicroBatch":
@@ -95,8 +94,9 @@ class MicroBatch:
     def map(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
         """With each of its tensors changed."""
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
-        places = None if self.places is None else change(self.places)
-        return replace(self, inputs=inputs, labels=change(self.labels), places=places)
+        places, sources = (x if x is None else change(x) for x in (self.places, self.sources))
+        labels = change(self.labels)
+        return replace(self, inputs=inputs, labels=labels, places=places, sources=sources)
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,16 @@ class Collator:
         whole = each[0].ndim == 0 or each[0].dtype.kind == "f"
         labels = np.stack(each) if whole else self._pad(each, IGNORED)
         counts = is_label(labels)
-        sources = []
-        if self.num_sources:  # a probe's samples name none
-            sources = [int(sample.get("source", 0)) for sample in samples]
+        sources, first = None, [0] * len(samples)  # a probe's samples name no source
+        if self.num_sources:
+            of = np.zeros(labels.shape, int)
+            if "source" in rows[0]:
+                named, first = (
+                    [row["source"] for row in rows],
+                    [s["source"].flat[0] for s in samples],
+                )
+                of = np.stack(named) if whole else self._pad(named, 0)
+            sources = of[..., None] == np.arange(self.num_sources)
         tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
         if self.shift:
             tensors["decoder_input_ids"] = self.shift(torch.from_numpy(labels))
@@ -154,7 +161,9 @@ class Collator:
             num_targets=int(np.count_nonzero(counts)),
             num_tokens=num_tokens,
             places=torch.from_numpy(np.flatnonzero(counts)) if self.sparse else None,
-            samples_of=tuple(map(sources.count, range(self.num_sources))),
+            sources=None if sources is None else torch.from_numpy(sources),
+            samples_of=tuple(map(first.count, range(self.num_sources))),
+            targets_of=() if sources is None else tuple(sources[counts].sum(0).tolist()),
             num_skipped=sum(int(sample.get("skipped", 0)) for sample in samples),
         )
 
@@ -165,6 +174,10 @@ class Collator:
         for into, row in zip(padded, rows, strict=True):
             into[-len(row) if self.left else 0 :][: len(row)] = row
         return padded
+
+
+SAMPLES_AT_ONCE = 2**16
+"""Of a stream, of which the order is made at a time."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +197,8 @@ class Order:
     mix: Draws | None = None
     """The samples of an epoch are the next `num_samples` draws from the sources of a mix."""
     is_stream: bool = False
-    """Samples are numbered as they come, those of later epochs behind those before."""
+    """Samples are numbered as they come, those of later epochs behind those before; of a mix, those
+    of at least one source."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -222,26 +236,34 @@ class Order:
 
     def steps(self, start: int, stop: int) -> Iterator[list[Key]]:
         """Keys of the samples of steps `start` to `stop` - 1."""
-        if self.is_stream:
-            for step in range(start, stop):
-                epoch, done = divmod(step, self.steps_per_epoch)
-                first = epoch * self.num_samples + done * self.samples_per_step
-                yield [(epoch, first + number) for number in range(self.size_of(step))]
-            return
-        epoch, epochs, numbers = -1, np.zeros(0, int), np.zeros(0, int)
+        size, held = self.samples_per_step, (-1, -1)
+        at_once = self.steps_per_epoch
+        if (
+            self.is_stream
+        ):  # an epoch may be all of a long training; that of a source is drawn whole
+            rows = max(SAMPLES_AT_ONCE, *self.mix.sizes) if self.mix else SAMPLES_AT_ONCE
+            at_once = -(-rows // size)
+        epochs, numbers = np.zeros(0, int), np.zeros(0, int)
         for step in range(start, stop):
-            if step // self.steps_per_epoch != epoch:
-                epoch = step // self.steps_per_epoch
-                epochs, numbers = self.keys(epoch)
-            at = step % self.steps_per_epoch * self.samples_per_step
-            here = slice(at, at + self.samples_per_step)
+            epoch, done = divmod(step, self.steps_per_epoch)
+            part, at = divmod(done, at_once)
+            if (epoch, part) != held:
+                held = epoch, part
+                epochs, numbers = self.keys(epoch, part * at_once * size, at_once * size)
+            here = slice(at * size, (at + 1) * size)
             yield list(zip(epochs[here].tolist(), numbers[here].tolist(), strict=True))
 
-    def keys(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Both parts of the keys of one epoch, int64, each of shape (num_samples,)."""
+    def keys(
+        self, epoch: int, first: int = 0, most: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Both parts of the keys of an epoch, int64; of a stream `most` of them from `first` on."""
+        count = min(self.num_samples - first, most or self.num_samples)
+        begin = epoch * self.num_samples + first
         if self.mix is None:
-            return np.full(self.num_samples, epoch), self.permutation(epoch).numpy()
-        epochs, numbers = self.mix.take(epoch * self.num_samples, self.num_samples)
+            order = np.arange(begin, begin + count)
+            order = order if self.is_stream else self.permutation(epoch).numpy()
+            return np.full(count, epoch), order
+        epochs, numbers = self.mix.take(begin, count)
         if self.lengths is None:
             return epochs, numbers
         order = replace(self, lengths=self.lengths[numbers]).permutation(epoch).numpy()

@@ -154,11 +154,13 @@ class TrainingData:
             if (lengths == lengths[0]).all():
                 lengths = None
         how = plan.batch.samples_per_step, plan.config.seed, lengths
+        is_stream = plan.config.data.is_stream
         if not isinstance(self.train, MixSamples):
-            return Order(len(self.train), *how, is_stream=plan.config.data.is_stream)
-        pairs = zip(map(len, self.train.parts), (each.share for each in plan.sources), strict=True)
-        sizes, shares = zip(*pairs, strict=True)
-        return Order(plan.steps.num_train_samples, *how, Draws(sizes, shares, plan.config.seed))
+            return Order(len(self.train), *how, is_stream=is_stream)
+        parts, shares = self.train.parts, tuple(each.share for each in plan.sources)
+        streams = tuple(part.is_stream for part in parts)
+        draws = Draws(tuple(map(len, parts)), shares, plan.config.seed, streams)
+        return Order(plan.steps.num_train_samples, *how, draws, is_stream)
 
     def longest_step(self, start: int) -> int:
         """The first step from `start` on that no other one's longest micro-batch is longer than."""

@@ -78,6 +78,11 @@ class TaskSamples:
     def __len__(self) -> int:
         return len(self.source)
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether samples come in their own order, numbered on and on."""
+        return isinstance(self.source, StreamedRows)
+
     def __getitem__(self, key: Key) -> Sample:
         """The sample with this number in this epoch (masking differs between epochs)."""
         sample = TASKS[self.config.task.option](self, *key)
@@ -99,6 +104,7 @@ class PackedSamples:
     packs: Packs
     chosen: np.ndarray
     """Packed row of each index."""
+    is_stream = False
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -119,9 +125,9 @@ class PackedSamples:
 
 @dataclass(frozen=True)
 class MixSamples:
-    """Dataset of a mix: the samples of all sources in a row; each names its `source`."""
+    """Dataset of a mix: the samples of all sources in a row; each names its labels' `source`."""
 
-    parts: "tuple[TaskSamples | PackedSamples | MixSamples, ...]"
+    parts: tuple[TaskSamples | PackedSamples, ...]
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -132,11 +138,13 @@ class MixSamples:
         while index >= len(self.parts[source]):
             index -= len(self.parts[source])
             source += 1
+        part = self.parts[source]
         # An epoch of its own for each source: rows with one number are not masked alike.
-        sample = self.parts[source][epoch * len(self.parts) + source, index]
+        own = (epoch * len(self.parts) + source, index)
+        sample = part[(source, epoch * len(part) + index) if part.is_stream else own]
         if any(isinstance(part, PackedSamples) for part in self.parts):
             sample = {"position_ids": np.arange(len(sample["input_ids"])), **sample}
-        return {**sample, "source": np.asarray(source)}
+        return {**sample, "source": np.full(sample["labels"].shape, source)}
 
     def lengths(self) -> np.ndarray:
         """Tokens of each sample."""
@@ -145,11 +153,10 @@ class MixSamples:
 
 def lay_end_to_end(samples: list[Sample]) -> Sample:
     """Concatenate samples; positions restart at each, which separates them."""
-    return {
-        "input_ids": np.concatenate([s["input_ids"] for s in samples]),
-        "labels": np.concatenate([s["labels"] for s in samples]),
-        "position_ids": np.concatenate([np.arange(len(s["input_ids"])) for s in samples]),
-    }
+    names = [name for name in ("input_ids", "labels", "source") if name in samples[0]]
+    joined: Sample = {name: np.concatenate([each[name] for each in samples]) for name in names}
+    places = [np.arange(len(sample["input_ids"])) for sample in samples]
+    return {**joined, "position_ids": np.concatenate(places)}
 
 
 def causal_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
@@ -256,8 +263,13 @@ def is_packed(config: Config) -> bool:
 def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples | MixSamples:
     """The samples of one split, as many as planned."""
     if plan.sources:
-        parts = (open_split(part, evaluation=evaluation) for part in plans_of_sources(plan))
+        parts = (_open_part(part, evaluation) for part in plans_of_sources(plan))
         return MixSamples(tuple(parts))
+    return _open_part(plan, evaluation)
+
+
+def _open_part(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples:
+    """Those of one source."""
     config = plan.config
     wanted = plan.steps.num_eval_samples if evaluation else plan.steps.num_train_samples
     packing = config.data.packing is Packing.on and is_ragged(config)

@@ -43,6 +43,8 @@ class StepTotals:
     """Whether some rank received a stop request before this step."""
     samples_of: tuple[int, ...] = ()
     """Samples of each source of a mix."""
+    targets_of: tuple[int, ...] = ()
+    """Labels with loss of each source of a mix."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,13 @@ class Ranks:
             return mine
         asked = [int(mine.stop is stop) for stop in STOPS]
         counts = mine.num_targets, mine.num_samples, mine.num_tokens
-        numbers = torch.tensor([*counts, *asked, *mine.samples_of])
+        numbers = torch.tensor([*counts, *asked, *mine.samples_of, *mine.targets_of])
         dist.all_reduce(numbers)
         targets, samples, tokens, *more = numbers.tolist()
         wanted, of = more[: len(STOPS)], more[len(STOPS) :]
         stop = next((stop for stop, count in zip(STOPS, wanted, strict=True) if count), None)
-        return StepTotals(targets, samples, tokens, stop, tuple(of))
+        first, last = of[: len(of) // 2], of[len(of) // 2 :]
+        return StepTotals(targets, samples, tokens, stop, tuple(first), tuple(last))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all ranks, element by element, where `values` lives; every rank must call it."""
@@ -191,12 +194,14 @@ class LossOnDevice(nn.Module):
         self.devices: set[str] = set()
         """Where forward passes ran; the copies share this set."""
 
-    def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
-        """The loss summed over this device's rows, shape (1,)."""
+    def forward(self, labels: Tensor, sources: Tensor | None = None, **inputs: Tensor) -> Tensor:
+        """The loss summed over this device's rows, shape (1, 1), or (1, 1 + sources) of a mix."""
         self.devices.add(str(labels.device))
         with self.formats.autocast():
             # The counts are those of all rows, and the caller has them.
-            return self.loss(self.model, MicroBatch(inputs, labels, 0, 0, 0)).reshape(1)
+            batch = MicroBatch(inputs, labels, 0, 0, 0, sources=sources)
+            loss = self.loss(self.model, batch)
+            return loss.reshape(1, 1 if sources is None else 1 + sources.shape[-1])
 
 
 def build_data_parallel(
@@ -208,7 +213,7 @@ def build_data_parallel(
     parallel = nn.DataParallel(module, device_ids=devices)
 
     def summed(called: nn.Module, batch: MicroBatch) -> Tensor:
-        total: Tensor = called(batch.labels, **batch.inputs).sum()
+        total: Tensor = called(batch.labels, batch.sources, **batch.inputs).sum(0)
         return total
 
     return parallel, summed

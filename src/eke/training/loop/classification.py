@@ -35,7 +35,7 @@ class Predictions:
         """Note one micro-batch, and add its loss, summed over its labels, to `total`."""
         with job.formats.eval_autocast():
             logits = self.model(**batch.inputs).logits
-            total += loss_sum(logits, batch.labels)
+            total += loss_sum(logits, batch.labels, sources=batch.sources)
         found = logits.argmax(-1)
         if batch.labels.is_floating_point():  # a class of several is there where it is likelier so
             found = logits > 0 if batch.labels.dim() == 2 else logits.float().reshape(-1)

@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.plan.record import Best, metrics
 from eke.training.batches.batches import MicroBatch, Transfer
+from eke.training.batches.dataset import TrainingData
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.classification import Predictions, classification_metrics
 from eke.training.loop.step import Answering, add_evaluation
@@ -31,23 +32,9 @@ class Evaluated(Answering, Protocol):
     device: torch.device
     bare_model: nn.Module
     """The same weights without wrappers."""
+    data: TrainingData
     transfer: Transfer
     ranks: Ranks
-
-    @property
-    def data(self) -> "EvaluationData":
-        """The samples."""
-
-
-class EvaluationData(Protocol):
-    """Samples to evaluate on."""
-
-    @property
-    def bytes_are_tokens(self) -> bool:
-        """A loss per token is a loss per byte."""
-
-    def eval_batches(self, rank: int, even: bool) -> Iterator[MicroBatch]:
-        """Micro-batches of a rank; `even` fills up to as many as the rank with most of them has."""
 
 
 @dataclass
@@ -91,8 +78,8 @@ def measure(
     is_classifier = is_classification(job.plan.config)
     predictions = Predictions(model) if is_classifier else None
     names = [source.name for source in job.plan.sources]
-    totals = torch.zeros(len(names) or 1, device=job.device)
-    targets = torch.zeros(len(totals), dtype=torch.int64, device=job.device)
+    totals = torch.zeros(1 + len(names), device=job.device)
+    targets = torch.zeros(len(totals), dtype=torch.int64)
     tokens = None
     if not (is_classifier or copies or loss_head(job.bare_model)):
         tokens = TokenAccuracy(model, torch.zeros((), dtype=torch.int64, device=job.device))
@@ -102,13 +89,13 @@ def measure(
         moved = job.transfer(batch)
         with look():
             add = add_evaluation if counter is None else counter.add_evaluation
-            add(job, moved, totals[batch.source])
-        targets[batch.source] += batch.num_targets
+            add(job, moved, totals)
+        targets += torch.tensor([batch.num_targets, *batch.targets_of])
     job.model.train()
-    sums, counts = (job.ranks.sum(each).tolist() for each in (totals, targets))
-    counted = max(1, sum(counts))
-    row = row_of_loss(job, sum(sums) / counted)
-    known = zip(names, sums, counts, strict=False)
+    (loss, *sums), (counted, *counts) = (job.ranks.sum(x).tolist() for x in (totals, targets))
+    counted = max(1, counted)
+    row = row_of_loss(job, loss / counted)
+    known = zip(names, sums, counts, strict=True)
     row |= {f"{metrics.EVAL_LOSS}/{name}": part / n for name, part, n in known if n}
     classes: dict[str, Any] = {}
     if predictions is not None:

@@ -173,6 +173,7 @@ def next_step(
         sum(batch.num_tokens for batch in cut),
         job.stop.outcome,
         tuple(map(sum, zip(*(batch.samples_of for batch in cut), strict=True))),
+        tuple(map(sum, zip(*(batch.targets_of for batch in cut), strict=True))),
     )
     return cut, job.ranks.totals(mine)
 

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ class StepNote:
     stamps: list[tuple[str, Any]]
     """Phase that starts, and when; the last one is the end."""
     loss: Tensor
+    """Of a mix (1 + sources,), as of `eke.training.model.loss.LossFunction`."""
     grad_norm: Tensor | None
     """None if not needed."""
     learning_rate: float
@@ -66,9 +68,9 @@ class StepNote:
     """The compiler ran in this step, or its memory was measured."""
 
 
-def _stack(scalars: list[Tensor]) -> Tensor:
-    """Float32, shape (scalars,), from tensors of one element each."""
-    return torch.stack([scalar.detach().float().reshape(()) for scalar in scalars])
+def _stack(values: list[Tensor]) -> Tensor:
+    """Float32, shape (tensors, elements), from tensors of equal size."""
+    return torch.stack([value.detach().float().reshape(-1) for value in values])
 
 
 @dataclass
@@ -118,15 +120,19 @@ class Meter:
             return []
         losses = ranks.sum(_stack([note.loss for note in self.notes]))
         norms = [note.grad_norm for note in self.notes if note.grad_norm is not None]
-        values = torch.cat([losses, _stack(norms)] if norms else [losses]).tolist()  # one wait
-        known = iter(values[len(self.notes) :])
+        flat = [losses.flatten(), *([_stack(norms).flatten()] if norms else [])]
+        values = iter(torch.cat(flat).tolist())  # one wait
+        each = [list(islice(values, losses.shape[1])) for _ in self.notes]
         rows = []
-        for note, loss in zip(self.notes, values, strict=False):
-            rows.append(self._row(note, loss, None if note.grad_norm is None else next(known)))
+        for note, (loss, *parts) in zip(self.notes, each, strict=True):
+            norm = None if note.grad_norm is None else next(values)
+            rows.append(self._row(note, loss, parts, norm))
         self.notes = []
         return rows
 
-    def _row(self, note: StepNote, loss: float, grad_norm: float | None) -> metrics.Row:
+    def _row(
+        self, note: StepNote, loss: float, parts: list[float], grad_norm: float | None
+    ) -> metrics.Row:
         seconds = dict.fromkeys(metrics.PHASES, 0.0)
         for (phase, start), (_, end) in zip(note.stamps, note.stamps[1:], strict=False):
             seconds[phase] += self.clock.seconds(start, end)
@@ -141,8 +147,11 @@ class Meter:
             metrics.SAMPLES: note.totals.num_samples,
             metrics.TOKENS: note.totals.num_tokens,
         }
-        for name, count in zip(self.sources, note.totals.samples_of, strict=True):
+        counts = note.totals.samples_of, note.totals.targets_of, parts
+        for name, count, targets, part in zip(self.sources, *counts, strict=True):
             row[f"{metrics.SAMPLES}/{name}"] = count
+            if targets:  # the parts are shares of the mean over all
+                row[f"{metrics.LOSS}/{name}"] = part * note.totals.num_targets / targets
         if note.step < self.timed_from or note.unsteady:
             row[metrics.WARMUP] = 1
         return row

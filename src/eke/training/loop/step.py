@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from eke.training.batches.batches import CacheRelease, MicroBatch
-from eke.training.model.loss import LossFunction
+from eke.training.model.loss import LossFunction, whole
 from eke.training.model.number_formats import Formats
 from eke.training.optimizer.update import Update
 
@@ -54,8 +54,8 @@ def take_step(
         enter: called when `forward`, `backward` and `optimizer` begin.
 
     Returns:
-        This rank's part of the loss and the norm of the whole gradient, scalars on the device;
-        None if the norm is not needed.
+        This rank's part of the loss, of a mix with that of each source behind it, and the norm of
+        the whole gradient, on the device; None if the norm is not needed.
     """
     total: Tensor | None = None
     for number, batch in enumerate(cut, start=1):
@@ -65,7 +65,7 @@ def take_step(
                 loss = job.loss(job.model, batch) / num_targets
             job.cache_release.after_forward(step)
             enter("backward")
-            job.update.backward(loss)
+            job.update.backward(whole(loss))
         total = loss.detach() if total is None else total + loss.detach()
         del loss
     assert total is not None, "a rank without samples has a placeholder"

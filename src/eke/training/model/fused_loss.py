@@ -6,7 +6,7 @@ projected twice. Liger-Kernel does the same (arXiv:2410.10989, section 3.2).
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,24 @@ FLOAT16_SCALE = 1024.0
 """Factor of gradients in float16, whose smallest normal number is 6e-5: a probability of 1e-5 or
 less would lose digits, and one below 6e-8 would be zero. Ends at 65504."""
 
-Fused = tuple[Tensor, Tensor, Tensor, Tensor]
+UNCHANGED = (1.0, 0.0)
+"""Of logits: scale and cap."""
+
+Fused = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def with_parts(loss: Tensor, losses: Tensor, sources: Tensor | None) -> Tensor:
+    """The loss; of a mix (1 + sources,), behind it without gradient the sum of each source.
+
+    Args:
+        loss: a scalar.
+        losses: (...), of which it is the sum.
+        sources: (..., sources), whether each loss is of each.
+    """
+    if sources is None:
+        return loss
+    each = torch.where(sources, losses.detach()[..., None], 0.0)
+    return torch.cat([loss[None], each.flatten(0, -2).sum(0)])
 
 
 def fused_loss_sum(
@@ -31,6 +48,8 @@ def fused_loss_sum(
     labels: Tensor,
     smoothing: float = 0.0,
     compiled: bool = False,
+    sources: Tensor | None = None,
+    change: Sequence[float] = UNCHANGED,
 ) -> Tensor:
     """What `loss_sum` makes of the logits, without the logits; differentiable once.
 
@@ -44,6 +63,8 @@ def fused_loss_sum(
         labels: (...), IGNORED where nothing is to be predicted.
         smoothing: share of each target that is spread over the vocabulary.
         compiled: inductor compiles what is done to the logits.
+        sources: as of `with_parts`, of flattened labels.
+        change: as of `change_logits`.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -53,10 +74,26 @@ def fused_loss_sum(
     ]
     rows = hidden.reshape(-1, hidden.shape[-1])
     flat = labels.reshape(-1)
-    loss: Tensor = linear_cross_entropy(
-        rows, weight, bias, flat, smoothing, compiled, dtype, needed
-    )[0]
-    return loss
+    loss, losses, *_ = linear_cross_entropy(
+        rows, weight, bias, flat, smoothing, compiled, change, dtype, needed
+    )
+    return with_parts(loss, losses, sources)
+
+
+def change_logits(logits: Tensor, change: Sequence[float]) -> Tensor:
+    """Logits times a scale, float32, and capped with tanh where the second number is not 0."""
+    scale, cap = change
+    wide = logits.float() if scale == 1 else logits.float() * scale
+    return cap * torch.tanh(wide / cap) if cap else wide
+
+
+def _through_change(gradient: Tensor, changed: Tensor, change: Sequence[float]) -> None:
+    """Turn the gradient by what `change_logits` made of logits into that by them, in place."""
+    scale, cap = change
+    if cap:
+        gradient.mul_(1 - (changed / cap).square_())
+    if scale != 1:
+        gradient.mul_(scale)
 
 
 @torch.library.custom_op("eke::linear_cross_entropy", mutates_args=())
@@ -67,10 +104,11 @@ def linear_cross_entropy(
     labels: Tensor,
     smoothing: float,
     compiled: bool,
+    change: Sequence[float],
     dtype: torch.dtype,
     needed: list[bool],
 ) -> Fused:
-    """The summed loss, a float32 scalar, and its gradients by hidden states, weight and bias.
+    """The loss summed and of each row, float32, and gradients by hidden states, weight and bias.
 
     An operator of its own, so that a compiler takes it as it is. Gradients that are not needed are
     empty; in float16 they are FLOAT16_SCALE times as large.
@@ -82,11 +120,12 @@ def linear_cross_entropy(
         labels: (rows,).
         smoothing: share of each target that is spread over the vocabulary.
         compiled: inductor compiles what is done to the logits.
+        change: as of `change_logits`.
         dtype: of the products.
         needed: gradients of hidden states, weight and bias.
     """
     results = _outputs(hidden, weight, needed)
-    loss, of_hidden, of_weight, of_bias = (result.zero_() for result in results)
+    loss, losses, of_hidden, of_weight, of_bias = (result.zero_() for result in results)
     matrix, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
     derive = to_gradient_compiled if compiled else to_gradient
     size = chunk_rows(len(hidden), len(weight), dtype.itemsize)
@@ -96,7 +135,8 @@ def linear_cross_entropy(
         # Rows without a label are zero in each product with the gradient of the logits.
         vectors = hidden[chunk].to(dtype).masked_fill(ignored, 0)
         logits = F.linear(vectors, matrix, offset)
-        loss += derive(logits, labels[chunk], smoothing)
+        losses[chunk] = derive(logits, labels[chunk], smoothing, change)
+        loss += losses[chunk].sum()
         if needed[0]:
             of_hidden[chunk] = (logits @ matrix).masked_fill_(ignored, 0)
         if needed[1]:
@@ -111,6 +151,7 @@ def _outputs(hidden: Tensor, weight: Tensor, needed: list[bool]) -> Fused:
     """The operator's results, without values."""
     return (
         hidden.new_empty((), dtype=torch.float32),
+        hidden.new_empty(len(hidden), dtype=torch.float32),
         torch.empty_like(hidden) if needed[0] else hidden.new_empty(0),
         weight.new_empty(weight.shape if needed[1] else 0, dtype=torch.float32),
         weight.new_empty(len(weight) if needed[2] else 0, dtype=torch.float32),
@@ -118,17 +159,15 @@ def _outputs(hidden: Tensor, weight: Tensor, needed: list[bool]) -> Fused:
 
 
 linear_cross_entropy.register_fake(
-    lambda hidden, weight, bias, labels, smoothing, compiled, dtype, needed: _outputs(
-        hidden, weight, needed
-    )
+    lambda hidden, weight, *others: _outputs(hidden, weight, others[-1])
 )
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Fused) -> None:
     """Keep the gradients; not as saved tensors, which `memory=activation_offload` would move."""
-    ctx.gradients = output[1:]
+    ctx.gradients = output[2:]
     ctx.dtype, ctx.needed = inputs[-2:]
-    ctx.mark_non_differentiable(*ctx.gradients)
+    ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
@@ -139,14 +178,16 @@ def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
     factor = of_loss / FLOAT16_SCALE if ctx.dtype is torch.float16 else of_loss
     pairs = zip(gradients, ctx.needed, strict=True)
     given = [gradient.mul_(factor) if need else None for gradient, need in pairs]
-    return (*given, None, None, None, None, None)
+    return (*given, *[None] * 6)
 
 
 linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 
 
-def to_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Turn logits into the loss's gradient by them, in place; returns the summed loss.
+def to_gradient(
+    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float] = UNCHANGED
+) -> Tensor:
+    """Turn logits into the loss's gradient by them, in place; returns the loss of each row.
 
     The gradient of a row without a label is not zero, but as if it had no target.
 
@@ -154,47 +195,53 @@ def to_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         logits: (rows, vocabulary).
         labels: (rows,).
         smoothing: share of each target that is spread over the vocabulary.
+        change: as of `change_logits`.
     """
     rows = max(1, BLOCK_BYTES // (FLOAT32_BYTES * logits.shape[-1]))
-    loss = logits.new_zeros((), dtype=torch.float32)
+    found = []
     spread = smoothing / logits.shape[-1]
     pairs = zip(torch.split(logits, rows), torch.split(labels, rows), strict=True)
     for block, own in pairs:
-        logs = F.log_softmax(block, -1, dtype=torch.float32)
+        changed = block if tuple(change) == UNCHANGED else change_logits(block, change)
+        logs = F.log_softmax(changed, -1, dtype=torch.float32)
         targets = own.clamp(min=0)[:, None]
         losses = (smoothing - 1) * logs.gather(1, targets)[:, 0]
         if smoothing:
             losses -= spread * logs.sum(-1)
-        loss += losses.masked_fill_(own == IGNORED, 0).sum()
+        found.append(losses.masked_fill_(own == IGNORED, 0))
         gradient = logs.exp_().sub_(spread) if smoothing else logs.exp_()
         gradient.scatter_(1, targets, smoothing - 1, reduce="add")
+        _through_change(gradient, changed, change)
         block.copy_(gradient.mul_(FLOAT16_SCALE) if block.dtype is torch.float16 else gradient)
-    return loss
+    return torch.cat(found)
 
 
-def to_gradient_compiled(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+def to_gradient_compiled(
+    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float] = UNCHANGED
+) -> Tensor:
     """The same, in one pass that reads logits twice and writes them once."""
     if smoothing:  # of HF Trainer alone
-        return to_gradient(logits, labels, smoothing)
+        return to_gradient(logits, labels, smoothing, change)
     targets = labels.clamp(min=0)
     # Not compiled: torch 2.11 would take it from the gradient that overwrites the logits.
-    chosen = logits.gather(1, targets[:, None])[:, 0].float()
-    losses = _compiled()(logits, targets) - chosen
-    return losses.masked_fill_(labels == IGNORED, 0).sum()
+    chosen = change_logits(logits.gather(1, targets[:, None])[:, 0], change)
+    losses = _compiled(tuple(change))(logits, targets) - chosen
+    return losses.masked_fill_(labels == IGNORED, 0)
 
 
 @functools.cache
-def _compiled() -> Callable[[Tensor, Tensor], Tensor]:
+def _compiled(change: tuple[float, ...]) -> Callable[[Tensor, Tensor], Tensor]:
     """Compiled code of what is done to each logit."""
-    return torch.compile(_overwrite)
+    return torch.compile(functools.partial(_overwrite, change=change))
 
 
-def _overwrite(logits: Tensor, targets: Tensor) -> Tensor:
+def _overwrite(logits: Tensor, targets: Tensor, change: Sequence[float]) -> Tensor:
     """Turn logits into their gradient; returns the logarithm of each row's sum, (rows,)."""
-    wide = logits.float()
+    wide = change_logits(logits, change)
     normaliser = torch.logsumexp(wide, -1)
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     gradient = (wide - normaliser[:, None]).exp() - is_target.float()
+    _through_change(gradient, wide, change)
     logits.copy_(gradient * FLOAT16_SCALE if logits.dtype is torch.float16 else gradient)
     return normaliser
 

@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -19,16 +20,19 @@ from torch import Tensor, nn
 
 from eke.common.errors import RunError
 from eke.common.text import IGNORED
+from eke.models.checkpoints.architecture import logits_change
 from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.adapters import is_adapted
 from eke.training.model.build_model import model_configuration
-from eke.training.model.fused_loss import fused_loss_sum
+from eke.training.model.fused_loss import UNCHANGED, change_logits, fused_loss_sum, with_parts
 from eke.training.model.unused import HEADS, has_experts
 
 
-def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+def loss_sum(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, sources: Tensor | None = None
+) -> Tensor:
     """Of all logits at once.
 
     Args:
@@ -37,20 +41,28 @@ def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
             (samples, classes) of 0 and 1, whose loss is binary cross-entropy, or (samples,), whose
             loss is the squared error.
         smoothing: share of each target that is spread over all classes.
+        sources: as of `with_parts`.
     """
     if labels.is_floating_point():
         take = F.mse_loss if labels.dim() == 1 else F.binary_cross_entropy_with_logits
         found = logits.to(torch.float32).reshape(labels.shape)
         each = take(found, labels.nan_to_num(), reduction="none")
-        return torch.where(labels.isnan(), 0.0, each).sum()
+        each = torch.where(labels.isnan(), 0.0, each)
+        return with_parts(each.sum(), each, sources)
     flat = logits.reshape(-1, logits.shape[-1])
-    return F.cross_entropy(
+    losses = F.cross_entropy(
         flat.to(torch.float32),
         labels.reshape(-1),
         ignore_index=IGNORED,
-        reduction="sum",
+        reduction="sum" if sources is None else "none",
         label_smoothing=smoothing,
     )
+    return losses if sources is None else with_parts(losses.sum(), losses.view_as(labels), sources)
+
+
+def whole(loss: Tensor) -> Tensor:
+    """The sum alone, a scalar."""
+    return loss[0] if loss.dim() else loss
 
 
 class LossHead(nn.Module):
@@ -64,44 +76,56 @@ class LossHead(nn.Module):
     Args:
         linear: the projection; its tensors become this module's.
         fused: the projection and the loss are one operation.
+        change: scale and cap of what is done to the logits, as of `change_logits`.
     """
 
-    def __init__(self, linear: nn.Linear, fused: bool) -> None:
+    def __init__(self, linear: nn.Linear, fused: bool, change: tuple[float, float]) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
-        self.fused = fused
-        self.expected: tuple[Tensor, Tensor | None, float, bool] | None = None
+        self.fused, self.change = fused, change
+        self.expected: tuple[Tensor, Tensor | None, float, bool, Tensor | None] | None = None
         """Of the forward pass under way: labels (...), IGNORED where nothing is to be predicted;
         places of those that count in the flattened labels (targets,), None for a projection of
-        everything; the share of each target that is spread over the vocabulary; and whether
-        inductor compiles the loss."""
+        everything; the share of each target that is spread over the vocabulary; whether inductor
+        compiles the loss; and the labels' sources."""
         self.projected: tuple[int, int] | None = None
         """Positions that the last pass with labels projected, and all there were; not compiled."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The loss summed over the labels, a float32 scalar; without labels, the logits.
+        """The loss as of `with_parts`; without labels, the logits.
 
         Args:
             hidden: (..., width of the model).
         """
         if self.expected is None:
             return F.linear(hidden, self.weight, self.bias)
-        labels, places, smoothing, compiled = self.expected
+        labels, places, smoothing, compiled, sources = self.expected
         self.expected = None
+        sources = None if sources is None else sources.flatten(0, -2)
         labels, vectors = labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
         if places is not None:
             vectors, labels = vectors.index_select(0, places), labels.index_select(0, places)
+            sources = None if sources is None else sources.index_select(0, places)
         if not torch.compiler.is_compiling():
             self.projected = len(vectors), hidden.shape[:-1].numel()
         if self.fused:
-            return fused_loss_sum(vectors, self.weight, self.bias, labels, smoothing, compiled)
+            return fused_loss_sum(
+                vectors, self.weight, self.bias, labels, smoothing, compiled, sources, self.change
+            )
         take = compiled_loss_sum() if compiled else loss_sum
-        return take(F.linear(vectors, self.weight, self.bias), labels, smoothing)
+        logits = F.linear(vectors, self.weight, self.bias)
+        logits = logits if self.change == UNCHANGED else change_logits(logits, self.change)
+        return take(logits, labels, smoothing, sources)
 
 
-def put_loss_head(model: nn.Module, fused: bool) -> None:
+def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
     """Let `model(labels=..., places=...)` answer with the summed loss in place of the logits.
+
+    Args:
+        model: with or without adapters.
+        fused: the projection and the loss are one operation.
+        change: what the model does to its logits, as of `change_of_logits`.
 
     Raises:
         RunError: the model has no plain vocabulary projection.
@@ -115,18 +139,43 @@ def put_loss_head(model: nn.Module, fused: bool) -> None:
             f"kernels.{key} = true: {type(model).__name__} has no linear projection onto a "
             f"vocabulary (found: {found})\n  -> kernels.{key}=false"
         )
-    head = LossHead(linear, fused)
     name = next(name for name, module in model.named_modules() if module is linear)
     parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, head)
+    owner = model.get_submodule(parent)
+    how, _, attribute = change.partition(" ")
+    value = attrgetter(attribute)(owner) if attribute else None
+    known = UNCHANGED
+    if value is not None:  # a cap may be off
+        known = {"cap": (1.0, value), "*": (value, 0.0), "/": (1 / value, 0.0)}[how]
+        _skip_change(owner, child)
+    setattr(owner, child, LossHead(linear, fused, known))
 
-    def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def hand_over(called: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        head = cast(LossHead, called.get_submodule(name))  # of nn.DataParallel's copy its own
         labels, places = kwargs.pop("labels", None), kwargs.pop("places", None)
         how = kwargs.pop("smoothing", 0.0), kwargs.pop("compiled", False)
-        head.expected = None if labels is None else (labels, places, *how)
+        sources = kwargs.pop("sources", None)
+        head.expected = None if labels is None else (labels, places, *how, sources)
         return args, kwargs
 
     model.register_forward_pre_hook(hand_over, with_kwargs=True)
+
+
+def _skip_change(owner: Any, child: str) -> None:
+    """Let a model that does something to its logits leave that to its head when that has labels."""
+    from transformers.modeling_outputs import CausalLMOutput
+
+    kind = type(owner)
+
+    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
+        head = getattr(self, child)
+        if head.expected is None:
+            return kind.forward(self, *args, **inputs)
+        given = {name: value for name, value in inputs.items() if value is not None}
+        return CausalLMOutput(logits=head(self.base_model(*args, **given)[0]))
+
+    members = {"forward": forward, "__module__": kind.__module__}
+    owner.__class__ = type(kind.__name__, (kind,), members)
 
 
 def loss_head(model: nn.Module) -> LossHead | None:
@@ -135,8 +184,8 @@ def loss_head(model: nn.Module) -> LossHead | None:
 
 
 LossFunction = Callable[..., Tensor]
-"""Model and micro-batch -> the loss summed over the micro-batch's targets, a float32 scalar;
-and as `smoothing` the share of each target that is spread over all classes."""
+"""Model and micro-batch -> the loss summed over the micro-batch's targets, float32, as of
+`with_parts`; and as `smoothing` the share of each target that is spread over all classes."""
 
 
 def build_loss(plan: Plan) -> LossFunction:
@@ -179,15 +228,15 @@ def apply_loss(plan: Plan, model: nn.Module) -> None:
         RunError: the model's head cannot be replaced.
     """
     if has_fused_loss(plan) or is_sparse(plan):
-        put_loss_head(model, has_fused_loss(plan))
+        put_loss_head(model, has_fused_loss(plan), logits_change(plan.config) or "")
 
 
 def from_loss_head(
     model: nn.Module, batch: MicroBatch, smoothing: float = 0.0, compiled: bool = False
 ) -> Tensor:
     """The model's head answers with the loss itself."""
-    how = {"smoothing": smoothing, "compiled": compiled}
-    given = {name: value for name, value in how.items() if value}
+    how = {"smoothing": smoothing or None, "compiled": compiled or None, "sources": batch.sources}
+    given = {name: value for name, value in how.items() if value is not None}
     loss: Tensor = model(**batch.inputs, labels=batch.labels, places=batch.places, **given).logits
     return loss
 
@@ -197,7 +246,7 @@ def from_logits(
 ) -> Tensor:
     """Cross-entropy of all logits at once."""
     take = compiled_loss_sum() if compiled else loss_sum
-    return take(model(**batch.inputs).logits, batch.labels, smoothing)
+    return take(model(**batch.inputs).logits, batch.labels, smoothing, batch.sources)
 
 
 Shift = Callable[[Tensor], Tensor]

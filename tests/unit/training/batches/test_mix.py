@@ -97,6 +97,19 @@ def test_the_last_step_of_an_epoch_is_smaller() -> None:
     assert [made.size_of(step) for step in range(6)] == [12, 12, 7] * 2
 
 
+def test_a_stream_is_numbered_on_and_drawn_in_parts(monkeypatch) -> None:
+    draws = Draws(SIZES, SHARES, 5, (False, True, False))
+    made = order(draws, 300, is_stream=True)
+    whole = keys_of(made, 0, 200)
+    rows = [epoch * 7 + n - 40 for epoch, n in whole if 40 <= n < 47]
+    assert rows == list(range(len(rows)))
+    assert sources(whole) == sources(keys_of(order(count=300), 0, 200))
+    monkeypatch.setattr("eke.training.batches.batches.SAMPLES_AT_ONCE", 1)
+    short = order(Draws((4, 7, 9), SHARES, 5, draws.streams), 300, is_stream=True)
+    again = [key for step in range(200) for key in keys_of(short, step, step + 1)]
+    assert keys_of(short, 0, 200) == again
+
+
 def test_samples_of_similar_length_share_a_step() -> None:
     lengths = np.random.default_rng(0).integers(1, 1000, 347)
     plain, grouped = order(), order(lengths=lengths)

@@ -148,7 +148,10 @@ COMPILED = pytest.param(True, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("compiled", [False, COMPILED])
-def test_gradients_are_the_plain_ones_whatever_the_chunks(compiled, smoothing, monkeypatch) -> None:
+@pytest.mark.parametrize("change", [(1.0, 0.0), (0.25, 0.0), (1.0, 3.0), (2.0, 5.0)])
+def test_gradients_are_the_plain_ones_whatever_the_chunks(
+    change, compiled, smoothing, monkeypatch
+) -> None:
     """In float32 to 1e-6; 300 rows in chunks of 64 and blocks of 16, a seventh without a label."""
     monkeypatch.setattr("eke.models.sizes.parameters.CHUNK_BYTES", 64 * 1000 * 4)
     monkeypatch.setattr("eke.training.model.fused_loss.BLOCK_BYTES", 16 * 1000 * 4)
@@ -156,9 +159,16 @@ def test_gradients_are_the_plain_ones_whatever_the_chunks(compiled, smoothing, m
     tensors = torch.randn(300, 64), torch.randn(1000, 64) / 3, torch.randn(1000)
     labels = torch.randint(0, 1000, (300,))
     labels[::7] = -100
-    plain = gradients_of(lambda h, w, b: loss_sum(F.linear(h, w, b), labels, smoothing), *tensors)
+    scale, cap = change
+
+    def logits(h, w, b):
+        made = F.linear(h, w, b) * scale
+        return torch.tanh(made / cap) * cap if cap else made
+
+    plain = gradients_of(lambda *leaves: loss_sum(logits(*leaves), labels, smoothing), *tensors)
     fused = gradients_of(
-        lambda h, w, b: fused_loss_sum(h, w, b, labels, smoothing, compiled), *tensors
+        lambda h, w, b: fused_loss_sum(h, w, b, labels, smoothing, compiled, None, change),
+        *tensors,
     )
     for expected, found in zip(plain, fused, strict=True):
         assert (found - expected).norm() < 1e-6 * expected.norm()

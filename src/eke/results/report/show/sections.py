@@ -477,11 +477,12 @@ _OF_A_CLASS = ("precision", "recall", "f1")
 
 def _sources(row: ComparisonRow) -> Section:
     """What the first run of a configuration drew from each source of a mix."""
-    head, rows = ("source", "samples", "epochs", "evaluation loss"), []
+    head, rows = ("source", "samples", "epochs", "training loss", "evaluation loss"), []
     for name, found in row.variant.records[0].sources.items():
-        values = (found.get(key, math.nan) for key in ("samples", "epochs", "eval_loss"))
+        keys = ("samples", "epochs", "train_loss", "eval_loss")
+        values = (found.get(key, math.nan) for key in keys)
         rows.append((name, *(f"{value:.5g}" for value in values)))
-    note = "samples trained, and the evaluation"
+    note = "samples trained, the last step and the evaluation"
     return Section(f"Sources: {row.variant.label}", note, head, tuple(rows))
 
 
