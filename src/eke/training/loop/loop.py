@@ -184,7 +184,7 @@ def evaluate(job: TrainingState, step: int) -> None:
         Diverged: the last loss is not finite. An earlier one may have overflowed in its own format.
     """
     start = time.perf_counter()
-    job.meter.phase = "eval"
+    job.meter.leave("eval")
     with evaluation_weights(job.optimizer):
         row, classes = measure(job, job.update.even, partial(look_at_evaluation, job))
     note_evaluation(job, step, row, classes)
@@ -214,7 +214,7 @@ def write_metrics(job: TrainingState) -> list[metrics.Row]:
 def save(job: TrainingState, step: int) -> None:
     """Write a checkpoint: rank 0 with the random states of all, or each rank its own part."""
     start = time.perf_counter()
-    job.meter.phase = "checkpoint"
+    job.meter.leave("checkpoint")
     best = best_so_far(job)
     spare = best.step if best else None
     folder, keep = job.paths.checkpoints, job.plan.config.train.keep_checkpoints

@@ -324,6 +324,8 @@ def _closer_look(job: TrainingState, nth: int) -> Iterator[None]:
     if nth == 1:
         for note in AFTER_WARM_UP:
             note(job)
+    if nth < 2 or profiled:  # what was looked at afterwards is no time of the next step
+        job.meter.leave(job.meter.phase)
 
 
 @contextmanager
