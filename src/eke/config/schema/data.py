@@ -384,6 +384,8 @@ class Train:
     """Newest complete checkpoints that are kept."""
     save_final: bool = True
     """Keep a checkpoint of the finished run."""
+    save_on_signal: bool = True
+    """Save before stopping when asked to; false goes on later from the checkpoint that is there."""
     timing_warmup_steps: int = field(default=5, metadata=at_least(2))
     """First steps of each attempt, shown on their own and left out of every timing; what is looked
     at closely (kernels in the first step, memory in the second) is looked at here."""

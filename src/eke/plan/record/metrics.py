@@ -146,7 +146,9 @@ def timing(rows: Sequence[Row]) -> Timing:
     """Seconds of steady steps, warm-up steps and phases."""
     steps = latest(rows, STEP_TIME)
     steady = [row for row in steps if is_steady(row)]
-    phases = {p: spread([row[key] for row in steady if key in row]) for p, key in PHASE_KEYS.items()}
+    phases = {
+        p: spread([row[key] for row in steady if key in row]) for p, key in PHASE_KEYS.items()
+    }
     with_gap = [PHASE_KEYS["between"] in row for row in steps]
     return Timing(
         clock=WALL if all(with_gap) else "mixed" if any(with_gap) else None,
