@@ -19,10 +19,10 @@ from eke.models.sizes.optimizers import AUTO
 from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
 from eke.training.loop.training_state import TrainingState
+from eke.training.model.activation_offload import ActivationOffload
 from eke.training.model.adapters import count_float8, is_adapted, quant_states, quant_tensors
 from eke.training.model.attention_kernels import KernelProbe
 from eke.training.model.checkpointing import (
-    ActivationOffload,
     LayerCalls,
     RecomputationProbe,
     count_layer_calls,
