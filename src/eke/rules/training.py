@@ -8,7 +8,7 @@ from typing import Any
 from eke.common.errors import Fix
 from eke.common.paths import user_path
 from eke.common.text import closest, closest_path
-from eke.config.schema import SGD, Compute, Config, Text, Train
+from eke.config.schema import SGD, Compute, Config, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
 from eke.plan.fine_tuning import SAMPLES, SET_BY, usual_values
@@ -37,12 +37,6 @@ def _meant_metric(config: Config) -> str:
     """The metric that was meant: HF's names begin with `eval_`, and trackers' with `eval/`."""
     typed = (config.train.keep_best or "").replace("/", "_").removeprefix("eval_")
     return closest(typed, evaluation_metrics(config)) or "loss"
-
-
-def _stop_keeps_nothing(train: Train) -> bool:
-    """Whether a run that is to keep its weights has none until its end."""
-    never = train.checkpoint_every is None and train.keep_best is None
-    return train.save_final and never and not train.save_on_signal
 
 
 def _text_path(facts: Facts) -> Path | None:
@@ -292,7 +286,12 @@ RULES = (
         id="stop_keeps_nothing",
         verdict=Severity.unsafe,
         key="train.save_on_signal",
-        when=lambda f: _stop_keeps_nothing(f.config.train),
+        when=lambda f: (
+            not (t := f.config.train).save_on_signal
+            and t.save_final
+            and t.checkpoint_every is None
+            and t.keep_best is None
+        ),
         why="a run that is stopped, or requeued, begins again with step 1: "
         "train.checkpoint_every = null",
         fix=Fix("train.save_on_signal=true"),
