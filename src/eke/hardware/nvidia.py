@@ -136,6 +136,9 @@ def query_gpu(nvml: Any, handle: Any) -> Gpu:
     memory = capability = None
     with suppress(nvml.NVMLError):
         memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    with suppress(nvml.NVMLError, AttributeError):  # what the driver keeps, CUDA does not offer
+        found = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        memory = int(found.total - found.reserved)
     with suppress(nvml.NVMLError):
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         capability = (int(major), int(minor))

@@ -171,6 +171,35 @@ def test_bitsandbytes_steps_without_data(optimizer) -> None:
     assert found.components["weights"] > 0
 
 
+@pytest.mark.parametrize(
+    ("key_heads", "num_bytes"),
+    [(8, 4 * 2 * 8 * 256 * 96), (2, 4 * 2 * 8 * 256 * 96 + 2 * 2 * 2 * 8 * 200 * 80)],
+    ids=["own", "shared"],
+)
+def test_the_flash_kernel_takes_float32_sums_in_the_backward_pass(key_heads, num_bytes) -> None:
+    """Lengths to a multiple of 128, widths to one of 32; shared keys once per query head."""
+    query, key = (
+        torch.empty(2, heads, 200, 80, dtype=torch.bfloat16, device="meta")
+        for heads in (8, key_heads)
+    )
+    operation = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    found = Workspaces("cuda", (9, 0)).bytes_of(operation, (query, query, key, key), {})
+    assert found == num_bytes
+
+
+def test_the_sums_of_the_flash_kernel_are_in_a_trace() -> None:
+    """Of one layer whose attention is what the peak is made of."""
+    typed = (*GPU, "precision=bf16", "model.num_hidden_layers=1", "data.seq_len=512")
+    typed += ("batch.per_device=16", "model.intermediate_size=16", "model.vocab_size=300")
+    with_sums = trace(plan_of(*typed)).components
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(
+            operations.GPU_RULES, torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+        )
+        without = trace(plan_of(*typed)).components
+    assert with_sums["temporaries"] >= without["temporaries"]
+
+
 @pytest.mark.parametrize("backend", ["math", "mem_efficient"])
 def test_the_pinned_kernel_is_the_one_that_runs(backend) -> None:
     flash = highest(*GPU, "precision=bf16", "data.seq_len=512", "attention.backend=flash")
