@@ -287,13 +287,10 @@ RULES = (
         verdict=Severity.unsafe,
         key="train.save_on_signal",
         when=lambda f: (
-            not (t := f.config.train).save_on_signal
-            and t.save_final
-            and t.checkpoint_every is None
-            and t.keep_best is None
+            (t := f.config.train).save_final
+            and not (t.save_on_signal or t.checkpoint_every or t.keep_best)
         ),
-        why="a run that is stopped, or requeued, begins again with step 1: "
-        "train.checkpoint_every = null",
+        why="a stopped or requeued run begins again with step 1: train.checkpoint_every = null",
         fix=Fix("train.save_on_signal=true"),
         source="src/eke/training/loop/loop.py",
     ),

@@ -34,7 +34,6 @@ def test_what_the_driver_keeps_is_no_capacity(machine, reserved_mib, gib):
     assert detect().memory_bytes / 2**30 == pytest.approx(gib, abs=0.005)
 
 
-
 @pytest.mark.parametrize(
     ("visible", "names"),
     [

@@ -32,11 +32,11 @@ class Away:
     device: torch.device
     before: "Callable[[], Away | None]"
     """What left before it, while that is needed."""
-    event: torch.cuda.Event | None
+    event: Any
     """The end of its last copy."""
     uses: int = 1
     """Operations of the backward pass that have not asked for it yet."""
-    fetched: Tensor | None = None
+    fetched: Any = None
 
     def __del__(self) -> None:
         """A copy to where nobody looks any more may still be queued."""
@@ -73,7 +73,8 @@ class ActivationOffload(saved_tensors_hooks):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(self._pack, self._unpack)
         self._weights = {p.untyped_storage()._cdata for p in model.parameters()}
-        self.stream: torch.cuda.Stream | None = None
+        cuda: Any = torch.cuda  # torch 2.13 annotates neither of the two
+        self.stream: torch.cuda.Stream | None = cuda.Stream() if cuda.is_initialized() else None
         """Of the copies; without CUDA they are made at once."""
         self._leaving: deque[Away] = deque()
         self._last: Callable[[], Away | None] = lambda: None
@@ -81,9 +82,8 @@ class ActivationOffload(saved_tensors_hooks):
         """To the host, in all forward passes so far."""
 
     def _pack(self, tensor: Tensor) -> Any:
-        if not is_away(tensor) or tensor.nbytes < MIN_BYTES:
-            return tensor
-        if tensor.untyped_storage()._cdata in self._weights:
+        is_weight = tensor.untyped_storage()._cdata in self._weights
+        if is_weight or not is_away(tensor) or tensor.nbytes < MIN_BYTES:
             return tensor
         weight = copied_leaf(tensor)
         if weight is not None and weight.untyped_storage()._cdata in self._weights:
@@ -115,36 +115,30 @@ class ActivationOffload(saved_tensors_hooks):
         found = packed.original()
         each: Away | None = packed
         for _ in range(1 + IN_FLIGHT):  # this one, and those that the pass will ask for next
-            if each is not None:
-                if each.source is each.fetched is None and (each is packed or each.uses > 0):
-                    each.fetched = torch.empty_like(each.host, device=each.device)
-                    each.event = self.copy(each.fetched, each.host)
-                each = each.before()
+            if each and each.source is each.fetched is None and (each is packed or each.uses > 0):
+                each.fetched = torch.empty_like(each.host, device=each.device)
+                each.event = self.copy(each.fetched, each.host)
+            each = each and each.before()
         if found is None:
             found = packed.fetched
             self.wait(packed.event)
-        elif packed.uses <= 0:  # the end of the forward pass: its copy need not be waited for
+        else:  # the end of the forward pass: its copy need not be waited for
             self.protect(found)
-            packed.source = None
         if packed.uses <= 0:
-            packed.fetched = None
-        assert found is not None, "it is on its way, or was fetched"
+            packed.source = packed.fetched = None
         return found
 
-    def copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event | None:
+    def copy(self, target: Tensor, source: Tensor) -> Any:
         """Copy once all is done that has been queued up to now; what to `wait` for."""
-        if self.stream is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch 2.13
         if self.stream is None:
             target.copy_(source)
             return None
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             target.copy_(source, non_blocking=True)
-        event: torch.cuda.Event = self.stream.record_event()
-        return event
+        return self.stream.record_event()
 
-    def wait(self, event: torch.cuda.Event | None) -> None:
+    def wait(self, event: Any) -> None:
         """What is queued from now on comes after this copy."""
         if event is not None:
             torch.cuda.current_stream().wait_event(event)

@@ -21,6 +21,7 @@ SMALL = (
     "batch.per_device=2", "data.num_samples=64", "tracker=none",
 )  # fmt: skip
 GPU = ("hardware=h100", *SMALL)
+FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 
 
 def plan_of(*overrides):
@@ -182,8 +183,7 @@ def test_the_flash_kernel_takes_float32_sums_in_the_backward_pass(key_heads, num
         torch.empty(2, heads, 200, 80, dtype=torch.bfloat16, device="meta")
         for heads in (8, key_heads)
     )
-    operation = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-    found = Workspaces("cuda", (9, 0)).bytes_of(operation, (query, query, key, key), {})
+    found = Workspaces("cuda", (9, 0)).bytes_of(FLASH_BACKWARD, (query, query, key, key), {})
     assert found == num_bytes
 
 
@@ -193,9 +193,7 @@ def test_the_sums_of_the_flash_kernel_are_in_a_trace() -> None:
     typed += ("batch.per_device=16", "model.intermediate_size=16", "model.vocab_size=300")
     with_sums = trace(plan_of(*typed)).components
     with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(
-            operations.GPU_RULES, torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-        )
+        patch.delitem(operations.GPU_RULES, FLASH_BACKWARD)
         without = trace(plan_of(*typed)).components
     assert with_sums["temporaries"] >= without["temporaries"]
 

@@ -32,7 +32,7 @@ LOOSE = ("eke_source",)
 """Fingerprint keys in which repeats may differ; a note reports it."""
 
 CLOCK = "step clock"
-"""Name of `timing.clock` among a machine's facts: steps of two clocks are not compared."""
+"""`timing.clock` among a machine's facts: steps of two clocks are not compared."""
 
 
 @dataclass(frozen=True)
