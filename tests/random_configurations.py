@@ -137,6 +137,7 @@ SOMETIMES: dict[str, Draw] = {
     "train.early_stop_patience": one_of("null", 1, 2),
     "train.keep_best": one_of("null", "loss", "accuracy"),
     "train.checkpoint_every": one_of("null", "null", 1, 2),
+    "train.save_on_signal": one_of("true", "false"),
     "train.keep_checkpoints": one_of(1, 2),
     "train.timing_warmup_steps": one_of(2, 3),
     "peft.target_modules": one_of("null", "null", "[dense,q_proj,c_attn,q]", "[q_proj,v_proj]"),

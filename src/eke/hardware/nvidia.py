@@ -125,7 +125,11 @@ def _index_of(entry: str, uuids: dict[int, str]) -> Any:
 
 def query_gpu(nvml: Any, handle: Any) -> Gpu:
     """Name, memory and capability; None for values the driver does not report."""
-    memory = _ask(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+    info = nvml.nvmlDeviceGetMemoryInfo
+    # What the driver keeps, CUDA does not offer.
+    found = _ask(nvml, lambda: info(handle, version=nvml.nvmlMemory_v2))
+    memory = int(found.total - found.reserved) if found else None
+    memory = memory or _ask(nvml, lambda: int(info(handle).total))
     pair = _ask(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
     capability = (int(pair[0]), int(pair[1])) if pair else None
     name = str(nvml.nvmlDeviceGetName(handle))

@@ -19,7 +19,7 @@ PRESENTATION = (
 
 PRESENTATION_KEYS = {
     "data": ("max_row_bytes",),
-    "train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final"),
+    "train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final", "save_on_signal"),
     "distributed": ("timeout_s",),
     "offload": ("path",),
 }

@@ -278,6 +278,18 @@ RULES = (
         source=LOADER,
     ),
     Rule(
+        id="stop_keeps_nothing",
+        verdict=Severity.unsafe,
+        key="train.save_on_signal",
+        when=lambda f: (
+            (t := f.config.train).save_final
+            and not (t.save_on_signal or t.checkpoint_every or t.keep_best)
+        ),
+        why="a stopped or requeued run begins again with step 1: train.checkpoint_every = null",
+        fix=Fix("train.save_on_signal=true"),
+        source="src/eke/training/loop/loop.py",
+    ),
+    Rule(
         id="prefetch_needs_workers",
         key="dataloader.prefetch",
         when=lambda f: f.config.dataloader.prefetch and f.config.dataloader.workers == 0,

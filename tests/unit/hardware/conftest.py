@@ -29,6 +29,8 @@ class FakeGpu:
     memory_mib: int | None = 81920
     capability: tuple[int, int] | None = (8, 0)
     processes: list[tuple[int, int | None]] = field(default_factory=list)
+    reserved_mib: int | None = None
+    """What the driver keeps; None: an older driver, which does not tell."""
     parent: str = ""
     """UUID of the GPU that this is a slice of."""
 
@@ -37,6 +39,7 @@ class FakeNvml:
     """The part of `pynvml` that eke uses."""
 
     NVMLError = NVMLError
+    nvmlMemory_v2 = 0x2000028
 
     def __init__(self, gpus: list[FakeGpu], broken: str, slices: list[FakeGpu]) -> None:
         self.gpus, self.broken, self.slices = gpus, broken, slices
@@ -89,11 +92,14 @@ class FakeNvml:
     def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:
         return gpu.name
 
-    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> SimpleNamespace:
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int = 0) -> SimpleNamespace:
         if gpu.memory_mib is None:
             raise NVMLError("Not Supported")
+        if version and gpu.reserved_mib is None:
+            raise NVMLError("Function Not Found")
         total = gpu.memory_mib * MIB
-        return SimpleNamespace(total=total, free=total - sum(n or 0 for _, n in gpu.processes))
+        free = total - sum(n or 0 for _, n in gpu.processes)
+        return SimpleNamespace(total=total, free=free, reserved=(gpu.reserved_mib or 0) * MIB)
 
     def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> tuple[int, int]:
         if gpu.capability is None:

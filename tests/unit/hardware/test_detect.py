@@ -26,6 +26,15 @@ def test_gpus_are_counted_and_described(machine):
 
 
 @pytest.mark.parametrize(
+    ("reserved_mib", "gib"), [(None, 79.65), (551, 79.11)], ids=["older driver", "told"]
+)
+def test_what_the_driver_keeps_is_no_capacity(machine, reserved_mib, gib):
+    name = "NVIDIA H100 80GB HBM3"
+    machine(name, memory_mib=81559, reserved_mib=reserved_mib, capability=(9, 0))
+    assert detect().memory_bytes / 2**30 == pytest.approx(gib, abs=0.005)
+
+
+@pytest.mark.parametrize(
     ("visible", "names"),
     [
         pytest.param(None, ["a", "b", "c"], id="unset"),

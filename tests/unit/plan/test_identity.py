@@ -54,7 +54,8 @@ PRESENTATION = {
     *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
     "sweep.product", "sweep.rows", "sweep.zip", "sweep.exclude", "sweep.repeats", "sweep.strict",
     "sweep.seeds", "rerun", "plan_only", "ignore_forecast", "train.log_every",
-    "train.checkpoint_every", "train.keep_checkpoints", "train.save_final", "distributed.timeout_s",
+    "train.checkpoint_every", "train.keep_checkpoints", "train.save_final", "train.save_on_signal",
+    "distributed.timeout_s",
 }  # fmt: skip
 """They change neither the result nor what is measured."""
 

@@ -79,6 +79,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "datasets_missing": (("data=parquet", "data.path={tmp}/a.txt"), CPU),
     "early_stop_needs_evaluations": (("train.early_stop_patience=2",), CPU),
     "keep_best_is_a_metric": (("train.keep_best=eval_los", "train.eval_every=2"), CPU),
+    "stop_keeps_nothing": (("train.save_on_signal=false", "train.checkpoint_every=null"), CPU),
     "keep_best_needs_evaluations": (("train.keep_best=loss",), CPU),
     "packing_needs_causal_decoder": (
         (

@@ -385,6 +385,8 @@ class Train:
     """Newest complete checkpoints that are kept."""
     save_final: bool = True
     """Keep a checkpoint of the finished run."""
+    save_on_signal: bool = True
+    """Save before stopping when asked to; false goes on later from the checkpoint that is there."""
     timing_warmup_steps: int = field(default=5, metadata=at_least(2))
     """First steps of each attempt, shown on their own and excluded from every timing; kernels are
     recorded in the first of them, memory in the second."""

@@ -48,7 +48,7 @@ from eke.estimate.time.transfers import Product
 from eke.estimate.time.work import Work, work_of
 from eke.hardware import usable_cores
 from eke.plan.planner import Plan
-from eke.plan.record import Outcome, Record
+from eke.plan.record import Outcome, Record, metrics
 
 CACHE_RELEASE = Span(0.0, 0.1, 0.2)
 """Share of a step that giving cached memory back takes: transformers' docstring of
@@ -278,6 +278,8 @@ def observation_of(plan: Plan, record: Record) -> Observation | None:
     if record.outcome != Outcome.ok.value or steps is None or steps.n < FEWEST_STEPS:
         return None
     if record.shared_device or plan.probe or not steps.median > 0:
+        return None
+    if record.timing.clock != metrics.WALL:  # began with an older eke
         return None
     work = work_of(plan)
     prior = prior_time(plan, work)

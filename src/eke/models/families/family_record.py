@@ -515,7 +515,12 @@ def working_bytes(shape: Shape, length: int, kernel: Kernel, freed: int) -> int:
         freed: bytes the layer has freed when its attention's turn comes.
     """
     tokens = shape.rows * length
-    wide = max(3 * shape.inner, 2 * shape.hidden + 3 * shape.queries) * tokens * shape.compute
+    narrow = 2 * shape.hidden + 3 * shape.queries
+    sums = 0
+    if kernel == "fused" and not shape.on_cpu:  # as `training.trace.operations.flash_backward`
+        sums = FLOAT32_BYTES * shape.queries
+        narrow += 2 * shape.queries if shape.repeated < shape.queries else 0
+    wide = max(3 * shape.inner * shape.compute, narrow * shape.compute + sums) * tokens
     scores = 0
     if kernel != "fused":  # of the probabilities and of the scores
         scores = 2 * FLOAT32_BYTES * tokens * shape.heads * max(length, shape.source) - freed

@@ -111,6 +111,9 @@ class PredictedStep:
 class Timing:
     """Seconds. Steps of the warm-up are in `warmup_steps_s`, never in `steady_step_s`."""
 
+    clock: str | None = None
+    """What a step's time is. `wall`: a step begins where the one before ended, unless an evaluation
+    or a checkpoint lay between; None, in older records: where it asks for data; `mixed`: both."""
     startup_s: float | None = None
     """From the start of the worker to the first training step: imports, model, data."""
     compile_s: float | None = None
@@ -127,7 +130,8 @@ class Timing:
     data_frac: float | None = None
     """Share of the steady steps' time that was spent waiting for data."""
     phases: dict[str, Spread] = field(default_factory=dict)
-    """Seconds per step spent in `data`, `forward`, `backward` and `optimizer`."""
+    """Seconds per step spent `between` it and the one before (writing metrics), in `data`,
+    `forward`, `backward` and `optimizer`."""
 
 
 @dataclass

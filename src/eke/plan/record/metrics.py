@@ -46,8 +46,10 @@ WARMUP = "train/warmup"
 SAMPLES = "train/samples"
 TOKENS = "train/tokens"
 """Of this step, padding not counted."""
-PHASES = ("data", "forward", "backward", "optimizer")
-
+PHASES = ("between", "data", "forward", "backward", "optimizer")
+"""`between`: since the end of the step before, unless an evaluation or checkpoint lay there."""
+WALL = "wall"
+"""Clock of steps that each begin where the one before ended, as a clock on the wall counts them."""
 
 PHASE_KEYS = {phase: f"train/{phase}_time_s" for phase in PHASES}
 """Phase -> row key of the seconds a step spent in it."""
@@ -144,8 +146,12 @@ def timing(rows: Sequence[Row]) -> Timing:
     """Seconds of steady steps, warm-up steps and phases."""
     steps = latest(rows, STEP_TIME)
     steady = [row for row in steps if is_steady(row)]
-    phases = {p: spread([row[PHASE_KEYS[p]] for row in steady]) for p in PHASES}
+    phases = {
+        p: spread([row[key] for row in steady if key in row]) for p, key in PHASE_KEYS.items()
+    }
+    with_gap = [PHASE_KEYS["between"] in row for row in steps]
     return Timing(
+        clock=WALL if all(with_gap) else "mixed" if any(with_gap) else None,
         train_s=sum(row[STEP_TIME] for row in steps) if steps else None,
         steady_step_s=spread([row[STEP_TIME] for row in steady]),
         warmup_steps_s=[row[STEP_TIME] for row in steps if not is_steady(row)],

@@ -36,12 +36,15 @@ log = logging.getLogger(__name__)
 SAY_EVERY_S = 10.0
 """Seconds between step lines in the log."""
 
+SAVED = "checkpoint saved"
+UNSAVED = "no checkpoint saved (train.save_on_signal=false)"
+
 
 def train(job: TrainingState) -> None:
     """Train to the last step, evaluating, saving and writing on the way.
 
     Raises:
-        Stopped: after a signal; the checkpoint is complete.
+        Stopped: after a signal; the checkpoint, if there is to be one, is complete.
         Diverged: a loss is not finite.
         RunError: the requested attention kernel does not support this model's inputs.
     """
@@ -81,7 +84,7 @@ class BetweenSteps:
         """Do what is due after this step, counted from 0.
 
         Raises:
-            Stopped: after a signal; the checkpoint is complete.
+            Stopped: after a signal; the checkpoint, if there is to be one, is complete.
             Diverged: a loss is not finite.
         """
         job, settings = self.job, self.job.plan.config.train
@@ -103,26 +106,30 @@ class BetweenSteps:
             is_last = is_last or self.is_over
         best = best_so_far(job)
         is_best = best is not None and best.step == done
-        if is_best or (settings.save_final if is_last else save_due or stop):
+        on_signal = stop and settings.save_on_signal
+        saves = is_best or (settings.save_final if is_last else save_due or on_signal)
+        if saves:
             save(job, done)
         if stop and not self.is_over:
             who = job.stop.signal or "another process"
-            raise Stopped(stop, f"{who} after step {done}; checkpoint saved")
+            raise Stopped(stop, f"{who} after step {done}; {SAVED if saves else UNSAVED}")
 
     def give_up(self, step: int) -> NoReturn:
         """Discard an unfinished step, counted from 0.
 
         Raises:
-            Stopped: always; what was done before is saved.
+            Stopped: always; what was done before is saved, if it is to be.
         """
         job = self.job
         write_metrics(job)
         saved = "nothing new to save"
-        if step > job.start_step:
+        if not job.plan.config.train.save_on_signal:
+            saved = UNSAVED
+        elif step > job.start_step:
             assert job.before_step is not None, "only such a step is interrupted"
             restore_random_state(job.before_step)
             save(job, step)
-            saved = "checkpoint saved"
+            saved = SAVED
         assert job.stop.outcome is not None
         raise Stopped(job.stop.outcome, f"{job.stop.signal} after step {step}; {saved}")
 
@@ -185,7 +192,7 @@ def evaluate(job: TrainingState, step: int) -> None:
         Diverged: the last loss is not finite. An earlier one may have overflowed in its own format.
     """
     start = time.perf_counter()
-    job.meter.phase = "eval"
+    job.meter.leave("eval")
     with evaluation_weights(job.optimizer):
         row, classes = measure(job, job.update.even, partial(look_at_evaluation, job))
     note_evaluation(job, step, row, classes)
@@ -215,7 +222,7 @@ def write_metrics(job: TrainingState) -> list[metrics.Row]:
 def save(job: TrainingState, step: int) -> None:
     """Write a checkpoint: rank 0 with the random states of all, or each rank its own part."""
     start = time.perf_counter()
-    job.meter.phase = "checkpoint"
+    job.meter.leave("checkpoint")
     best = best_so_far(job)
     spare = best.step if best else None
     folder, keep = job.paths.checkpoints, job.plan.config.train.keep_checkpoints

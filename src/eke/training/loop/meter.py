@@ -90,6 +90,11 @@ class Meter:
     """Called with each phase before it begins."""
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
 
+    def leave(self, phase: str) -> None:
+        """What is no part of a step begins; the next step starts where its first phase does."""
+        self.phase = phase
+        self._stamps = []
+
     def enter(self, phase: str) -> None:
         """A phase of the step begins; the one before ends."""
         if self.watcher is not None:
@@ -105,11 +110,12 @@ class Meter:
         learning_rate: float,
         totals: StepTotals,
     ) -> None:
-        """The step is over (on the host; the device may lag behind)."""
-        self._stamps.append(("end", self.clock.stamp()))
+        """The step is over (on the host; the device may lag behind), and the next one begins."""
+        end = self.clock.stamp()
+        self._stamps.append(("end", end))
         note = StepNote(step, self._stamps, loss, grad_norm, learning_rate, totals)
         self.notes.append(note)
-        self._stamps = []
+        self._stamps = [("between", end)]
 
     def flush(self, ranks: Ranks = ALONE) -> list[metrics.Row]:
         """Rows of the steps noted since the last call: the one place that waits for the device.

@@ -39,7 +39,7 @@ class Interrupted(Exception):
 
 
 class Stopped(Exception):
-    """Raised at a step boundary, once the checkpoint is complete."""
+    """Raised at a step boundary, once a checkpoint, if there is to be one, is complete."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(reason)

@@ -35,8 +35,8 @@ from eke.training.distributed.ranks import (
 )
 from eke.training.loop.meter import Meter, RandomState, make_clock
 from eke.training.loop.stop import StopFlag
+from eke.training.model.activation_offload import build_activation_offload
 from eke.training.model.adapters import experts_left_out, frozen_at_random
-from eke.training.model.checkpointing import build_activation_offload
 from eke.training.model.load_pretrained import LoadReport
 from eke.training.model.loss import (
     LossFunction,

@@ -1,4 +1,4 @@
-"""Activation checkpointing and offloading, and detection of recomputation.
+"""Activation checkpointing, and detection of recomputation.
 
 Full: keep each layer's input, run its forward pass again in backward (Chen et al. 2016,
 arXiv:1604.06174). Selective: keep what is dear to compute, too (Korthikanti et al. 2022,
@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -263,92 +261,3 @@ class RecomputationProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
     def num_dear(self) -> int:
         """Repeated matrix multiplications of linear layers, and fused attention kernels."""
         return sum(self._counts[name] for name in KEPT)
-
-
-MIN_BYTES = 1024
-"""Smaller tensors stay: the copy would cost more than they take (torchtune's OffloadActivations
-has the same limit, https://docs.pytorch.org/torchtune/stable/generated/)."""
-
-
-class ActivationOffload(saved_tensors_hooks):
-    """Context of a forward pass: what it saves for backward goes to host memory until then.
-
-    As torch.autograd.graph.save_on_cpu, but weights stay where they are (a linear layer saves its
-    weight for the backward pass, which is no activation), and no copy makes the host wait: copies
-    to and from page-locked memory are queued in the stream that computes. A weight that autocast
-    has copied into 16 bits is neither moved nor kept: it is copied once more. (Not so where it is
-    frozen: autograd does not know then what was copied, and the copy goes to the host.)
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(self._pack, self._unpack)
-        self._weights = {p.untyped_storage()._cdata for p in model.parameters()}
-        self.bytes_moved = 0
-        """To the host, in all forward passes so far."""
-
-    def _pack(self, tensor: Tensor) -> Any:
-        if not is_away(tensor) or tensor.nbytes < MIN_BYTES:
-            return tensor
-        if tensor.untyped_storage()._cdata in self._weights:
-            return tensor
-        weight = copied_leaf(tensor)
-        if weight is not None and weight.untyped_storage()._cdata in self._weights:
-            return made_again(tensor, weight)
-        pinned = tensor.device.type == "cuda"
-        host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
-        host.copy_(tensor, non_blocking=True)
-        self.bytes_moved += tensor.nbytes
-        return partial(host.to, tensor.device, non_blocking=True)
-
-    def _unpack(self, packed: Any) -> Tensor:
-        found: Tensor = packed if isinstance(packed, Tensor) else packed()
-        return found
-
-
-def made_again(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-    """A function that makes a view of a copy of all of `weight` once more, in new memory.
-
-    It raises a RuntimeError where the weight has changed since, as autograd does of what it keeps.
-    """
-    version, dtype = weight._version, tensor.dtype
-    size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
-
-    def again() -> Tensor:
-        if weight._version != version:
-            raise RuntimeError("a weight was changed between the forward and the backward pass")
-        return weight.detach().to(dtype).as_strided(size, stride, offset)
-
-    return again
-
-
-REARRANGED = frozenset(
-    f"{name}Backward0"
-    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Unsqueeze")
-)
-"""Operations of autograd whose result lies in the memory of its argument, number for number."""
-
-
-def copied_leaf(tensor: Tensor) -> Tensor | None:
-    """What a tensor is a copy of, in another format and perhaps rearranged; None: of no leaf."""
-    node: Any = tensor.grad_fn
-    copies = 0
-    while node is not None and not hasattr(node, "variable"):
-        if node.name() == "ToCopyBackward0":
-            copies += 1
-        elif node.name() not in REARRANGED:
-            return None
-        node = node.next_functions[0][0]
-    leaf: Tensor | None = getattr(node, "variable", None)
-    if leaf is None or copies != 1 or not leaf.is_contiguous():
-        return None
-    return leaf
-
-
-def is_away(tensor: Tensor) -> bool:
-    """Whether a tensor lies elsewhere than in host memory."""
-    return tensor.device.type != "cpu"
-
-
-def build_activation_offload(plan: Plan, model: nn.Module) -> AbstractContextManager[Any]:
-    """Context of each training forward pass; may be entered again and again."""
-    return ActivationOffload(model) if plan.config.memory.activation_offload else nullcontext()

@@ -19,10 +19,10 @@ from eke.models.sizes.optimizers import AUTO
 from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
 from eke.training.loop.training_state import TrainingState
+from eke.training.model.activation_offload import ActivationOffload
 from eke.training.model.adapters import count_float8, is_adapted, quant_states, quant_tensors
 from eke.training.model.attention_kernels import KernelProbe
 from eke.training.model.checkpointing import (
-    ActivationOffload,
     LayerCalls,
     RecomputationProbe,
     count_layer_calls,
@@ -324,6 +324,8 @@ def _closer_look(job: TrainingState, nth: int) -> Iterator[None]:
     if nth == 1:
         for note in AFTER_WARM_UP:
             note(job)
+    if nth < 2 or profiled:  # what was looked at afterwards is no time of the next step
+        job.meter.leave(job.meter.phase)
 
 
 @contextmanager

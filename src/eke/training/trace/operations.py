@@ -340,9 +340,21 @@ def _reduced_wider(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return 0 if dtype in (None, tensor.dtype) else int(tensor.numel() * dtype.itemsize)
 
 
+def flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Float32 sums for the queries' gradient; of shared keys and values, a gradient per query head.
+
+    Source: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd.
+    """
+    (rows, heads, length, width), keys = args[1].shape, args[2]
+    sums = torch.float32.itemsize * rows * heads * (length + -length % 128) * (width + -width % 32)
+    shared = keys.shape[1] != heads
+    return int(sums + shared * 2 * rows * heads * keys.shape[2] * width * keys.itemsize)
+
+
 _POINTWISE = ("add", "sub", "mul", "div")
 
 GPU_RULES: dict[Any, Rule] = {
+    aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
     # grad * output is made before the kernel runs: https://github.com/pytorch/pytorch/issues/145866
     aten._softmax_backward_data.default: lambda args, _: _bytes(args[0]),
 }

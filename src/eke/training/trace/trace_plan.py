@@ -23,9 +23,9 @@ from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.training.batches.batches import CacheRelease, MicroBatch
 from eke.training.loop.step import add_evaluation, take_step
+from eke.training.model.activation_offload import build_activation_offload
 from eke.training.model.adapters import is_four_bit
 from eke.training.model.attention_kernels import pinned_backend
-from eke.training.model.checkpointing import build_activation_offload
 from eke.training.model.loss import LossFunction, build_loss
 from eke.training.model.number_formats import Formats, build_formats
 from eke.training.model.save_model import build_trainable

@@ -148,6 +148,9 @@ def test_what_makes_no_claim_about_speed_counts_for_nothing(broken) -> None:
     failed = record_of(plan, 1.0)
     failed.outcome = Outcome.crashed.value
     note_pace(plan, failed)
+    former = record_of(plan, 1.0)
+    former.timing.clock = None
+    note_pace(plan, former)
     assert read_observations(time_group(plan)) == ()
 
 

@@ -63,8 +63,21 @@ def test_a_step_that_was_done_twice_counts_once() -> None:
 
 
 def test_timing_of_nothing_is_absent() -> None:
-    assert metrics.timing([]) == Timing()
-    assert metrics.timing([eval_row(0, 5.0)]) == Timing()
+    assert metrics.timing([]) == Timing(clock="wall")
+    assert metrics.timing([eval_row(0, 5.0)]) == Timing(clock="wall")
+
+
+@pytest.mark.parametrize(
+    ("gaps", "clock"),
+    [((0.0, 0.1), "wall"), ((None, None), None), ((None, 0.1), "mixed")],
+    ids=["of-now", "former", "continued-since"],
+)
+def test_the_clock_is_told_by_the_rows(gaps, clock) -> None:
+    key = metrics.PHASE_KEYS["between"]
+    rows = [step_row(n, **({} if gap is None else {key: gap})) for n, gap in enumerate(gaps, 1)]
+    found = metrics.timing(rows)
+    assert found.clock == clock
+    assert ("between" in found.phases) == (clock is not None)
 
 
 def test_timing_of_warm_up_alone_has_no_steady_step() -> None:

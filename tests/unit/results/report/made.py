@@ -51,6 +51,7 @@ class Run:
     """Key path -> value."""
     machine: Mapping[str, str] = field(default_factory=lambda: MACHINE)
     shared: bool | None = None
+    clock: str | None = "wall"
     steps: int = STEPS
     predicted_step: float | None = None
     """Expected over measured seconds of a step; None where the time model said nothing."""
@@ -149,9 +150,10 @@ def make_record(identity: str, run: Run) -> Record:
 
 def _timing(run: Run) -> Timing:
     if run.speed is None:
-        return Timing()
+        return Timing(clock=run.clock)
     step = PER_STEP / run.speed
     return Timing(
+        clock=run.clock,
         startup_s=3.0,
         train_s=run.steps * step,
         steady_step_s=Spread(step, step, step, run.steps),

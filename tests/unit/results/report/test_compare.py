@@ -128,6 +128,15 @@ def test_each_machine_has_its_own(tmp_path):
     ] * 2
 
 
+def test_steps_of_two_clocks_are_never_compared(tmp_path):
+    runs = [Run({"precision": "fp32"}, speed=10, clock=None, repeat=r) for r in range(3)]
+    runs += [Run({"precision": "bf16"}, speed=20, repeat=r) for r in range(3)]
+    found = compared(tmp_path, runs)
+    assert [dict(row.ratios) for row in found.rows if not row.is_baseline] == []
+    assert "clocks of the steps: A former, B wall" in found.notes[1]
+    assert not any("2.00x" in line for line in verdict_lines(found))
+
+
 # --- losses ---------------------------------------------------------------------------------------
 
 

@@ -60,3 +60,26 @@ def test_a_first_step_leaves_nothing_to_save(make_plan, tmp_path) -> None:
     with pytest.raises(Stopped, match="after step 0; nothing new to save"):
         run_engine(job)
     assert not job.paths.checkpoints.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "every", "said", "kept"),
+    [
+        (2 * 4 + 2, "null", "step 2; no checkpoint saved", []),
+        (2 * 4 + 2, "1", "step 2; no checkpoint saved", [1, 2]),
+        (3 * 4, "null", "step 3; no checkpoint saved", []),
+        (3 * 4, "2", "step 3; no checkpoint saved", [2]),
+        (3 * 4, "3", "step 3; checkpoint saved", [3]),
+    ],
+    ids=["within-a-step", "within-after-others", "at-its-end", "at-its-end-after-one", "due"],
+)
+def test_a_stop_that_saves_nothing_leaves_what_was_saved_last(
+    number, every, said, kept, make_plan, tmp_path
+) -> None:
+    never = ("train.save_on_signal=false", f"train.checkpoint_every={every}")
+    job = start_job(make_plan(*last_wins(*TYPED, *never)), tmp_path / "stopped")
+    stop_at(job, number)
+    with pytest.raises(Stopped, match=said) as stopped:
+        run_engine(job)
+    assert stopped.value.outcome is Outcome.preempted
+    assert sorted(int(p.name.split("-")[-1]) for p in job.paths.checkpoints.glob("*")) == kept

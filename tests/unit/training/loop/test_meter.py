@@ -32,7 +32,7 @@ ONE_STEP = [0.0, 1.0, 3.0, 7.0, 15.0]
 """data 1 s, forward 2 s, backward 4 s, optimizer 8 s."""
 
 
-def do_step(meter: Meter, step: int = 0, phases=metrics.PHASES, loss=2.5, norm=0.5) -> None:
+def do_step(meter: Meter, step: int = 0, phases=metrics.PHASES[1:], loss=2.5, norm=0.5) -> None:
     """Go through the phases of a step and end it."""
     for phase in phases:
         meter.enter(phase)
@@ -40,14 +40,14 @@ def do_step(meter: Meter, step: int = 0, phases=metrics.PHASES, loss=2.5, norm=0
 
 
 def seconds_of(row: metrics.Row) -> dict[str, float]:
-    """Seconds of each phase."""
-    return {phase: row[metrics.PHASE_KEYS[phase]] for phase in metrics.PHASES}
+    """Seconds of each phase of the step itself."""
+    return {phase: row[metrics.PHASE_KEYS[phase]] for phase in metrics.PHASES[1:]}
 
 
 def test_a_row_without_a_norm_has_none_and_its_neighbours_keep_theirs() -> None:
     meter = Meter(FakeClock(ONE_STEP * 3), attempt=0, timed_from=0)
     for step, norm in enumerate((torch.tensor(0.5), None, torch.tensor(0.75))):
-        for phase in metrics.PHASES:
+        for phase in metrics.PHASES[1:]:
             meter.enter(phase)
         meter.end_step(step, torch.tensor(float(step)), norm, 1e-3, StepTotals(1, 8, 256))
     rows = meter.flush()
@@ -67,6 +67,7 @@ def test_a_row_says_everything_about_its_step() -> None:
         "train/grad_norm": 0.5,
         "train/learning_rate": 1e-3,
         "train/step_time_s": 15.0,
+        "train/between_time_s": 0.0,
         "train/data_time_s": 1.0,
         "train/forward_time_s": 2.0,
         "train/backward_time_s": 4.0,
@@ -92,10 +93,27 @@ def test_a_phase_that_was_not_entered_took_no_time() -> None:
     assert seconds_of(row) == {"data": 0, "forward": 5, "backward": 0, "optimizer": 0}
 
 
-def test_what_happens_between_two_steps_is_in_neither() -> None:
-    meter = Meter(FakeClock([0.0, 1.0, 2.0, 3.0, 4.0, 100.0, 102.0, 104.0, 106.0, 108.0]), 0, 0)
+TWO_STEPS = [0.0, 1.0, 2.0, 3.0, 4.0, 100.0, 102.0, 104.0, 106.0, 108.0]
+"""96 s lie between them."""
+
+
+def test_a_step_begins_where_the_one_before_ended() -> None:
+    meter = Meter(FakeClock(TWO_STEPS), 0, 0)
     do_step(meter, 0)
+    meter.flush()  # what is written in between is what takes that time
     do_step(meter, 1)
+    (row,) = meter.flush()
+    assert row[metrics.STEP_TIME] == TWO_STEPS[-1] - TWO_STEPS[4]
+    assert row[metrics.PHASE_KEYS["between"]] == 96
+    assert seconds_of(row) == dict.fromkeys(metrics.PHASES[1:], 2)
+
+
+def test_an_evaluation_between_two_steps_is_in_neither() -> None:
+    meter = Meter(FakeClock(TWO_STEPS), 0, 0)
+    do_step(meter, 0)
+    meter.leave("eval")
+    do_step(meter, 1)
+    assert meter.phase == "optimizer"
     assert [row[metrics.STEP_TIME] for row in meter.flush()] == [4, 8]
 
 
@@ -174,7 +192,7 @@ def test_values_that_are_not_finite_reach_the_row_and_come_back_from_the_file(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_numbers_of_any_format_and_shape_are_taken(dtype) -> None:
     meter = Meter(FakeClock(ONE_STEP), 0, 0)
-    for phase in metrics.PHASES:
+    for phase in metrics.PHASES[1:]:
         meter.enter(phase)
     loss = torch.tensor([1.5], dtype=dtype, requires_grad=True)
     meter.end_step(0, loss, torch.tensor(0.25), 1e-3, StepTotals(1, 1, 1))

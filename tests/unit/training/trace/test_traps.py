@@ -21,6 +21,7 @@ SMALL = (
     "batch.per_device=2", "data.num_samples=64", "tracker=none",
 )  # fmt: skip
 GPU = ("hardware=h100", *SMALL)
+FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 
 
 def plan_of(*overrides):
@@ -169,6 +170,29 @@ def test_an_old_gpu_has_no_flash_kernel() -> None:
 def test_bitsandbytes_steps_without_data(optimizer) -> None:
     found = trace(plan_of(*GPU, f"optimizer={optimizer}"))
     assert found.components["weights"] > 0
+
+
+@pytest.mark.parametrize(
+    ("key_heads", "num_bytes"),
+    [(8, 4 * 2 * 8 * 256 * 96), (2, 4 * 2 * 8 * 256 * 96 + 2 * 2 * 2 * 8 * 200 * 80)],
+    ids=["own", "shared"],
+)
+def test_the_flash_kernel_takes_float32_sums_in_the_backward_pass(key_heads, num_bytes) -> None:
+    """Lengths to a multiple of 128, widths to one of 32; shared keys once per query head."""
+    query, key = (
+        torch.empty(2, heads, 200, 80, dtype=torch.bfloat16, device="meta")
+        for heads in (8, key_heads)
+    )
+    found = Workspaces("cuda", (9, 0)).bytes_of(FLASH_BACKWARD, (query, query, key, key), {})
+    assert found == num_bytes
+
+
+def test_the_sums_of_the_flash_kernel_are_in_a_trace() -> None:
+    typed = ("precision=bf16", "data.seq_len=512", "batch.per_device=16")
+    history = trace_history(plan_of(*GPU, *typed))
+    sums = 4 * 16 * 4 * 512 * 32
+    found = [number for number, size in history.events if size == sums]
+    assert [history.components[number] for number in found].count("temporaries") >= 2, "layers"
 
 
 @pytest.mark.parametrize("backend", ["math", "mem_efficient"])

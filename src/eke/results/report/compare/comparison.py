@@ -51,7 +51,7 @@ from eke.results.report.compare.statistics import (
     estimate,
     mean_of,
 )
-from eke.results.report.compare.variants import Machine, Variant, group
+from eke.results.report.compare.variants import CLOCK, Machine, Variant, group
 
 ROW = "baseline"
 """Row that is the default baseline."""
@@ -356,6 +356,10 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
     if len(machines) > 1:
         names = ", ".join(f"{m.letter} ({m.facts.get('device', '?')})" for m in machines)
         notes.append(f"runs of {len(machines)} kinds of machines, compared separately: {names}")
+    if len({m.facts[CLOCK] for m in machines}) > 1:
+        clocks = ", ".join(f"{m.letter} {m.facts[CLOCK]}" for m in machines)
+        why = "the former one left out the time between two steps; run the older runs again"
+        notes.append(f"clocks of the steps: {clocks}: {why}")
     for machine in machines:
         if len(machine.sources) > 1:
             count = format_number(len(machine.sources), "version")

@@ -31,6 +31,9 @@ NO_MACHINE = ""
 LOOSE = ("eke_source",)
 """Fingerprint keys in which repeats may differ; a note reports it."""
 
+CLOCK = "step clock"
+"""`timing.clock` among a machine's facts: steps of two clocks are not compared."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -104,7 +107,7 @@ class Machine:
 
     letter: str
     facts: dict[str, str]
-    """The fingerprint."""
+    """The fingerprint, and the clock of the steps."""
     hosts: tuple[str, ...]
     sources: tuple[str, ...]
     """Hashes of eke's source."""
@@ -121,7 +124,7 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
             data = entry.record.plan.get("data_fingerprint", "")
             content = canonical(plain([configuration(entry.record), data]))
             content = hashlib.sha256(content.encode()).hexdigest()
-            key = (letters[_machine_key(entry.record.machine)], content)
+            key = (letters[_machine_key(_facts(entry.record))], content)
             groups.setdefault(key, []).append(entry)
             homes.setdefault(_typed(entry), key)
     order = {id(entry): number for number, entry in enumerate(entries)}
@@ -145,13 +148,13 @@ def find_machines(entries: Sequence[Entry]) -> list[Machine]:
     records: dict[str, list[Record]] = {}
     for entry in entries:
         if entry.record is not None:
-            records.setdefault(_machine_key(entry.record.machine), []).append(entry.record)
+            records.setdefault(_machine_key(_facts(entry.record)), []).append(entry.record)
     machines = []
     for number, found in enumerate(records.values()):
         hosts = dict.fromkeys(str(r.environment.get("host", "")) for r in found)
         sources = dict.fromkeys(r.machine.get("eke_source", "") for r in found)
         letter = chr(ord("A") + number) if number < 26 else f"M{number + 1}"
-        machines.append(Machine(letter, found[0].machine, tuple(hosts), tuple(sources)))
+        machines.append(Machine(letter, _facts(found[0]), tuple(hosts), tuple(sources)))
     return machines
 
 
@@ -226,6 +229,10 @@ def _label(members: Sequence[Entry], telling_factors: Factors) -> str:
 def _typed(entry: Entry) -> tuple[str, ...]:
     """Overrides without the keys of repeats."""
     return tuple(text for text in entry.overrides if not text.startswith(("repeat=", "seed=")))
+
+
+def _facts(record: Record) -> dict[str, str]:
+    return {**record.machine, CLOCK: record.timing.clock or "former"}
 
 
 def _machine_key(facts: dict[str, str]) -> str:

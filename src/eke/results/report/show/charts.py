@@ -134,7 +134,7 @@ def loss_curves(rows: Sequence[ComparisonRow]) -> Spec | None:
 
 
 def phases(rows: Sequence[ComparisonRow]) -> Spec | None:
-    """Time of one sample spent waiting for data, in forward, backward and optimizer."""
+    """Time of one sample spent between steps, waiting for data, in forward, backward, optimizer."""
     found = [
         {"name": row.variant.label, "phase": name, "order": order, "seconds": share / speed.value,
          "text": f"{format_seconds(share / speed.value)}, {share:.0%}"}

@@ -1,0 +1,198 @@
+"""Offloading of activations: what the backward pass needs waits in host memory."""
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from eke.plan.planner import Plan
+
+MIN_BYTES = 1024
+"""Smaller tensors stay: the copy would cost more than they take (torchtune's OffloadActivations
+has the same limit, https://docs.pytorch.org/torchtune/stable/generated/)."""
+
+IN_FLIGHT = 4
+"""Tensors on their way to the host, and fetched ahead of their use; both take device memory."""
+
+
+@dataclass(eq=False)
+class Away:
+    """A tensor in host memory, or on its way there (`source`) or back (`fetched`)."""
+
+    owner: "ActivationOffload"
+    host: Tensor
+    source: Tensor | None
+    place: tuple[Any, ...]
+    device: torch.device
+    before: "Callable[[], Away | None]"
+    """What left before it, while that is needed."""
+    event: Any
+    """The end of its last copy."""
+    uses: int = 1
+    """Operations of the backward pass that have not asked for it yet."""
+    fetched: Any = None
+
+    def __del__(self) -> None:
+        """A copy to where nobody looks any more may still be queued."""
+        if self.fetched is not None:
+            self.owner.protect(self.fetched)
+
+    def original(self) -> Tensor | None:
+        """The source, while it is there; a RuntimeError if it was changed, as autograd's."""
+        if self.source is not None and place_of(self.source) != self.place:
+            raise RuntimeError("a tensor needed for the backward pass was changed in place")
+        return self.source
+
+
+def place_of(tensor: Tensor) -> tuple[Any, ...]:
+    """The same for the same numbers in the same memory."""
+    storage, offset = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return storage, offset, tensor.size(), tensor.stride(), tensor.dtype, tensor._version
+
+
+class ActivationOffload(saved_tensors_hooks):
+    """Context of a forward pass: what it saves for backward goes to host memory until then.
+
+    As torch.autograd.graph.save_on_cpu, but weights stay where they are (a linear layer saves its
+    weight for the backward pass, which is no activation), copies to and from page-locked memory
+    run beside the passes in a stream of their own, and what several operations save in a row is
+    moved once. A weight that autocast has copied into 16 bits is neither moved nor kept: it is
+    copied once more. (Not so where it is frozen: autograd does not know then what was copied, and
+    the copy goes to the host.)
+
+    The stream that computes allocates all memory of the device, and waits for a copy before what
+    was copied is let go: the allocator can use it again at once, however far the host is ahead.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(self._pack, self._unpack)
+        self._weights = {p.untyped_storage()._cdata for p in model.parameters()}
+        cuda: Any = torch.cuda  # torch 2.13 annotates neither of the two
+        self.stream: torch.cuda.Stream | None = cuda.Stream() if cuda.is_initialized() else None
+        """Of the copies; without CUDA they are made at once."""
+        self._leaving: deque[Away] = deque()
+        self._last: Callable[[], Away | None] = lambda: None
+        self.bytes_moved = 0
+        """To the host, in all forward passes so far."""
+
+    def _pack(self, tensor: Tensor) -> Any:
+        is_weight = tensor.untyped_storage()._cdata in self._weights
+        if is_weight or not is_away(tensor) or tensor.nbytes < MIN_BYTES:
+            return tensor
+        weight = copied_leaf(tensor)
+        if weight is not None and weight.untyped_storage()._cdata in self._weights:
+            return made_again(tensor, weight)
+        place = place_of(tensor)
+        for each in self._leaving:
+            if each.source is not None and each.place == place:
+                each.uses += 1
+                return each
+        while len(self._leaving) >= IN_FLIGHT:
+            oldest = self._leaving.popleft()
+            if oldest.original() is not None:
+                self.wait(oldest.event)
+                oldest.source = None
+        pinned = tensor.device.type == "cuda"  # torch keeps page-locked memory for the next step
+        host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+        source = tensor.detach()
+        event = self.copy(host, source)
+        self.bytes_moved += tensor.nbytes
+        away = Away(self, host, source, place, tensor.device, self._last, event)
+        self._last = weakref.ref(away)
+        self._leaving.append(away)
+        return away
+
+    def _unpack(self, packed: Any) -> Tensor:
+        if not isinstance(packed, Away):
+            return packed if isinstance(packed, Tensor) else packed()
+        packed.uses -= 1
+        found = packed.original()
+        each: Away | None = packed
+        for _ in range(1 + IN_FLIGHT):  # this one, and those that the pass will ask for next
+            if each and each.source is each.fetched is None and (each is packed or each.uses > 0):
+                each.fetched = torch.empty_like(each.host, device=each.device)
+                each.event = self.copy(each.fetched, each.host)
+            each = each and each.before()
+        if found is None:
+            found = packed.fetched
+            self.wait(packed.event)
+        else:  # the end of the forward pass: its copy need not be waited for
+            self.protect(found)
+        if packed.uses <= 0:
+            packed.source = packed.fetched = None
+        return found
+
+    def copy(self, target: Tensor, source: Tensor) -> Any:
+        """Copy once all is done that has been queued up to now; what to `wait` for."""
+        if self.stream is None:
+            target.copy_(source)
+            return None
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            target.copy_(source, non_blocking=True)
+        return self.stream.record_event()
+
+    def wait(self, event: Any) -> None:
+        """What is queued from now on comes after this copy."""
+        if event is not None:
+            torch.cuda.current_stream().wait_event(event)
+
+    def protect(self, tensor: Tensor) -> None:
+        """Its memory is not used again before the copies that are queued now are done."""
+        if self.stream is not None:
+            tensor.record_stream(self.stream)
+
+
+def made_again(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+    """A function that makes a view of a copy of all of `weight` once more, in new memory.
+
+    It raises a RuntimeError where the weight has changed since, as autograd does of what it keeps.
+    """
+    version, dtype = weight._version, tensor.dtype
+    size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def again() -> Tensor:
+        if weight._version != version:
+            raise RuntimeError("a weight was changed between the forward and the backward pass")
+        return weight.detach().to(dtype).as_strided(size, stride, offset)
+
+    return again
+
+
+REARRANGED = frozenset(
+    f"{name}Backward0"
+    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Unsqueeze")
+)
+"""Operations of autograd whose result lies in the memory of its argument, number for number."""
+
+
+def copied_leaf(tensor: Tensor) -> Tensor | None:
+    """What a tensor is a copy of, in another format and perhaps rearranged; None: of no leaf."""
+    node: Any = tensor.grad_fn
+    copies = 0
+    while node is not None and not hasattr(node, "variable"):
+        if node.name() == "ToCopyBackward0":
+            copies += 1
+        elif node.name() not in REARRANGED:
+            return None
+        node = node.next_functions[0][0]
+    leaf: Tensor | None = getattr(node, "variable", None)
+    if leaf is None or copies != 1 or not leaf.is_contiguous():
+        return None
+    return leaf
+
+
+def is_away(tensor: Tensor) -> bool:
+    """Whether a tensor lies elsewhere than in host memory."""
+    return tensor.device.type != "cpu"
+
+
+def build_activation_offload(plan: Plan, model: nn.Module) -> AbstractContextManager[Any]:
+    """Context of each training forward pass; may be entered again and again."""
+    return ActivationOffload(model) if plan.config.memory.activation_offload else nullcontext()
