@@ -159,6 +159,7 @@ LEFT_OUT = {
         f"sweep.{name}": "of a sweep"
         for name in ("product", "rows", "zip", "exclude", "repeats", "seeds", "strict")
     },
+    "recipe.horizon": "of what a recipe chooses: tests/unit/tuning/recipes",
     "distributed.num_nodes": "of a cluster",
     "hardware.network_gbit_per_s": "between machines",
     "distributed.timeout_s": "a time nobody waits for",

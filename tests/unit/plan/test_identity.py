@@ -53,7 +53,7 @@ PRESENTATION = {
     *(f"resources.{f.name}" for f in dataclasses.fields(Resources)),
     *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
     "sweep.product", "sweep.rows", "sweep.zip", "sweep.exclude", "sweep.repeats", "sweep.strict",
-    "sweep.seeds", "rerun", "plan_only", "ignore_forecast", "train.log_every",
+    "sweep.seeds", "recipe.horizon", "rerun", "plan_only", "ignore_forecast", "train.log_every",
     "train.checkpoint_every", "train.keep_checkpoints", "train.save_final", "distributed.timeout_s",
 }  # fmt: skip
 """They change neither the result nor what is measured."""
@@ -310,8 +310,8 @@ def test_canonical_text_is_one_for_one_meaning() -> None:
 def test_meaningful_keeps_the_rest() -> None:
     content = make_converter().unstructure(synthetic_config())
     kept = meaningful(content)
-    around = {"tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "rerun",
-              "plan_only", "ignore_forecast"}  # fmt: skip
+    around = {"tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "recipe",
+              "rerun", "plan_only", "ignore_forecast"}  # fmt: skip
     assert set(content) - set(kept) == around
     assert kept["train"]["max_grad_norm"] == 1.0
     assert "log_every" not in kept["train"]

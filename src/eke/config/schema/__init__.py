@@ -64,6 +64,7 @@ from eke.config.schema.resources import (
     Engine,
     Exchange,
     Hardware,
+    Horizon,
     Launcher,
     Paths,
     PeerToPeer,

@@ -1,8 +1,9 @@
 """Techniques that change what passes move and launch by factors that are only known as ranges."""
 
+import math
 from dataclasses import dataclass
 
-from eke.config.schema import Mix, Rows, Synthetic
+from eke.config.schema import Horizon, Mix, Rows, Synthetic
 from eke.estimate.memory.components import doubts_of, shape_of
 from eke.estimate.time.rates import Span, exactly, network_of
 from eke.models.families import Shape
@@ -108,6 +109,12 @@ no cache: docs/lab/gpu.md); the base of whole models is an assumption."""
 CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 """Two cores and g++: BERT of six layers 42.8 s, by regions 24.5; `model=tiny`, of four, 22.9 and
 35.8 (docs/lab/recipes.md)."""
+
+
+def steps_to_pay(plan: Plan) -> float:
+    """Optimizer steps over which compilation is paid: the run's; without end in steady state."""
+    steady = plan.config.recipe.horizon is Horizon.steady
+    return math.inf if steady else plan.steps.total
 
 
 def compile_seconds(plan: Plan) -> float:
