@@ -6,7 +6,7 @@ python benchmarks/recipes.py [--size cpu] [--rounds N] [--steps N] [--budget S] 
     trainer_best   HF Trainer with those of the guides' flags that save time
     eke_best       eke with the same flags
     fastest        eke recipe=fastest, with the same samples in an optimizer step
-    fastest_steady the same with recipe.horizon=steady: what it chooses for days; on a GPU it compiles
+    fastest_steady with recipe.horizon=steady, as for days: on a GPU it compiles
 
 One model, the same samples in the same order, learning rate, schedule and clipping; the same first
 weights where they are small enough to write down. Every turn is a process of its own; a round has

@@ -25,6 +25,7 @@ from eke.models.sizes import (
     choose_targets,
     linear_layers,
     optimizer_entry,
+    option_of,
     projection_rank,
     quantises_state,
     structure,
@@ -97,8 +98,13 @@ RULES: tuple[Rule, ...] = (
         id="apex_needs_cuda",
         key="optimizer",
         when=lambda f: _known(f).cuda_only and f.device.kind == "cpu",
+        value=lambda f: option_of(f.config.optimizer),
         why=lambda f: f"{_library(f)} has kernels for CUDA only; {f.device.name} is a CPU",
-        fix=lambda f: Fix(f"optimizer={_known(f).twin}"),
+        fix=lambda f: Fix(
+            "optimizer.implementation=fused"
+            if option_of(f.config.optimizer) != f.config.optimizer.option
+            else f"optimizer={_known(f).twin}"
+        ),
         source="https://nvidia.github.io/apex/optimizers.html",
     ),
     Rule(

@@ -17,6 +17,7 @@ from eke.config.schema import (
     Config,
     DecayingSchedule,
     Evaluation,
+    Implementation,
     LlamaModel,
     Resources,
     Switch,
@@ -103,6 +104,7 @@ OTHER = {
     "model.num_key_value_heads": 2,
     "model.rope_scaling_factor": 8.0,
     "optimizer.option": "adamw_fused",  # one that is registered
+    "optimizer.implementation": Implementation.foreach,  # auto is fused
     "schedule.warmup_steps": 7,
     "task.target_len": 9,
     "tracker.entity": "team",
