@@ -6,7 +6,7 @@ python benchmarks/recipes.py [--size cpu] [--rounds N] [--steps N] [--budget S] 
     trainer_best   HF Trainer with those of the guides' flags that save time
     eke_best       eke with the same flags
     fastest        eke recipe=fastest, with the same samples in an optimizer step
-    fastest_long   what recipe=fastest chooses for a run of days, typed: on a GPU it compiles
+    fastest_steady with recipe.horizon=steady, as for days: on a GPU it compiles
 
 One model, the same samples in the same order, learning rate, schedule and clipping; the same first
 weights where they are small enough to write down. Every turn is a process of its own; a round has
@@ -81,7 +81,6 @@ SIZES = {
 
 BEST = ("optimizer=adamw_fused", "dataloader=workers")
 """The flags of plain_trainer.BEST, as eke calls them."""
-DAYS = "train.steps=1000000"
 
 Rows = list[tuple[str, tuple[str, ...]]]
 """Names and arguments of what is compared."""
@@ -98,7 +97,7 @@ class Bench:
     precision: str
     """The guides' 16-bit format for this device."""
 
-    def shared(self, steps: str = "") -> tuple[str, ...]:
+    def shared(self) -> tuple[str, ...]:
         """Overrides of every run of eke."""
         return (
             *self.size.eke,
@@ -107,7 +106,7 @@ class Bench:
             "optimizer.weight_decay=0",
             "schedule=linear",
             "schedule.warmup_frac=0",
-            steps or f"train.steps={self.steps}",
+            f"train.steps={self.steps}",
             f"train.log_every={max(1, self.steps // 4)}",  # as plain_trainer.py: a write waits
             f"train.timing_warmup_steps={self.warmup}",
             "train.checkpoint_every=null",
@@ -132,13 +131,7 @@ class Bench:
         target = f"batch.target={size.batch}"
         yield "fastest", ("recipe=fastest", target)
         if torch.cuda.is_available():
-            yield "fastest_long", tuple(self.chosen((target,), DAYS))
-
-    def chosen(self, more: tuple[str, ...], steps: str = "") -> list[str]:
-        """What recipe=fastest comes to, as somebody would type it."""
-        asked = ["recipe=fastest", *self.shared(steps), *more]
-        plan = plan_for(compose(asked), planning=True)
-        return [*more, *chosen_overrides(plan)]
+            yield "fastest_steady", ("recipe=fastest", "recipe.horizon=steady", target)
 
     def save_inputs(self) -> None:
         """The samples of every step in eke's order, and eke's first weights."""

@@ -98,6 +98,7 @@ SOMETIMES: dict[str, Draw] = {
     "batch.eval_per_device": one_of("null", 1, 3),
     "optimizer.lr": log_uniform(1e-5, 1e-2),
     "optimizer.weight_decay": one_of(0, 0.01, 1),
+    "optimizer.implementation": seldom("apex", beside=("auto", "fused", "foreach", "forloop")),
     "optimizer.momentum": seldom(1, beside=(0, 0.5, 0.9)),
     "optimizer.clip_threshold": log_uniform(0.1, 10),
     "optimizer.decay_rate": one_of(-0.8, -0.5, -1, 0),
@@ -160,6 +161,7 @@ LEFT_OUT = {
         f"sweep.{name}": "of a sweep"
         for name in ("product", "rows", "zip", "exclude", "repeats", "seeds", "strict")
     },
+    "recipe.horizon": "of what a recipe chooses: tests/unit/tuning/recipes",
     "distributed.num_nodes": "of a cluster",
     "hardware.network_gbit_per_s": "between machines",
     "distributed.timeout_s": "a time nobody waits for",

@@ -128,7 +128,7 @@ def test_schemas_know_the_users_own_options(here, capsys) -> None:
     options = resolved(entries["override /optimizer"], experiment)
     assert {"mine", "yours"} <= set(options["enum"])
     catalogue = make_catalogue(here / "my_conf")
-    assert catalogue.schema_class("optimizer", "yours").__name__ == "AdamW"
+    assert catalogue.schema_class("optimizer", "yours").__name__ == "TorchAdamW"
 
 
 def test_folders_elsewhere_are_named_in_full(here, capsys) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from eke.config.schema import LAUNCH_GROUPS, SCHEMA_VERSION
 
 PRESENTATION = (
-    *LAUNCH_GROUPS, "tracker", "paths", "hardware", "sweep", "rerun", "plan_only",
-    "ignore_forecast",
+    *LAUNCH_GROUPS, "tracker", "paths", "hardware", "sweep", "recipe", "rerun",
+    "plan_only", "ignore_forecast",
 )  # fmt: skip
 """Groups and root keys that change neither the result nor what is measured."""
 

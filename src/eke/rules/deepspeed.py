@@ -194,7 +194,7 @@ RULES = (
             and shutil.which("g++") is None
         ),
         why="DeepSpeed compiles its Adam for the host at first use; there is no g++ here",
-        fix=Fix("optimizer=adamw_fused", remark="torch's own; or install g++"),
+        fix=Fix("optimizer.implementation=fused", remark="torch's own; or install g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
         versions=VERSION,
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
-from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, decide_formats, model_size
+from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, decide_formats, model_size, option_of
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
 from eke.rules.rule import Facts, Rule, Severity
 
@@ -148,10 +148,22 @@ def _is_there(package: str) -> bool:
     return any(path.is_dir() or path.with_suffix(".py").is_file() for path in places)
 
 
+def _option(facts: Facts, group: str) -> str:
+    config = facts.config
+    return option_of(config.optimizer) if group == "optimizer" else getattr(config, group).option
+
+
 def _missing(facts: Facts, group: str) -> tuple[str, str]:
     """The first absent package of the group's option, and the line that installs it; or nothing."""
-    packages, line = NEEDS.get((group, getattr(facts.config, group).option), ("", ""))
+    packages, line = NEEDS.get((group, _option(facts, group)), ("", ""))
     return next(((name, line) for name in packages.split() if not _is_there(name)), ("", ""))
+
+
+def _without(facts: Facts, group: str) -> str:
+    """The override that needs no package."""
+    if getattr(facts.config, group).option == _INSTEAD[group]:  # by its implementation
+        return f"{group}.implementation=auto"
+    return f"{group}={_INSTEAD[group]}"
 
 
 def _rule(group: str) -> Rule:
@@ -159,8 +171,9 @@ def _rule(group: str) -> Rule:
         id="package_missing",
         key=group,
         when=lambda f: not f.planning and _missing(f, group) != ("", ""),
+        value=lambda f: _option(f, group),
         why=lambda f: f"needs the package {_missing(f, group)[0]}, which is not installed",
-        fix=lambda f: Fix(f"{group}={_INSTEAD[group]}", remark=f"or: {_missing(f, group)[1]}"),
+        fix=lambda f: Fix(_without(f, group), remark=f"or: {_missing(f, group)[1]}"),
         source="pyproject.toml",
     )
 

@@ -23,6 +23,7 @@ from eke.models.sizes import (
     BFLOAT16_BYTES,
     choose_targets,
     linear_layers,
+    option_of,
     projection_rank,
     quantises_state,
     structure,
@@ -91,8 +92,13 @@ RULES: tuple[Rule, ...] = (
         id="apex_needs_cuda",
         key="optimizer",
         when=lambda f: f.optimizer.cuda_only and f.device.kind == "cpu",
+        value=lambda f: option_of(f.config.optimizer),
         why=lambda f: f"{_library(f)} has kernels for CUDA only; {f.device.name} is a CPU",
-        fix=lambda f: Fix(f"optimizer={f.optimizer.twin}"),
+        fix=lambda f: Fix(
+            "optimizer.implementation=fused"
+            if option_of(f.config.optimizer) != f.config.optimizer.option
+            else f"optimizer={f.optimizer.twin}"
+        ),
         source="https://nvidia.github.io/apex/optimizers.html",
     ),
     Rule(

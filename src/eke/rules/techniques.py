@@ -24,6 +24,7 @@ from eke.config.schema import (
     MaskedLM,
     QLora,
     Switch,
+    TorchAdamW,
     Weights,
 )
 from eke.models.sizes import STAGE, optimizer_entry
@@ -188,7 +189,7 @@ def _plain_adamw(config: Config) -> bool:
     free = (
         not config.memory.optimizer_in_backward and not optimizer_entry(optimizer).rounds_at_random
     )
-    return type(optimizer) is AdamW and free
+    return type(optimizer) in (AdamW, TorchAdamW) and free
 
 
 def _shares_less_than(option: str) -> Condition:

@@ -14,7 +14,7 @@ from eke.common.text import format_number
 from eke.config.compose import Arguments, Composed, compose, launcher_of
 from eke.config.sweep import SweepCell
 from eke.estimate.memory import is_open, stop_tracing, traced_forecast
-from eke.estimate.time import StepTime, forecast_time
+from eke.estimate.time import StepTime, forecast_time, steps_to_pay
 from eke.launch.interface import Launcher, find_launcher
 from eke.launch.processes.follow import open_board, watching
 from eke.launch.processes.sweep import Cell, Job, SweepFile, sweep_id, sweep_paths
@@ -170,7 +170,7 @@ class Fitting:
             reason = cell.reason or (job.reason if job else "") or "it has no record"
             return Measured(number, repeat, Trial(None), cell.outcome or "refused", reason)
         found = measured(
-            number, repeat, job.record, job.folder, self.baseline.steps.total,
+            number, repeat, job.record, job.folder, steps_to_pay(self.baseline),
             self.baseline.device.kind == "cuda",
             self.candidates.found[number].forecast.components.get("context", 0),
         )  # fmt: skip

@@ -17,6 +17,7 @@ from eke.config.schema import (
     Config,
     DecayingSchedule,
     Evaluation,
+    Implementation,
     LlamaModel,
     Resources,
     Switch,
@@ -53,7 +54,7 @@ PRESENTATION = {
     *(f"resources.{f.name}" for f in dataclasses.fields(Resources)),
     *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
     "sweep.product", "sweep.rows", "sweep.zip", "sweep.exclude", "sweep.repeats", "sweep.strict",
-    "sweep.seeds", "rerun", "plan_only", "ignore_forecast", "train.log_every",
+    "sweep.seeds", "recipe.horizon", "rerun", "plan_only", "ignore_forecast", "train.log_every",
     "train.checkpoint_every", "train.keep_checkpoints", "train.save_final", "train.save_on_signal",
     "distributed.timeout_s",
 }  # fmt: skip
@@ -104,6 +105,7 @@ OTHER = {
     "model.num_key_value_heads": 2,
     "model.rope_scaling_factor": 8.0,
     "optimizer.option": "adamw_fused",  # one that is registered
+    "optimizer.implementation": Implementation.foreach,  # auto is fused
     "schedule.warmup_steps": 7,
     "task.target_len": 9,
     "tracker.entity": "team",
@@ -311,8 +313,8 @@ def test_canonical_text_is_one_for_one_meaning() -> None:
 def test_meaningful_keeps_the_rest() -> None:
     content = make_converter().unstructure(synthetic_config())
     kept = meaningful(content)
-    around = {"tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "rerun",
-              "plan_only", "ignore_forecast"}  # fmt: skip
+    around = {"tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "recipe",
+              "rerun", "plan_only", "ignore_forecast"}  # fmt: skip
     assert set(content) - set(kept) == around
     assert kept["train"]["max_grad_norm"] == 1.0
     assert "log_every" not in kept["train"]

@@ -12,6 +12,7 @@ from unit.plan.cases import CPU, GPU, SYNTHETIC, decision, plan_config, plan_of
 from unit.plan.record.samples import step_row
 
 from eke.common.errors import ConfigError
+from eke.models.sizes import optimizer_entry
 from eke.plan.planner import Decision, outline_record
 from eke.plan.record import Outcome
 
@@ -301,6 +302,20 @@ def test_optimizer_implementation(option, implementation, decided) -> None:
     plan = plan_of(*SYNTHETIC, f"optimizer={option}")
     assert plan.compute.optimizer_implementation == implementation
     assert (decision(plan, "optimizer implementation") is not None) == decided
+
+
+@pytest.mark.parametrize("name", ["fused", "foreach", "forloop", "apex"])
+def test_an_implementation_is_the_option_of_that_name(name) -> None:
+    """All that is planned is the same but the run's name: earlier runs keep theirs."""
+    option = {"apex": "adamw_apex_fused"}.get(name, f"adamw_{name}")
+    typed = plan_of(*SYNTHETIC, f"optimizer.implementation={name}", device=GPU)
+    former = plan_of(*SYNTHETIC, f"optimizer={option}", device=GPU)
+    assert typed.compute == former.compute
+    assert typed.decisions == former.decisions
+    assert optimizer_entry(typed.config.optimizer) is optimizer_entry(former.config.optimizer)
+    assert typed.run_id != former.run_id
+    same = plan_of(*SYNTHETIC, device=GPU).run_id
+    assert (typed.run_id == same) == (name == "fused"), "what auto chooses"
 
 
 # --- the whole ----------------------------------------------------------------------------------

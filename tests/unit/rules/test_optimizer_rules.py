@@ -101,6 +101,20 @@ def test_the_package_of_each_optimizer_is_named(option, monkeypatch) -> None:
     assert str(problem.fix).startswith("optimizer=adamw   (or: ")
 
 
+@pytest.mark.parametrize(
+    ("rule", "device", "fix"),
+    [
+        ("apex_needs_cuda", CPU, "optimizer.implementation=fused"),
+        ("package_missing", V100, "optimizer.implementation=auto   (or: build it"),
+    ],
+)
+def test_an_implementation_without_its_device_or_package(rule, device, fix, monkeypatch) -> None:
+    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
+    problem = found("optimizer.implementation=apex", device=device)[rule]
+    assert (problem.key, problem.value) == ("optimizer", "adamw_apex_fused")
+    assert str(problem.fix).startswith(fix)
+
+
 def test_another_project_of_that_name_is_not_nvidias(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "apex").mkdir()

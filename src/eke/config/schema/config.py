@@ -75,6 +75,7 @@ class Config:
     resources: Resources = field(default_factory=Resources)
     slurm: Slurm = field(default_factory=Slurm)
     sweep: Sweep = field(default_factory=Sweep)
+    recipe: surroundings.Recipe = field(default_factory=surroundings.Recipe)
     seed: int = field(default=0, metadata=between(0, 2**32 - 1))  # what NumPy takes
     """Seed of initial weights, sample order, masking and dropout."""
     repeat: int = field(default=0, metadata=at_least(0))

@@ -214,6 +214,22 @@ class Sweep:
     """Start nothing when a rule refuses any of the runs."""
 
 
+class Horizon(Enum):
+    """For how long what is chosen should be the fastest."""
+
+    steps = "steps"
+    steady = "steady"
+
+
+@dataclass
+class Recipe:
+    """What an adaptive recipe, and `eke fit`, choose for."""
+
+    horizon: Horizon = Horizon.steps
+    """`steps`: for this run, in which compilation has to pay; `steady`: for steps after
+    compilation, as benchmarks time them."""
+
+
 @dataclass
 class Engine:
     """Which training loop runs the plan."""

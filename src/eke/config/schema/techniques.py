@@ -225,7 +225,7 @@ class Optimizer:
 
 @dataclass
 class AdamW(Optimizer):
-    """AdamW and its implementations."""
+    """What every AdamW has."""
 
     beta1: float = field(default=0.9, metadata=below(0, 1))
     """Decay of the first moment."""
@@ -233,6 +233,26 @@ class AdamW(Optimizer):
     """Decay of the second moment."""
     eps: float = field(default=1e-8, metadata=above(0, MAX_EPS))
     """Added to the denominator."""
+
+
+class Implementation(Enum):
+    """Loop over the weights of AdamW."""
+
+    auto = "auto"
+    """The plan chooses."""
+    fused = "fused"
+    foreach = "foreach"
+    forloop = "forloop"
+    apex = "apex"
+    """NVIDIA's, of another package."""
+
+
+@dataclass
+class TorchAdamW(AdamW):
+    """AdamW in one of its implementations, which compute the same."""
+
+    implementation: Implementation = Implementation.auto
+    """Loop over the weights; also as `optimizer=adamw_fused` and so on."""
 
 
 @dataclass
@@ -385,6 +405,7 @@ OPTIMIZERS: dict[str, type] = {
     "muon": Muon,
     "schedule_free": ScheduleFree,
     "sgd": SGD,
+    "torch_adamw": TorchAdamW,
 }
 """Schema name -> class, for the options that do not have the fields of `Optimizer` alone."""
 

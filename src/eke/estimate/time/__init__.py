@@ -1,7 +1,7 @@
 """Step time: the work of a step, the rates of its device, and the time it takes; no torch."""
 
 from eke.estimate.time.rates import StepTime, Unknown
-from eke.estimate.time.slowdowns import compile_seconds
+from eke.estimate.time.slowdowns import compile_seconds, steps_to_pay
 from eke.estimate.time.step_time import (
     forecast_time,
     num_runs,

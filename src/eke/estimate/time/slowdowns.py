@@ -1,8 +1,10 @@
 """Techniques that change what passes move and launch by factors that are only known as ranges."""
 
+import math
 from dataclasses import dataclass
 
-from eke.config.schema import Mix, Rows, Synthetic
+from eke.common.text import format_seconds
+from eke.config.schema import Horizon, Mix, Rows, Synthetic
 from eke.estimate.memory.components import doubts_of, shape_of
 from eke.estimate.time.rates import Span, exactly, network_of
 from eke.models.families import Shape
@@ -50,7 +52,7 @@ def effect_of(plan: Plan) -> WorkFactors:
 
 NOTES = {
     "architecture": "no counts for this architecture: a Llama of its sizes stands in",
-    "compiler": "what torch.compile fuses is known as a range; compilation itself is not included",
+    "compiler": "what torch.compile fuses is known as a range",
     "fused_kernels": "what fused kernels save is known as a range",
     "lengths": "samples differ in length: their mean over a training is counted",
     "data_parallel": "distributed=dp: one Python process feeds all devices, one after the other",
@@ -79,6 +81,9 @@ def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
         found.append("rows are read in the training process: that time is not included")
     if not isinstance(data, Synthetic) and getattr(data, "streaming", False):
         found.append("a stream may be slower than the device")
+    if seconds := compile_seconds(plan):
+        took = format_seconds(seconds)
+        found.append(f"compiling, about {took} once, less where an earlier run left the same code")
     if not_timed := optimizer_entry(config.optimizer).not_timed:
         found.append(not_timed)
     if config.distributed.num_nodes > 1:
@@ -96,7 +101,7 @@ class _Compiler:
     layer: float
     """Of each layer, where the whole model is compiled."""
     regional: float
-    """Where one layer is compiled for all."""
+    """Where one layer is compiled for all; a decoder's beside an encoder's as well."""
 
 
 GPU = _Compiler(whole=10.0, layer=1.2, regional=13.0)
@@ -110,6 +115,12 @@ CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 35.8 (docs/lab/recipes.md)."""
 
 
+def steps_to_pay(plan: Plan) -> float:
+    """Optimizer steps over which compilation is paid: the run's; without end in steady state."""
+    steady = plan.config.recipe.horizon is Horizon.steady
+    return math.inf if steady else plan.steps.total
+
+
 def compile_seconds(plan: Plan) -> float:
     """Wall seconds expected in the compiler, once per run; 0 without TorchInductor.
 
@@ -119,7 +130,7 @@ def compile_seconds(plan: Plan) -> float:
     if config.option != "inductor":
         return 0.0
     compiler = GPU if plan.device.kind == "cuda" else CPU
-    if config.regional:
-        return compiler.regional
     shape = shape_of(plan)
+    if config.regional:
+        return compiler.regional * (2 if shape.decoder_layers else 1)
     return compiler.whole + compiler.layer * (shape.layers + shape.decoder_layers)

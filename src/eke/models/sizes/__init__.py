@@ -6,6 +6,7 @@ from eke.models.sizes.optimizers import (
     OptimizerEntry,
     optimizer_bytes,
     optimizer_entry,
+    option_of,
     projection_rank,
     quantises_state,
 )

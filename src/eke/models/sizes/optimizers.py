@@ -28,6 +28,7 @@ from eke.config.schema import (
     Lion8bit,
     Muon,
     Optimizer,
+    TorchAdamW,
 )
 from eke.models.families import Role, Weight
 
@@ -427,9 +428,10 @@ _low_rank = partial(
 
 OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
     "adamw": _torch_adamw(built=("AdamW torch", "DeepSpeedCPUAdam deepspeed"), implementation=AUTO),
-    "adamw_forloop": _torch_adamw(implementation="forloop"),
-    "adamw_foreach": _torch_adamw(implementation="foreach"),
-    "adamw_fused": _torch_adamw(implementation="fused"),
+    **{
+        f"adamw_{loop}": _torch_adamw(implementation=loop)
+        for loop in ("forloop", "foreach", "fused")
+    },
     "adamw_apex_fused": _adamw_sized(
         builder=f"{BUILDERS}adamw_apex_fused",
         state_bytes=_adamw,
@@ -568,13 +570,21 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
 """Option -> its entry. Other packages add entries by the entry point group `eke.optimizers`."""
 
 
+def option_of(optimizer: Optimizer) -> str:
+    """The option that does the same without `optimizer.implementation`: `adamw_fused`."""
+    if optimizer.option != "adamw" or not isinstance(optimizer, TorchAdamW):
+        return optimizer.option
+    name = optimizer.implementation.value
+    return {AUTO: "adamw", "apex": "adamw_apex_fused"}.get(name, f"adamw_{name}")
+
+
 def optimizer_entry(optimizer: Optimizer) -> OptimizerEntry:
     """The registry entry of a configured optimizer.
 
     Raises:
         ConfigError: neither eke nor a package that is installed here has the option.
     """
-    option = optimizer.option
+    option = option_of(optimizer)
     entry = OPTIMIZER_REGISTRY.get(option) or load_plugin("eke.optimizers", option)
     if entry is None:
         why = "no installed package registers it (entry point group eke.optimizers)"

@@ -187,8 +187,8 @@ def _effective_lines(record: Record) -> list[Line]:
     lines += _memory_technique_lines(seen)
     if compiler := seen.get("compile"):
         counts = f"{compiler['graph_breaks']} graph breaks, {compiler['recompiles']} recompilations"
-        if compiler.get("cache_hits"):
-            counts += f", {compiler['cache_hits']} graphs from the cache"
+        if hits := compiler.get("cache_hits"):
+            counts += f", {hits} of {hits + compiler['cache_misses']} passes from the cache"
         if record.timing.compile_s is not None:
             counts = f"{format_seconds(record.timing.compile_s)} compiling; {counts}"
         lines.append(("compiled", f"{compiler['graphs']} graphs", counts))

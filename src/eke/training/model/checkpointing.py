@@ -210,12 +210,18 @@ def _enable(model: torch.nn.Module, arguments: dict[str, Any], name: str) -> Non
 
 def _full(plan: Plan) -> dict[str, Any]:
     # ZeRO-3 gathers a layer's weights by operations of the layer's own forward pass.
-    return {"context_fn": marked} if plan.config.distributed.option == "zero3" else {}
+    return _with(marked) if plan.config.distributed.option == "zero3" else {}
 
 
 def _selective(plan: Plan) -> dict[str, Any]:
     gathers = plan.config.distributed.option == "zero3"
-    return {"context_fn": selective_among_others if gathers else selective}
+    return _with(selective_among_others if gathers else selective)
+
+
+def _with(make: Callable[[], Contexts]) -> dict[str, Any]:
+    # What the contexts do; without a name for it torch 2.13 keeps no compiled graph for later runs.
+    vars(make)["cache_hash"] = f"eke {make.__name__}: {sorted(KEPT)}"
+    return {"context_fn": make}
 
 
 CHECKPOINTING: dict[Checkpointing, Callable[[Plan], dict[str, Any] | None]] = {

@@ -259,10 +259,10 @@ def compile_report() -> dict[str, Any]:
     Returns:
         `graphs`: graphs captured by Dynamo, those of recompilations included; `operations`: in
         them; `graph_breaks`: times it had to end a graph early; `recompiles`: compilations because
-        a guard failed, a new shape say; `cache_hits`, `cache_misses`: graphs that inductor had, and
-        had not, compiled for an earlier run; `compile_s`: wall seconds inside the compiler, backend
-        included: Dynamo's own duration of each frame and of each backward graph compiled when first
-        needed.
+        a guard failed, a new shape say; `cache_hits`, `cache_misses`: passes, forward or backward,
+        that inductor had, and had not, compiled before; `cache_bypasses`: of what PyTorch keeps for
+        no other run; `compile_s`: wall seconds inside the compiler, backend included: Dynamo's own
+        duration of each frame and of each backward graph compiled when first needed.
     """
     from torch._dynamo.utils import counters, get_compilation_metrics
 
@@ -274,6 +274,8 @@ def compile_report() -> dict[str, Any]:
         "recompiles": sum(m.recompile_reason is not None for m in metrics),
         "cache_hits": int(counters["inductor"]["fxgraph_cache_hit"]),
         "cache_misses": int(counters["inductor"]["fxgraph_cache_miss"]),
+        "cache_bypasses": counters["inductor"]["fxgraph_cache_bypass"]
+        + counters["aot_autograd"]["autograd_cache_bypass"],
         "compile_s": sum(m.duration_us or 0 for m in metrics) / 1e6,
     }
 

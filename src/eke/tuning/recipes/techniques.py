@@ -5,12 +5,13 @@ Which 16-bit format a device multiplies fast, and whether that is worth it.
 Whether a run is compiled: by regions, as a whole for CUDA graphs, or not for want of time.
 """
 
+import math
 from dataclasses import replace
 
 from eke.common.text import format_seconds
 from eke.config.schema import MaskedLM
 from eke.estimate.memory import Verdict
-from eke.estimate.time import compile_seconds
+from eke.estimate.time import compile_seconds, steps_to_pay
 from eke.hardware import Device
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
@@ -154,19 +155,20 @@ def compiler(situation: Situation) -> Question | None:
     # An explicit mode that replays CUDA graphs, which rules keep from single layers.
     whole = replace(config.compile, option="inductor").replays_graphs
     why_not = _why_uncompiled(situation, least, whole)
-    if least is None or why_not:
+    if why_not:
         return Question(("compile",), (), otherwise=why_not)
-    earned = (
-        f"{COMPILE_GAIN - 1:.0%} faster in torchtitan's Llama of 8B parameters on H100s, and the "
-        f"run, {format_seconds(max(least))} at the least, earns its compilation back"
-    )
+    earned = f"{COMPILE_GAIN - 1:.0%} faster in torchtitan's Llama of 8B parameters on H100s, and "
+    if is_steady(situation) or least is None:
+        earned += "recipe.horizon=steady leaves out what compilation takes"
+    else:
+        earned += f"the run, {format_seconds(max(least))} at the least, earns its compilation back"
     if whole:
         earned += f"; compile.mode={config.compile.mode.value} takes the whole model"
         return Question(
             ("compile",), (RecipeOption(("compile=inductor",), earned),), otherwise=STAYS
         )
     options = [RecipeOption(REGIONAL, earned)]
-    device_s, host_s = least
+    device_s, host_s = least or (0.0, 0.0)
     # Graphs save the host's time beyond the device's, and compile the whole model.
     if host_s - device_s > spent(situation, regional=False) and _at_once(situation):
         steps = situation.plan.steps.total
@@ -198,8 +200,15 @@ def least_seconds(situation: Situation) -> tuple[float, float] | None:
     return device_s, steps * LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces
 
 
+def is_steady(situation: Situation) -> bool:
+    """Whether compilation need not pay."""
+    return math.isinf(steps_to_pay(situation.plan))
+
+
 def spent(situation: Situation, *, regional: bool) -> float:
-    """Seconds that the compiler is expected to take, once per run and without any cache."""
+    """Seconds of compilation that have to pay: of the whole run, or none."""
+    if is_steady(situation):
+        return 0.0
     how = replace(situation.config.compile, option="inductor", regional=regional)
     config = replace(situation.config, compile=how)
     return compile_seconds(replace(situation.plan, config=config))
@@ -207,14 +216,14 @@ def spent(situation: Situation, *, regional: bool) -> float:
 
 def _why_uncompiled(situation: Situation, least: tuple[float, float] | None, whole: bool) -> str:
     """Why the run is not compiled; empty where it is."""
-    if least is None:
+    if least is None and not is_steady(situation):
         return "how long the run takes is not known"
     if is_ragged(situation.config):
         return "each new length would be compiled again"
     if not family_of(situation.config).is_known:
         return "the layers of this architecture are not known"
     seconds, saved = spent(situation, regional=not whole), 1 - 1 / COMPILE_GAIN
-    if max(least) * saved < seconds:
+    if least is not None and max(least) * saved < seconds:
         return (
             f"the run takes {format_seconds(max(least))} at the least, and compiling pays from "
             f"{format_seconds(seconds / saved)} on ({seconds:.2g} s saved at a gain of "

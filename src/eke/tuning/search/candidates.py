@@ -21,7 +21,7 @@ from eke.config.compose import Composed, compose
 from eke.config.schema import Config
 from eke.config.schema.codec import make_converter
 from eke.estimate.memory import Forecast, Verdict, known_forecast
-from eke.estimate.time import compile_seconds
+from eke.estimate.time import compile_seconds, steps_to_pay
 from eke.hardware import Device
 from eke.plan.planner import Plan, possible_batches, replan, with_batch
 from eke.rules.techniques import (
@@ -285,7 +285,7 @@ def _cut(
             forecast.peak.expected,
             expected_s(plan),
             usual * PER_DOUBLING**doublings,
-            compile_seconds(plan) / baseline.steps.total,
+            compile_seconds(plan) / steps_to_pay(baseline),
             beside,
         )
         cut.append(Candidate(point, values, plan, forecast))

@@ -290,7 +290,7 @@ def measured(
     repeat: int,
     record: Record,
     folder: str,
-    total_steps: int,
+    total_steps: float,
     on_gpu: bool,
     context_bytes: int = 0,
 ) -> Measured:

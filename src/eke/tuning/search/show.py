@@ -148,7 +148,7 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
     """Notes below the table."""
     found = []
     total = format_number(baseline.steps.total, "step")
-    if any(trial.compile_s >= 1 for trial in fit.trials):
+    if any(trial.compile_s >= 1 and trial.trial.compiling_s for trial in fit.trials):
         found.append(f"steps include their share of compiling, once for {total}")
     if rivals := fit.rivals:
         names = ", ".join(short_name(each.candidate, baseline) for each in rivals[:NAMED])

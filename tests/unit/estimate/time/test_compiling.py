@@ -3,7 +3,7 @@
 import pytest
 from unit.estimate.time.cases import CPU, small
 
-from eke.estimate.time import compile_seconds
+from eke.estimate.time import compile_seconds, steps_to_pay
 
 BERT = ("model=bert_base", "task=masked_lm", "model.num_hidden_layers=6")
 TINY = ("model=tiny", "model.num_hidden_layers=4")
@@ -40,3 +40,10 @@ def test_layers_count_where_all_are_compiled():
         for n in (4, 12)
     ]
     assert regional[0] == regional[1] < four
+    seq2seq = ("model=tiny_t5", "task=seq2seq_lm", "compile=inductor", "compile.regional=true")
+    assert compile_seconds(small(*seq2seq)) == 2 * regional[0]
+
+
+def test_in_steady_state_it_need_not_pay():
+    assert steps_to_pay(small("train.steps=30")) == 30
+    assert 1 / steps_to_pay(small("train.steps=30", "recipe.horizon=steady")) == 0

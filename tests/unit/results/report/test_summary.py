@@ -186,6 +186,9 @@ def test_compiling_is_shown_with_its_time() -> None:
     shown = lines(full_record(effective={"compile": compiled}))["compiled"]
     assert shown.split("  ")[0] == "3 graphs"
     assert shown.endswith("12 s compiling; 0 graph breaks, 1 recompilations")
+    compiled |= {"cache_hits": 3, "cache_misses": 1}
+    shown = lines(full_record(effective={"compile": compiled}))["compiled"]
+    assert shown.endswith(", 3 of 4 passes from the cache")
 
 
 def test_durations_use_their_own_scale() -> None:

@@ -204,6 +204,23 @@ def test_the_whole_model_is_compiled_where_that_is_earned() -> None:
     assert f"({spent:.2g} s saved" in said(typed, "compile").reason
 
 
+def test_in_steady_state_compilation_need_not_pay() -> None:
+    """The choice of a run of days, and the same run as if it were typed."""
+    few = ("train.steps=30", "hardware=h100")
+    days, steady = (
+        planned(FASTEST, *LLAMA, "hardware=h100", LONG),
+        planned(FASTEST, *LLAMA, *few, "recipe.horizon=steady"),
+    )
+    assert planned(FASTEST, *LLAMA, *few).choices["compile"] == "none"
+    assert chosen(steady) == chosen(days)
+    assert steady.config.compile.regional
+    assert "recipe.horizon=steady leaves out" in said(steady, "compile").reason
+    pairs = [f"{key}={value}" for key, value in chosen(steady).items()]
+    assert planned(*LLAMA, *few, *pairs).run_id == steady.run_id
+    graphs = planned(FASTEST, *BERT, "batch.target=4", *few, "recipe.horizon=steady")
+    assert graphs.config.compile.mode.value == "reduce_overhead"
+
+
 def test_graphs_are_for_steps_that_the_host_limits() -> None:
     small = planned(FASTEST, *BERT, "batch.target=4", LONG, "hardware=h200")
     large = planned(FASTEST, *BERT, "batch.target=64", LONG, "hardware=h200")
