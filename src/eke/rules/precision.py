@@ -10,6 +10,7 @@ from eke.common.errors import Fix
 from eke.config.schema import (
     Adapters,
     BaseWeights,
+    Casts,
     Compute,
     Config,
     Evaluation,
@@ -65,6 +66,10 @@ def _loses_updates(facts: Facts) -> bool:
         and not optimizer_entry(config.optimizer).rounds_at_random
         and config.optimizer.lr < SMALLEST_STEP
     )
+
+
+def _casts_once(facts: Facts) -> bool:
+    return facts.config.precision.casts is Casts.per_step
 
 
 def _computed_formats(facts: Facts) -> set[str]:
@@ -148,6 +153,28 @@ RULES = (
         when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
         why="the weights are float32 themselves",
         fix=Fix("precision.master=auto"),
+        source="training/model/number_formats.py",
+    ),
+    Rule(
+        id="casts_need_wide_weights",
+        verdict=Severity.no_effect,
+        key="precision.casts",
+        when=lambda f: _casts_once(f) and not decide_formats(f.config).copies,
+        why=lambda f: (
+            f"weights are {f.config.precision.weights.value}, as what is computed in: none is cast"
+        ),
+        fix=Fix("precision.casts=per_use"),
+        source="training/model/number_formats.py",
+    ),
+    Rule(
+        id="casts_are_of_one_process",
+        key="precision.casts",
+        when=lambda f: _casts_once(f) and f.config.distributed.option != "none",
+        why=lambda f: (
+            f"distributed={f.config.distributed.option} exchanges the weights' own gradients, "
+            "and would not see those of copies"
+        ),
+        fix=Fix("precision.casts=per_use"),
         source="training/model/number_formats.py",
     ),
     Rule(

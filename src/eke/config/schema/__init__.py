@@ -84,6 +84,7 @@ from eke.config.schema.techniques import (
     AdjustLR,
     Apollo,
     BaseWeights,
+    Casts,
     Checkpointing,
     Compute,
     DecayingSchedule,

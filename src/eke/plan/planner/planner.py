@@ -374,6 +374,7 @@ def _plan_compute(
         master=formats.master,
         float8=precision.float8.value,
         eval_autocast=evaluation,
+        copies=formats.copies,
     )
 
 

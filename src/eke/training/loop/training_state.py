@@ -151,16 +151,18 @@ def build_job(
     """Build model, data and optimizer, and continue from the newest complete checkpoint, if any."""
     device = torch_device(plan)
     meter.clock = make_clock(device)
-    formats = build_formats(plan, device)
     # Precision and all else is eke's: an `accelerate launch` in front may not change it. It also
     # joins the group of processes, before anything is built.
     accelerator = Accelerator(
         cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )
     bare, report = build_checked(plan, device)
+    formats = build_formats(plan, device, bare)
     expect_unreached(plan, bare, accelerator)
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
+    with formats.copies:  # which are weights to a forward pass
+        offload = build_activation_offload(plan, bare)
     # All ranks continue from the same checkpoint.
     checkpoint = ranks.tell(newest_complete(paths.checkpoints) if ranks.is_main else None)
     if plan.deepspeed is None:
@@ -181,7 +183,7 @@ def build_job(
         update=started.update,
         formats=started.formats,
         loss=started.loss,
-        offload=build_activation_offload(plan, bare),
+        offload=offload,
         cache_release=CacheRelease(plan.config.memory.empty_cache_every, device),
         multiplier=build_schedule(plan),
         data=build_data(plan, left=report.padding == "left"),

@@ -6,7 +6,7 @@ The only file that sets torch's global flags. All runs of a user on a machine sh
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -33,16 +33,27 @@ class Formats:
     """The same for evaluation."""
     scaler: torch.amp.GradScaler | None
     """Loss scaling for float16, on CPUs too; None for the other formats."""
+    copies: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    """Context of all forward and backward passes of a step."""
 
 
-def build_formats(plan: Plan, device: torch.device) -> Formats:
-    """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU."""
+def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = None) -> Formats:
+    """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU.
+
+    Args:
+        plan: of the run.
+        device: of the model.
+        model: to train, without wrappers; None only evaluates.
+    """
     if device.type == "cuda":
         set_tf32(plan.compute.tf32)
+    copies, cast = plan.compute.copies, plan.compute.autocast
+    copied = model if copies else None
     return Formats(
-        autocast=_context(plan.compute.autocast, device),
+        autocast=_context(None if copies else cast, device),
         eval_autocast=_context(plan.compute.eval_autocast, device),
         scaler=torch.amp.GradScaler(device.type) if plan.compute.loss_scaling else None,
+        copies=NarrowCopies(copied, getattr(torch, copies)) if copied else nullcontext(),
     )
 
 
@@ -78,6 +89,63 @@ def kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> tuple[str, ..
     if dtype is torch.float16:
         names += getattr(model, "_keep_in_fp32_modules", None) or ()
     return tuple(names)
+
+
+class NarrowCopies:
+    """Context of a step's forward and backward passes: the model computes with 16-bit weights.
+
+    Each float32 weight is rounded when the context is entered, where autocast does so in each
+    forward pass. Norms and the residual stream follow the weights' format. A gradient is added in
+    float32 to that of the float32 weight as soon as it is there, and then the weight's own hooks
+    run. The optimizer, checkpoints and evaluation meet the float32 weights alone.
+
+    As FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype=float32). The copies stay, so that
+    compiled code finds them where they were.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        kept = kept_in_float32(model, dtype)
+        self._copies: dict[nn.Parameter, nn.Parameter] = {}
+        self._places: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
+        """Of each weight in its modules: a tied one has several."""
+        for name, weight in model.named_parameters(remove_duplicate=False):
+            if weight.dtype is not torch.float32 or any(part in name for part in kept):
+                continue
+            if weight not in self._copies:
+                copy = nn.Parameter(weight.detach().to(dtype), weight.requires_grad)
+                if weight.requires_grad:
+                    hook: Any = copy.register_post_accumulate_grad_hook  # torch 2.13: no types
+                    hook(partial(_add_gradient, weight))
+                self._copies[weight] = copy
+            owner, _, leaf = name.rpartition(".")
+            self._places.append((model.get_submodule(owner)._parameters, leaf, weight))
+
+    @property
+    def tensors(self) -> list[nn.Parameter]:
+        """The copies."""
+        return list(self._copies.values())
+
+    def __enter__(self) -> None:
+        with torch.no_grad():
+            _copy_all(self.tensors, list(self._copies))
+        for owner, leaf, weight in self._places:
+            owner[leaf] = self._copies[weight]
+
+    def __exit__(self, *_: object) -> None:
+        for owner, leaf, weight in self._places:
+            owner[leaf] = weight
+
+
+def _add_gradient(weight: nn.Parameter, copy: Tensor) -> None:
+    """Move the gradient of a copy over to its weight, as autograd would have added it there."""
+    assert copy.grad is not None, "its hook runs"
+    if weight.grad is None:
+        weight.grad = copy.grad.to(weight.dtype)
+    else:
+        weight.grad += copy.grad
+    copy.grad = None
+    for hook in (getattr(weight, "_post_accumulate_grad_hooks", None) or {}).values():
+        hook(weight)
 
 
 def set_tf32(on: bool) -> None:

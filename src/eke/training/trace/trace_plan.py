@@ -27,7 +27,7 @@ from eke.training.model.adapters import is_four_bit
 from eke.training.model.attention_kernels import pinned_backend
 from eke.training.model.checkpointing import build_activation_offload
 from eke.training.model.loss import LossFunction, build_loss
-from eke.training.model.number_formats import Formats, build_formats
+from eke.training.model.number_formats import Formats, NarrowCopies, build_formats
 from eke.training.model.save_model import build_trainable
 from eke.training.optimizer.build_optimizer import (
     build_optimizer,
@@ -291,11 +291,15 @@ def _prepare_training(
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     known = {id(p) for p in weights}
     trace.call([p for p in stepped if id(p) not in known], MASTER)
-    formats = build_formats(plan, device)
+    formats = build_formats(plan, device, model)
+    if isinstance(formats.copies, NarrowCopies):
+        trace.call(formats.copies.tensors, WEIGHTS)
     parameters = [p for p in model.parameters() if p.requires_grad]
     update: Update = PlainUpdate(plan, model, optimizer, formats.scaler, parameters)
     if plan.config.memory.optimizer_in_backward:  # as `deepspeed_engine.share_update` does
         update = InBackwardUpdate(optimizer, parameters, plan.config.train.record_grad_norm)
+    with formats.copies:
+        offload = build_activation_offload(plan, model)
     return Training(
         plan,
         model,
@@ -303,7 +307,7 @@ def _prepare_training(
         loss=build_loss(plan),
         update=update,
         formats=formats,
-        offload=build_activation_offload(plan, model),
+        offload=offload,
         cache_release=TracedRelease(plan.config.memory.empty_cache_every, trace),
         device=device,
         trace=trace,
