@@ -159,6 +159,15 @@ RULES = (
         source=LOMO,
     ),
     Rule(
+        id="in_backward_casts_per_use",
+        key="memory.optimizer_in_backward",
+        when=lambda f: _in_backward(f) and bool(decide_formats(f.config).copies),
+        why="with precision.casts=per_step the gradient of a tied embedding comes in two parts, "
+        "and each would be a step",
+        fix=Fix("precision.casts=per_use"),
+        source="training/model/number_formats.py",
+    ),
+    Rule(
         id="in_backward_is_one_process",
         key="memory.optimizer_in_backward",
         when=lambda f: (

@@ -31,7 +31,7 @@ from eke.config.schema import (
     Weights,
     WeightsPlace,
 )
-from eke.models.families import FLOAT32_BYTES, Role, Weight, family_of
+from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of
 from eke.models.sizes.optimizers import optimizer_bytes, optimizer_entry, paged_bytes
 from eke.models.sizes.parameters import ModelSize, training_structure
 
@@ -195,8 +195,10 @@ def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int
         return FLOAT32_BYTES * numbers
     if not weight.four_bits:
         width = _number_bytes(formats, weight)
-        copy = BFLOAT16_BYTES if formats.copies and width == FLOAT32_BYTES else 0
-        return (width + copy) * numbers
+        looked_up = weight.trained and weight.place is Role.embedding
+        if width < FLOAT32_BYTES or (looked_up and weight.tokens is Tokens.none):
+            return width * numbers
+        return (width + (BFLOAT16_BYTES if formats.copies else 0)) * numbers
     return four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
 
 

@@ -96,11 +96,11 @@ class NarrowCopies:
 
     Each float32 weight is rounded when the context is entered, where autocast does so in each
     forward pass. Norms and the residual stream follow the weights' format. A gradient is added in
-    float32 to that of the float32 weight as soon as it is there, and then the weight's own hooks
-    run. The optimizer, checkpoints and evaluation meet the float32 weights alone.
+    float32 to that of the float32 weight as soon as it is there. The optimizer, checkpoints and
+    evaluation meet the float32 weights alone. As FSDP2's MixedPrecisionPolicy(param_dtype,
+    reduce_dtype=float32).
 
-    As FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype=float32). The copies stay, so that
-    compiled code finds them where they were.
+    The copies stay, so that compiled code finds them where they were.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -108,17 +108,17 @@ class NarrowCopies:
         self._copies: dict[nn.Parameter, nn.Parameter] = {}
         self._places: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
         """Of each weight in its modules: a tied one has several."""
-        for name, weight in model.named_parameters(remove_duplicate=False):
-            if weight.dtype is not torch.float32 or any(part in name for part in kept):
+        for prefix, module in model.named_modules():
+            if _adds_in_weights_format(module):
+                _compute_in_float32(module, dtype)
                 continue
+            for name, weight in module.named_parameters(recurse=False):
+                is_kept = any(part in f"{prefix}.{name}" for part in kept)
+                if weight.dtype is torch.float32 and not is_kept:
+                    self._places.append((module._parameters, name, weight))
+        for _, _, weight in self._places:
             if weight not in self._copies:
-                copy = nn.Parameter(weight.detach().to(dtype), weight.requires_grad)
-                if weight.requires_grad:
-                    hook: Any = copy.register_post_accumulate_grad_hook  # torch 2.13: no types
-                    hook(partial(_add_gradient, weight))
-                self._copies[weight] = copy
-            owner, _, leaf = name.rpartition(".")
-            self._places.append((model.get_submodule(owner)._parameters, leaf, weight))
+                self._copies[weight] = _narrow_copy(weight, dtype)
 
     @property
     def tensors(self) -> list[nn.Parameter]:
@@ -128,24 +128,58 @@ class NarrowCopies:
     def __enter__(self) -> None:
         with torch.no_grad():
             _copy_all(self.tensors, list(self._copies))
-        for owner, leaf, weight in self._places:
-            owner[leaf] = self._copies[weight]
+        for owner, name, weight in self._places:
+            owner[name] = self._copies[weight]
 
     def __exit__(self, *_: object) -> None:
-        for owner, leaf, weight in self._places:
-            owner[leaf] = weight
+        for owner, name, weight in self._places:
+            owner[name] = weight
 
 
-def _add_gradient(weight: nn.Parameter, copy: Tensor) -> None:
-    """Move the gradient of a copy over to its weight, as autograd would have added it there."""
-    assert copy.grad is not None, "its hook runs"
-    if weight.grad is None:
-        weight.grad = copy.grad.to(weight.dtype)
-    else:
-        weight.grad += copy.grad
-    copy.grad = None
-    for hook in (getattr(weight, "_post_accumulate_grad_hooks", None) or {}).values():
-        hook(weight)
+def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    """A copy whose gradient moves over to the weight, as if autograd had added it there."""
+    copy = nn.Parameter(weight.detach().to(dtype), weight.requires_grad)
+
+    def move(_: Tensor) -> None:
+        assert copy.grad is not None, "this is its hook"
+        if weight.grad is None:
+            weight.grad = copy.grad.to(weight.dtype)
+        else:
+            weight.grad += copy.grad
+        copy.grad = None
+        for hook in (getattr(weight, "_post_accumulate_grad_hooks", None) or {}).values():
+            hook(weight)
+
+    if weight.requires_grad:
+        hook: Any = copy.register_post_accumulate_grad_hook  # torch 2.13: no annotations
+        hook(move)
+    return copy
+
+
+def _adds_in_weights_format(module: nn.Module) -> bool:
+    """Whether the gradient of its trained weights is a sum over tokens, rounded with each of them.
+
+    In bfloat16 such a sum stops growing: of 12,000 tokens a LayerNorm's was wrong by half
+    (docs/lab/numerics.md). A GPU's LayerNorm adds in float32 itself.
+    """
+    weights = [p for p in module.parameters(recurse=False) if p.requires_grad]
+    on_cpu = any(p.device.type == "cpu" for p in weights)
+    is_wide = any(p.dtype is torch.float32 for p in weights)
+    return is_wide and isinstance(module, (nn.Embedding, nn.LayerNorm) if on_cpu else nn.Embedding)
+
+
+def _compute_in_float32(module: nn.Module, dtype: torch.dtype) -> None:
+    """Narrow what a module with float32 weights gives in training, in place."""
+
+    def widen(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        narrow = module.training and inputs[0].dtype is dtype
+        return (inputs[0].float(), *inputs[1:]) if narrow else inputs
+
+    def narrow(module: nn.Module, _: Any, output: Tensor) -> Tensor:
+        return output.to(dtype) if module.training else output
+
+    module.register_forward_pre_hook(widen)
+    module.register_forward_hook(narrow)
 
 
 def set_tf32(on: bool) -> None:
