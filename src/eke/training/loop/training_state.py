@@ -47,7 +47,7 @@ from eke.training.model.loss import (
 )
 from eke.training.model.number_formats import Formats, build_formats, compile_model
 from eke.training.model.save_model import build_trainable, load_weights, name_classes, stop_at_turns
-from eke.training.model.unused import check_head, check_packing
+from eke.training.model.unused import check_copies, check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
 from eke.training.optimizer.update import PlainUpdate, Update
@@ -158,6 +158,8 @@ def build_job(
     )
     bare, report = build_checked(plan, device)
     formats = build_formats(plan, device, bare)
+    if formats.held and not family_of(plan.config).is_known:
+        check_copies(bare, formats.copies)
     expect_unreached(plan, bare, accelerator)
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)

@@ -36,6 +36,11 @@ class Formats:
     copies: AbstractContextManager[Any] = field(default_factory=nullcontext)
     """Context of all forward and backward passes of a step."""
 
+    @property
+    def held(self) -> list[nn.Parameter]:
+        """16-bit copies of the model's weights, which are there between steps, too."""
+        return self.copies.tensors if isinstance(self.copies, NarrowCopies) else []
+
 
 def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = None) -> Formats:
     """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU.

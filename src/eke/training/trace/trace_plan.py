@@ -27,7 +27,7 @@ from eke.training.model.adapters import is_four_bit
 from eke.training.model.attention_kernels import pinned_backend
 from eke.training.model.checkpointing import build_activation_offload
 from eke.training.model.loss import LossFunction, build_loss
-from eke.training.model.number_formats import Formats, NarrowCopies, build_formats
+from eke.training.model.number_formats import Formats, build_formats
 from eke.training.model.save_model import build_trainable
 from eke.training.optimizer.build_optimizer import (
     build_optimizer,
@@ -292,8 +292,7 @@ def _prepare_training(
     known = {id(p) for p in weights}
     trace.call([p for p in stepped if id(p) not in known], MASTER)
     formats = build_formats(plan, device, model)
-    if isinstance(formats.copies, NarrowCopies):
-        trace.call(formats.copies.tensors, WEIGHTS)
+    trace.call(formats.held, WEIGHTS)
     parameters = [p for p in model.parameters() if p.requires_grad]
     update: Update = PlainUpdate(plan, model, optimizer, formats.scaler, parameters)
     if plan.config.memory.optimizer_in_backward:  # as `deepspeed_engine.share_update` does
