@@ -75,6 +75,11 @@ def _without_scaling(facts: Facts) -> Fix:
     return Fix(f"precision.compute={'bfloat16' if new_enough else 'float32'}")
 
 
+def _has_copies(facts: Facts) -> bool:
+    formats = decide_formats(facts.config)
+    return formats.master or bool(formats.copies)
+
+
 def _one_process(facts: Facts) -> Fix:
     if facts.config.offload.option != "none":  # which needs the processes
         return Fix("memory.optimizer_in_backward=false")
@@ -152,20 +157,17 @@ RULES = (
     Rule(
         id="in_backward_without_copies",
         key="memory.optimizer_in_backward",
-        when=lambda f: _in_backward(f) and decide_formats(f.config).master,
-        why="precision.master=on steps on float32 copies of all weights at once, after the "
-        "backward pass",
-        fix=Fix("precision.master=off"),
+        when=lambda f: _in_backward(f) and _has_copies(f),
+        why=lambda f: (
+            "precision.master=on steps on float32 copies of all weights at once, after the "
+            "backward pass"
+            if decide_formats(f.config).master
+            else "with precision.casts=per_step the gradient of a tied table comes in two parts"
+        ),
+        fix=lambda f: Fix(
+            "precision.master=off" if decide_formats(f.config).master else "precision.casts=per_use"
+        ),
         source=LOMO,
-    ),
-    Rule(
-        id="in_backward_casts_per_use",
-        key="memory.optimizer_in_backward",
-        when=lambda f: _in_backward(f) and bool(decide_formats(f.config).copies),
-        why="with precision.casts=per_step the gradient of a tied embedding comes in two parts, "
-        "and each would be a step",
-        fix=Fix("precision.casts=per_use"),
-        source="training/model/number_formats.py",
     ),
     Rule(
         id="in_backward_is_one_process",

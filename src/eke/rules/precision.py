@@ -68,10 +68,6 @@ def _loses_updates(facts: Facts) -> bool:
     )
 
 
-def _casts_once(facts: Facts) -> bool:
-    return facts.config.precision.casts is Casts.per_step
-
-
 def _computed_formats(facts: Facts) -> set[str]:
     """Number formats that training and evaluation compute in."""
     precision = facts.config.precision
@@ -159,7 +155,9 @@ RULES = (
         id="casts_need_wide_weights",
         verdict=Severity.no_effect,
         key="precision.casts",
-        when=lambda f: _casts_once(f) and not decide_formats(f.config).copies,
+        when=lambda f: (
+            f.config.precision.casts is Casts.per_step and not decide_formats(f.config).copies
+        ),
         why=lambda f: (
             f"weights are {f.config.precision.weights.value}, as what is computed in: none is cast"
         ),
@@ -169,7 +167,9 @@ RULES = (
     Rule(
         id="casts_are_of_one_process",
         key="precision.casts",
-        when=lambda f: _casts_once(f) and f.config.distributed.option != "none",
+        when=lambda f: (
+            bool(decide_formats(f.config).copies) and f.config.distributed.option != "none"
+        ),
         why=lambda f: (
             f"distributed={f.config.distributed.option} exchanges the weights' own gradients, "
             "and would not see those of copies"

@@ -18,7 +18,7 @@ from eke.common.errors import RunError
 from eke.config.schema import CompileMode
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import cut_like, part
-from eke.training.model.checkpointing import find_layers
+from eke.training.model.checkpointing import find_layers, is_away
 
 Context = Callable[[], AbstractContextManager[object]]
 
@@ -99,11 +99,10 @@ def kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> tuple[str, ..
 class NarrowCopies:
     """Context of a step's forward and backward passes: the model computes with 16-bit weights.
 
-    Each float32 weight is rounded when the context is entered, where autocast does so in each
-    forward pass. Norms and the residual stream follow the weights' format. A gradient is added in
-    float32 to that of the float32 weight as soon as it is there. The optimizer, checkpoints and
-    evaluation meet the float32 weights alone. As FSDP2's MixedPrecisionPolicy(param_dtype,
-    reduce_dtype=float32).
+    Float32 weights are rounded when the context is entered, where autocast does so in each forward
+    pass; norms and the residual stream follow their format. Gradients are added in float32 to those
+    of the float32 weights, which the optimizer, checkpoints and evaluation meet alone. As FSDP2's
+    MixedPrecisionPolicy(param_dtype, reduce_dtype=float32).
 
     The copies stay, so that compiled code finds them where they were.
     """
@@ -114,25 +113,25 @@ class NarrowCopies:
         self._places: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
         """Of each weight in its modules: a tied one has several."""
         for prefix, module in model.named_modules():
-            if _adds_in_weights_format(module):
+            if _sums_over_tokens(module):
                 _compute_in_float32(module, dtype)
                 continue
             for name, weight in module.named_parameters(recurse=False):
                 is_kept = any(part in f"{prefix}.{name}" for part in kept)
-                if weight.dtype is torch.float32 and not is_kept:
-                    self._places.append((module._parameters, name, weight))
-        for _, _, weight in self._places:
-            if weight not in self._copies:
-                self._copies[weight] = _narrow_copy(weight, dtype)
+                if weight.dtype is not torch.float32 or is_kept:
+                    continue
+                self._places.append((module._parameters, name, weight))
+                if weight not in self._copies:
+                    self._copies[weight] = _narrow_copy(weight, dtype)
 
     @property
     def tensors(self) -> list[nn.Parameter]:
         """The copies."""
         return list(self._copies.values())
 
+    @torch.no_grad()
     def __enter__(self) -> None:
-        with torch.no_grad():
-            _copy_all(self.tensors, list(self._copies))
+        _copy_all(self.tensors, list(self._copies))
         for owner, name, weight in self._places:
             owner[name] = self._copies[weight]
 
@@ -161,20 +160,20 @@ def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     return copy
 
 
-def _adds_in_weights_format(module: nn.Module) -> bool:
-    """Whether the gradient of its trained weights is a sum over tokens, rounded with each of them.
+def _sums_over_tokens(module: nn.Module) -> bool:
+    """Whether a kernel would round the gradient of its weights with each token that it adds.
 
-    In bfloat16 such a sum stops growing: of 12,000 tokens a LayerNorm's was wrong by half
-    (docs/lab/numerics.md). A GPU's LayerNorm adds in float32 itself.
+    In bfloat16 such a sum stops growing: of 12,000 tokens a LayerNorm's was wrong by half on a CPU
+    (docs/lab/numerics.md); a GPU's LayerNorm adds in float32. Tables spare their copy, too.
     """
     weights = [p for p in module.parameters(recurse=False) if p.requires_grad]
-    on_cpu = any(p.device.type == "cpu" for p in weights)
+    on_cpu = any(not is_away(p) for p in weights)
     is_wide = any(p.dtype is torch.float32 for p in weights)
     return is_wide and isinstance(module, (nn.Embedding, nn.LayerNorm) if on_cpu else nn.Embedding)
 
 
 def _compute_in_float32(module: nn.Module, dtype: torch.dtype) -> None:
-    """Narrow what a module with float32 weights gives in training, in place."""
+    """Let a module take and give 16 bits in training, with its weights in float32, in place."""
 
     def widen(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         narrow = module.training and inputs[0].dtype is dtype

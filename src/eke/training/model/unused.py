@@ -317,11 +317,7 @@ def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) ->
 
 @torch.no_grad()
 def check_copies(model: nn.Module, copies: AbstractContextManager[Any]) -> None:
-    """A model computes with 16-bit copies of its weights.
-
-    Args:
-        model: in training mode.
-        copies: context in which it has them.
+    """A model computes in the context in which it has 16-bit copies of its weights.
 
     Raises:
         RunError: it multiplies them with what stays float32, as DebertaV2 does with a table.
