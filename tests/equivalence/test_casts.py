@@ -107,6 +107,7 @@ TECHNIQUES = {
 QUICK = ("plain", "fp16", "lora", "untied")
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TECHNIQUES]
 )
