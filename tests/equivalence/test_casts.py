@@ -166,7 +166,9 @@ class CountedCasts(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default and out.dtype is torch.bfloat16:
             shapes = {tuple(args[0].shape), tuple(args[0].shape)[::-1]}
-            self.counts["in forward"] += bool(args[0].dtype is torch.float32 and shapes & self.shapes)
+            self.counts["in forward"] += bool(
+                args[0].dtype is torch.float32 and shapes & self.shapes
+            )
         if func is torch.ops.aten._foreach_copy_.default:
             self.counts["at once"] += sum(t.dim() > 1 for t in args[0])
         return out
