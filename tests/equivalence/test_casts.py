@@ -24,8 +24,12 @@ WHOLE = ("batch.per_device=12",)
 def job_of(make_plan, tmp_path):
     """Overrides -> the job before its first step."""
     folders = iter(tmp_path / str(number) for number in range(9))
-    plan = lambda overrides: make_plan(*last_wins(*TINY, *RAGGED, *CUT, *overrides))  # noqa: E731
-    return lambda *overrides: start_job(plan(overrides), next(folders))
+
+    def start(*overrides):
+        plan = make_plan(*last_wins(*TINY, *RAGGED, *CUT, *overrides))
+        return start_job(plan, next(folders))
+
+    return start
 
 
 def gradients(job) -> dict[str, torch.Tensor]:
@@ -204,15 +208,16 @@ def test_compiled_code_is_kept_from_step_to_step(make_plan, tmp_path) -> None:
 
 
 def test_a_model_that_mixes_its_weights_is_refused_at_once() -> None:
+    from transformers import DebertaV2Config, DebertaV2ForMaskedLM
+
     from eke.common.errors import RunError
     from eke.training.model.number_formats import NarrowCopies
     from eke.training.model.unused import check_copies
-    from transformers import DebertaV2Config, DebertaV2ForMaskedLM
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     table = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}
     config = DebertaV2Config(**sizes, **table, vocab_size=50, intermediate_size=16, eos_token_id=1)
     model = DebertaV2ForMaskedLM(config)
-    with pytest.raises(RunError, match="DebertaV2ForMaskedLM mixes.* -> precision.casts=per_use"):
+    with pytest.raises(RunError, match=r"DebertaV2ForMaskedLM mixes.* -> precision.casts=per_use"):
         check_copies(model, NarrowCopies(model, torch.bfloat16))
     assert {p.dtype for p in model.parameters()} == {torch.float32}, "put back"

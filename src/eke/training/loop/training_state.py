@@ -158,13 +158,9 @@ def build_job(
     )
     bare, report = build_checked(plan, device)
     formats = build_formats(plan, device, bare)
-    if formats.held and not family_of(plan.config).is_known:
-        check_copies(bare, formats.copies)
     expect_unreached(plan, bare, accelerator)
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
-    with formats.copies:  # which are weights to a forward pass
-        offload = build_activation_offload(plan, bare)
     # All ranks continue from the same checkpoint.
     checkpoint = ranks.tell(newest_complete(paths.checkpoints) if ranks.is_main else None)
     if plan.deepspeed is None:
@@ -185,7 +181,7 @@ def build_job(
         update=started.update,
         formats=started.formats,
         loss=started.loss,
-        offload=offload,
+        offload=build_activation_offload(plan, bare, formats.held),
         cache_release=CacheRelease(plan.config.memory.empty_cache_every, device),
         multiplier=build_schedule(plan),
         data=build_data(plan, left=report.padding == "left"),
@@ -264,6 +260,8 @@ def _start(
     checkpoint: Path | None,
 ) -> Started:
     """Load the checkpoint, if any, and compile the model."""
+    if formats.held and not family_of(plan.config).is_known:
+        check_copies(model, formats.copies)
     _seed_dropout(plan, ranks)
     step = 0
     if checkpoint is not None:

@@ -6,7 +6,7 @@ arXiv:2205.05198, section 5).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -280,9 +280,9 @@ class ActivationOffload(saved_tensors_hooks):
     frozen: autograd does not know then what was copied, and the copy goes to the host.)
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, copies: Sequence[Tensor] = ()) -> None:
         super().__init__(self._pack, self._unpack)
-        self._weights = {p.untyped_storage()._cdata for p in model.parameters()}
+        self._weights = {p.untyped_storage()._cdata for p in (*model.parameters(), *copies)}
         self.bytes_moved = 0
         """To the host, in all forward passes so far."""
 
@@ -349,6 +349,9 @@ def is_away(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-def build_activation_offload(plan: Plan, model: nn.Module) -> AbstractContextManager[Any]:
+def build_activation_offload(
+    plan: Plan, model: nn.Module, copies: Sequence[Tensor] = ()
+) -> AbstractContextManager[Any]:
     """Context of each training forward pass; may be entered again and again."""
-    return ActivationOffload(model) if plan.config.memory.activation_offload else nullcontext()
+    offloads = plan.config.memory.activation_offload
+    return ActivationOffload(model, copies) if offloads else nullcontext()

@@ -297,8 +297,6 @@ def _prepare_training(
     update: Update = PlainUpdate(plan, model, optimizer, formats.scaler, parameters)
     if plan.config.memory.optimizer_in_backward:  # as `deepspeed_engine.share_update` does
         update = InBackwardUpdate(optimizer, parameters, plan.config.train.record_grad_norm)
-    with formats.copies:
-        offload = build_activation_offload(plan, model)
     return Training(
         plan,
         model,
@@ -306,7 +304,7 @@ def _prepare_training(
         loss=build_loss(plan),
         update=update,
         formats=formats,
-        offload=offload,
+        offload=build_activation_offload(plan, model, formats.held),
         cache_release=TracedRelease(plan.config.memory.empty_cache_every, trace),
         device=device,
         trace=trace,
