@@ -158,12 +158,8 @@ RULES = (
         id="in_backward_without_copies",
         key="memory.optimizer_in_backward",
         when=lambda f: _in_backward(f) and _has_copies(f),
-        why=lambda f: (
-            "precision.master=on steps on float32 copies of all weights at once, after the "
-            "backward pass"
-            if decide_formats(f.config).master
-            else "with precision.casts=per_step the gradient of a tied table comes in two parts"
-        ),
+        why="precision.master=on steps on float32 copies of all weights at once, after the "
+        "backward pass; with precision.casts=per_step a tied table's gradient comes in two parts",
         fix=lambda f: Fix(
             "precision.master=off" if decide_formats(f.config).master else "precision.casts=per_use"
         ),

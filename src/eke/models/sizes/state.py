@@ -196,9 +196,9 @@ def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int
     if not weight.four_bits:
         width = _number_bytes(formats, weight)
         looked_up = weight.trained and weight.place is Role.embedding
-        if width < FLOAT32_BYTES or (looked_up and weight.tokens is Tokens.none):
-            return width * numbers
-        return (width + (BFLOAT16_BYTES if formats.copies else 0)) * numbers
+        copied = formats.copies and width == FLOAT32_BYTES
+        copied = copied and not (looked_up and weight.tokens is Tokens.none)
+        return (width + (BFLOAT16_BYTES if copied else 0)) * numbers
     return four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
 
 

@@ -39,7 +39,7 @@ class Formats:
     @property
     def held(self) -> list[nn.Parameter]:
         """16-bit copies of the model's weights, which are there between steps, too."""
-        return self.copies.tensors if isinstance(self.copies, NarrowCopies) else []
+        return [*self.copies.made.values()] if isinstance(self.copies, NarrowCopies) else []
 
 
 def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = None) -> Formats:
@@ -109,7 +109,8 @@ class NarrowCopies:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         kept = kept_in_float32(model, dtype)
-        self._copies: dict[nn.Parameter, nn.Parameter] = {}
+        self.made: dict[nn.Parameter, nn.Parameter] = {}
+        """Float32 weight -> its copy."""
         self._places: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
         """Of each weight in its modules: a tied one has several."""
         for prefix, module in model.named_modules():
@@ -121,19 +122,14 @@ class NarrowCopies:
                 if weight.dtype is not torch.float32 or is_kept:
                     continue
                 self._places.append((module._parameters, name, weight))
-                if weight not in self._copies:
-                    self._copies[weight] = _narrow_copy(weight, dtype)
-
-    @property
-    def tensors(self) -> list[nn.Parameter]:
-        """The copies."""
-        return list(self._copies.values())
+                if weight not in self.made:
+                    self.made[weight] = _narrow_copy(weight, dtype)
 
     @torch.no_grad()
     def __enter__(self) -> None:
-        _copy_all(self.tensors, list(self._copies))
+        _copy_all(list(self.made.values()), list(self.made))
         for owner, name, weight in self._places:
-            owner[name] = self._copies[weight]
+            owner[name] = self.made[weight]
 
     def __exit__(self, *_: object) -> None:
         for owner, name, weight in self._places:
@@ -146,10 +142,8 @@ def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
     def move(_: Tensor) -> None:
         assert copy.grad is not None, "this is its hook"
-        if weight.grad is None:
-            weight.grad = copy.grad.to(weight.dtype)
-        else:
-            weight.grad += copy.grad
+        before, found = weight.grad, copy.grad
+        weight.grad = found.to(weight.dtype) if before is None else before.add_(found)
         copy.grad = None
         for hook in (getattr(weight, "_post_accumulate_grad_hooks", None) or {}).values():
             hook(weight)
@@ -166,10 +160,10 @@ def _sums_over_tokens(module: nn.Module) -> bool:
     In bfloat16 such a sum stops growing: of 12,000 tokens a LayerNorm's was wrong by half on a CPU
     (docs/lab/numerics.md); a GPU's LayerNorm adds in float32. Tables spare their copy, too.
     """
-    weights = [p for p in module.parameters(recurse=False) if p.requires_grad]
-    on_cpu = any(not is_away(p) for p in weights)
-    is_wide = any(p.dtype is torch.float32 for p in weights)
-    return is_wide and isinstance(module, (nn.Embedding, nn.LayerNorm) if on_cpu else nn.Embedding)
+    mine = [p for p in module.parameters(recurse=False) if p.requires_grad]
+    is_norm = isinstance(module, nn.LayerNorm) and not any(map(is_away, mine))
+    is_wide = any(p.dtype is torch.float32 for p in mine)
+    return is_wide and (is_norm or isinstance(module, nn.Embedding))
 
 
 def _compute_in_float32(module: nn.Module, dtype: torch.dtype) -> None:
