@@ -28,6 +28,7 @@ MODELS = {
 PRECISIONS = (
     "precision=fp32", "precision=fp32", "precision=bf16", "precision=bf16", "precision=fp16",
     "precision=bf16_pure", "precision=bf16_pure precision.master=on",
+    "precision=bf16 precision.casts=per_step",
 )  # fmt: skip
 OPTIMIZERS = (
     "adamw", "adamw_forloop", "adamw_foreach", "adamw_fused", "adamw_8bit", "adafactor", "lion",

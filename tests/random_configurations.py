@@ -129,6 +129,7 @@ SOMETIMES: dict[str, Draw] = {
     "attention.backend": one_of(*["auto", "math", "flash"] * 6, "mem_efficient", "cudnn"),
     "precision.compute": one_of(*["bfloat16"] * 3, "float32", "float16"),
     "precision.weights": one_of(*["float32"] * 5, "bfloat16"),
+    "precision.casts": one_of(*["per_use"] * 5, "per_step"),
     "precision.float8": one_of(*["off"] * 5, "tensorwise", "rowwise"),
     "precision.tf32": seldom("on", beside=("auto", "off")),
     "train.max_grad_norm": one_of("null", 1.0, 0.01, 100),

@@ -36,7 +36,7 @@ def _embedded(facts: Facts) -> int:
     """Bytes of the first layer's input in one forward pass: in the embeddings' format."""
     config = facts.config
     tokens = config.batch.micro_batch * config.data.seq_len
-    return tokens * config.model.hidden_size * decide_formats(config).frozen_bytes
+    return tokens * config.model.hidden_size * decide_formats(config).stream_bytes
 
 
 def _batch_fix(facts: Facts) -> Fix:
@@ -46,7 +46,7 @@ def _batch_fix(facts: Facts) -> Fix:
     samples = free * config.batch.micro_batch // _embedded(facts)
     if samples:
         return Fix(f"batch.per_device={1 << (samples.bit_length() - 1)}")
-    tokens = free // (config.model.hidden_size * decide_formats(config).frozen_bytes)
+    tokens = free // (config.model.hidden_size * decide_formats(config).stream_bytes)
     return Fix("batch.per_device=1", f"data.seq_len={max(4, tokens // 2)}")
 
 

@@ -74,6 +74,11 @@ def _without_scaling(facts: Facts) -> Fix:
     return Fix(f"precision.compute={'bfloat16' if new_enough else 'float32'}")
 
 
+def _has_copies(facts: Facts) -> bool:
+    formats = decide_formats(facts.config)
+    return formats.master or bool(formats.copies)
+
+
 def _one_process(facts: Facts) -> Fix:
     if facts.config.offload.option != "none":  # which needs the processes
         return Fix("memory.optimizer_in_backward=false")
@@ -151,10 +156,12 @@ RULES = (
     Rule(
         id="in_backward_without_copies",
         key="memory.optimizer_in_backward",
-        when=lambda f: _in_backward(f) and decide_formats(f.config).master,
+        when=lambda f: _in_backward(f) and _has_copies(f),
         why="precision.master=on steps on float32 copies of all weights at once, after the "
-        "backward pass",
-        fix=Fix("precision.master=off"),
+        "backward pass; with precision.casts=per_step a tied table's gradient comes in two parts",
+        fix=lambda f: Fix(
+            "precision.master=off" if decide_formats(f.config).master else "precision.casts=per_use"
+        ),
         source=LOMO,
     ),
     Rule(

@@ -10,6 +10,7 @@ from eke.common.errors import Fix
 from eke.config.schema import (
     Adapters,
     BaseWeights,
+    Casts,
     Compute,
     Config,
     Evaluation,
@@ -142,6 +143,32 @@ RULES = (
         when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
         why="the weights are float32 themselves",
         fix=Fix("precision.master=auto"),
+        source="training/model/number_formats.py",
+    ),
+    Rule(
+        id="casts_need_wide_weights",
+        verdict=Severity.no_effect,
+        key="precision.casts",
+        when=lambda f: (
+            f.config.precision.casts is Casts.per_step and not decide_formats(f.config).copies
+        ),
+        why=lambda f: (
+            f"weights are {f.config.precision.weights.value}, as what is computed in: none is cast"
+        ),
+        fix=Fix("precision.casts=per_use"),
+        source="training/model/number_formats.py",
+    ),
+    Rule(
+        id="casts_are_of_one_process",
+        key="precision.casts",
+        when=lambda f: (
+            bool(decide_formats(f.config).copies) and f.config.distributed.option != "none"
+        ),
+        why=lambda f: (
+            f"distributed={f.config.distributed.option} exchanges the weights' own gradients, "
+            "and would not see those of copies"
+        ),
+        fix=Fix("precision.casts=per_use"),
         source="training/model/number_formats.py",
     ),
     Rule(

@@ -10,6 +10,16 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "bf16_needs_ampere": (("precision=bf16",), V100),
     "narrow_weights_need_their_compute": (("precision=fp16", "precision.weights=bfloat16"), CPU),
     "master_needs_narrow_weights": (("precision=bf16", "precision.master=on"), CPU),
+    "casts_need_wide_weights": (("precision=bf16_pure", "precision.casts=per_step"), CPU),
+    "casts_are_of_one_process": (
+        (
+            "precision=bf16",
+            "precision.casts=per_step",
+            "distributed=ddp",
+            "distributed.num_processes=2",
+        ),
+        CPU,
+    ),
     "small_updates_are_lost": (("precision=bf16_pure", "optimizer.lr=1e-3"), CPU),
     "evaluation_has_its_own_format": (
         ("precision=bf16_pure", "precision.evaluation=float32"),

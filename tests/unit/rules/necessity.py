@@ -147,6 +147,7 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
             "test_frozen_weights_multiply_in_their_own_format_without_autocast",
         "evaluation_has_its_own_format":
             "test_evaluation_in_another_format_than_the_weights_is_in_theirs",
+        "casts_are_of_one_process": "test_ranks_do_not_exchange_the_gradients_of_copies",
         "small_updates_are_lost": "test_small_updates_leave_normalisation_weights_where_they_are",
         "t5_overflows_float16": "test_what_float16_cannot_hold_ends_t5_and_bfloat16_holds_it",
         "rowwise_needs_bf16": "test_torchao_rounds_products_with_a_scale_per_row_to_bfloat16",
@@ -345,7 +346,8 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
 COMPARED = (
     "packing_needs_ragged", "grouping_needs_ragged", "multiple_needs_padding",
     "median_needs_lognormal", "min_len_needs_ragged", "tied_embeddings_need_head",
-    "master_needs_narrow_weights", "tf32_needs_ampere", "paging_needs_cuda",
+    "master_needs_narrow_weights", "casts_need_wide_weights", "tf32_needs_ampere",
+    "paging_needs_cuda",
     "every_n_needs_checkpointing", "offload_needs_gpu", "empty_cache_needs_gpu",
     "backend_is_sdpas", "regional_needs_compiler", "fused_loss_needs_vocabulary",
     "sparse_prediction_needs_vocabulary",

@@ -26,6 +26,7 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("precision=bf16", "precision.master=on"),
         ("precision=bf16",),
     ),
+    "casts_need_wide_weights": (("precision.casts=per_step",), ()),
     "tf32_needs_ampere": (("precision=tf32",), ()),
     "paging_needs_cuda": (("optimizer=paged_adamw_8bit",), ("optimizer=adamw_8bit",)),
     "every_n_needs_checkpointing": (("memory.every_n=2",), ()),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from unit.plan.cases import plan_of
@@ -18,7 +19,7 @@ from eke.rules.model import _unit
 from eke.training.model.adapters import convert_linear_layers, count_float8
 from eke.training.model.attention_kernels import KernelProbe
 from eke.training.model.build_model import build_model
-from eke.training.model.number_formats import build_formats
+from eke.training.model.number_formats import NarrowCopies, build_formats
 
 CPU = torch.device("cpu")
 V100, ADA = SimpleNamespace(major=7, minor=0), SimpleNamespace(major=8, minor=9)
@@ -50,6 +51,27 @@ def test_narrow_weights_multiply_in_their_own_format_whatever_is_asked_for(tmp_p
     with pytest.warns(UserWarning, match="Disabling autocast"):
         job = trained(tmp_path, "precision=fp32", "precision.weights=bfloat16")
     assert job.effective["matmul_dtypes"] == ["bfloat16"]
+
+
+def test_ranks_do_not_exchange_the_gradients_of_copies() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, exchanged = nn.Linear(2, 2), []
+        shared = nn.parallel.DistributedDataParallel(model)
+
+        def exchange(state, bucket):
+            exchanged.append(bucket)
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        shared.register_comm_hook(None, exchange)
+        with NarrowCopies(model, torch.bfloat16):
+            shared(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert model.weight.grad is not None
+    assert not exchanged
 
 
 def test_frozen_weights_multiply_in_their_own_format_without_autocast(tmp_path) -> None:

@@ -201,6 +201,18 @@ def test_in_the_backward_pass_copies_are_no_weights_of_the_model(tmp_path) -> No
         trained(tmp_path, *typed)
 
 
+@pytest.mark.parametrize(("tied", "calls"), [("true", 2), ("false", 1)])
+def test_the_gradient_of_a_tied_table_comes_in_two_parts(tied, calls, tmp_path) -> None:
+    copies = ("precision=bf16", "precision.casts=per_step")
+    job = trained(tmp_path, "model=tiny", *copies, f"model.tie_word_embeddings={tied}")
+    steps = []
+    table = job.bare_model.get_input_embeddings().weight
+    table.register_post_accumulate_grad_hook(steps.append)
+    with job.formats.copies:
+        job.bare_model(**make_inputs(job.bare_model)).logits.sum().backward()
+    assert len(steps) == calls
+
+
 def test_ranks_exchange_gradients_after_the_weights_own_hooks() -> None:
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -85,6 +85,7 @@ from eke.config.schema.techniques import (
     AdjustLR,
     Apollo,
     BaseWeights,
+    Casts,
     Checkpointing,
     Compute,
     DecayingSchedule,

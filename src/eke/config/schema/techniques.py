@@ -21,6 +21,15 @@ class Weights(Enum):
     bfloat16 = "bfloat16"
 
 
+class Casts(Enum):
+    """How often a trained float32 weight is rounded to 16 bits."""
+
+    per_use = "per_use"
+    """In each forward pass, by autocast."""
+    per_step = "per_step"
+    """Once an optimizer step."""
+
+
 class Float8(Enum):
     """How the operands of linear layers are scaled into float8's narrow range."""
 
@@ -53,6 +62,9 @@ class Precision:
     """Format of weights and gradients, and of the states of optimizers that follow it."""
     master: Switch = Switch.auto
     """Float32 copies of bfloat16 weights, for the optimizer to step on; auto is off."""
+    casts: Casts = Casts.per_use
+    """per_step computes with 16-bit copies of float32 weights, made once for all micro-batches of a
+    step; norms and the residual stream are 16 bits wide then, too."""
     float8: Float8 = Float8.off
     """Products inside linear layers in float8, all but the first and last layer's (torchao)."""
     tf32: Switch = Switch.auto

@@ -212,7 +212,7 @@ def _outside(config: Config, shape: Shape) -> int:
 
 def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> int:
     """16-bit copies of float32 weights that linear layers, and stacks of experts, multiply with."""
-    if plan.compute.autocast is None:
+    if plan.compute.autocast is None or plan.compute.copies:
         return 0
     is_narrow = plan.compute.formats.frozen_bytes < FLOAT32_BYTES
     return sum(

@@ -137,7 +137,8 @@ def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
     micro = micro or drawn(plan).expected
     formats = plan.compute.formats
     # Behind trained weights the residual stream is as wide as these.
-    weights = formats.weight_bytes if model.freeze else formats.frozen_bytes
+    trained = model.freeze and not formats.copies
+    weights = formats.weight_bytes if trained else formats.stream_bytes
     return Shape(
         architecture=family,
         layers=model.num_hidden_layers,

@@ -20,6 +20,8 @@ from eke.config.schema import (
     FSDP,
     Adapters,
     BaseWeights,
+    Casts,
+    Compute,
     Config,
     Evaluation,
     Exchange,
@@ -29,7 +31,7 @@ from eke.config.schema import (
     Weights,
     WeightsPlace,
 )
-from eke.models.families import FLOAT32_BYTES, Role, Weight, family_of
+from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of
 from eke.models.sizes.optimizers import optimizer_bytes, optimizer_entry, paged_bytes
 from eke.models.sizes.parameters import ModelSize, training_structure
 
@@ -50,6 +52,7 @@ class StateBytes:
     """Bytes of one process, without activations; of the first one, which has the largest parts."""
 
     weights: int
+    """With their 16-bit copies."""
     gradients: int
     """All of them; the largest one where the optimizer steps in the backward pass."""
     optimizer: int
@@ -80,6 +83,8 @@ class WeightFormats:
     """The optimizer updates float32 copies of narrower weights."""
     frozen: str
     """torch dtype name of frozen weights."""
+    copies: str = ""
+    """torch dtype name of the copies of float32 weights that a step computes with; "" without."""
 
     @property
     def weight_bytes(self) -> int:
@@ -88,8 +93,13 @@ class WeightFormats:
 
     @property
     def frozen_bytes(self) -> int:
-        """Bytes of a frozen weight's number; with adapters, of one of the residual stream, too."""
+        """Bytes of a frozen weight's number."""
         return _width(self.frozen)
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of a number of the residual stream where embeddings are frozen, or nothing is."""
+        return _width(self.copies or self.frozen)
 
 
 def _width(dtype: str) -> int:
@@ -102,7 +112,9 @@ def decide_formats(config: Config) -> WeightFormats:
     precision = config.precision
     wanted = precision.master is Switch.on or config.distributed.option in STAGE
     master = precision.weights is Weights.bfloat16 and wanted
-    return WeightFormats(precision.weights.value, master, _frozen_format(config))
+    narrow = precision.weights is Weights.float32 and precision.compute is not Compute.float32
+    copies = precision.compute.value if narrow and precision.casts is Casts.per_step else ""
+    return WeightFormats(precision.weights.value, master, _frozen_format(config), copies)
 
 
 def computed_formats(config: Config) -> set[str]:
@@ -181,11 +193,16 @@ def _number_bytes(formats: WeightFormats, weight: Weight) -> int:
 
 def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
     numbers = prod(weight.shape)
-    kept = family_of(config).float32_layers if formats.frozen == "float16" else ()
+    is_float16 = "float16" in (formats.frozen, formats.copies)
+    kept = family_of(config).float32_layers if is_float16 else ()
     if weight.module.rpartition(".")[2] in kept and not weight.is_adapter:
         return FLOAT32_BYTES * numbers
     if not weight.four_bits:
-        return _number_bytes(formats, weight) * numbers
+        width = _number_bytes(formats, weight)
+        looked_up = weight.trained and weight.place is Role.embedding
+        copied = formats.copies and width == FLOAT32_BYTES
+        copied = copied and not (looked_up and weight.tokens is Tokens.none)
+        return (width + (BFLOAT16_BYTES if copied else 0)) * numbers
     return four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
 
 

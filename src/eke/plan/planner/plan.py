@@ -81,7 +81,8 @@ class ComputePlan:
     """Number formats and implementations, decided once: later stages do not read `precision`."""
 
     autocast: str | None
-    """torch dtype name of autocast (`bfloat16`, `float16`); None computes in float32."""
+    """torch dtype name of autocast (`bfloat16`, `float16`), or of `copies` in its place; None
+    computes in the weights' format."""
     loss_scaling: bool
     """Scale the loss so that float16 gradients do not underflow."""
     tf32: bool
@@ -100,11 +101,13 @@ class ComputePlan:
     """Scaling of float8 products in linear layers: `off`, `tensorwise`, `rowwise`."""
     eval_autocast: str | None = None
     """As `autocast`, in evaluation."""
+    copies: str = ""
+    """torch dtype name of the copies of float32 weights that a step computes with; "" without."""
 
     @property
     def formats(self) -> WeightFormats:
         """Formats of the training state."""
-        return WeightFormats(self.weights, self.master, self.frozen)
+        return WeightFormats(self.weights, self.master, self.frozen, self.copies)
 
     @property
     def matmul(self) -> str:

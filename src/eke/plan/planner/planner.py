@@ -368,11 +368,9 @@ def _plan_compute(
         tf32=precision.tf32 is Switch.on,
         optimizer_implementation=implementation,
         pin_memory=pinned and device.kind == "cuda",
-        weights=formats.weights,
-        frozen=formats.frozen,
-        master=formats.master,
         float8=precision.float8.value,
         eval_autocast=evaluation,
+        **vars(formats),
     )
 
 

@@ -58,16 +58,17 @@ def take_step(
         the whole gradient, on the device; None if the norm is not needed.
     """
     total: Tensor | None = None
-    for number, batch in enumerate(cut, start=1):
-        with job.update.exchange(last=number == len(cut)):
-            enter("forward")
-            with job.formats.autocast(), job.offload:
-                loss = job.loss(job.model, batch) / num_targets
-            job.cache_release.after_forward(step)
-            enter("backward")
-            job.update.backward(whole(loss))
-        total = loss.detach() if total is None else total + loss.detach()
-        del loss
+    with job.formats.copies:
+        for number, batch in enumerate(cut, start=1):
+            with job.update.exchange(last=number == len(cut)):
+                enter("forward")
+                with job.formats.autocast(), job.offload:
+                    loss = job.loss(job.model, batch) / num_targets
+                job.cache_release.after_forward(step)
+                enter("backward")
+                job.update.backward(whole(loss))
+            total = loss.detach() if total is None else total + loss.detach()
+            del loss
     assert total is not None, "a rank without samples has a placeholder"
     enter("optimizer")
     return total, job.update.apply(learning_rate)

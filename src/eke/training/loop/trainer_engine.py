@@ -117,6 +117,8 @@ class Steps:
         self.loss = torch.zeros((), device=job.device)
         """This rank's share of the step's mean loss so far."""
         self.grad_norm: Tensor | None = None
+        self.copies = ExitStack()
+        """Holds the weights to compute with, from the first micro-batch of a step to its last."""
         self.learning_rate = 0.0
         """As the optimizer had it in this step."""
         self.stopped: Stopped | None = None
@@ -134,6 +136,7 @@ class Steps:
         cut, self.totals = next_step(job, self.batches)
         self.loss = torch.zeros((), device=job.device)
         set_learning_rate(job.optimizer, job.plan.config.optimizer.lr * job.multiplier(self.step))
+        self.copies.enter_context(job.formats.copies)
         missing = job.plan.batch.accumulation - len(cut)
         return [
             {**batch.inputs, MICRO_BATCH: batch}
@@ -183,7 +186,8 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """The learning rate of this step, as the optimizer has it."""
+        """The weights of the optimizer, and the learning rate of this step as it has it."""
+        self.steps.copies.close()
         self.steps.learning_rate = float(self.steps.job.optimizer.param_groups[0]["lr"])
 
     def on_step_end(
@@ -297,6 +301,7 @@ def train_with_trainer(job: TrainingState) -> None:
             try:
                 trainer.train()
             except Interrupted:
+                steps.copies.close()
                 steps.between.give_up(steps.step)
     if steps.stopped:
         raise steps.stopped

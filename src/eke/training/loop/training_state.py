@@ -47,7 +47,7 @@ from eke.training.model.loss import (
 )
 from eke.training.model.number_formats import Formats, build_formats, compile_model
 from eke.training.model.save_model import build_trainable, load_weights, name_classes, stop_at_turns
-from eke.training.model.unused import check_head, check_packing
+from eke.training.model.unused import check_copies, check_head, check_packing
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer.build_optimizer import Multiplier, build_optimizer, build_schedule
 from eke.training.optimizer.update import PlainUpdate, Update
@@ -151,13 +151,13 @@ def build_job(
     """Build model, data and optimizer, and continue from the newest complete checkpoint, if any."""
     device = torch_device(plan)
     meter.clock = make_clock(device)
-    formats = build_formats(plan, device)
     # Precision and all else is eke's: an `accelerate launch` in front may not change it. It also
     # joins the group of processes, before anything is built.
     accelerator = Accelerator(
         cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )
     bare, report = build_checked(plan, device)
+    formats = build_formats(plan, device, bare)
     expect_unreached(plan, bare, accelerator)
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
@@ -181,7 +181,7 @@ def build_job(
         update=started.update,
         formats=started.formats,
         loss=started.loss,
-        offload=build_activation_offload(plan, bare),
+        offload=build_activation_offload(plan, bare, formats.held),
         cache_release=CacheRelease(plan.config.memory.empty_cache_every, device),
         multiplier=build_schedule(plan),
         data=build_data(plan, left=report.padding == "left"),
@@ -260,6 +260,8 @@ def _start(
     checkpoint: Path | None,
 ) -> Started:
     """Load the checkpoint, if any, and compile the model."""
+    if formats.held and not family_of(plan.config).is_known:
+        check_copies(model, formats.copies)
     _seed_dropout(plan, ranks)
     step = 0
     if checkpoint is not None:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -70,9 +70,9 @@ class ActivationOffload(saved_tensors_hooks):
     was copied is let go: the allocator can use it again at once, however far the host is ahead.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, copies: Sequence[Tensor] = ()) -> None:
         super().__init__(self._pack, self._unpack)
-        self._weights = {p.untyped_storage()._cdata for p in model.parameters()}
+        self._weights = {p.untyped_storage()._cdata for p in (*model.parameters(), *copies)}
         cuda: Any = torch.cuda  # torch 2.13 annotates neither of the two
         self.stream: torch.cuda.Stream | None = cuda.Stream() if cuda.is_initialized() else None
         """Of the copies; without CUDA they are made at once."""
@@ -193,6 +193,9 @@ def is_away(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-def build_activation_offload(plan: Plan, model: nn.Module) -> AbstractContextManager[Any]:
+def build_activation_offload(
+    plan: Plan, model: nn.Module, copies: Sequence[Tensor] = ()
+) -> AbstractContextManager[Any]:
     """Context of each training forward pass; may be entered again and again."""
-    return ActivationOffload(model) if plan.config.memory.activation_offload else nullcontext()
+    offloads = plan.config.memory.activation_offload
+    return ActivationOffload(model, copies) if offloads else nullcontext()

@@ -6,7 +6,7 @@ The only file that sets torch's global flags. All runs of a user on a machine sh
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -18,7 +18,7 @@ from eke.common.errors import RunError
 from eke.config.schema import CompileMode
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import cut_like, part
-from eke.training.model.checkpointing import find_layers
+from eke.training.model.checkpointing import find_layers, is_away
 
 Context = Callable[[], AbstractContextManager[object]]
 
@@ -33,16 +33,32 @@ class Formats:
     """The same for evaluation."""
     scaler: torch.amp.GradScaler | None
     """Loss scaling for float16, on CPUs too; None for the other formats."""
+    copies: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    """Context of all forward and backward passes of a step."""
+
+    @property
+    def held(self) -> list[nn.Parameter]:
+        """16-bit copies of the model's weights, which are there between steps, too."""
+        return [*self.copies.made.values()] if isinstance(self.copies, NarrowCopies) else []
 
 
-def build_formats(plan: Plan, device: torch.device) -> Formats:
-    """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU."""
+def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = None) -> Formats:
+    """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU.
+
+    Args:
+        plan: of the run.
+        device: of the model.
+        model: to train, without wrappers; None only evaluates.
+    """
     if device.type == "cuda":
         set_tf32(plan.compute.tf32)
+    copies, cast = plan.compute.copies, plan.compute.autocast
+    copied = model if copies else None
     return Formats(
-        autocast=_context(plan.compute.autocast, device),
+        autocast=_context(None if copies else cast, device),
         eval_autocast=_context(plan.compute.eval_autocast, device),
         scaler=torch.amp.GradScaler(device.type) if plan.compute.loss_scaling else None,
+        copies=NarrowCopies(copied, getattr(torch, copies)) if copied else nullcontext(),
     )
 
 
@@ -76,6 +92,90 @@ def kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> tuple[str, ..
     if dtype is torch.float16:
         names += getattr(model, "_keep_in_fp32_modules", None) or ()
     return tuple(names)
+
+
+class NarrowCopies:
+    """Context of a step's forward and backward passes: the model computes with 16-bit weights.
+
+    Float32 weights are rounded when the context is entered, where autocast does so in each forward
+    pass; norms and the residual stream follow their format. Gradients are added in float32 to those
+    of the float32 weights, which the optimizer, checkpoints and evaluation meet alone. As FSDP2's
+    MixedPrecisionPolicy(param_dtype, reduce_dtype=float32).
+
+    The copies stay, so that compiled code finds them where they were.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        kept = kept_in_float32(model, dtype)
+        self.made: dict[nn.Parameter, nn.Parameter] = {}
+        """Float32 weight -> its copy."""
+        self._places: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
+        """Of each weight in its modules: a tied one has several."""
+        for prefix, module in model.named_modules():
+            if _sums_over_tokens(module):
+                _compute_in_float32(module, dtype)
+                continue
+            for name, weight in module.named_parameters(recurse=False):
+                is_kept = any(part in f"{prefix}.{name}" for part in kept)
+                if weight.dtype is not torch.float32 or is_kept:
+                    continue
+                self._places.append((module._parameters, name, weight))
+                if weight not in self.made:
+                    self.made[weight] = _narrow_copy(weight, dtype)
+
+    @torch.no_grad()
+    def __enter__(self) -> None:
+        _copy_all(list(self.made.values()), list(self.made))
+        for owner, name, weight in self._places:
+            owner[name] = self.made[weight]
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, weight in self._places:
+            owner[name] = weight
+
+
+def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    """A copy whose gradient moves over to the weight, as if autograd had added it there."""
+    copy = nn.Parameter(weight.detach().to(dtype), weight.requires_grad)
+
+    def move(_: Tensor) -> None:
+        assert copy.grad is not None, "this is its hook"
+        before, found = weight.grad, copy.grad
+        weight.grad = found.to(weight.dtype) if before is None else before.add_(found)
+        copy.grad = None
+        for hook in (getattr(weight, "_post_accumulate_grad_hooks", None) or {}).values():
+            hook(weight)
+
+    if weight.requires_grad:
+        hook: Any = copy.register_post_accumulate_grad_hook  # torch 2.13: no annotations
+        hook(move)
+    return copy
+
+
+def _sums_over_tokens(module: nn.Module) -> bool:
+    """Whether a kernel would round the gradient of its weights with each token that it adds.
+
+    In bfloat16 such a sum stops growing: of 12,000 tokens a LayerNorm's was wrong by half on a CPU
+    (docs/lab/numerics.md); a GPU's LayerNorm adds in float32. Tables spare their copy, too.
+    """
+    mine = [p for p in module.parameters(recurse=False) if p.requires_grad]
+    is_norm = isinstance(module, nn.LayerNorm) and not any(map(is_away, mine))
+    is_wide = any(p.dtype is torch.float32 for p in mine)
+    return is_wide and (is_norm or isinstance(module, nn.Embedding))
+
+
+def _compute_in_float32(module: nn.Module, dtype: torch.dtype) -> None:
+    """Let a module take and give 16 bits in training, with its weights in float32, in place."""
+
+    def widen(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        narrow = module.training and inputs[0].dtype is dtype
+        return (inputs[0].float(), *inputs[1:]) if narrow else inputs
+
+    def narrow(module: nn.Module, _: Any, output: Tensor) -> Tensor:
+        return output.to(dtype) if module.training else output
+
+    module.register_forward_pre_hook(widen)
+    module.register_forward_hook(narrow)
 
 
 def set_tf32(on: bool) -> None:

@@ -315,6 +315,25 @@ def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) ->
         raise RunError(f"kernels: {why}, so the head cannot take the loss -> kernels=none")
 
 
+@torch.no_grad()
+def check_copies(model: nn.Module, copies: AbstractContextManager[Any]) -> None:
+    """A model computes in the context in which it has 16-bit copies of its weights.
+
+    Raises:
+        RunError: it multiplies them with what stays float32, as DebertaV2 does with a table.
+    """
+    inputs = probe_inputs(model, 0)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    try:
+        with own_random_numbers(inputs["input_ids"].device), copies:
+            model(**inputs)
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        why = f"{type(model).__name__} mixes 16-bit weights with others"
+        raise RunError(f"precision.casts: {why} -> precision.casts=per_use") from error
+
+
 def _logits(model: Any, task: str, ids: Tensor, target: Tensor, **more: Tensor) -> Tensor:
     if task == "seq2seq_lm":
         more["decoder_input_ids"] = target

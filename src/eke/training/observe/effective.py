@@ -311,7 +311,7 @@ def _closer_look(job: TrainingState, nth: int) -> Iterator[None]:
         with count_optimizer_calls(job), _look_at_operations(job):
             yield
     elif profiled:
-        others = job.update.held()
+        others = [*job.update.held(), *job.formats.held]
         alive = live_bytes(job.bare_model, job.optimizer, others)
         with AllocationProfile(alive) as profile, _cut_by_micro_batch(job, profile):
             yield

@@ -291,7 +291,8 @@ def _prepare_training(
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     known = {id(p) for p in weights}
     trace.call([p for p in stepped if id(p) not in known], MASTER)
-    formats = build_formats(plan, device)
+    formats = build_formats(plan, device, model)
+    trace.call(formats.held, WEIGHTS)
     parameters = [p for p in model.parameters() if p.requires_grad]
     update: Update = PlainUpdate(plan, model, optimizer, formats.scaler, parameters)
     if plan.config.memory.optimizer_in_backward:  # as `deepspeed_engine.share_update` does
@@ -303,7 +304,7 @@ def _prepare_training(
         loss=build_loss(plan),
         update=update,
         formats=formats,
-        offload=build_activation_offload(plan, model),
+        offload=build_activation_offload(plan, model, formats.held),
         cache_release=TracedRelease(plan.config.memory.empty_cache_every, trace),
         device=device,
         trace=trace,

@@ -102,6 +102,7 @@ def reads_per_step(job: TrainingState, monkeypatch: pytest.MonkeyPatch) -> float
 QUIET = {
     "fp32": (),
     "bf16": ("precision=bf16",),
+    "bf16-copies": ("precision=bf16", "precision.casts=per_step"),
     "bf16-pure": ("precision=bf16_pure",),
     "bf16-master": ("precision=bf16_pure", "precision.master=on"),
     "accumulation": ("batch.accumulation=3",),
