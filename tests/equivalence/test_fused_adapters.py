@@ -22,6 +22,8 @@ WAYS = {
 """Other ways to take the same steps, and the bound."""
 
 
+# While it compiles, torch 2.13 instantiates autograd functions.
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*instantiated:DeprecationWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_fused_run_does_not_care_how_its_steps_are_taken(way, curve_of) -> None:
     typed, bound = WAYS[way]
@@ -31,7 +33,7 @@ def test_a_fused_run_does_not_care_how_its_steps_are_taken(way, curve_of) -> Non
     assert one[0][0] != one[-1][0], "the loss never moved"
 
 
-@pytest.mark.parametrize("case", ["causal_lm-llama", "masked_lm-bert", "seq2seq_lm-t5"])
+@pytest.mark.parametrize("case", ["causal_lm-llama", "masked_lm-bert", "seq2seq-t5"])
 def test_losses_are_those_of_plain_peft(case, curve_of) -> None:
     base = last_wins(*BASE, *CASES[case])
     one, other = curve_of(*base), curve_of(*base, "peft.fused=true")
