@@ -1,7 +1,8 @@
 """LoRA's forward and backward passes with fewer passes over memory, in place of PEFT's.
 
 PEFT's modules, names and files stay: forwards are replaced. Layers that read the same tensor share
-one product with their matrices A, an update is added inside the product with B, and what is kept for
+one product with their matrices A, the products with B and with the
+weight are added up in one place, and what is kept for
 the backward pass is the input and the thin product. SiLU(gate) x up and what norms compute are made
 again. Unsloth's fast_lora.py (Apache 2.0) has the same idea. Not used: several adapters at once,
 dropout, DoRA, trained biases, 4-bit weights.
@@ -50,10 +51,12 @@ class _Products(torch.autograd.Function):
         for scale, inner, weight, bias, b in zip(
             scales, each, parts[::PARTS], parts[1::PARTS], parts[3::PARTS], strict=True
         ):
-            base = F.linear(rows, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-            add = base.addmm_ if in_place else base.addmm
-            result = add(inner, b.to(x.dtype).T, alpha=scale)
-            results.append(result.view(*x.shape[:-1], len(b)))
+            update = rows.new_empty(len(rows), len(b))
+            if bias is not None:
+                update.copy_(bias)
+            update.addmm_(inner, b.to(x.dtype).T, beta=float(bias is not None), alpha=scale)
+            add = update.addmm_ if in_place else update.addmm
+            results.append(add(rows, weight.to(x.dtype).T).view(*x.shape[:-1], len(b)))
         ctx.save_for_backward(x, up, thin, *parts)
         ctx.scales = scales
         return tuple(results)
@@ -64,22 +67,21 @@ class _Products(torch.autograd.Function):
         rows, first = _input(x, up), parts[2::PARTS]
         each = thin.split([len(a) for a in first], 1)
         wanted = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
-        of_rows, of_thin, of_b = None, [], []
-        for scale, inner, gradient, weight, b in zip(
-            ctx.scales, each, gradients, parts[::PARTS], parts[3::PARTS], strict=True
+        of_thin, of_b = [], []
+        of_results = [gradient.flatten(0, -2) for gradient in gradients]
+        for scale, inner, of_result, b in zip(
+            ctx.scales, each, of_results, parts[3::PARTS], strict=True
         ):
-            of_result = gradient.flatten(0, -2)
             of_thin.append((of_result @ b.to(x.dtype)).mul_(scale))
             of_b.append((of_result.T @ inner).to(b.dtype).mul_(scale))
-            if wanted and of_rows is None:
-                of_rows = of_result @ weight.to(x.dtype)
-            elif wanted:
-                of_rows.addmm_(of_result, weight.to(x.dtype))
         joined = torch.cat(of_thin, 1)
         of_a = (joined.T @ rows).to(first[0].dtype).split([len(a) for a in first])
         of_x, of_up = None, None
-        if of_rows is not None:
-            of_x = of_rows.addmm_(joined, torch.cat(first).to(x.dtype)).view(x.shape)
+        if wanted:
+            of_x = joined @ torch.cat(first).to(x.dtype)
+            for of_result, weight in zip(of_results, parts[::PARTS], strict=True):
+                of_x.addmm_(of_result, weight.to(x.dtype))
+            of_x = of_x.view(x.shape)
         if up is not None and of_x is not None:
             of_x, of_up = torch.ops.aten.silu_backward(of_x * up, x), of_x * F.silu(x)
         of_parts = [g for pair in zip(of_a, of_b, strict=True) for g in (None, None, *pair)]
@@ -241,9 +243,8 @@ def _watch(model: Any) -> _Calls:
             .expand(t.shape)
             for name, t in (*model.named_parameters(), *model.named_buffers())
         }  # fmt: skip
-        inputs = {name: ids.to("cpu") for name, ids in probe_inputs(model, 0).items()}
         try:
-            functional_call(model, zeros, (), inputs)
+            functional_call(model, zeros, (), probe_inputs(model, 0, torch.device("cpu")))
         except RuntimeError as error:
             log.warning("peft.fused: layers share nothing, since %s", error)
             return _Calls()
@@ -278,7 +279,7 @@ def _root_mean_square(module: nn.Module) -> float | None:
     weight = getattr(module, "weight", None)
     if eps is None or names != ["weight"] or weight is None or weight.requires_grad:
         return None
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     twin: Any = copy.deepcopy(module).to_empty(device="cpu")
     twin.weight.normal_(generator=generator)
     for dtype in (torch.float32, torch.bfloat16):
