@@ -36,6 +36,7 @@ from eke.models.sizes import (
     passed_layers,
     projection_rank,
     quantises_state,
+    why_not_fused,
 )
 from eke.models.sizes.optimizers import LOOPS, Step
 from eke.plan.planner import Plan
@@ -278,6 +279,10 @@ def _adapted(
     inputs = sum(read) * width // total if narrow else 0
     results = len(read) * rank * width // total
     tokens = shape.rows * max(shape.source, shape.target if shape.decoder_layers else 0)
+    saved = 0
+    if not why_not_fused(config) and shape.architecture.is_gated and not shape.experts:
+        # SiLU(gate), its product with up, and the norms' float32 inputs are made again.
+        saved = tokens * (2 * shape.inner * width + 2 * shape.hidden * (FLOAT32_BYTES - width))
     changed = []
     for stack in each:
         layer = stack.layer
@@ -287,7 +292,7 @@ def _adapted(
             stream=max(0, layer.stream - lost) if rank == 0 or not narrow else lost,
             attention=layer.attention,
             scores=layer.scores,
-            feed_forward=layer.feed_forward + added,
+            feed_forward=max(0, layer.feed_forward + added - saved),
             dropout=layer.dropout,
             needed=0,
             dear=layer.dear + added,

@@ -28,6 +28,7 @@ from eke.models.sizes.parameters import (
     structure,
     training_flops,
     training_structure,
+    why_not_fused,
 )
 from eke.models.sizes.state import (
     BFLOAT16_BYTES,

@@ -31,6 +31,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.config.schema import (
     Adapters,
     Config,
+    Float8,
     Lengths,
     Lora,
     MaskedLM,
@@ -40,6 +41,7 @@ from eke.config.schema import (
     Seq2SeqLM,
     Synthetic,
     TrainedBias,
+    Weights,
 )
 from eke.models.families import AttentionLayers, Role, Structure, Tokens, Weight, family_of
 from eke.models.freezing import find_problem, is_frozen
@@ -401,6 +403,25 @@ def choose_targets(config: Config, names: Iterable[str]) -> Targets:
 def is_ia3(config: Config) -> bool:
     """Whether the adapters are scales rather than matrices."""
     return isinstance(config.peft, Adapters) and not isinstance(config.peft, Lora)
+
+
+def why_not_fused(config: Config) -> str:
+    """What keeps PEFT's own forward passes in use; empty where `peft.fused` takes effect."""
+    peft = config.peft
+    if not isinstance(peft, Lora) or not peft.fused:
+        return "peft.fused=false"
+    trains_biases = peft.bias is not TrainedBias.none and family_of(config).has_biases
+    reasons = {
+        f"peft={peft.option}": peft.option != "lora",
+        "peft.dropout": peft.dropout > 0,
+        f"peft.bias={peft.bias.value}": trains_biases,
+        "float32 adapters of 16-bit products": config.precision.weights is not Weights.float32,
+        "float8 products": config.precision.float8 is not Float8.off,
+        # Each gathers, cuts or copies a layer's weights when its own module is called.
+        f"distributed={config.distributed.option}": config.distributed.option
+        not in ("none", "ddp"),
+    }
+    return next((reason for reason, found in reasons.items() if found), "")
 
 
 def _named(name: str, paths: frozenset[str]) -> frozenset[str]:

@@ -23,13 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from eke.config.schema import Checkpointing, Lora
+from eke.config.schema import Checkpointing
+from eke.models.sizes import why_not_fused
 from eke.plan.planner import Plan
 from eke.training.model.adapters import is_linear
 from eke.training.model.unused import own_random_numbers, probe_inputs
-
-SHARDED = ("fsdp", "zero3")
-"""Ways of sharing that gather a layer's weights when its own module is called."""
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +262,9 @@ def _matches(module: nn.Module, autocast: bool) -> bool:
         return False
     layer: Any = module
     name, base = layer.active_adapters[0], layer.base_layer
-    if not is_linear(base) or name in layer.lora_variant or layer.lora_bias[name]:
+    # Exactly: float8's and 4-bit layers are linear, too.
+    plain = type(base) is nn.Linear or (is_linear(base) and not isinstance(base, nn.Linear))
+    if not plain or name in layer.lora_variant or layer.lora_bias[name]:
         return False
     dropout = not isinstance(layer.lora_dropout[name], nn.Identity)
     trained = any(p.requires_grad for p in base.parameters())
@@ -295,14 +295,11 @@ def _norm(module: nn.Module, eps: float, x: Tensor) -> Tensor:
 
 def fuse_adapters(plan: Plan, model: nn.Module) -> None:
     """Replace the forward passes of PEFT's modules wherever `peft.fused` asks for it and can."""
-    config = plan.config
-    if not isinstance(config.peft, Lora) or not config.peft.fused:
-        return
-    if config.distributed.option in SHARDED:
+    if why_not_fused(plan.config):
         return
     layers = [m for m in model.modules() if _matches(m, plan.compute.autocast is not None)]
     calls = _watch(model)
-    in_place = config.memory.checkpointing is not Checkpointing.selective
+    in_place = plan.config.memory.checkpointing is not Checkpointing.selective
     parent_of = {child: module for module in model.modules() for child in module.children()}
     groups: dict[object, list[nn.Module]] = {}
     for layer in layers:
