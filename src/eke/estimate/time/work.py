@@ -251,9 +251,9 @@ products, scaling and addition; their gradients (peft 0.18, LoraLayer.forward)."
 ADAPTER_READS = 8
 """Times that tensors as wide as the layer are read or written for it."""
 
-FUSED_LAUNCHES, FUSED_READS = 9, 4
-"""The same with `peft.fused`: counted in eke.training.model.fused_adapters, of three layers that
-share a product: the update is written, added to, and its gradients are two thin products."""
+FUSED_LAUNCHES, FUSED_READS = 11, 0
+"""The same with `peft.fused`. Counted for layers of Llama and BERT: 12 to 14 passes fewer than
+PEFT's, which is more than are counted for PEFT's (docs/lab/techniques.md)."""
 
 
 def _adapters(plan: Plan, contents: Contents, shape: Shape) -> float:

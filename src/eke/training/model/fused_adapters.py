@@ -44,7 +44,7 @@ class _Products(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         rows = _input(x, up)
         thin = rows @ torch.cat(parts[2::PARTS]).to(x.dtype).T
-        each = thin.split([len(a) for a in parts[2::PARTS]], 1)
+        each = torch.split(thin, [len(a) for a in parts[2::PARTS]], 1)
         results = []
         for scale, inner, weight, bias, b in zip(
             scales, each, parts[::PARTS], parts[1::PARTS], parts[3::PARTS], strict=True
@@ -63,7 +63,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, up, thin, *parts = ctx.saved_tensors
         rows, first = _input(x, up), parts[2::PARTS]
-        each = thin.split([len(a) for a in first], 1)
+        each = torch.split(thin, [len(a) for a in first], 1)
         wanted = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         of_thin, of_b = [], []
         of_results = [gradient.flatten(0, -2) for gradient in gradients]
@@ -73,7 +73,7 @@ class _Products(torch.autograd.Function):
             of_thin.append((of_result @ b.to(x.dtype)).mul_(scale))
             of_b.append((of_result.T @ inner).to(b.dtype).mul_(scale))
         joined = torch.cat(of_thin, 1)
-        of_a = (joined.T @ rows).to(first[0].dtype).split([len(a) for a in first])
+        of_a = torch.split((joined.T @ rows).to(first[0].dtype), [len(a) for a in first])
         of_x, of_up = None, None
         if wanted:
             of_x = joined @ torch.cat(first).to(x.dtype)
@@ -186,9 +186,10 @@ class _Calls:
         self.gave: dict[nn.Module, Tensor] = {}
 
     def note(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """A forward hook: keeps calls with one tensor that answer with one."""
-        if len(args) == 1 and not kwargs and isinstance(output, Tensor) and isinstance(args[0], Tensor):
-            self.read[module], self.gave[module] = args[0], output
+        """A forward hook: keeps calls with nothing but one tensor."""
+        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+            self.read[module] = args[0]
+            self.gave[module] = output
 
     def gated(
         self, module: nn.Module, group_of: Mapping[nn.Module, SharedInput]
@@ -311,8 +312,8 @@ def fuse_adapters(plan: Plan, model: nn.Module) -> None:
     fed = {id(calls.read[layer]) for layer in layers if layer in calls.read}
     for module in model.modules():
         if found := calls.gated(module, group_of):
-            module.forward = partial(_feed_forward, module, *found)  # type: ignore[method-assign]
+            module.forward = partial(_feed_forward, module, *found)
         elif id(calls.gave.get(module)) in fed and (eps := _root_mean_square(module)):
-            module.forward = partial(_norm, module, eps)  # type: ignore[method-assign]
+            module.forward = partial(_norm, module, eps)
     for group in made:
         model.register_forward_hook(group.forget, always_call=True)
