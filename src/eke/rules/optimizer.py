@@ -292,9 +292,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapters_are_fused",
         verdict=Severity.no_effect,
         key="peft.fused",
-        when=lambda f: (
-            (lora := _lora(f)) is not None and lora.fused and bool(why_not_fused(f.config))
-        ),
+        when=lambda f: getattr(f.config.peft, "fused", False) and bool(why_not_fused(f.config)),
         why=lambda f: f"uses PEFT's own forward passes with {why_not_fused(f.config)}",
         fix=Fix("peft.fused=false"),
         source="eke.training.model.fused_adapters",

@@ -31,12 +31,12 @@ from eke.models.sizes import (
     STAGE,
     chunk_rows,
     flat_pieces,
+    fuses_adapters,
     most_predicted,
     optimizer_entry,
     passed_layers,
     projection_rank,
     quantises_state,
-    why_not_fused,
 )
 from eke.models.sizes.optimizers import LOOPS, Step
 from eke.plan.planner import Plan
@@ -280,7 +280,7 @@ def _adapted(
     results = len(read) * rank * width // total
     tokens = shape.rows * max(shape.source, shape.target if shape.decoder_layers else 0)
     saved = 0
-    if not why_not_fused(config) and shape.architecture.is_gated and not shape.experts:
+    if fuses_adapters(config) and shape.architecture.is_gated and not shape.experts:
         # SiLU(gate), its product with up, and the norms' float32 inputs are made again.
         saved = tokens * (2 * shape.inner * width + 2 * shape.hidden * (FLOAT32_BYTES - width))
     changed = []

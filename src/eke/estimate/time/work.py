@@ -28,7 +28,7 @@ from eke.estimate.time.transfers import (
     updates,
 )
 from eke.models.families import FAMILIES, Shape, is_classification
-from eke.models.sizes import passed_layers, why_not_fused
+from eke.models.sizes import fuses_adapters, passed_layers
 from eke.plan.planner import Plan, drawn
 
 Units = dict[str, float]
@@ -199,8 +199,7 @@ def work_of(plan: Plan) -> Work:
     moved = forward.moved + backward.moved + moved_again + _adapters(plan, contents, shape)
     launches = forward.launches + backward.launches
     if trains_adapters(plan.config):
-        each = ADAPTER_LAUNCHES if why_not_fused(plan.config) else FUSED_LAUNCHES
-        launches += each * contents.adapted
+        launches += ADAPTER_LAUNCHES * contents.adapted
     host = exactly(launches) + launched_again
     updated = updates(plan, contents)
     return Work(
@@ -251,16 +250,13 @@ products, scaling and addition; their gradients (peft 0.18, LoraLayer.forward)."
 ADAPTER_READS = 8
 """Times that tensors as wide as the layer are read or written for it."""
 
-FUSED_LAUNCHES, FUSED_READS = 11, 0
-"""The same with `peft.fused`. Counted for layers of Llama and BERT: 12 to 14 passes fewer than
-PEFT's, which is more than are counted for PEFT's (docs/lab/techniques.md)."""
-
 
 def _adapters(plan: Plan, contents: Contents, shape: Shape) -> float:
     """Bytes moved for adapters, and for weights that are unpacked from 4 bits."""
     if not trains_adapters(plan.config):
         return 0.0
-    reads = ADAPTER_READS if why_not_fused(plan.config) else FUSED_READS
+    # Counted, `peft.fused` saves 12 to 14 (docs/lab/techniques.md).
+    reads = 0 if fuses_adapters(plan.config) else ADAPTER_READS
     per = reads * shape.compute * shape.tokens * shape.hidden
     # Read in 4 bits and written in 16, once forward and once backward (arXiv:2305.14314).
     return contents.adapted * per + 2 * 2.5 * contents.four_bits

@@ -18,6 +18,7 @@ from eke.models.sizes.parameters import (
     choose_targets,
     chunk_rows,
     full_samples,
+    fuses_adapters,
     is_ia3,
     is_ragged,
     linear_layers,

@@ -405,23 +405,24 @@ def is_ia3(config: Config) -> bool:
     return isinstance(config.peft, Adapters) and not isinstance(config.peft, Lora)
 
 
+def fuses_adapters(config: Config) -> bool:
+    """Whether `peft.fused` takes effect."""
+    return bool(getattr(config.peft, "fused", False)) and not why_not_fused(config)
+
+
 def why_not_fused(config: Config) -> str:
-    """What keeps PEFT's own forward passes in use; empty where `peft.fused` takes effect."""
-    peft = config.peft
-    if not isinstance(peft, Lora) or not peft.fused:
-        return "peft.fused=false"
-    trains_biases = peft.bias is not TrainedBias.none and family_of(config).has_biases
-    reasons = {
-        f"peft={peft.option}": peft.option != "lora",
-        "peft.dropout": peft.dropout > 0,
-        f"peft.bias={peft.bias.value}": trains_biases,
-        "float32 adapters of 16-bit products": config.precision.weights is not Weights.float32,
-        "float8 products": config.precision.float8 is not Float8.off,
-        # Each gathers, cuts or copies a layer's weights when its own module is called.
-        f"distributed={config.distributed.option}": config.distributed.option
-        not in ("none", "ddp"),
-    }
-    return next((reason for reason, found in reasons.items() if found), "")
+    """What needs PEFT's own forward passes; empty where `peft.fused` would take effect."""
+    peft, shared = config.peft, config.distributed.option
+    if not isinstance(peft, Lora) or peft.option != "lora":
+        return f"peft={peft.option}"
+    if peft.dropout:
+        return "peft.dropout"
+    if peft.bias is not TrainedBias.none and family_of(config).has_biases:
+        return f"peft.bias={peft.bias.value}"
+    if config.precision.weights is not Weights.float32 or config.precision.float8 is not Float8.off:
+        return f"precision={config.precision.option}"
+    # The others gather, cut or copy a layer's weights when its own module is called.
+    return "" if shared in ("none", "ddp") else f"distributed={shared}"
 
 
 def _named(name: str, paths: frozenset[str]) -> frozenset[str]:

@@ -1,18 +1,15 @@
 """LoRA's forward and backward passes with fewer passes over memory, in place of PEFT's.
 
 PEFT's modules, names and files stay: forwards are replaced. Layers that read the same tensor share
-one product with their matrices A, the products with B and with the
-weight are added up in one place, and what is kept for
-the backward pass is the input and the thin product. SiLU(gate) x up and what norms compute are made
-again. Unsloth's fast_lora.py (Apache 2.0) has the same idea. Not used: several adapters at once,
-dropout, DoRA, trained biases, 4-bit weights.
-
-Which layers belong together is seen in a forward pass of a few tokens without the weights.
+one product with their matrices A, and updates are added inside the products. The input and the
+thin product are kept for the backward pass; SiLU(gate) x up and norms are made again there. The
+idea is that of Unsloth's fast_lora.py. A pass of a few tokens without weights shows which layers
+belong together.
 """
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
@@ -24,75 +21,72 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from eke.config.schema import Checkpointing
-from eke.models.sizes import why_not_fused
+from eke.models.sizes import fuses_adapters
 from eke.plan.planner import Plan
 from eke.training.model.adapters import is_linear
 from eke.training.model.unused import own_random_numbers, probe_inputs
 
 log = logging.getLogger(__name__)
 
-PARTS = 4
-"""Tensors of an adapted layer: weight (out, in), bias or None, A (r, in), B (out, r)."""
-
 
 class _Products(torch.autograd.Function):
-    """Outputs of adapted layers with one input, as `F.linear(x, weight, bias) + scale x B A`."""
+    """For each layer `F.linear(x, weight, bias) + scale x B A` of one input, x or SiLU(x) up.
+
+    `parts` are weight (out, in), bias or None, A (r, in) and B (out, r) of each.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, scales: Sequence[float], in_place: bool, x: Tensor, up: Tensor | None, *parts: Any
     ) -> tuple[Tensor, ...]:
-        rows = _input(x, up)
-        thin = rows @ torch.cat(parts[2::PARTS]).to(x.dtype).T
-        each = torch.split(thin, [len(a) for a in parts[2::PARTS]], 1)
-        results = []
-        for scale, inner, weight, bias, b in zip(
-            scales, each, parts[::PARTS], parts[1::PARTS], parts[3::PARTS], strict=True
-        ):
-            update = rows.new_empty(len(rows), len(b))
+        rows, (weights, biases, first, second) = _input(x, up), _by_kind(parts)
+        thin = rows @ torch.cat(first).to(x.dtype).T
+        ctx.scales, ctx.ranks, results = scales, [len(a) for a in first], []
+        each = zip(scales, torch.split(thin, ctx.ranks, 1), weights, biases, second, strict=True)
+        for scale, inner, weight, bias, b in each:
+            result = rows.new_empty(len(rows), len(b))
             if bias is not None:
-                update.copy_(bias)
-            update.addmm_(inner, b.to(x.dtype).T, beta=float(bias is not None), alpha=scale)
-            add = update.addmm_ if in_place else update.addmm
+                result.copy_(bias)
+            result.addmm_(inner, b.to(x.dtype).T, beta=float(bias is not None), alpha=scale)
+            add = result.addmm_ if in_place else result.addmm
             results.append(add(rows, weight.to(x.dtype).T).view(*x.shape[:-1], len(b)))
         ctx.save_for_backward(x, up, thin, *parts)
-        ctx.scales = scales
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, up, thin, *parts = ctx.saved_tensors
-        rows, first = _input(x, up), parts[2::PARTS]
-        each = torch.split(thin, [len(a) for a in first], 1)
-        wanted = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
-        of_thin, of_b = [], []
+        weights, _, first, second = _by_kind(parts)
         of_results = [gradient.flatten(0, -2) for gradient in gradients]
-        for scale, inner, of_result, b in zip(
-            ctx.scales, each, of_results, parts[3::PARTS], strict=True
-        ):
+        of_thin, of_b = [], []
+        each = zip(ctx.scales, torch.split(thin, ctx.ranks, 1), of_results, second, strict=True)
+        for scale, inner, of_result, b in each:
             of_thin.append((of_result @ b.to(x.dtype)).mul_(scale))
             of_b.append((of_result.T @ inner).to(b.dtype).mul_(scale))
         joined = torch.cat(of_thin, 1)
-        of_a = torch.split((joined.T @ rows).to(first[0].dtype), [len(a) for a in first])
-        of_x, of_up = None, None
-        if wanted:
+        of_a = torch.split((joined.T @ _input(x, up)).to(first[0].dtype), ctx.ranks)
+        of_x = of_up = None
+        if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
             of_x = joined @ torch.cat(first).to(x.dtype)
-            for of_result, weight in zip(of_results, parts[::PARTS], strict=True):
+            for of_result, weight in zip(of_results, weights, strict=True):
                 of_x.addmm_(of_result, weight.to(x.dtype))
             of_x = of_x.view(x.shape)
-        if up is not None and of_x is not None:
-            of_x, of_up = torch.ops.aten.silu_backward(of_x * up, x), of_x * F.silu(x)
+            if up is not None:
+                of_x, of_up = torch.ops.aten.silu_backward(of_x * up, x), of_x * F.silu(x)
         of_parts = [g for pair in zip(of_a, of_b, strict=True) for g in (None, None, *pair)]
         return None, None, of_x, of_up, *of_parts
 
 
+def _by_kind(parts: Sequence[Any]) -> list[list[Any]]:
+    return [list(parts[kind::4]) for kind in range(4)]
+
+
 def _input(x: Tensor, up: Tensor | None) -> Tensor:
-    """What the matrices are multiplied with, (rows, in): `x`, or the gated product of both."""
     return (x if up is None else F.silu(x) * up).flatten(0, -2)
 
 
 class _Norm(torch.autograd.Function):
-    """Root mean square norm with a frozen weight, which keeps its input as it comes."""
+    """Root mean square norm with a frozen weight; keeps its input as it comes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -113,9 +107,7 @@ class _Norm(torch.autograd.Function):
 class SharedInput:
     """Adapted layers of one parent that read the same tensor; the first one called computes all.
 
-    Args:
-        layers: PEFT's modules.
-        in_place: add updates to the products; selective checkpointing keeps these as they are.
+    Selective checkpointing keeps results as they are: not `in_place`.
     """
 
     def __init__(self, layers: Sequence[Any], in_place: bool) -> None:
@@ -136,8 +128,6 @@ class SharedInput:
         layer = self.layers[number]
         if args or kwargs or not self.applies:
             return cast(Tensor, type(layer).forward(layer, x, *args, **kwargs))
-        if len(self.layers) == 1:
-            return self.all(x)[0]
         if self.input is not x or self.results[number] is None:
             self.input, self.results = x, list(self.all(x))
         result, self.results[number] = self.results[number], None
@@ -146,16 +136,15 @@ class SharedInput:
         return cast(Tensor, result)
 
     def all(self, x: Tensor, up: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The outputs of all layers for `x`, or for SiLU(x) x up."""
+        """The outputs of all layers for `x`, or for SiLU(x) up."""
         kind, dtype = x.device.type, x.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         scales = tuple(layer.scaling[layer.active_adapters[0]] for layer in self.layers)
         parts = [part for layer in self.layers for part in _parts(layer)]
         up = None if up is None else up.to(dtype)
-        found: tuple[Tensor, ...] = cast(Any, _Products).apply(
-            scales, self.in_place, x.to(dtype), up, *parts
-        )
+        products: Any = _Products
+        found: tuple[Tensor, ...] = products.apply(scales, self.in_place, x.to(dtype), up, *parts)
         return found
 
     def forget(self, *_: Any) -> None:
@@ -178,52 +167,18 @@ def _feed_forward(
     return down.all(both[gate], both[1 - gate])[0]
 
 
-class _Calls:
-    """What modules read and answered in one forward pass, without data."""
+def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]:
+    """What modules with one argument read and gave, with autograd's graph; nothing if it fails.
 
-    def __init__(self) -> None:
-        self.read: dict[nn.Module, Tensor] = {}
-        self.gave: dict[nn.Module, Tensor] = {}
-
-    def note(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """A forward hook: keeps calls with nothing but one tensor."""
-        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-            self.read[module] = args[0]
-            self.gave[module] = output
-
-    def gated(
-        self, module: nn.Module, group_of: Mapping[nn.Module, SharedInput]
-    ) -> tuple[SharedInput, int, SharedInput] | None:
-        """Of a module that computes down(SiLU(gate(x)) x up(x)) alone: both groups, gate's number.
-
-        Seen in the graph that autograd made.
-        """
-        mine = [m for m in module.children() if m in group_of]
-        ends = [m for m in mine if self.gave.get(m) is self.gave.get(module, self)]
-        if len(mine) != 3 or len(ends) != 1:
-            return None
-        down, wide = ends[0], next(group_of[m] for m in mine if m is not ends[0])
-        shared = len(wide.layers) == 2 and self.read[wide.layers[0]] is self.read[module]
-        product: Any = self.read[down].grad_fn
-        if not shared or down in wide.layers or product.name() != "MulBackward0":
-            return None
-        factors = [node for node, _ in product.next_functions]
-        for number in (0, 1):
-            gate, up = (self.gave[wide.layers[n]].grad_fn for n in (number, 1 - number))
-            for one, other in (factors, factors[::-1]):
-                silu = one is not None and one.name() == "SiluBackward0"
-                if silu and one.next_functions[0][0] is gate and other is up:
-                    return wide, number, group_of[down]
-        return None
-
-
-def _watch(model: Any) -> _Calls:
-    """The calls in a forward pass of a few tokens on the host; none where it fails.
-
-    Without the weights: they are one zero, and matrices and experts are stood in for, so that it
-    takes as long for a large model, for one in 4 bits and for one without data.
+    Weights are one zero, and matrices and experts are stood in for: as quick for a large model, and
+    the same for one without data.
     """
-    calls = _Calls()
+    read, gave = {}, {}
+
+    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+            read[module], gave[module] = args[0], output
+
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     with ExitStack() as stack:
         stack.enter_context(torch.device("cpu"))
@@ -236,22 +191,20 @@ def _watch(model: Any) -> _Calls:
                 stack.enter_context(patch.object(module, "forward", partial(_product, size)))
             elif name.rpartition(".")[2] == "experts":
                 stack.enter_context(patch.object(module, "forward", lambda x, *_, **__: x))
-            stack.callback(module.register_forward_hook(calls.note, with_kwargs=True).remove)
-        zeros = {
-            name: torch.zeros((), dtype=torch.float32 if t.is_floating_point() else t.dtype)
-            .expand(t.shape)
-            for name, t in (*model.named_parameters(), *model.named_buffers())
-        }  # fmt: skip
+            stack.callback(module.register_forward_hook(note, with_kwargs=True).remove)
+        zeros = {}
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            zeros[name] = torch.zeros((), dtype=dtype).expand(tensor.shape)
         try:
             functional_call(model, zeros, (), probe_inputs(model, 0, torch.device("cpu")))
         except RuntimeError as error:
             log.warning("peft.fused: layers share nothing, since %s", error)
-            return _Calls()
-    return calls
+            return {}, {}
+    return read, gave
 
 
 def _product(size: int, x: Tensor) -> Tensor:
-    """Of the shape of a linear layer's output, and a step of autograd's graph."""
     return x.mean(-1, keepdim=True) * torch.ones(size, requires_grad=True)
 
 
@@ -265,29 +218,25 @@ def _matches(module: nn.Module, autocast: bool) -> bool:
     name, base = layer.active_adapters[0], layer.base_layer
     # Exactly: float8's and 4-bit layers are linear, too.
     plain = type(base) is nn.Linear or (is_linear(base) and not isinstance(base, nn.Linear))
-    if not plain or name in layer.lora_variant or layer.lora_bias[name]:
-        return False
     dropout = not isinstance(layer.lora_dropout[name], nn.Identity)
+    other = dropout or name in layer.lora_variant or layer.lora_bias[name]
     trained = any(p.requires_grad for p in base.parameters())
-    formats = {p.dtype for p in layer.parameters()}
-    return not (dropout or trained or (len(formats) > 1 and not autocast))
+    alike = autocast or len({p.dtype for p in layer.parameters()}) == 1
+    return plain and not other and not trained and alike
 
 
 def _root_mean_square(module: nn.Module) -> float | None:
     """What is added under the root by a norm that computes as `_Norm`; None: it does not."""
-    names = [name for name, _ in module.named_parameters()]
     eps = next((value for value in vars(module).values() if type(value) is float), None)
     weight = getattr(module, "weight", None)
-    if eps is None or names != ["weight"] or weight is None or weight.requires_grad:
+    if eps is None or weight is None or weight.requires_grad:
         return None
     generator = torch.Generator("cpu").manual_seed(0)
     twin: Any = copy.deepcopy(module).to_empty(device="cpu")
     twin.weight.normal_(generator=generator)
-    for dtype in (torch.float32, torch.bfloat16):
-        x = torch.randn(4, len(weight), generator=generator, device="cpu").to(dtype)
-        if not torch.equal(twin(x), _norm(twin, eps, x)):
-            return None
-    return eps
+    wide = torch.randn(4, len(weight), generator=generator, device="cpu")
+    pairs = [(twin(x), _norm(twin, eps, x)) for x in (wide, wide.bfloat16())]
+    return eps if all(torch.equal(*pair) for pair in pairs) else None
 
 
 def _norm(module: nn.Module, eps: float, x: Tensor) -> Tensor:
@@ -296,24 +245,41 @@ def _norm(module: nn.Module, eps: float, x: Tensor) -> Tensor:
 
 def fuse_adapters(plan: Plan, model: nn.Module) -> None:
     """Replace the forward passes of PEFT's modules wherever `peft.fused` asks for it and can."""
-    if why_not_fused(plan.config):
+    if not fuses_adapters(plan.config):
         return
     layers = [m for m in model.modules() if _matches(m, plan.compute.autocast is not None)]
-    calls = _watch(model)
-    in_place = plan.config.memory.checkpointing is not Checkpointing.selective
-    parent_of = {child: module for module in model.modules() for child in module.children()}
+    read, gave = _watch(model)
     groups: dict[object, list[nn.Module]] = {}
+    parent_of = {child: module for module in model.modules() for child in module.children()}
     for layer in layers:
-        read = calls.read.get(layer)
-        place = layer if read is None else (parent_of[layer], id(read))
+        place: object = (parent_of[layer], id(read[layer])) if layer in read else layer
         groups.setdefault(place, []).append(layer)
+    in_place = plan.config.memory.checkpointing is not Checkpointing.selective
     made = [SharedInput(group, in_place) for group in groups.values()]
     group_of = {layer: group for group in made for layer in group.layers}
-    fed = {id(calls.read[layer]) for layer in layers if layer in calls.read}
-    for module in model.modules():
-        if found := calls.gated(module, group_of):
-            module.forward = partial(_feed_forward, module, *found)
-        elif id(calls.gave.get(module)) in fed and (eps := _root_mean_square(module)):
+    by_node = {gave[layer].grad_fn: layer for layer in layers if layer in gave}
+    for down in by_node.values():
+        parent, pair = parent_of[down], _gate_and_up(read[down].grad_fn, by_node)
+        wide = group_of[pair[0]].layers if pair else []
+        alone = gave.get(parent) is gave[down] and set(wide) == set(pair)
+        if pair and alone and parent_of[pair[0]] is parent and read[parent] is read[pair[0]]:
+            found = group_of[pair[0]], wide.index(pair[0]), group_of[down]
+            parent.forward = partial(_feed_forward, parent, *found)
+    fed = {id(read[layer]) for layer in by_node.values()}
+    for module in (m for m in gave if id(gave[m]) in fed and not any(True for _ in m.children())):
+        if (eps := _root_mean_square(module)) is not None:
             module.forward = partial(_norm, module, eps)
     for group in made:
         model.register_forward_hook(group.forget, always_call=True)
+
+
+def _gate_and_up(node: Any, by_node: dict[Any, nn.Module]) -> tuple[nn.Module, ...]:
+    """The layers whose results are multiplied as SiLU(gate) x up, seen in autograd's graph."""
+    factors = [other for other, _ in node.next_functions] if node is not None else []
+    if node is None or node.name() != "MulBackward0":
+        return ()
+    for silu, up in (factors, factors[::-1]):
+        gate = silu.next_functions[0][0] if silu and silu.name() == "SiluBackward0" else None
+        if gate in by_node and up in by_node:
+            return by_node[gate], by_node[up]
+    return ()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from eke.config.schema import Checkpointing
-from eke.models.sizes import optimizer_entry, why_not_fused
+from eke.models.sizes import fuses_adapters, optimizer_entry
 from eke.models.sizes.optimizers import AUTO
 from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
@@ -57,7 +57,7 @@ def note_adapters(job: TrainingState) -> None:
             f"{_method(found)}, with {found.get('adapted_modules', 0)} adapted modules"
         )
     left = found.get("adapted_modules", 0) - found.get("fused_modules", 0)
-    if left and not why_not_fused(job.plan.config):
+    if left and fuses_adapters(job.plan.config):
         job.warn(f"peft.fused=true: {left} adapted modules keep PEFT's own forward pass")
     weights = stepped_weights(job.optimizer)
     if isinstance(job.update, DeepSpeedUpdate):  # its optimizer has flat shards of them
