@@ -229,14 +229,14 @@ def _root_mean_square(module: nn.Module) -> float | None:
     """What is added under the root by a norm that computes as `_Norm`; None: it does not."""
     eps = next((value for value in vars(module).values() if type(value) is float), None)
     weight = getattr(module, "weight", None)
-    if eps is None or weight is None or weight.requires_grad:
+    if eps is None or weight is None or weight.requires_grad or isinstance(module, nn.LayerNorm):
         return None
     generator = torch.Generator("cpu").manual_seed(0)
     twin: Any = copy.deepcopy(module).to_empty(device="cpu")
     twin.weight.normal_(generator=generator)
     wide = torch.randn(4, len(weight), generator=generator, device="cpu")
-    pairs = [(twin(x), _norm(twin, eps, x)) for x in (wide, wide.bfloat16())]
-    return eps if all(torch.equal(*pair) for pair in pairs) else None
+    same = all(torch.equal(twin(x), _norm(twin, eps, x)) for x in (wide, wide.bfloat16()))
+    return eps if same else None
 
 
 def _norm(module: nn.Module, eps: float, x: Tensor) -> Tensor:
