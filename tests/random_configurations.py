@@ -146,6 +146,7 @@ SOMETIMES: dict[str, Draw] = {
     "peft.r": one_of(1, 4, 64),
     "peft.alpha": one_of(1, 32.5),
     "peft.dropout": one_of(0, 0.1, 0.9),
+    "peft.fused": one_of("false", "true"),
     "repeat": one_of(0, 1),
     "seed": one_of(0, 1, 2**32 - 1),
 }

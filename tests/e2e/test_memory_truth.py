@@ -53,6 +53,23 @@ def test_what_is_frozen_is_predicted_to_the_byte_nearly(words, tmp_path, monkeyp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("memory", ["none", "checkpointing_selective"])
+def test_fused_adapters_are_predicted(memory, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    typed = ("model=tiny", "model.dropout=0", "peft=lora", "precision=bf16", f"memory={memory}")
+    typed += ("batch.per_device=4", "data.seq_len=64", "data.num_samples=32", *COMMON)
+    fused, plain = (Case("", (*typed, f"peft.fused={on}")) for on in ("true", "false"))
+    (answer,) = trace_all([plan_of(fused)])
+    peak = measured_apart(fused)
+    assert answer.traced is not None
+    assert step_peak(answer.traced.allocated) == pytest.approx(peak, rel=0.01)
+    bounds = forecast(plan_of(fused)).allocated
+    assert bounds.low <= peak <= bounds.high
+    assert peak < measured_apart(plain)
+
+
+@pytest.mark.slow
 def test_every_one_can_be_traced(outcomes) -> None:
     assert not [f"{o.case.overrides}: {o.reason}" for o in outcomes if o.predicted is None]
     assert {o.case.family for o in outcomes} == set(MODELS)

@@ -28,6 +28,7 @@ from eke.models.sizes import (
     quantises_state,
     structure,
     training_structure,
+    why_not_fused,
 )
 from eke.rules.rule import (
     Facts,
@@ -284,6 +285,15 @@ PEFT_RULES: tuple[Rule, ...] = (
         why="divides by the square root of peft.r, and that of 1 is 1",
         fix=Fix("peft.use_rslora=false"),
         source="arXiv:2312.03732",
+    ),
+    Rule(
+        id="adapters_are_fused",
+        verdict=Severity.no_effect,
+        key="peft.fused",
+        when=lambda f: getattr(f.config.peft, "fused", False) and bool(why_not_fused(f.config)),
+        why=lambda f: f"uses PEFT's own forward passes with {why_not_fused(f.config)}",
+        fix=Fix("peft.fused=false"),
+        source="eke.training.model.fused_adapters",
     ),
     Rule(
         id="adapted_layers_have_biases",

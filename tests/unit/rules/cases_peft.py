@@ -10,6 +10,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "adapters_on_random_weights": (("peft=dora",), CPU),
     "adapter_rank_saves_nothing": (("peft=lora", "peft.r=64"), CPU),
     "rslora_needs_rank": (("peft=lora", "peft.r=1", "peft.use_rslora=true"), CPU),
+    "adapters_are_fused": (("peft=dora", "peft.fused=true"), CPU),
     "adapted_layers_have_biases": (("peft=lora", "peft.bias=lora_only"), CPU),
     "biases_of_four_bit_layers": (
         ("model=tiny_gpt2", "peft=qlora", "peft.bias=lora_only", "precision=bf16"), CPU,

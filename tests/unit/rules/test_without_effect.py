@@ -49,6 +49,10 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("optimizer=adamw_fused",),
     ),
     "rslora_needs_rank": ((*LORA, "peft.use_rslora=true"), LORA),
+    "adapters_are_fused": (
+        (*LORA, "peft.dropout=0.1", "peft.fused=true"),
+        (*LORA, "peft.dropout=0.1"),
+    ),
     "adapted_layers_have_biases": ((*LORA, "peft.bias=lora_only"), LORA),
     "extra_needs_trainer": (("trainer.extra.label_smoothing_factor=0.1",), ()),
     "pinning_needs_cuda": (("dataloader.pin_memory=on",), ()),

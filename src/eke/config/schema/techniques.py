@@ -158,6 +158,8 @@ class Lora(Adapters):
     """Train the biases of the adapted layers, too."""
     use_rslora: bool = False
     """Divide alpha by the square root of r instead of by r (arXiv:2312.03732)."""
+    fused: bool = False
+    """Layers that read the same tensor share a product, and less is kept for the backward pass."""
 
 
 @dataclass

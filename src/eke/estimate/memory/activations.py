@@ -30,6 +30,7 @@ from eke.models.sizes import (
     STAGE,
     chunk_rows,
     flat_pieces,
+    fuses_adapters,
     most_predicted,
     optimizer_entry,
     passed_layers,
@@ -277,6 +278,10 @@ def _adapted(
     inputs = sum(read) * width // total if narrow else 0
     results = len(read) * rank * width // total
     tokens = shape.rows * max(shape.source, shape.target if shape.decoder_layers else 0)
+    saved = 0
+    if fuses_adapters(config) and shape.architecture.is_gated and not shape.experts:
+        # SiLU(gate), its product with up, and the norms' float32 inputs are made again.
+        saved = tokens * (2 * shape.inner * width + 2 * shape.hidden * (FLOAT32_BYTES - width))
     changed = []
     for stack in each:
         layer = stack.layer
@@ -285,7 +290,7 @@ def _adapted(
         frozen = replace(
             layer,
             stream=max(0, layer.stream - lost) if rank == 0 or not narrow else lost,
-            feed_forward=layer.feed_forward + added,
+            feed_forward=max(0, layer.feed_forward + added - saved),
             needed=0,
             dear=layer.dear + added,
         )

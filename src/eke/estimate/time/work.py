@@ -28,7 +28,7 @@ from eke.estimate.time.transfers import (
     updates,
 )
 from eke.models.families import FAMILIES, Shape, is_classification
-from eke.models.sizes import passed_layers
+from eke.models.sizes import fuses_adapters, passed_layers
 from eke.plan.planner import Plan, drawn
 
 Units = dict[str, float]
@@ -255,6 +255,8 @@ def _adapters(plan: Plan, contents: Contents, shape: Shape) -> float:
     """Bytes moved for adapters, and for weights that are unpacked from 4 bits."""
     if not trains_adapters(plan.config):
         return 0.0
-    per = ADAPTER_READS * shape.compute * shape.tokens * shape.hidden
+    # Counted, `peft.fused` saves 12 to 14 (docs/lab/techniques.md).
+    reads = 0 if fuses_adapters(plan.config) else ADAPTER_READS
+    per = reads * shape.compute * shape.tokens * shape.hidden
     # Read in 4 bits and written in 16, once forward and once backward (arXiv:2305.14314).
     return contents.adapted * per + 2 * 2.5 * contents.four_bits

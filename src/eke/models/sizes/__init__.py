@@ -19,6 +19,7 @@ from eke.models.sizes.parameters import (
     choose_targets,
     chunk_rows,
     full_samples,
+    fuses_adapters,
     is_ia3,
     is_ragged,
     linear_layers,
@@ -29,6 +30,7 @@ from eke.models.sizes.parameters import (
     structure,
     training_flops,
     training_structure,
+    why_not_fused,
 )
 from eke.models.sizes.state import (
     BFLOAT16_BYTES,

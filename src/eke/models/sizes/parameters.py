@@ -31,6 +31,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.config.schema import (
     Adapters,
     Config,
+    Float8,
     Lengths,
     Lora,
     MaskedLM,
@@ -40,6 +41,7 @@ from eke.config.schema import (
     Seq2SeqLM,
     Synthetic,
     TrainedBias,
+    Weights,
 )
 from eke.models.families import AttentionLayers, Role, Structure, Tokens, Weight, family_of
 from eke.models.freezing import find_problem, is_frozen
@@ -401,6 +403,26 @@ def choose_targets(config: Config, names: Iterable[str]) -> Targets:
 def is_ia3(config: Config) -> bool:
     """Whether the adapters are scales rather than matrices."""
     return isinstance(config.peft, Adapters) and not isinstance(config.peft, Lora)
+
+
+def fuses_adapters(config: Config) -> bool:
+    """Whether `peft.fused` takes effect."""
+    return bool(getattr(config.peft, "fused", False)) and not why_not_fused(config)
+
+
+def why_not_fused(config: Config) -> str:
+    """What needs PEFT's own forward passes; empty where `peft.fused` would take effect."""
+    peft, shared = config.peft, config.distributed.option
+    if not isinstance(peft, Lora) or peft.option != "lora":
+        return f"peft={peft.option}"
+    if peft.dropout:
+        return "peft.dropout"
+    if peft.bias is not TrainedBias.none and family_of(config).has_biases:
+        return f"peft.bias={peft.bias.value}"
+    if config.precision.weights is not Weights.float32 or config.precision.float8 is not Float8.off:
+        return f"precision={config.precision.option}"
+    # The others gather, cut or copy a layer's weights when its own module is called.
+    return "" if shared in ("none", "ddp") else f"distributed={shared}"
 
 
 def _named(name: str, paths: frozenset[str]) -> frozenset[str]:

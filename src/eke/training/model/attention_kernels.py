@@ -68,6 +68,7 @@ MATMULS = frozenset(
     {
         "mm",
         "addmm",
+        "addmm_",
         "bmm",
         "baddbmm",
         "_grouped_mm",

@@ -167,7 +167,7 @@ def count_layer_calls(model: torch.nn.Module) -> Iterator[LayerCalls]:
 
     transformers checkpoints a layer's `forward` inside its `__call__`, where hooks of the layer do
     not see the second run, so its first leaf is hooked: in every family a norm or a query
-    projection, called once per forward pass.
+    projection, called once per forward pass. Fused adapters do not call the leaves below them.
     """
     layers = find_layers(model)
     calls = LayerCalls([0] * len(layers))
@@ -177,7 +177,8 @@ def count_layer_calls(model: torch.nn.Module) -> Iterator[LayerCalls]:
 
     handles = []
     for index, layer in enumerate(layers):
-        leaf = next(m for m in layer.modules() if not any(True for _ in m.children()))
+        inner = (m for m in layer.modules() if m is not layer)
+        leaf = next(m for m in inner if "forward" in vars(m) or not any(True for _ in m.children()))
         handles.append(leaf.register_forward_pre_hook(partial(count, index)))
     try:
         yield calls

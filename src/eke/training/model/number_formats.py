@@ -18,7 +18,8 @@ from eke.common.errors import RunError
 from eke.config.schema import CompileMode
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import cut_like, part
-from eke.training.model.checkpointing import find_layers, is_away
+from eke.training.model.activation_offload import is_away
+from eke.training.model.checkpointing import find_layers
 
 Context = Callable[[], AbstractContextManager[object]]
 

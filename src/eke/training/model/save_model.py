@@ -38,6 +38,7 @@ from eke.training.model.adapters import (
 from eke.training.model.attention_kernels import repeat_heads, spare_mask_checks
 from eke.training.model.build_model import build_model_and_report
 from eke.training.model.checkpointing import apply_checkpointing
+from eke.training.model.fused_adapters import fuse_adapters
 from eke.training.model.load_pretrained import LoadReport
 from eke.training.model.loss import apply_kernels, apply_loss
 from eke.training.model.number_formats import kept_in_float32
@@ -240,6 +241,7 @@ def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     """
     model, report = build_model_and_report(plan, device)
     model = apply_peft(plan, model)
+    fuse_adapters(plan, model)
     spare_mask_checks(model, packed=is_packed(plan.config))
     repeat_heads(plan)
     apply_kernels(plan, model)

@@ -169,10 +169,12 @@ def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
     return tuple(frozen)
 
 
-def probe_inputs(model: nn.Module, seed: int) -> dict[str, Tensor]:
+def probe_inputs(
+    model: nn.Module, seed: int, device: torch.device | None = None
+) -> dict[str, Tensor]:
     """Four rows of eight varied tokens, with the model's own end of text last and only there."""
     config: Any = model.config
-    device = next(model.parameters()).device
+    device = device or next(model.parameters()).device
     table = getattr(model, "get_input_embeddings", lambda: None)()
     vocabulary = int(getattr(table, "num_embeddings", config.vocab_size))
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from eke.config.schema import Checkpointing
-from eke.models.sizes import optimizer_entry
+from eke.models.sizes import fuses_adapters, optimizer_entry
 from eke.models.sizes.optimizers import AUTO
 from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
@@ -56,6 +56,9 @@ def note_adapters(job: TrainingState) -> None:
             f"peft={wanted} did not take effect: the model has "
             f"{_method(found)}, with {found.get('adapted_modules', 0)} adapted modules"
         )
+    left = found.get("adapted_modules", 0) - found.get("fused_modules", 0)
+    if left and fuses_adapters(job.plan.config):
+        job.warn(f"peft.fused=true: {left} adapted modules keep PEFT's own forward pass")
     weights = stepped_weights(job.optimizer)
     if isinstance(job.update, DeepSpeedUpdate):  # its optimizer has flat shards of them
         weights = deepspeed_engine.engine_weights(job.update.engine)
@@ -82,6 +85,7 @@ def adapter_sizes(model: nn.Module) -> dict[str, Any]:
     return {
         "type": mine.peft_config["default"].peft_type.value.lower(),
         "adapted_modules": len(layers),
+        "fused_modules": sum("forward" in vars(m) for m in layers),
         "magnitude_vectors": sum(bool(getattr(m, "lora_magnitude_vector", ())) for m in layers),
         "trained_parameters": trained,
         "trained_frac": trained / max(1, numbers),

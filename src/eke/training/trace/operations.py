@@ -97,7 +97,9 @@ def _picks_by_truth(indices: Any) -> bool:
 
 HALF = (torch.float16, torch.bfloat16)
 
-PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+PRODUCTS = frozenset(
+    {getattr(aten, name).default for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm")}
+)
 """In 16 bits they are oneDNN's; in float32 the BLAS library takes nothing from PyTorch."""
 
 OTHERS = frozenset(

@@ -21,7 +21,7 @@ from dataclasses import replace
 from eke.common.text import format_bytes
 from eke.config.schema import Compute, Packing
 from eke.estimate.memory import Verdict
-from eke.models.sizes import is_ragged, most_predicted
+from eke.models.sizes import is_ragged, most_predicted, why_not_fused
 from eke.rules.techniques import TECHNIQUES, Published
 from eke.tuning.chooser import Axis, Change, Chooser, Combination, Situation
 from eke.tuning.recipes.resolver import Ask, Question, Recipe, RecipeOption
@@ -115,7 +115,17 @@ def workers(situation: Situation) -> Question | None:
     return Question(decides, (RecipeOption(("dataloader=workers",), why),))
 
 
-QUESTIONS: tuple[Ask, ...] = (attention, packing, compiler, sparse, fused_loss_question, workers)
+def adapters(situation: Situation) -> Question | None:
+    """Fewer passes over memory for adapters."""
+    if why_not_fused(situation.config):
+        return None
+    why = "a layer with LoRA moves a fifth fewer bytes, eager (docs/lab/techniques.md)"
+    return Question(("peft.fused",), (RecipeOption(("peft.fused=true",), why),))
+
+
+QUESTIONS: tuple[Ask, ...] = (
+    attention, packing, compiler, sparse, fused_loss_question, adapters, workers,
+)  # fmt: skip
 """CUDA graphs, where they are chosen, exclude `sparse`."""
 
 FASTEST = Recipe(

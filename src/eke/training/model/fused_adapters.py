@@ -1,0 +1,285 @@
+"""LoRA's forward and backward passes with fewer passes over memory, in place of PEFT's.
+
+PEFT's modules, names and files stay: forwards are replaced. Layers that read the same tensor share
+one product with their matrices A, and updates are added inside the products. The input and the
+thin product are kept for the backward pass; SiLU(gate) x up and norms are made again there. The
+idea is that of Unsloth's fast_lora.py. A pass of a few tokens without weights shows which layers
+belong together.
+"""
+
+import copy
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from eke.config.schema import Checkpointing
+from eke.models.sizes import fuses_adapters
+from eke.plan.planner import Plan
+from eke.training.model.adapters import is_linear
+from eke.training.model.unused import own_random_numbers, probe_inputs
+
+log = logging.getLogger(__name__)
+
+
+class _Products(torch.autograd.Function):
+    """For each layer `F.linear(x, weight, bias) + scale x B A` of one input, x or SiLU(x) up.
+
+    `parts` are weight (out, in), bias or None, A (r, in) and B (out, r) of each.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, scales: Sequence[float], in_place: bool, x: Tensor, up: Tensor | None, *parts: Any
+    ) -> tuple[Tensor, ...]:
+        rows, (weights, biases, first, second) = _input(x, up), _by_kind(parts)
+        thin = rows @ torch.cat(first).to(x.dtype).T
+        ctx.scales, ctx.ranks, results = scales, [len(a) for a in first], []
+        each = zip(scales, torch.split(thin, ctx.ranks, 1), weights, biases, second, strict=True)
+        for scale, inner, weight, bias, b in each:
+            result = rows.new_empty(len(rows), len(b))
+            if bias is not None:
+                result.copy_(bias)
+            result.addmm_(inner, b.to(x.dtype).T, beta=float(bias is not None), alpha=scale)
+            add = result.addmm_ if in_place else result.addmm
+            results.append(add(rows, weight.to(x.dtype).T).view(*x.shape[:-1], len(b)))
+        ctx.save_for_backward(x, up, thin, *parts)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, up, thin, *parts = ctx.saved_tensors
+        weights, _, first, second = _by_kind(parts)
+        of_results = [gradient.flatten(0, -2) for gradient in gradients]
+        of_thin, of_b = [], []
+        each = zip(ctx.scales, torch.split(thin, ctx.ranks, 1), of_results, second, strict=True)
+        for scale, inner, of_result, b in each:
+            of_thin.append((of_result @ b.to(x.dtype)).mul_(scale))
+            of_b.append((of_result.T @ inner).to(b.dtype).mul_(scale))
+        joined = torch.cat(of_thin, 1)
+        of_a = torch.split((joined.T @ _input(x, up)).to(first[0].dtype), ctx.ranks)
+        of_x = of_up = None
+        if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+            of_x = joined @ torch.cat(first).to(x.dtype)
+            for of_result, weight in zip(of_results, weights, strict=True):
+                of_x.addmm_(of_result, weight.to(x.dtype))
+            of_x = of_x.view(x.shape)
+            if up is not None:
+                of_x, of_up = torch.ops.aten.silu_backward(of_x * up, x), of_x * F.silu(x)
+        of_parts = [g for pair in zip(of_a, of_b, strict=True) for g in (None, None, *pair)]
+        return None, None, of_x, of_up, *of_parts
+
+
+def _by_kind(parts: Sequence[Any]) -> list[list[Any]]:
+    return [list(parts[kind::4]) for kind in range(4)]
+
+
+def _input(x: Tensor, up: Tensor | None) -> Tensor:
+    return (x if up is None else F.silu(x) * up).flatten(0, -2)
+
+
+class _Norm(torch.autograd.Function):
+    """Root mean square norm with a frozen weight; keeps its input as it comes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.to(torch.float32)
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, scale, weight)
+        return weight * (wide * scale).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        x, scale, weight = ctx.saved_tensors
+        of_normed = (gradient * weight).to(torch.float32)
+        normed = x.to(torch.float32) * scale
+        along = (of_normed * normed).mean(-1, keepdim=True)
+        return of_normed.sub_(normed.mul_(along)).mul_(scale).to(x.dtype), None, None
+
+
+class SharedInput:
+    """Adapted layers of one parent that read the same tensor; the first one called computes all.
+
+    Selective checkpointing keeps results as they are: not `in_place`.
+    """
+
+    def __init__(self, layers: Sequence[Any], in_place: bool) -> None:
+        self.layers = layers
+        self.in_place = in_place
+        self.input: Tensor | None = None
+        self.results: list[Tensor | None] = []
+        for number, layer in enumerate(layers):
+            layer.forward = partial(self.one, number)
+
+    @property
+    def applies(self) -> bool:
+        """Whether the layers add their adapter now: not merged, nor switched off."""
+        return not any(layer.disable_adapters or layer.merged for layer in self.layers)
+
+    def one(self, number: int, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The forward pass of one of the layers."""
+        layer = self.layers[number]
+        if args or kwargs or not self.applies:
+            return cast(Tensor, type(layer).forward(layer, x, *args, **kwargs))
+        if self.input is not x or self.results[number] is None:
+            self.input, self.results = x, list(self.all(x))
+        result, self.results[number] = self.results[number], None
+        if not any(waiting is not None for waiting in self.results):
+            self.forget()
+        return cast(Tensor, result)
+
+    def all(self, x: Tensor, up: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The outputs of all layers for `x`, or for SiLU(x) up."""
+        kind, dtype = x.device.type, x.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        scales = tuple(layer.scaling[layer.active_adapters[0]] for layer in self.layers)
+        parts = [part for layer in self.layers for part in _parts(layer)]
+        up = None if up is None else up.to(dtype)
+        products: Any = _Products
+        found: tuple[Tensor, ...] = products.apply(scales, self.in_place, x.to(dtype), up, *parts)
+        return found
+
+    def forget(self, *_: Any) -> None:
+        """Drop results nobody asked for: a forward pass that failed must not hold memory."""
+        self.input, self.results = None, []
+
+
+def _parts(layer: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    name, base = layer.active_adapters[0], layer.base_layer
+    weight = base.weight if isinstance(base, nn.Linear) else base.weight.T  # GPT-2's Conv1D
+    return weight, base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight
+
+
+def _feed_forward(
+    module: nn.Module, wide: SharedInput, gate: int, down: SharedInput, x: Tensor
+) -> Tensor:
+    if not (wide.applies and down.applies):
+        return cast(Tensor, type(module).forward(module, x))
+    both = wide.all(x)
+    return down.all(both[gate], both[1 - gate])[0]
+
+
+def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]:
+    """What modules with one argument read and gave, with autograd's graph; nothing if it fails.
+
+    Weights are one zero, and matrices and experts are stood in for: as quick for a large model, and
+    the same for one without data.
+    """
+    read, gave = {}, {}
+
+    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+            read[module], gave[module] = args[0], output
+
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    with ExitStack() as stack:
+        stack.enter_context(torch.device("cpu"))
+        stack.enter_context(own_random_numbers(torch.device("cpu")))
+        for config in configs.values():  # packages' kernels want a GPU
+            stack.enter_context(patch.object(config, "_attn_implementation_internal", "eager"))
+        for name, module in model.named_modules():
+            size = getattr(module, "out_features", getattr(module, "nf", None))
+            if size is not None:
+                stack.enter_context(patch.object(module, "forward", partial(_product, size)))
+            elif name.rpartition(".")[2] == "experts":
+                stack.enter_context(patch.object(module, "forward", lambda x, *_, **__: x))
+            stack.callback(module.register_forward_hook(note, with_kwargs=True).remove)
+        zeros = {}
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            zeros[name] = torch.zeros((), dtype=dtype).expand(tensor.shape)
+        try:
+            functional_call(model, zeros, (), probe_inputs(model, 0, torch.device("cpu")))
+        except RuntimeError as error:
+            log.warning("peft.fused: layers share nothing, since %s", error)
+            return {}, {}
+    return read, gave
+
+
+def _product(size: int, x: Tensor) -> Tensor:
+    return x.mean(-1, keepdim=True) * torch.ones(size, requires_grad=True)
+
+
+def _matches(module: nn.Module, autocast: bool) -> bool:
+    """Whether PEFT's module computes what `_Products` does."""
+    from peft.tuners.lora.layer import Linear
+
+    if type(module) is not Linear or len(module.active_adapters) != 1:
+        return False
+    layer: Any = module
+    name, base = layer.active_adapters[0], layer.base_layer
+    # Exactly: float8's and 4-bit layers are linear, too.
+    plain = type(base) is nn.Linear or (is_linear(base) and not isinstance(base, nn.Linear))
+    dropout = not isinstance(layer.lora_dropout[name], nn.Identity)
+    other = dropout or name in layer.lora_variant or layer.lora_bias[name]
+    trained = any(p.requires_grad for p in base.parameters())
+    alike = autocast or len({p.dtype for p in layer.parameters()}) == 1
+    return plain and not other and not trained and alike
+
+
+def _root_mean_square(module: nn.Module) -> float | None:
+    """What is added under the root by a norm that computes as `_Norm`; None: it does not."""
+    eps = next((value for value in vars(module).values() if type(value) is float), None)
+    weight = getattr(module, "weight", None)
+    if eps is None or weight is None or weight.requires_grad or isinstance(module, nn.LayerNorm):
+        return None
+    generator = torch.Generator("cpu").manual_seed(0)
+    twin: Any = copy.deepcopy(module).to_empty(device="cpu")
+    twin.weight.normal_(generator=generator)
+    wide = torch.randn(4, len(weight), generator=generator, device="cpu")
+    same = all(torch.equal(twin(x), _norm(twin, eps, x)) for x in (wide, wide.bfloat16()))
+    return eps if same else None
+
+
+def _norm(module: nn.Module, eps: float, x: Tensor) -> Tensor:
+    return cast(Tensor, cast(Any, _Norm).apply(x, module.weight, eps))
+
+
+def fuse_adapters(plan: Plan, model: nn.Module) -> None:
+    """Replace the forward passes of PEFT's modules wherever `peft.fused` asks for it and can."""
+    if not fuses_adapters(plan.config):
+        return
+    layers = [m for m in model.modules() if _matches(m, plan.compute.autocast is not None)]
+    read, gave = _watch(model)
+    groups: dict[object, list[nn.Module]] = {}
+    parent_of = {child: module for module in model.modules() for child in module.children()}
+    for layer in layers:
+        place: object = (parent_of[layer], id(read[layer])) if layer in read else layer
+        groups.setdefault(place, []).append(layer)
+    in_place = plan.config.memory.checkpointing is not Checkpointing.selective
+    made = [SharedInput(group, in_place) for group in groups.values()]
+    group_of = {layer: group for group in made for layer in group.layers}
+    by_node = {gave[layer].grad_fn: layer for layer in layers if layer in gave}
+    for down in by_node.values():
+        parent, pair = parent_of[down], _gate_and_up(read[down].grad_fn, by_node)
+        wide = group_of[pair[0]].layers if pair else []
+        alone = gave.get(parent) is gave[down] and set(wide) == set(pair)
+        if pair and alone and parent_of[pair[0]] is parent and read[parent] is read[pair[0]]:
+            found = group_of[pair[0]], wide.index(pair[0]), group_of[down]
+            parent.forward = partial(_feed_forward, parent, *found)
+    fed = {id(read[layer]) for layer in by_node.values()}
+    for module in (m for m in gave if id(gave[m]) in fed and not any(True for _ in m.children())):
+        if (eps := _root_mean_square(module)) is not None:
+            module.forward = partial(_norm, module, eps)
+    for group in made:
+        model.register_forward_hook(group.forget, always_call=True)
+
+
+def _gate_and_up(node: Any, by_node: dict[Any, nn.Module]) -> tuple[nn.Module, ...]:
+    """The layers whose results are multiplied as SiLU(gate) x up, seen in autograd's graph."""
+    factors = [other for other, _ in node.next_functions] if node is not None else []
+    if node is None or node.name() != "MulBackward0":
+        return ()
+    for silu, up in (factors, factors[::-1]):
+        gate = silu.next_functions[0][0] if silu and silu.name() == "SiluBackward0" else None
+        if gate in by_node and up in by_node:
+            return by_node[gate], by_node[up]
+    return ()
