@@ -163,6 +163,11 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._inside = False
         """In a function that is an operator, where composite operators come whole."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets torch.compile's graphs run under this mode; compiling them is not recorded."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
