@@ -41,16 +41,22 @@ def compile_for_trace(function: Any = None, backend: str = "inductor", **_: Any)
 
 def _without_code(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Inductor, as far as the graphs of the passes."""
-    from torch._functorch import config
+    from torch._functorch.config import patch as patch_autograd
     from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.config import patch as patch_inductor
 
     whole: Any = compile_fx  # torch 2.13: annotated for inductor's own inner function
-    with config.patch(enable_autograd_cache=False):  # which has code of true runs
+    with (
+        patch_autograd(enable_autograd_cache=False),  # which has code of true runs
+        patch_inductor(joint_graph_constant_folding=False),  # which computes on the device
+    ):
         return cast(Callable[..., Any], whole(graph, inputs, inner_compile=_interpreted))
 
 
-def _interpreted(graph: GraphModule, *_: Any, **__: Any) -> Boxed:
-    fused = FusedGraph(graph)
+def _interpreted(graph: GraphModule, *_: Any, is_backward: bool = False, **__: Any) -> Boxed:
+    from torch._inductor.utils import get_donated_idxs
+
+    fused = FusedGraph(graph, (get_donated_idxs() or ()) if is_backward else ())
 
     def run(arguments: list[Any]) -> Any:
         return fused.run(arguments)
@@ -64,11 +70,13 @@ class FusedGraph:
 
     Args:
         graph: of one pass, its shapes known.
+        given: positions of inputs whose memory results may overwrite.
     """
 
-    def __init__(self, graph: GraphModule) -> None:
+    def __init__(self, graph: GraphModule, given: Sequence[int] = ()) -> None:
         self._owner = graph
         self._inputs = graph.graph.find_nodes(op="placeholder")
+        self._fixed = {node for at, node in enumerate(self._inputs) if at not in given}
         self._asked = {
             _behind_views(read)
             for node in graph.graph.nodes
@@ -124,7 +132,7 @@ class FusedGraph:
                 made = self._call(step, memory)
             else:
                 made = step.meta["val"]
-                gone = [n for n in self._ends[step] if n in memory]
+                gone = [n for n in self._ends[step] if n in memory and n not in self._fixed]
                 same = [n for n in gone if _bytes(memory[n]) == _bytes(made)]
                 for node in same[:1]:  # the result overwrites it
                     del memory[node]
