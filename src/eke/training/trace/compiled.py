@@ -138,7 +138,7 @@ class FusedGraph:
                     del memory[node]
                 made = tree_map(_like, made)
             if isinstance(made, tuple | list):
-                memory.update((user, made[user.args[1]]) for user in step.users)
+                memory.update((user, made[cast(int, user.args[1])]) for user in step.users)
             else:
                 memory[step] = made
             del made
@@ -200,6 +200,4 @@ def _bytes(value: Any) -> int:
 def _like(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return torch.empty_strided(
-        value.shape, value.stride(), dtype=value.dtype, device=value.device
-    )
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
