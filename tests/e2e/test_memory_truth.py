@@ -8,6 +8,7 @@ import statistics
 import pytest
 from memory_truth import COMMON, MODELS, Case, Outcome, cases, measured_apart, plan_of, step_peak
 
+from eke.estimate.memory.components import Method
 from eke.estimate.memory.predict_memory import forecast
 from eke.estimate.memory.trace_client import trace_all
 
@@ -50,6 +51,32 @@ def test_what_is_frozen_is_predicted_to_the_byte_nearly(words, tmp_path, monkeyp
     bounds = forecast(plan_of(frozen)).allocated
     assert bounds.low <= peak <= bounds.high
     assert peak < measured_apart(whole)
+
+
+LLAMA = "model=tiny model.vocab_size=320 data.seq_len=160 batch.per_device=6 precision=bf16"
+BERT = "model=tiny_bert task=masked_lm model.vocab_size=320 batch.per_device=6 precision=bf16"
+REGIONAL = "compile=inductor compile.regional=true"
+COMPILED = {
+    "llama": f"{LLAMA} compile=inductor",
+    "layers": f"{LLAMA} {REGIONAL}",
+    "lora": f"{LLAMA} {REGIONAL} peft=lora",
+    "checkpointing": f"{LLAMA} {REGIONAL} memory=checkpointing",
+    "bert": f"{BERT} {REGIONAL} data.seq_len=160",
+    "masked bert": f"{BERT} {REGIONAL} data.seq_len=150 data.pad_to_multiple_of=16",
+    "aot_eager": f"{BERT} compile=aot_eager compile.regional=true data.seq_len=160",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", COMPILED.values(), ids=COMPILED)
+def test_what_compiled_code_keeps_is_predicted(words, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    case = Case("", (*words.split(), *COMMON, "data.num_samples=48"))
+    (answer,) = trace_all([plan_of(case)])
+    assert answer.traced is not None, answer.reason
+    assert (answer.traced.method, answer.traced.is_exact) == (Method.trace, True)
+    assert step_peak(answer.traced.allocated) == pytest.approx(measured_apart(case), rel=0.03)
 
 
 @pytest.mark.slow

@@ -250,7 +250,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add left @ right to a float32 total, not rounded to 16 bits where PyTorch has that."""
     if left.dtype is torch.float32:
         total.addmm_(left, right)
-    elif left.is_cuda:
+    elif left.device.type != "cpu":  # a memory trace's GPU, too
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     elif left.dtype is torch.float16:  # a sum over rows may exceed 65504
         total.addmm_(left.float(), right.float())

@@ -28,7 +28,7 @@ Key = tuple[Any, ...]
 Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 """Shape, strides, format and device of a new tensor."""
 
-_UNMARKED_VIEWS = frozenset({aten._unsafe_view.default, aten._reshape_alias.default})
+UNMARKED_VIEWS = frozenset({aten._unsafe_view.default, aten._reshape_alias.default})
 """Their schemas do not say that they return a view."""
 
 _SLOW = object()
@@ -53,7 +53,7 @@ def _kind(operator: Any) -> str:
     if not results:
         return "slow"
     if all(alias is None for alias in results):
-        return "view" if operator in _UNMARKED_VIEWS else "new"
+        return "view" if operator in UNMARKED_VIEWS else "new"
     return "view" if len(results) == 1 else "slow"
 
 
@@ -287,9 +287,18 @@ def _cast(value: Any, dtype: torch.dtype, device: str) -> Any:
     return weight_copies[id(value)]
 
 
+def not_compiled(function: Any = None, **_: Any) -> Any:
+    """In place of `torch.compile`: nothing is."""
+    return function if function is not None else not_compiled
+
+
 @contextlib.contextmanager
-def fake_surroundings() -> Iterator[None]:
-    """Patches with which libraries accept fake tensors."""
+def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[None]:
+    """Patches with which libraries accept fake tensors.
+
+    Args:
+        compiler: in place of `torch.compile`.
+    """
     clear = torch.clear_autocast_cache
 
     def clear_autocast_cache() -> None:
@@ -303,15 +312,14 @@ def fake_surroundings() -> Iterator[None]:
         "torch.cuda.is_available": _no,
         # No gradient overflows: the loss scaler steps, without asking the device.
         "torch.amp.GradScaler._maybe_opt_step": _step,
-        # torch 2.13 refuses to compile below a dispatch mode: compiled steps run eagerly.
-        "torch.compile": _not_compiled,
+        "torch.compile": compiler,
         "torch.Generator": _host_generator,
         **dict.fromkeys(("torch.get_rng_state", "torch.random.get_rng_state"), _random_state),
         **dict.fromkeys(("torch.set_rng_state", "torch.random.set_rng_state"), _nothing),
         # Transformers 5 takes fake tensors for a graph being captured, in which it builds masks
-        # that a run does not have.
-        "transformers.masking_utils.is_tracing": _no,
-        "transformers.modeling_attn_mask_utils.is_tracing": _no,
+        # that a run does not have unless it is compiled.
+        "transformers.masking_utils.is_tracing": _is_compiling,
+        "transformers.modeling_attn_mask_utils.is_tracing": _is_compiling,
     }
     if "bitsandbytes" in sys.modules:
         patches |= {
@@ -339,16 +347,16 @@ def _no(*_: Any) -> bool:
     return False
 
 
+def _is_compiling(*_: Any) -> bool:
+    return torch.compiler.is_compiling()
+
+
 def _nothing(*_: Any) -> None:
     """Do nothing: there is no state to restore, no memory to fill."""
 
 
 def _step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
-
-
-def _not_compiled(function: Any = None, **_: Any) -> Any:
-    return function if function is not None else _not_compiled
 
 
 _TRUE_GENERATOR = torch.Generator

@@ -11,6 +11,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims.rng_prims import run_and_save_rng_state
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -137,6 +139,9 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         workspaces: memory inside kernels, which no tensor tells of.
     """
 
+    supports_higher_order_operators = True
+    """Compiled code that computes attention again runs it inside such an operator."""
+
     def __init__(
         self,
         mode: FakeTensorMode,
@@ -163,6 +168,11 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._inside = False
         """In a function that is an operator, where composite operators come whole."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets torch.compile's graphs run under this mode; compiling them is not recorded."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -172,6 +182,9 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if func is _ADDITION and self._is_in_place(args):
             func = _ADDED
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            with self:
+                return _with_random_state(func, args, kwargs)
         if func.namespace in WRITTEN_IN_PYTHON and (body := _body(func)) is not None:
             before = self._logits, self._inside
             self._logits, self._inside = self._logits or _any_if_loss(func), True
@@ -282,6 +295,17 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if self.inside_attention:
             return bool(first.dim() == 4 and torch.is_tensor(args[1]))
         return engine_owns(first)
+
+
+def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation whose random state a compiler saves in one pass and sets in the next.
+
+    Source: torch 2.13, _prims/rng_prims.py.
+    """
+    at = next(at for at, arg in enumerate(args) if isinstance(arg, OpOverload))
+    kwargs.pop("rng_state", None)
+    out = args[at](*args[at + 1 :], **kwargs)
+    return (torch.get_rng_state(), out) if func is run_and_save_rng_state else out
 
 
 WRITTEN_IN_PYTHON = frozenset({"eke", "transformers"})

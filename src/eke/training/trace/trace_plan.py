@@ -26,8 +26,8 @@ from eke.training.loop.step import add_evaluation, take_step
 from eke.training.model.activation_offload import build_activation_offload
 from eke.training.model.adapters import is_four_bit
 from eke.training.model.attention_kernels import pinned_backend
-from eke.training.model.loss import LossFunction, build_loss
-from eke.training.model.number_formats import Formats, build_formats
+from eke.training.model.loss import LossFunction, build_compiled_loss
+from eke.training.model.number_formats import Formats, build_formats, compile_model, is_compiled
 from eke.training.model.save_model import build_trainable
 from eke.training.optimizer.build_optimizer import (
     build_optimizer,
@@ -43,7 +43,8 @@ from eke.training.trace.allocator import (
     is_padded,
     make_batch,
 )
-from eke.training.trace.fakes import fake_surroundings, to_fake
+from eke.training.trace.compiled import TRACED, compile_for_trace
+from eke.training.trace.fakes import fake_surroundings, not_compiled, to_fake
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import (
     BATCH,
@@ -81,6 +82,12 @@ class TraceablePlan:
         config = replace(self.plan.config, **groups)  # type: ignore[arg-type]  # groups by name
         self.plan = replace(self.plan, config=config)
 
+    def leave_uncompiled(self) -> None:
+        """Trace the eager model."""
+        compiler = self.plan.config.compile
+        self.change(compile=replace(compiler, option="none"))
+        self.bound(f"compile={compiler.option}: the eager model is traced, which keeps no less")
+
     def compute(self, **formats: object) -> None:
         """Replace formats and implementations."""
         compute = replace(self.plan.compute, **formats)  # type: ignore[arg-type]  # by name
@@ -96,9 +103,10 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
     if is_four_bit(plan):
         raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
     found, config = TraceablePlan(plan), plan.config
-    compiler, processes = config.compile.option, config.distributed.option
-    if compiler != "none":
-        found.bound(f"compile={compiler}: the eager model is traced, which keeps no less")
+    processes = config.distributed.option
+    replays = plan.device.kind == "cuda" and config.compile.replays_graphs
+    if is_compiled(plan) and (config.compile.option not in TRACED or replays):
+        found.leave_uncompiled()
     if processes != "none":
         if plan.compute.optimizer_implementation == "deepspeed_cpu":
             found.compute(optimizer_implementation="fused")
@@ -153,14 +161,24 @@ def trace(plan: Plan) -> Traced:
     """
     adapted = adapt_for_trace(plan)
     try:
-        history = trace_history(adapted.plan)
+        history = _traced(adapted)
+    except Untraceable:
+        if not is_compiled(adapted.plan):
+            raise
+        adapted.leave_uncompiled()
+        history = _traced(adapted)
+    peaks = replay(history, CachingAllocator() if plan.device.kind == "cuda" else PlainSum())
+    notes = tuple(adapted.notes)
+    return replace(peaks, method=adapted.method, notes=notes, is_exact=not notes)
+
+
+def _traced(adapted: TraceablePlan) -> History:
+    try:
+        return trace_history(adapted.plan)
     except RunError as error:
         raise Untraceable(str(error)) from error
     except Exception as error:  # private parts of torch are in this; any of them may change
         raise Untraceable(lacking(error) or _unforeseen(error)) from error
-    peaks = replay(history, CachingAllocator() if plan.device.kind == "cuda" else PlainSum())
-    notes = tuple(adapted.notes)
-    return replace(peaks, method=adapted.method, notes=notes, is_exact=not notes)
 
 
 def _unforeseen(error: Exception) -> str:
@@ -183,7 +201,7 @@ def trace_history(plan: Plan) -> History:
     watch = StorageTrace(mode, device, Questions(is_padded(plan), mode), workspaces)
     if package := optimizer_entry(plan.config.optimizer).package:
         importlib.import_module(package)  # before its functions are replaced
-    with fake_surroundings():
+    with fake_surroundings(compile_for_trace if is_compiled(plan) else not_compiled):
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:
             _prepare_training(plan, model, watch, device).run(train, evaluation)
@@ -299,9 +317,9 @@ def _prepare_training(
         update = InBackwardUpdate(optimizer, parameters, plan.config.train.record_grad_norm)
     return Training(
         plan,
-        model,
+        compile_model(plan, model),
         optimizer,
-        loss=build_loss(plan),
+        loss=build_compiled_loss(plan),
         update=update,
         formats=formats,
         offload=build_activation_offload(plan, model, formats.held),
