@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "two processes": ("distributed.num_processes=2", "in one process", "distributed=ddp"),
     "bare value": ("=3", "no key before the equals sign", ""),
-    "flag": ("--precision bf16", "typed as key=value, without dashes", "precision=bf16"),
+    "flag": ("--precision bf16", "written as key=value, without dashes", "precision=bf16"),
     "flag with a number": ("--batch-size 4", "without dashes", "batch.per_device=4"),
     "sweep": ("precision=fp32,bf16", "a sweep needs -m", "python train.py -m precision=fp32,bf16"),
     "launcher": (

@@ -86,7 +86,7 @@ def test_resources_that_are_not_asked_for_are_told(typed, no_gpu) -> None:
     assert "resources.partition=nosuch is not requested: the run is another cell's, too" in out
     code, out, _ = typed(*SLURM, "resources.partition=spot", *cells[1:])
     assert code == 0
-    assert "is not asked for" not in out
+    assert "is not requested" not in out
 
 
 def test_what_sbatch_would_not_read_refuses_the_cell(typed, no_gpu) -> None:
