@@ -27,9 +27,6 @@ TRACED = ("eager", "aot_eager", "inductor")
 
 _TRUE_COMPILE: Any = torch.compile
 
-Boxed = Callable[[list[Any]], Any]
-"""Takes its arguments out of the list, so that it can free them."""
-
 
 def compile_for_trace(function: Any = None, backend: str = "inductor", **_: Any) -> Any:
     """In place of `torch.compile`. Every length is compiled by itself."""
@@ -53,7 +50,7 @@ def _without_code(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., An
         return cast(Callable[..., Any], whole(graph, inputs, inner_compile=_interpreted))
 
 
-def _interpreted(graph: GraphModule, *_: Any, is_backward: bool = False, **__: Any) -> Boxed:
+def _interpreted(graph: GraphModule, *_: Any, is_backward: bool = False, **__: Any) -> Any:
     from torch._inductor.utils import get_donated_idxs
 
     fused = FusedGraph(graph, (get_donated_idxs() or ()) if is_backward else ())

@@ -201,6 +201,8 @@ def trace_history(plan: Plan) -> History:
     watch = StorageTrace(mode, device, Questions(is_padded(plan), mode), workspaces)
     if package := optimizer_entry(plan.config.optimizer).package:
         importlib.import_module(package)  # before its functions are replaced
+    if is_compiled(plan):
+        importlib.import_module("torch._inductor.compile_fx")  # likewise
     with fake_surroundings(compile_for_trace if is_compiled(plan) else not_compiled):
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:
