@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._triton import has_triton
 from torch.utils.data import DataLoader
@@ -91,7 +92,6 @@ def endless(samples: list[Sample], batch: int, shuffle: bool) -> Iterator[Sample
         samples,  # type: ignore[arg-type]  # torch 2.13: a list has what is asked of a dataset
         batch_size=batch,
         shuffle=shuffle,
-        drop_last=True,
         pin_memory=torch.cuda.is_available(),
     )
     return itertools.chain.from_iterable(itertools.repeat(loader))
@@ -104,7 +104,7 @@ def prepare(model: nn.Module, precision: str, device: torch.device) -> Callable[
     is_compiled = device.type == "cuda" and has_triton()
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    mesh = dist.init_device_mesh(device.type, (1,))
+    mesh = init_device_mesh(device.type, (1,))
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for layer in itertools.chain.from_iterable(lists):
         if is_compiled:

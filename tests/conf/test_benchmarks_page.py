@@ -85,6 +85,7 @@ def test_a_record_of_a_gpu_has_rows_of_its_own(tmp_path) -> None:
     assert f"| eke recipe=fastest | {fastest}" in page
     assert "| HF Trainer, its defaults | oom |" in page
     assert f"| eke, the same flags | {ABSENT} |" in page
+    assert f"| loop by hand, as torchtitan's | {ABSENT} |" in page
     assert f"**recipes_bert_large**: {ABSENT}" not in page
     assert f"**recipes_llama_1b**: {ABSENT}" in page
 

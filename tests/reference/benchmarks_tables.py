@@ -99,7 +99,7 @@ def same_flags(content: Content) -> str:
         (workload, *_beside(*(found.get(who, []) for who in ("hf", "hand", "eke"))))
         for workload, found in speeds.items()
     ]
-    head = ("workload", "HF Trainer, samples/s", "loop by hand, samples/s", "eke, samples/s",
+    head = ("workload", "HF Trainer, samples/s", "loop by hand, compiled, samples/s", "eke, samples/s",
             "eke's speed over Trainer's", "over the loop's by hand")  # fmt: skip
     return table(head, rows)
 
@@ -116,7 +116,10 @@ RECIPES = {
     "trainer_best": "HF Trainer, the guides' best flags",
     "eke_best": "eke, the same flags",
     "fastest": "eke recipe=fastest",
+}
+RECIPES_ON_GPU = {
     "fastest_steady": "eke recipe=fastest recipe.horizon=steady",
+    "hand": "loop by hand, as torchtitan's",
 }
 
 
@@ -127,11 +130,11 @@ def recipes(content: Content) -> str:
         "peak memory, MiB", "MFU", "loss of the last quarter", "rounds",
     )  # fmt: skip
     found = {
-        RECIPES.get(row["row"], row["row"]): _recipe(row, content["turns"][row["row"]])
+        (RECIPES | RECIPES_ON_GPU).get(row["row"], row["row"]): _recipe(row, content["turns"][row["row"]])
         for row in content["table"]
     }
-    expected = [words for name, words in RECIPES.items() if name != "fastest_steady"]
-    return table(head, rows_or_absent(expected, found, len(head)))
+    on_gpu = {} if content["size"] == "cpu" else RECIPES_ON_GPU
+    return table(head, rows_or_absent((RECIPES | on_gpu).values(), found, len(head)))
 
 
 def _recipe(row: Content, turns: list[Content]) -> tuple[str, ...]:
