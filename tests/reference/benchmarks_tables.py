@@ -99,8 +99,8 @@ def same_flags(content: Content) -> str:
         (workload, *_beside(*(found.get(who, []) for who in ("hf", "hand", "eke"))))
         for workload, found in speeds.items()
     ]
-    head = ("workload", "HF Trainer, samples/s", "loop by hand, compiled, samples/s", "eke, samples/s",
-            "eke's speed over Trainer's", "over the loop's by hand")  # fmt: skip
+    head = ("workload", "HF Trainer, samples/s", "loop by hand, compiled, samples/s",
+            "eke, samples/s", "eke's speed over Trainer's", "over the loop's by hand")  # fmt: skip
     return table(head, rows)
 
 
@@ -129,8 +129,9 @@ def recipes(content: Content) -> str:
         "row", "samples/s [least most]", "times Trainer's speed", "times that with the best flags",
         "peak memory, MiB", "MFU", "loss of the last quarter", "rounds",
     )  # fmt: skip
+    names = RECIPES | RECIPES_ON_GPU
     found = {
-        (RECIPES | RECIPES_ON_GPU).get(row["row"], row["row"]): _recipe(row, content["turns"][row["row"]])
+        names.get(row["row"], row["row"]): _recipe(row, content["turns"][row["row"]])
         for row in content["table"]
     }
     on_gpu = {} if content["size"] == "cpu" else RECIPES_ON_GPU
