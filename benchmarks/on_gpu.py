@@ -2,7 +2,8 @@
 
 python benchmarks/on_gpu.py [--size small] [--stages NAME ...] [--budget S] [--out DIR] [--again]
 
-    trainer     HF Trainer as it comes and eke in turns: BERT-large and a Llama of 1B parameters
+    trainer     HF Trainer as it comes, a loop by hand as torchtitan's and eke in turns: BERT-large
+                and a Llama of 1B parameters
     memory      the ten rows of the guides' table: throughput and memory
     tests       tests/gpu, each file in a process of its own
     techniques  every option of every technique: benchmarks/techniques.py
@@ -206,7 +207,7 @@ SPEEDS = {
 
 
 def trainer_parts(small: bool) -> Iterator[Part]:
-    """Trainer and eke in turns, so that a drift of the device's clocks meets both."""
+    """All three in turns, so that a drift of the device's clocks meets each of them."""
     steps, warmup, rounds = (6, 2, 1) if small else (40, 10, 2)
     for turn in range(rounds):
         for shape, (formats, model, seq_len) in SPEEDS.items():
@@ -215,6 +216,8 @@ def trainer_parts(small: bool) -> Iterator[Part]:
                 plain = ("--precision", precision, "--steps", str(steps), "--warmup", str(warmup))
                 size = ("--size", "small") if small else ()
                 yield Part("trainer", f"{name} hf", 120, run_trainer, (shape, *plain, *size))
+                by_hand = (shape, *plain, *size, "--loop", "hand")
+                yield Part("trainer", f"{name} hand", 120, run_trainer, by_hand)
                 yield Part(
                     "trainer",
                     f"{name} eke",

@@ -1,13 +1,14 @@
 """Hugging Face Trainer as it comes, from transformers alone: what eke's throughput is held against.
 
 python benchmarks/plain_trainer.py SHAPE [--precision bf16] [--size small] [--steps N] [--warmup N]
-    [--flags best] [--batch N] [--lr X] [--samples FILE] [--weights FILE]
+    [--loop hand] [--flags best] [--batch N] [--lr X] [--samples FILE] [--weights FILE]
 
 Trains SHAPE (`bert_large`: sequence classification; `llama_1b`: next tokens) from random weights on
 random tokens, with Trainer's defaults but for the batch, and prints one line of JSON. Nothing of
 eke is imported. The seconds are those of the steps after the warm-up, the device waited for at
 both ends. `--flags best`: those of the guides' flags that save time (BEST). Samples and weights of
-somebody else's training, saved by torch, are taken in their order.
+somebody else's training, saved by torch, are taken in their order. `--loop hand`: the same by
+hand_loop.py, which is plain PyTorch.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from hand_loop import train_by_hand
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -106,6 +108,12 @@ class Work:
     lr: float | None = None
     samples: str | None = None
     weights: str | None = None
+    by_hand: bool = False
+
+    @property
+    def log_every(self) -> int:
+        """Steps between two looks at the loss, for which the device is waited for."""
+        return max(1, self.steps // 4)
 
     def flags(self) -> dict[str, Any]:
         """Arguments of Trainer."""
@@ -136,8 +144,12 @@ class Clock(TrainerCallback):  # type: ignore[misc]  # transformers 5.23: no typ
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Trainer has done one more step."""
+        self.step_ended(state.global_step == state.max_steps)
+
+    def step_ended(self, is_last: bool) -> None:
+        """One more step is done, as far as the host knows."""
         self.ends.append(now_on_device())
-        if len(self.ends) == self.warmup or state.global_step == state.max_steps:
+        if len(self.ends) == self.warmup or is_last:
             wait_for_device()
             self.waited.append(time.perf_counter())
 
@@ -188,21 +200,8 @@ def measure(shape: Shape, work: Work) -> dict[str, Any]:
     else:
         samples = make_samples(shape, model.config.vocab_size, batch * 16)
     clock = Clock(warmup)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            max_steps=steps,
-            per_device_train_batch_size=batch,
-            logging_steps=max(1, steps // 4),
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(),
-            **work.flags(),
-        )
-        trainer = Trainer(model, arguments, train_dataset=samples, callbacks=[clock])
-        trainer.remove_callback(PrinterCallback)  # it prints every log line
-        trainer.train()
+    train = train_by_hand if work.by_hand else train_by_trainer
+    losses, optimizer = train(model, samples, batch, work, clock)
     seconds = clock.waited[1] - clock.waited[0]
     return {
         "outcome": "ok",
@@ -212,10 +211,33 @@ def measure(shape: Shape, work: Work) -> dict[str, Any]:
             torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
         ),
         "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        "losses": losses,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "optimizer": type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)).__name__,
+        "optimizer": optimizer,
     }
+
+
+def train_by_trainer(
+    model: Any, samples: list[dict[str, Any]], batch: int, work: Work, clock: Clock
+) -> tuple[list[float], str]:
+    """Train with transformers.Trainer; returns the losses it logged, and its optimizer's name."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            max_steps=work.steps,
+            per_device_train_batch_size=batch,
+            logging_steps=work.log_every,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=not torch.cuda.is_available(),
+            **work.flags(),
+        )
+        trainer = Trainer(model, arguments, train_dataset=samples, callbacks=[clock])
+        trainer.remove_callback(PrinterCallback)  # it prints every log line
+        trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return losses, type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)).__name__
 
 
 def main() -> None:
@@ -226,6 +248,7 @@ def main() -> None:
     parser.add_argument("--size", choices=["full", "medium", "small"], default="full")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--warmup", type=int, default=10)
+    parser.add_argument("--loop", choices=["trainer", "hand"], default="trainer")
     parser.add_argument("--flags", choices=["default", "best"], default="default")
     parser.add_argument("--batch", type=int, help="samples per step; the shape's own without")
     parser.add_argument("--lr", type=float)
@@ -236,10 +259,13 @@ def main() -> None:
         parser.error(f"{asked.shape} has no size {asked.size}")
     if not 0 < asked.warmup < asked.steps:
         parser.error("--warmup must be between 1 and --steps - 1")
+    by_hand = asked.loop == "hand"
+    if by_hand and (asked.precision == "fp16" or asked.flags == "best"):
+        parser.error("--loop hand has no scaled losses for fp16, and none of Trainer's flags")
     shape = SHAPES[asked.shape, asked.size]
     work = Work(
         asked.precision, asked.steps, asked.warmup, asked.flags == "best", asked.batch, asked.lr,
-        asked.samples, asked.weights,
+        asked.samples, asked.weights, by_hand,
     )  # fmt: skip
     print(json.dumps(measure(shape, work)))
 

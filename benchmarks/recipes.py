@@ -7,6 +7,7 @@ python benchmarks/recipes.py [--size cpu] [--rounds N] [--steps N] [--budget S] 
     eke_best       eke with the same flags
     fastest        eke recipe=fastest, with the same samples in an optimizer step
     fastest_steady with recipe.horizon=steady, as for days: on a GPU it compiles
+    hand           hand_loop.py, which compiles too; on a GPU that knows bf16
 
 One model, the same samples in the same order, learning rate, schedule and clipping; the same first
 weights where they are small enough to write down. Every turn is a process of its own; a round has
@@ -82,6 +83,9 @@ SIZES = {
 BEST = ("optimizer=adamw_fused", "dataloader=workers")
 """The flags of plain_trainer.BEST, as eke calls them."""
 
+PLAIN = ("trainer", "trainer_best", "hand")
+"""Rows without eke."""
+
 Rows = list[tuple[str, tuple[str, ...]]]
 """Names and arguments of what is compared."""
 
@@ -115,7 +119,7 @@ class Bench:
         )
 
     def rows(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Name and arguments; of `train.py` where the name does not begin with `trainer`."""
+        """Name and arguments: of plain_trainer.py if in PLAIN, else of `train.py`."""
         size = self.size
         plain = (
             size.shape, "--size", size.size, "--steps", str(self.steps), "--warmup",
@@ -132,6 +136,8 @@ class Bench:
         yield "fastest", ("recipe=fastest", target)
         if torch.cuda.is_available():
             yield "fastest_steady", ("recipe=fastest", "recipe.horizon=steady", target)
+            if self.precision == "bf16":
+                yield "hand", (*plain, "--loop", "hand", "--precision", "bf16")
 
     def save_inputs(self) -> None:
         """The samples of every step in eke's order, and eke's first weights."""
@@ -154,7 +160,7 @@ class Bench:
 
     def turn(self, name: str, arguments: tuple[str, ...], limit_s: float) -> dict[str, Any]:
         """One training in a process of its own."""
-        if name.startswith("trainer"):
+        if name in PLAIN:
             done = spawn(["benchmarks/plain_trainer.py", *arguments], limit_s)
             return json.loads(done.out.splitlines()[-1]) if done.code == 0 else done.failure
         with tempfile.TemporaryDirectory() as folder:

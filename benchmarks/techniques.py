@@ -156,7 +156,9 @@ def run(command: str, device: Device, rows: dict[str, Row], limit_s: float) -> R
         for other in rows.values():  # `memory=none` and `compile=none` are the same run
             if other.get("run_id") == plan.run_id and other["outcome"] == "ok":
                 return {**other, "with": beside}
-        return {**row, **train([*typed, f"paths.runs={folder}/runs"], Path(folder), limit_s)}
+        # One that takes too long is ended, and what it would save is thrown away.
+        beside_all = ("train.save_on_signal=false", f"paths.runs={folder}/runs")
+        return {**row, **train([*typed, *beside_all], Path(folder), limit_s)}
 
 
 def without_effect(plan: Plan) -> list[dict[str, str]]:

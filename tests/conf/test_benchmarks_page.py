@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 from reference import benchmarks_tables as tables
@@ -32,6 +33,8 @@ def test_what_has_no_record_is_not_measured(tmp_path) -> None:
         f"## {letter}. {section.title}" for letter, section in zip(LETTERS, SECTIONS, strict=True)
     ]
     assert "|" not in page, "a table without a record"
+    (waiting,) = [line for line in page.splitlines() if line.startswith("Waiting for a GPU: ")]
+    assert {n for s in SOURCES for n in s.on_gpu} == set(re.findall(r"`(\w+)`", waiting))
     for source in SOURCES:
         for name, command in source.expected.items():
             assert f"**{name}**: {ABSENT}; `{command}`" in page
@@ -82,13 +85,16 @@ def test_a_record_of_a_gpu_has_rows_of_its_own(tmp_path) -> None:
     assert f"| eke recipe=fastest | {fastest}" in page
     assert "| HF Trainer, its defaults | oom |" in page
     assert f"| eke, the same flags | {ABSENT} |" in page
+    assert f"| loop by hand, as torchtitan's | {ABSENT} |" in page
     assert f"**recipes_bert_large**: {ABSENT}" not in page
     assert f"**recipes_llama_1b**: {ABSENT}" in page
 
 
 def test_the_same_flags_on_a_gpu_are_compared_turn_by_turn(tmp_path) -> None:
     speeds = {"llama_1b bf16 0 hf": 10.0, "llama_1b bf16 0 eke": 12.0,
-              "llama_1b bf16 1 hf": 20.0, "llama_1b bf16 1 eke": 26.0}  # fmt: skip
+              "llama_1b bf16 1 hf": 20.0, "llama_1b bf16 1 eke": 26.0,
+              "llama_1b bf16 0 hand": 12.0, "llama_1b bf16 1 hand": 20.0,
+              "bert_large fp32 0 hf": 1.0, "bert_large fp32 0 eke": 1.5}  # fmt: skip
     parts = {
         name: {"outcome": "ok", "samples_per_s": speed, "time": "2026-12-01T10:00:00+00:00"}
         for name, speed in speeds.items()
@@ -96,8 +102,10 @@ def test_the_same_flags_on_a_gpu_are_compared_turn_by_turn(tmp_path) -> None:
     content = {"size": "full", "device": "NVIDIA H200", "versions": {}, "parts": {"trainer": parts}}
     (tmp_path / "on_gpu_nvidia_h200.json").write_text(json.dumps(content))
     page = benchmarks_page(tmp_path)
-    row = "15.0 [10.0 20.0] | 19.0 [12.0 26.0] | 1.25 [1.20 1.30]"
-    assert f"| llama_1b bf16 | {row} |" in page
+    row = "15.0 [10.0 20.0] | 16.0 [12.0 20.0] | 19.0 [12.0 26.0] | 1.25 [1.20 1.30]"
+    assert f"| llama_1b bf16 | {row} | 1.15 [1.00 1.30] |" in page
+    one = "1.50 [1.50 1.50]"
+    assert f"| bert_large fp32 | 1.00 [1.00 1.00] | {ABSENT} | {one} | {one} | {ABSENT} |" in page
     assert "NVIDIA H200, 2026-12-01, versions of libraries not recorded" in page
     assert "on_gpu_DEVICE" not in page
     content["size"] = "small"

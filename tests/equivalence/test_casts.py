@@ -135,7 +135,13 @@ def test_every_family_computes_with_copies(name, curve_of) -> None:
     assert 1e-7 < max(differences) < 10 * 2**-9
 
 
-@pytest.mark.parametrize("more", [COPIED, ("precision=fp16", ONCE)], ids=["bf16", "fp16"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(COPIED, id="bf16"),
+        pytest.param(("precision=fp16", ONCE), id="fp16", marks=pytest.mark.slow),
+    ],
+)
 def test_engines_agree_to_the_last_bit(more, curve_of) -> None:
     base = (*LLAMA, *TINY, *RAGGED, *CUT, *more)
     assert curve_of(*base, "engine=loop") == curve_of(*base, "engine=trainer")

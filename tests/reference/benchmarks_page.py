@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,15 @@ class Source:
     pattern: str
     """Of their names in results/."""
     show: Callable[[Content], str]
-    expected: dict[str, str]
+    anywhere: dict[str, str]
     """Name of a record that should be there -> the command that writes it."""
+    on_gpu: dict[str, str] = field(default_factory=dict)
+    """The same of those that need a GPU."""
+
+    @property
+    def expected(self) -> dict[str, str]:
+        """All that should be there."""
+        return self.anywhere | self.on_gpu
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,8 @@ SECTIONS = (
     Section(
         "The loop",
         "What does a training loop cost on the host, in addition to the kernels: eke, bare "
-        "PyTorch, HF Trainer and the loop of Accelerate's documentation?",
+        "PyTorch, HF Trainer and the loop of Accelerate's documentation? On a GPU: HF Trainer, a "
+        "loop by hand as torchtitan's (`benchmarks/hand_loop.py`) and eke, in samples per second.",
         (
             Source(
                 "host_overhead_*.json",
@@ -69,6 +77,7 @@ SECTIONS = (
             Source(
                 "on_gpu_*.json",
                 tables.same_flags,
+                {},
                 {"on_gpu_DEVICE": "python benchmarks/on_gpu.py --stages trainer"},
             ),
         ),
@@ -82,9 +91,10 @@ SECTIONS = (
             Source(
                 "recipes_*.json",
                 tables.recipes,
+                {"recipes_cpu": "python benchmarks/recipes.py --size cpu"},
                 {
                     f"recipes_{size}": f"python benchmarks/recipes.py --size {size}"
-                    for size in ("cpu", "bert_large", "llama_1b")
+                    for size in ("bert_large", "llama_1b")
                 },
             ),
         ),
@@ -149,10 +159,8 @@ SECTIONS = (
             Source(
                 "scaling_*.json",
                 tables.scaling,
-                {
-                    f"scaling_{s}": f"python benchmarks/scaling.py --size {s}"
-                    for s in ("cpu", "gpu")
-                },
+                {"scaling_cpu": "python benchmarks/scaling.py --size cpu"},
+                {"scaling_gpu": "python benchmarks/scaling.py --size gpu"},
             ),
         ),
         "loop.md#2026-11-23-loop-cost-on-a-quiet-machine",
@@ -181,6 +189,7 @@ SECTIONS = (
             Source(
                 "gpu_runs_*.json",
                 tables.gpu_runs,
+                {},
                 {"gpu_runs_DEVICE": "python benchmarks/on_gpu.py"},
             ),
         ),
@@ -198,9 +207,17 @@ def benchmarks_page(results: Path) -> str:
     Args:
         results: folder with the records.
     """
-    lettered = zip(LETTERS, SECTIONS, strict=True)
+    lettered = list(zip(LETTERS, SECTIONS, strict=True))
     sections = [_section(letter, section, results) for letter, section in lettered]
-    return "\n".join([HEAD, *sections, TAIL])
+    waiting = [
+        f"`{name}` ({letter})"
+        for letter, section in lettered
+        for source in section.sources
+        for name in _missing(source, _found(source, results))
+        if name in source.on_gpu
+    ]
+    line = f"Waiting for a GPU: {', '.join(waiting)}.\n" if waiting else ""
+    return "\n".join([HEAD, *([line] if line else []), *sections, TAIL])
 
 
 def _section(letter: str, section: Section, results: Path) -> str:
@@ -216,23 +233,33 @@ def _section(letter: str, section: Section, results: Path) -> str:
 
 def _records(source: Source, results: Path) -> list[str]:
     """A line and a table for each record; a line for each that is not there."""
-    found = {
-        path.stem: content
-        for path in sorted(results.glob(source.pattern))
-        if (content := json.loads(path.read_text())).get("size") != "small"  # a rehearsal
-    }
+    found = _found(source, results)
     parts = []
     for name, content in found.items():
         parts += [
             f"**[{name}](../../results/{name}.json)**: {origin(content)}",
             source.show(content),
         ]
-    kind = source.pattern.partition("*")[0]
-    for name, command in source.expected.items():
-        anywhere = name.endswith("_DEVICE") and any(each.startswith(kind) for each in found)
-        if name not in found and not anywhere:
-            parts.append(f"**{name}**: {ABSENT}; `{command}`")
-    return parts
+    missing = _missing(source, found)
+    return parts + [f"**{name}**: {ABSENT}; `{source.expected[name]}`" for name in missing]
+
+
+def _found(source: Source, results: Path) -> dict[str, Content]:
+    """Name of each record -> its content."""
+    return {
+        path.stem: content
+        for path in sorted(results.glob(source.pattern))
+        if (content := json.loads(path.read_text())).get("size") != "small"  # a rehearsal
+    }
+
+
+def _missing(source: Source, found: dict[str, Content]) -> list[str]:
+    """Names of records that should be there; one of any device will do for `_DEVICE`."""
+    return [
+        name
+        for name in source.expected
+        if name not in found and not (found and name.endswith("_DEVICE"))
+    ]
 
 
 def origin(content: Content) -> str:

@@ -88,7 +88,7 @@ def _interval(found: Content) -> str:
 
 
 def same_flags(content: Content) -> str:
-    """HF Trainer and eke with the same flags on one GPU, by benchmarks/on_gpu.py."""
+    """HF Trainer, a loop by hand and eke on one GPU, by benchmarks/on_gpu.py."""
     speeds: dict[str, dict[str, list[float]]] = {}
     for name, part in content["parts"]["trainer"].items():
         shape, _, who = name.rpartition(" ")  # bert_large fp32 0 hf
@@ -96,16 +96,17 @@ def same_flags(content: Content) -> str:
             workload = shape.rpartition(" ")[0]
             speeds.setdefault(workload, {}).setdefault(who, []).append(part["samples_per_s"])
     rows = [
-        (workload, *_beside(found.get("hf", []), found.get("eke", [])))
+        (workload, *_beside(*(found.get(who, []) for who in ("hf", "hand", "eke"))))
         for workload, found in speeds.items()
     ]
-    return table(("workload", "HF Trainer, samples/s", "eke, samples/s", "eke's speed over"), rows)
+    head = ("workload", "HF Trainer, samples/s", "loop by hand, compiled, samples/s",
+            "eke, samples/s", "eke's speed over Trainer's", "over the loop's by hand")  # fmt: skip
+    return table(head, rows)
 
 
-def _beside(plain: list[float], eke: list[float]) -> tuple[str, str, str]:
-    cells = [extremes(each) if each else ABSENT for each in (plain, eke)]
-    ratios = [b / a for a, b in zip(plain, eke, strict=False)]
-    return (cells[0], cells[1], extremes(ratios) if ratios else ABSENT)
+def _beside(plain: list[float], hand: list[float], eke: list[float]) -> Iterable[str]:
+    ratios = [[b / a for a, b in zip(each, eke, strict=False)] for each in (plain, hand)]
+    return (extremes(each) if each else ABSENT for each in (plain, hand, eke, *ratios))
 
 
 # ------------------------------------------------------------------ b: recipes
@@ -115,7 +116,10 @@ RECIPES = {
     "trainer_best": "HF Trainer, the guides' best flags",
     "eke_best": "eke, the same flags",
     "fastest": "eke recipe=fastest",
+}
+RECIPES_ON_GPU = {
     "fastest_steady": "eke recipe=fastest recipe.horizon=steady",
+    "hand": "loop by hand, as torchtitan's",
 }
 
 
@@ -125,12 +129,13 @@ def recipes(content: Content) -> str:
         "row", "samples/s [least most]", "times Trainer's speed", "times that with the best flags",
         "peak memory, MiB", "MFU", "loss of the last quarter", "rounds",
     )  # fmt: skip
+    names = RECIPES | RECIPES_ON_GPU
     found = {
-        RECIPES.get(row["row"], row["row"]): _recipe(row, content["turns"][row["row"]])
+        names.get(row["row"], row["row"]): _recipe(row, content["turns"][row["row"]])
         for row in content["table"]
     }
-    expected = [words for name, words in RECIPES.items() if name != "fastest_steady"]
-    return table(head, rows_or_absent(expected, found, len(head)))
+    on_gpu = {} if content["size"] == "cpu" else RECIPES_ON_GPU
+    return table(head, rows_or_absent((RECIPES | on_gpu).values(), found, len(head)))
 
 
 def _recipe(row: Content, turns: list[Content]) -> tuple[str, ...]:
@@ -363,14 +368,15 @@ def gpu_runs(content: Content) -> str:
     """Step time, speed and peak of each run, and how far its forecasts were from them."""
     head = ("run", "ms per step [10 % 90 %]", "tokens/s", "MFU", "expected step, off by",
             "peak, GiB", "reserved, GiB", "expected peak, off by", "compiling, s")  # fmt: skip
-    trainer = content["trainer"]
-    rows = [_gpu_run(name, run) for name, run in content["runs"].items()]
-    rows.append((
-        f"HF Trainer: `{trainer['command'].partition('plain_trainer.py ')[2]}`",
-        number(1e3 * trainer["median_step_s"]), "-", "-", "-",
-        number(trainer["peak_allocated_bytes"] / 2**30), "-", "-", "-",
-    ))  # fmt: skip
-    return table(head, rows)
+    found = {name: _gpu_run(name, run)[1:] for name, run in content["runs"].items()}
+    for key, words in (("trainer", "HF Trainer"), ("hand", "loop by hand")):
+        if row := content.get(key):
+            name = f"{words}: `{row['command'].partition('plain_trainer.py ')[2]}`"
+            peak = number(row["peak_allocated_bytes"] / 2**30)
+            milliseconds = number(1e3 * row["median_step_s"])
+            found[name] = (milliseconds, "-", "-", "-", peak, "-", "-", "-")
+    expected = [] if "hand" in content else ["loop by hand, as torchtitan's"]
+    return table(head, rows_or_absent(expected, found, len(head)))
 
 
 def _gpu_run(name: str, run: Content) -> tuple[str, ...]:

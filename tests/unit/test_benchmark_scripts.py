@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -246,3 +247,23 @@ def test_what_is_typed_wrongly_is_said_at_once(script, typed, said, tmp_path) ->
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama_1b", "bert_large"])
+def test_the_loop_by_hand_trains_as_trainer_does(name, tmp_path) -> None:
+    import plain_trainer as plain  # transformers' Trainer takes seconds
+    import torch
+
+    shape = plain.SHAPES[name, "small"]
+    if name == "bert_large":  # whose dropout is drawn in another order
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        shape = replace(shape, sizes=shape.sizes | none)
+    samples = plain.make_samples(shape, 320, 32)
+    tensors = [{k: torch.as_tensor(v) for k, v in each.items()} for each in samples]
+    torch.save(tensors, tmp_path / "samples.pt")
+    work = plain.Work("fp32", 8, 2, lr=1e-2, samples=str(tmp_path / "samples.pt"))
+    trainer, hand = plain.measure(shape, work), plain.measure(shape, replace(work, by_hand=True))
+    assert hand["losses"] == pytest.approx(trainer["losses"], rel=1e-5)
+    assert len(set(hand["losses"])) == 4
+    assert hand["parameters"] == trainer["parameters"]

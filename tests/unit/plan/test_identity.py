@@ -255,14 +255,15 @@ def test_golden() -> None:
     assert plan_config(synthetic_config()).run_id == "4fa459bbd77ddd3c"
 
 
-def test_recorded_runs_keep_their_ids() -> None:
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_recorded_runs_keep_their_ids(every) -> None:
     """`run_ids.txt` holds the ids of an earlier version: finished runs must still be found.
 
     A key that is added later belongs into `FORMER_VALUES`, unless it changes the training at its
     default.
     """
     recorded = (Path(__file__).parents[2] / "frozen" / "run_ids.txt").read_text().splitlines()
-    rows = [row.split() for row in recorded]
+    rows = [row.split() for row in recorded[::every]]
     changed = [row for row in rows if plan_of(*row[1:], device=GPU).run_id != row[0]]
     assert changed == []
 
