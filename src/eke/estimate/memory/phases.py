@@ -39,10 +39,9 @@ largest excess of benchmarks/forecast_bounds.py is 7 % of them."""
 SMALL_BYTES = MIB // 4
 """Small buffers (rotary tables, masks, counters) that are not modelled."""
 
-COMPILED_SHARE, COMPILED_AUTOCAST_SHARE, COMPILED_ADAPTERS_SHARE = 0.8, 0.62, 0.76
-"""Of activations that torch.compile keeps: it recomputes what is cheap. A fifth to a quarter less
-by performance notes of torchtitan and PyTorch's min-cut partitioner; under autocast measured on an
-H100 with a Llama of 1B, and one of 8B with LoRA (docs/lab/gpu.md)."""
+COMPILED_SHARE = 0.76
+"""Of activations that torch.compile keeps: it recomputes what is cheap. A fifth to
+a quarter less by notes of torchtitan; on an H100 0.76 with LoRA, 0.62 without (docs/lab/gpu.md)."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class _Moments:
     def kept(self, casts: int) -> Parts:
         """Activations of all layers, and 16-bit copies of weights."""
         acts, compiled = self.acts, self.config.compile.option not in ("none", "eager")
-        share = self.compiled_share if compiled and acts.passing == 0 else 1.0
+        share = COMPILED_SHARE if compiled and acts.passing == 0 else 1.0
         low = acts.needed
         if compiled or self.plan.compute.float8 != "off" or self.config.kernels.option == "liger":
             low //= 4  # what is cheap is recomputed, operands are kept in 8 bits
@@ -174,13 +173,6 @@ class _Moments:
             "activations": around(expected, low, int(doubt + SMALL_BYTES)),
             "autocast": Range(0, copies, casts),
         }
-
-    @property
-    def compiled_share(self) -> float:
-        """Of what an eager layer keeps, where it is compiled."""
-        if self.plan.compute.autocast is None:
-            return COMPILED_SHARE
-        return COMPILED_ADAPTERS_SHARE if trains_adapters(self.config) else COMPILED_AUTOCAST_SHARE
 
     @property
     def doubt(self) -> float:

@@ -113,14 +113,7 @@ def linear_cross_entropy(
     An operator of its own, so that a compiler takes it as it is. Gradients that are not needed are
     empty; in float16 they are FLOAT16_SCALE times as large.
 
-    Args:
-        hidden: (rows, width).
-        weight: (vocabulary, width).
-        bias: (vocabulary,) or None.
-        labels: (rows,).
-        smoothing: share of each target that is spread over the vocabulary.
-        compiled: inductor compiles what is done to the logits.
-        change: as of `change_logits`.
+    Args are those of `fused_loss_sum`, for hidden (rows, width) and labels (rows,), and:
         dtype: of the products.
         needed: gradients of hidden states, weight and bias.
     """
@@ -177,8 +170,7 @@ def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
     gradients, ctx.gradients = ctx.gradients, None
     factor = of_loss / FLOAT16_SCALE if ctx.dtype is torch.float16 else of_loss
     pairs = zip(gradients, ctx.needed, strict=True)
-    given = [gradient.mul_(factor) if need else None for gradient, need in pairs]
-    return (*given, *[None] * 6)
+    return (*(gradient.mul_(factor) if need else None for gradient, need in pairs), *[None] * 6)
 
 
 linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
@@ -187,15 +179,10 @@ linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 def to_gradient(
     logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float] = UNCHANGED
 ) -> Tensor:
-    """Turn logits into the loss's gradient by them, in place; returns the loss of each row.
+    """Turn logits (rows, vocabulary) into their gradient, in place; returns the loss of each row.
 
-    The gradient of a row without a label is not zero, but as if it had no target.
-
-    Args:
-        logits: (rows, vocabulary).
-        labels: (rows,).
-        smoothing: share of each target that is spread over the vocabulary.
-        change: as of `change_logits`.
+    The gradient of a row without a label is not zero, but as if it had no target. The others are
+    arguments of `fused_loss_sum`, for labels (rows,).
     """
     rows = max(1, BLOCK_BYTES // (FLOAT32_BYTES * logits.shape[-1]))
     found = []

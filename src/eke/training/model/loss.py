@@ -321,7 +321,7 @@ def apply_kernels(plan: Plan, model: nn.Module) -> None:
         )
 
 
-def replaced_modules(model: nn.Module, package: str = "liger_kernel") -> int:
-    """Modules whose forward pass is the package's own."""
+def replaced_modules(model: nn.Module) -> int:
+    """Modules whose forward pass is Liger's own."""
     forwards = (getattr(m.forward, "__func__", m.forward) for m in model.modules())
-    return sum(forward.__module__.startswith(package) for forward in forwards)
+    return sum(forward.__module__.startswith("liger_kernel") for forward in forwards)

@@ -5,13 +5,12 @@ Which 16-bit format a device multiplies fast, and whether that is worth it.
 Whether a run is compiled: by regions, as a whole for CUDA graphs, or not for want of time.
 """
 
-import math
 from dataclasses import replace
 
 from eke.common.text import format_seconds
-from eke.config.schema import MaskedLM
+from eke.config.schema import Horizon, MaskedLM
 from eke.estimate.memory import Verdict
-from eke.estimate.time import compile_seconds, steps_to_pay
+from eke.estimate.time import compile_seconds
 from eke.hardware import Device
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
@@ -202,7 +201,7 @@ def least_seconds(situation: Situation) -> tuple[float, float] | None:
 
 def is_steady(situation: Situation) -> bool:
     """Whether compilation need not pay."""
-    return math.isinf(steps_to_pay(situation.plan))
+    return situation.config.recipe.horizon is Horizon.steady
 
 
 def spent(situation: Situation, *, regional: bool) -> float:
