@@ -191,11 +191,6 @@ class _Moments:
             doubt += 0.05  # what a kernel's own workspace takes
         return doubt
 
-    @property
-    def has_vocabulary(self) -> bool:
-        """Whether the head projects onto the vocabulary."""
-        return not is_classification(self.config)
-
     def forward(self) -> Moment:
         """The forward pass has ended: all logits are there."""
         acts = self.acts
@@ -221,7 +216,7 @@ class _Moments:
         """The last layer's turn: nothing of the others is freed; the head has its gradient."""
         acts = self.acts
         number = self.plan.compute.formats.weight_bytes
-        trained = self.has_vocabulary and not trains_adapters(self.config)
+        trained = not is_classification(self.config) and not trains_adapters(self.config)
         head = trained * number * self.shape.vocabulary * self.shape.hidden
         head = min(head, self.state.gradients)
         gradients = range_around(
@@ -255,13 +250,10 @@ class _Moments:
         """The backward pass ends with the embedding's gradient, which a tied head has, too."""
         number, model = self.plan.compute.formats.weight_bytes, self.config.model
         table = number * self.shape.vocabulary * self.shape.hidden
-        uses = (
-            1
-            + family_of(self.config).is_encoder_decoder
-            + (model.tie_word_embeddings and self.has_vocabulary)
-        )
+        is_tied = model.tie_word_embeddings and not is_classification(self.config)
         # torch sums two gradients of one table into a third.
-        times = 2 if uses > 1 else int(self.plan.batch.accumulation > 1)
+        several = is_tied or family_of(self.config).is_encoder_decoder
+        times = 2 if several else int(self.plan.batch.accumulation > 1)
         if trains_adapters(self.config):
             table = 0
         parts = self.held("embedding", exact(self.state.gradients))

@@ -197,13 +197,12 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
     return read, gave
 
 
-def _matches(module: nn.Module, autocast: bool) -> bool:
+def _matches(layer: Any, autocast: bool) -> bool:
     """Whether PEFT's module computes what `_Products` does."""
     from peft.tuners.lora.layer import Linear
 
-    if type(module) is not Linear or len(module.active_adapters) != 1:
+    if type(layer) is not Linear or len(layer.active_adapters) != 1:
         return False
-    layer: Any = module
     name, base = layer.active_adapters[0], layer.base_layer
     # Exactly: float8's and 4-bit layers are linear, too.
     plain = type(base) is nn.Linear or (is_linear(base) and not isinstance(base, nn.Linear))
@@ -249,11 +248,11 @@ def fuse_adapters(plan: Plan, model: nn.Module) -> None:
     by_node = {gave[layer].grad_fn: layer for layer in layers if layer in gave}
     for down in by_node.values():
         parent, pair = parent_of[down], _gate_and_up(read[down].grad_fn, by_node)
-        wide = group_of[pair[0]].layers if pair else []
-        alone = gave.get(parent) is gave[down] and set(wide) == set(pair)
-        if pair and alone and parent_of[pair[0]] is parent and read[parent] is read[pair[0]]:
-            found = group_of[pair[0]], wide.index(pair[0]), group_of[down]
-            parent.forward = partial(_feed_forward, parent, *found)
+        wide = group_of[pair[0] if pair else down]
+        alone = set(wide.layers) == set(pair) and gave.get(parent) is gave[down]
+        if alone and parent_of[pair[0]] is parent and read[parent] is read[pair[0]]:
+            first = wide.layers.index(pair[0])
+            parent.forward = partial(_feed_forward, parent, wide, first, group_of[down])
     fed = {id(read[layer]) for layer in by_node.values()}
     for module, output in gave.items():
         if id(output) in fed and not any(True for _ in module.children()):

@@ -68,15 +68,11 @@ def fused_loss_sum(
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    needed = [
-        torch.is_grad_enabled() and tensor is not None and tensor.requires_grad
-        for tensor in (hidden, weight, bias)
-    ]
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    flat = labels.reshape(-1)
-    loss, losses, *_ = linear_cross_entropy(
-        rows, weight, bias, flat, smoothing, compiled, change, dtype, needed
-    )
+    inputs = (hidden.reshape(-1, hidden.shape[-1]), weight, bias)
+    trains = torch.is_grad_enabled()
+    needed = [trains and tensor is not None and tensor.requires_grad for tensor in inputs]
+    how = smoothing, compiled, change, dtype, needed
+    loss, losses, *_ = linear_cross_entropy(*inputs, labels.reshape(-1), *how)
     return with_parts(loss, losses, sources)
 
 

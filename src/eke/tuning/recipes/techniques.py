@@ -1,9 +1,4 @@
-"""Memory-saving techniques, with their cost and its source.
-
-Which 16-bit format a device multiplies fast, and whether that is worth it.
-
-Whether a run is compiled: by regions, as a whole for CUDA graphs, or not for want of time.
-"""
+"""Techniques of recipes: what saves memory, which 16-bit format pays, whether a run is compiled."""
 
 from dataclasses import replace
 
@@ -163,13 +158,10 @@ def compiler(situation: Situation) -> Question | None:
         earned += f"the run, {format_seconds(max(least))} at the least, earns its compilation back"
     if whole:
         earned += f"; compile.mode={config.compile.mode.value} takes the whole model"
-        return Question(
-            ("compile",), (RecipeOption(("compile=inductor",), earned),), otherwise=STAYS
-        )
-    options = [RecipeOption(REGIONAL, earned)]
+    options = [RecipeOption(("compile=inductor",) if whole else REGIONAL, earned)]
     device_s, host_s = least or (0.0, 0.0)
     # Graphs save the host's time beyond the device's, and compile the whole model.
-    if host_s - device_s > spent(situation, regional=False) and _at_once(situation):
+    if not whole and host_s - device_s > spent(situation, regional=False) and _at_once(situation):
         steps = situation.plan.steps.total
         why = (
             f"a step's kernels take the host {host_s / steps * 1e3:.1f} ms to launch (an estimate, "

@@ -105,7 +105,7 @@ def test_a_cpu_offloads_and_empties_nothing_and_says_so(trained) -> None:
 
 def test_bytes_and_calls_are_counted_where_there_is_a_gpu(trained, monkeypatch) -> None:
     """The host plays the GPU: its tensors count as away, and its allocator as caching."""
-    monkeypatch.setattr("eke.training.model.checkpointing.is_away", lambda tensor: True)
+    monkeypatch.setattr("eke.training.model.activation_offload.is_away", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(
         job_module,
