@@ -147,14 +147,14 @@ def measured(plan: Plan) -> int | None:
 
     from eke.results.trackers.tracker import Untracked
     from eke.training.loop.attempt import run_engine
-    from eke.training.loop.meter import HostClock, Meter
+    from eke.training.loop.meter import Clock, Meter
     from eke.training.loop.stop import StopFlag
     from eke.training.loop.training_state import build_job
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         paths = RunPaths(Path(folder))
-        meter = Meter(HostClock(), 0, 0)
+        meter = Meter(Clock(), 0, 0)
         job = build_job(plan, paths, 0, StopFlag(), Untracked(), meter, {})
         run_engine(job)
     stepped = any(job.optimizer.state.values())

@@ -28,7 +28,7 @@ from eke.plan.record import metrics
 from eke.results.trackers.tracker import Untracked
 from eke.training.batches.batches import MicroBatch
 from eke.training.loop.loop import train_step, write_metrics
-from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, build_job
 from eke.training.observe.effective import closer_look
@@ -100,7 +100,7 @@ def make_job(folder: Path, *overrides: str, hardware: str = "cpu") -> TrainingSt
     log_every = f"train.log_every={LOG_EVERY}"
     where = f"hardware={hardware}"
     plan = plan_for(compose([*overrides, log_every, "tracker=none", where]), False)
-    meter = Meter(HostClock(), 0, timed_from=0)
+    meter = Meter(Clock(), 0, timed_from=0)
     job = build_job(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
     job.model.train()
     return job

@@ -9,7 +9,7 @@ from eke.plan.record import Outcome, Record, metrics
 from eke.results.trackers.tracker import Untracked
 from eke.training.checkpoint import checkpoint_name
 from eke.training.loop.attempt import run_engine
-from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.results import make_record
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, build_job
@@ -18,7 +18,7 @@ from eke.training.loop.training_state import TrainingState, build_job
 def start_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:
     """The job of a plan before its first step, or after a checkpoint in the folder."""
     folder.mkdir(exist_ok=True)
-    meter = Meter(HostClock(), attempt, 0)
+    meter = Meter(Clock(), attempt, 0)
     return build_job(plan, RunPaths(folder), attempt, StopFlag(), Untracked(), meter, {})
 
 

@@ -1,9 +1,4 @@
-"""Rules about torch.compile.
-
-Rules about `batch=auto`, evaluated before a micro-batch is chosen.
-
-Rules about fused kernels.
-"""
+"""Rules about torch.compile, fused kernels, and `batch=auto` before it has chosen a micro-batch."""
 
 from collections.abc import Callable
 

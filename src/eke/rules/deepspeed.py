@@ -1,9 +1,4 @@
-"""Rules about DeepSpeed: ZeRO stages, what they need and what they forbid.
-
-Rules about training state in files: the folder, its disk, and what writes it.
-
-Rules about offloading.
-"""
+"""Rules about DeepSpeed: ZeRO stages, training state in files, offloading."""
 
 import functools
 import os

@@ -1,9 +1,7 @@
-"""Rules about the training loop.
+"""Rules about the training loop, and about arguments in `trainer.extra`.
 
-Whether `trainer.extra` holds arguments that Hugging Face Trainer has, and that eke leaves to it.
-
-The arguments and their types are read from the source of the installed transformers, which is not
-imported: that would take seconds, and torch.
+These and their types are read from the source of the installed transformers: an import would take
+seconds, and torch.
 """
 
 import ast

@@ -1,8 +1,6 @@
 """Rules about techniques against the memory of activations and gradients.
 
-Whether the training state fits, by numbers, and what would make it fit: options tried in order.
-
-A lower bound: activations come on top.
+Whether the training state fits, without activations, and what would make it fit: tried in order.
 """
 
 from collections.abc import Iterator
@@ -72,11 +70,6 @@ def _without_scaling(facts: Facts) -> Fix:
     if facts.config.precision.option == "fp16":
         return Fix("precision=bf16") if new_enough else Fix("precision=fp32")
     return Fix(f"precision.compute={'bfloat16' if new_enough else 'float32'}")
-
-
-def _has_copies(facts: Facts) -> bool:
-    formats = decide_formats(facts.config)
-    return formats.master or bool(formats.copies)
 
 
 def _one_process(facts: Facts) -> Fix:
@@ -156,7 +149,9 @@ RULES = (
     Rule(
         id="in_backward_without_copies",
         key="memory.optimizer_in_backward",
-        when=lambda f: _in_backward(f) and _has_copies(f),
+        when=lambda f: (
+            _in_backward(f) and ((found := decide_formats(f.config)).master or found.copies)
+        ),
         why="precision.master=on steps on float32 copies of all weights at once, after the "
         "backward pass; with precision.casts=per_step a tied table's gradient comes in two parts",
         fix=lambda f: Fix(

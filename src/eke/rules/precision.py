@@ -1,7 +1,4 @@
-"""Rules about number formats and float8.
-
-Rules about float8 products in linear layers (torchao).
-"""
+"""Rules about number formats, and float8 products in linear layers (torchao)."""
 
 import math
 from importlib.util import find_spec
@@ -161,9 +158,7 @@ RULES = (
     Rule(
         id="casts_are_of_one_process",
         key="precision.casts",
-        when=lambda f: (
-            bool(decide_formats(f.config).copies) and f.config.distributed.option != "none"
-        ),
+        when=lambda f: decide_formats(f.config).copies and f.config.distributed.option != "none",
         why=lambda f: (
             f"distributed={f.config.distributed.option} exchanges the weights' own gradients, "
             "and would not see those of copies"

@@ -129,11 +129,9 @@ def attention_kernel(plan: Plan, shape: Shape) -> Kernel:
     option, backend = plan.config.attention.option, plan.config.attention.backend
     if option == "eager":
         return "eager"
-    if option == "sdpa" and backend is Backend.math:
-        return "math"
-    if option == "sdpa" and shape.on_cpu and shape.dropout:
-        return "math"  # PyTorch's CPU kernel has no dropout
-    return "fused"
+    without_dropout = shape.on_cpu and shape.dropout  # PyTorch's CPU kernel has none
+    on_math = option == "sdpa" and (backend is Backend.math or without_dropout)
+    return "math" if on_math else "fused"
 
 
 def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activations:
@@ -230,9 +228,8 @@ def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> int:
 def _logits(plan: Plan, shape: Shape) -> tuple[int, int, int]:
     """Bytes of logits at the end of the forward pass, in the backward pass, and at least.
 
-    `eke.training.model.loss.loss_sum`: the logits, their float32 copy where they are
-    narrower, and the logarithms of probabilities; then these, the loss's gradient and that of the
-    logits. Compiled, the logits and their gradient.
+    First the logits, their float32 copy if they are narrower, and the logarithms of probabilities;
+    then these and two gradients. Compiled, the logits and their gradient.
     """
     config = plan.config
     if is_classification(config):
@@ -282,17 +279,12 @@ def _adapted(
     if fuses_adapters(config) and shape.architecture.is_gated and not shape.experts:
         # SiLU(gate), its product with up, and the norms' float32 inputs are made again.
         saved = tokens * (2 * shape.inner * width + 2 * shape.hidden * (FLOAT32_BYTES - width))
+    lost, added = 2 * tokens * shape.hidden * shape.weights, tokens * (inputs + results)
     changed = []
-    for stack in each:
-        layer = stack.layer
-        lost = 2 * tokens * shape.hidden * shape.weights
-        added = tokens * (inputs + results)
-        frozen = replace(
-            layer,
-            stream=max(0, layer.stream - lost) if rank == 0 or not narrow else lost,
-            feed_forward=max(0, layer.feed_forward + added - saved),
-            needed=0,
-            dear=layer.dear + added,
-        )
-        changed.append(Stack(frozen, stack.count))
+    for layer, count in ((stack.layer, stack.count) for stack in each):
+        stream = max(0, layer.stream - lost) if rank == 0 or not narrow else lost
+        wide = max(0, layer.feed_forward + added - saved)
+        dear = layer.dear + added
+        frozen = replace(layer, stream=stream, feed_forward=wide, needed=0, dear=dear)
+        changed.append(Stack(frozen, count))
     return tuple(changed)

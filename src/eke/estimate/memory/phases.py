@@ -39,10 +39,9 @@ largest excess of benchmarks/forecast_bounds.py is 7 % of them."""
 SMALL_BYTES = MIB // 4
 """Small buffers (rotary tables, masks, counters) that are not modelled."""
 
-COMPILED_SHARE, COMPILED_AUTOCAST_SHARE, COMPILED_ADAPTERS_SHARE = 0.8, 0.62, 0.76
-"""Of activations that torch.compile keeps: it recomputes what is cheap. A fifth to a quarter less
-by performance notes of torchtitan and PyTorch's min-cut partitioner; under autocast measured on an
-H100 with a Llama of 1B, and one of 8B with LoRA (docs/lab/gpu.md)."""
+COMPILED_SHARE = 0.76
+"""Of activations that torch.compile keeps: it recomputes what is cheap. A fifth to
+a quarter less by notes of torchtitan; on an H100 0.76 with LoRA, 0.62 without (docs/lab/gpu.md)."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class _Moments:
     def kept(self, casts: int) -> Parts:
         """Activations of all layers, and 16-bit copies of weights."""
         acts, compiled = self.acts, self.config.compile.option not in ("none", "eager")
-        share = self.compiled_share if compiled and acts.passing == 0 else 1.0
+        share = COMPILED_SHARE if compiled and acts.passing == 0 else 1.0
         low = acts.needed
         if compiled or self.plan.compute.float8 != "off" or self.config.kernels.option == "liger":
             low //= 4  # what is cheap is recomputed, operands are kept in 8 bits
@@ -174,13 +173,6 @@ class _Moments:
             "activations": around(expected, low, int(doubt + SMALL_BYTES)),
             "autocast": Range(0, copies, casts),
         }
-
-    @property
-    def compiled_share(self) -> float:
-        """Of what an eager layer keeps, where it is compiled."""
-        if self.plan.compute.autocast is None:
-            return COMPILED_SHARE
-        return COMPILED_ADAPTERS_SHARE if trains_adapters(self.config) else COMPILED_AUTOCAST_SHARE
 
     @property
     def doubt(self) -> float:
@@ -198,11 +190,6 @@ class _Moments:
         if config.attention.option not in ("sdpa", "eager") or not shape.on_cpu:
             doubt += 0.05  # what a kernel's own workspace takes
         return doubt
-
-    @property
-    def has_vocabulary(self) -> bool:
-        """Whether the head projects onto the vocabulary."""
-        return not is_classification(self.config)
 
     def forward(self) -> Moment:
         """The forward pass has ended: all logits are there."""
@@ -229,7 +216,7 @@ class _Moments:
         """The last layer's turn: nothing of the others is freed; the head has its gradient."""
         acts = self.acts
         number = self.plan.compute.formats.weight_bytes
-        trained = self.has_vocabulary and not trains_adapters(self.config)
+        trained = not is_classification(self.config) and not trains_adapters(self.config)
         head = trained * number * self.shape.vocabulary * self.shape.hidden
         head = min(head, self.state.gradients)
         gradients = range_around(
@@ -263,13 +250,10 @@ class _Moments:
         """The backward pass ends with the embedding's gradient, which a tied head has, too."""
         number, model = self.plan.compute.formats.weight_bytes, self.config.model
         table = number * self.shape.vocabulary * self.shape.hidden
-        uses = (
-            1
-            + family_of(self.config).is_encoder_decoder
-            + (model.tie_word_embeddings and self.has_vocabulary)
-        )
+        is_tied = model.tie_word_embeddings and not is_classification(self.config)
         # torch sums two gradients of one table into a third.
-        times = 2 if uses > 1 else int(self.plan.batch.accumulation > 1)
+        several = is_tied or family_of(self.config).is_encoder_decoder
+        times = 2 if several else int(self.plan.batch.accumulation > 1)
         if trains_adapters(self.config):
             table = 0
         parts = self.held("embedding", exact(self.state.gradients))

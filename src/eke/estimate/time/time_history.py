@@ -1,11 +1,8 @@
-"""Finished runs as observations of the time model, on disk.
+"""Finished runs as observations of the time model, and from work and rates to the time of a step.
 
-One file per comparable group, one line per run. Errors never stop a run or a plan: failed writes
-are lost, unreadable files count as missing. Files are appended to by single writes, so that
-concurrent runs do not mix their lines, and cut to their newest lines when they have grown to twice
-as many; a line that another run appends in that instant is lost, which costs one observation.
-
-From work and rates to the time of an optimizer step.
+One file per comparable group, one line per run. Errors never stop a run or a plan. Lines are added
+by single writes, so that concurrent runs do not mix them; a file twice as long as it should be is
+cut, and may lose what another run adds in that instant.
 
 Kernels of one device run one after the other, so what limits each adds up; the host launches them
 ahead, so that it counts only where it takes longer than the device; what is sent while passes run

@@ -193,16 +193,12 @@ def change_of_logits(model_type: str, task: str) -> str | None:
     made = [each.value for each in stated if names & _assigned(each)]
     if not made or not _is_call_of_self(made[0]):
         return None
-    texts = [ast.unparse(value) for value in made[1:] if value is not None]
-    scaled = [re.fullmatch(r"logits ([*/]) self\.([\w.]+)", text) for text in texts]
-    if not all(scaled[:1] + scaled[2:]) or len(scaled) not in (0, 1, 3):
-        return None
-    parts = [found.groups() for found in scaled if found]
-    if len(parts) < 2:
-        return " ".join(parts[0]) if parts else ""
-    (first, name), (last, again) = parts
-    capped = (first, texts[1], last, again) == ("/", "torch.tanh(logits)", "*", name)
-    return f"cap {name}" if capped else None
+    text = ";".join(ast.unparse(value) for value in made[1:] if value is not None)
+    name = r"self\.([\w.]+)"
+    if capped := re.fullmatch(rf"logits / {name};torch\.tanh\(logits\);logits \* self\.\1", text):
+        return f"cap {capped[1]}"
+    scaled = re.fullmatch(rf"logits ([*/]) {name}", text)
+    return " ".join(scaled.groups()) if scaled else None if text else ""
 
 
 def _assigned(statement: ast.AST) -> set[str]:

@@ -1,15 +1,9 @@
-"""Memory of the training state: what stays allocated between steps, to the byte.
+"""Memory of the training state: what stays allocated between steps, and what lies on a disk.
 
-Training state in files: what lies on the disk, and the host memory it passes through.
-
-Formulas follow deepspeed 0.19.8 (`runtime/swap_tensor`, `runtime/zero/stage3.py`) for float32
-weights: a role's weights are cut between processes and joined to pieces; a piece, its moments and
-the gradients of its larger weights are one file each. Small pieces and weights stay in host memory.
-
-Memory of the training state where DeepSpeed shares it out or moves it off the device.
-
-Formulas follow what deepspeed 0.19.8 allocates: the optimizer works on flat float32 pieces, copies
-of the weights cut evenly between processes (arXiv:1910.02054). Gradients have the weights' format.
+Formulas follow deepspeed 0.19.8: the optimizer works on flat float32 pieces, copies of the weights
+cut evenly between processes (arXiv:1910.02054). In files (`runtime/swap_tensor`,
+`runtime/zero/stage3.py`) a piece, its moments and the gradients of its larger weights are one file
+each; small pieces and weights stay in host memory.
 """
 
 from dataclasses import dataclass, replace

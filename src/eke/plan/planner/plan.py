@@ -1,9 +1,4 @@
-"""The plan: every derived decision of a run with its reason; frozen, printable, for the worker.
-
-Plans on disk: what the worker reads.
-
-The plan as text: the first screen of a run, and all of `eke plan`.
-"""
+"""The plan: every derived decision of a run with its reason; frozen, as text and on disk."""
 
 import textwrap
 from dataclasses import dataclass, field, replace

@@ -1,12 +1,7 @@
 """From a checked configuration to a plan: every derived decision, each with its reason.
 
-Whether attention on a GPU shares keys and values among query heads, or has them repeated.
-
-What to do about steps that wait for their data.
-
-The files of a run whose training state lies on a disk: where they are, and their removal.
-
-What of a record follows from the plan: the same whether the worker or its supervisor writes.
+And what follows from a plan: hints for steps that wait for data, files of training state on a disk,
+and the parts of a record that are the same whether the worker or its supervisor writes.
 """
 
 import hashlib

@@ -1,9 +1,6 @@
-"""Outcomes of a run or a sweep job, and the record that a run leaves.
+"""Outcomes, attempts and the record of a run, typed and versioned; how its processes ended.
 
-The record: what one run left, typed and versioned. A measurement that was not made is None.
-
-How the processes of one run ended, in addition to the record of rank 0; attempts to run it; errors
-for folders without runs. Reading these files needs neither torch nor Hydra.
+A measurement that was not made is None. Reading these files needs neither torch nor Hydra.
 """
 
 import contextlib

@@ -1,10 +1,8 @@
-"""metrics.jsonl: appended, never rewritten; the truth about the training curve.
+"""metrics.jsonl, the truth about the training curve, and what follows: timing, rates, losses.
 
-One row per optimizer step (`train/...`) and per evaluation (`eval/...`). Every row holds
-`train/global_step` (steps done) and `attempt`. After a resume the steps since the checkpoint are
-done again: readers keep the highest attempt of each step.
-
-What follows from the rows of metrics.jsonl: timing, rates, losses. Absent if not measured.
+Appended, never rewritten: one row per optimizer step (`train/...`) and per evaluation (`eval/...`),
+with `train/global_step` (steps done) and `attempt`. After a resume the steps since the checkpoint
+are done again: readers keep the highest attempt of each step. What was not measured is absent.
 """
 
 import json

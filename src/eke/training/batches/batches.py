@@ -144,10 +144,8 @@ class Collator:
         if self.num_sources:
             of = np.zeros(labels.shape, int)
             if "source" in rows[0]:
-                named, first = (
-                    [row["source"] for row in rows],
-                    [s["source"].flat[0] for s in samples],
-                )
+                named = [row["source"] for row in rows]
+                first = [sample["source"].flat[0] for sample in samples]
                 of = np.stack(named) if whole else self._pad(named, 0)
             sources = of[..., None] == np.arange(self.num_sources)
         tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
@@ -236,11 +234,8 @@ class Order:
 
     def steps(self, start: int, stop: int) -> Iterator[list[Key]]:
         """Keys of the samples of steps `start` to `stop` - 1."""
-        size, held = self.samples_per_step, (-1, -1)
-        at_once = self.steps_per_epoch
-        if (
-            self.is_stream
-        ):  # an epoch may be all of a long training; that of a source is drawn whole
+        size, held, at_once = self.samples_per_step, (-1, -1), self.steps_per_epoch
+        if self.is_stream:  # an epoch may be a long training; that of a source is drawn whole
             rows = max(SAMPLES_AT_ONCE, *self.mix.sizes) if self.mix else SAMPLES_AT_ONCE
             at_once = -(-rows // size)
         epochs, numbers = np.zeros(0, int), np.zeros(0, int)

@@ -28,7 +28,7 @@ from eke.training.distributed.ranks import ALONE, Ranks
 from eke.training.loop import loop
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
 from eke.training.loop.failure import classify
-from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.results import (
     make_record,
     open_tracker,
@@ -127,7 +127,7 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     plan, paths, number, ranks = attempt.plan, attempt.paths, attempt.number, attempt.ranks
     quiet_libraries(plan)
     configure_allocator(plan)
-    meter = Meter(HostClock(), number, timed_from=0)
+    meter = Meter(Clock(), number, timed_from=0)
     try:
         note_first_stages(attempt)
         with verify_inputs(plan):

@@ -15,40 +15,29 @@ from eke.plan.record import metrics
 from eke.training.distributed.ranks import ALONE, Ranks, StepTotals
 
 
-class HostClock:
-    """For a CPU: operations are over when they return."""
+class Clock:
+    """Marks moments on the device's time line; durations are read later.
 
-    def stamp(self) -> float:
-        """This moment."""
-        return time.perf_counter()
+    Of a GPU by events in its stream, so that asking the time does not stop it.
+    """
 
-    def seconds(self, start: float, end: float) -> float:
-        """Seconds between two moments."""
-        return end - start
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.has_stream = device is not None and device.type == "cuda"
 
-
-class CudaClock:
-    """For a GPU: events in its stream, so that asking the time does not stop it."""
-
-    def stamp(self) -> torch.cuda.Event:
-        """This moment in the current stream."""
+    def stamp(self) -> Any:
+        """This moment, in the current stream if there is one."""
+        if not self.has_stream:
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch 2.13
         event.record()
         return event
 
-    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Seconds between two events; waits for the second."""
+    def seconds(self, start: Any, end: Any) -> float:
+        """Seconds between two moments; waits for the second."""
+        if not self.has_stream:
+            return float(end - start)
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
-
-
-Clock = HostClock | CudaClock
-"""Marks moments on the device's time line; durations are read later."""
-
-
-def make_clock(device: torch.device) -> Clock:
-    """The clock that tells the device's time."""
-    return CudaClock() if device.type == "cuda" else HostClock()
 
 
 @dataclass

@@ -33,7 +33,7 @@ from eke.training.distributed.ranks import (
     build_handlers,
     expect_unreached,
 )
-from eke.training.loop.meter import Meter, RandomState, make_clock
+from eke.training.loop.meter import Clock, Meter, RandomState
 from eke.training.loop.stop import StopFlag
 from eke.training.model.activation_offload import build_activation_offload
 from eke.training.model.adapters import experts_left_out, frozen_at_random
@@ -150,7 +150,7 @@ def build_job(
 ) -> TrainingState:
     """Build model, data and optimizer, and continue from the newest complete checkpoint, if any."""
     device = torch_device(plan)
-    meter.clock = make_clock(device)
+    meter.clock = Clock(device)
     # Precision and all else is eke's: an `accelerate launch` in front may not change it. It also
     # joins the group of processes, before anything is built.
     accelerator = Accelerator(

@@ -39,8 +39,7 @@ class Away:
     fetched: Any = None
 
     def __del__(self) -> None:
-        """A copy to where nobody looks any more may still be queued."""
-        if self.fetched is not None:
+        if self.fetched is not None:  # a copy to where nobody looks any more may be queued
             self.owner.protect(self.fetched)
 
     def original(self) -> Tensor | None:
@@ -59,12 +58,9 @@ def place_of(tensor: Tensor) -> tuple[Any, ...]:
 class ActivationOffload(saved_tensors_hooks):
     """Context of a forward pass: what it saves for backward goes to host memory until then.
 
-    As torch.autograd.graph.save_on_cpu, but weights stay where they are (a linear layer saves its
-    weight for the backward pass, which is no activation), copies to and from page-locked memory
-    run beside the passes in a stream of their own, and what several operations save in a row is
-    moved once. A weight that autocast has copied into 16 bits is neither moved nor kept: it is
-    copied once more. (Not so where it is frozen: autograd does not know then what was copied, and
-    the copy goes to the host.)
+    As torch.autograd.graph.save_on_cpu, but weights stay, copies to and from page-locked memory run
+    beside the passes in a stream of their own, and what several operations save in a row is moved
+    once. A trained weight that autocast has copied into 16 bits is copied once more instead.
 
     The stream that computes allocates all memory of the device, and waits for a copy before what
     was copied is let go: the allocator can use it again at once, however far the host is ahead.
@@ -99,10 +95,9 @@ class ActivationOffload(saved_tensors_hooks):
                 self.wait(oldest.event)
                 oldest.source = None
         pinned = tensor.device.type == "cuda"  # torch keeps page-locked memory for the next step
-        host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
-        source = tensor.detach()
-        event = self.copy(host, source)
+        host, source = torch.empty_like(tensor, device="cpu", pin_memory=pinned), tensor.detach()
         self.bytes_moved += tensor.nbytes
+        event = self.copy(host, source)
         away = Away(self, host, source, place, tensor.device, self._last, event)
         self._last = weakref.ref(away)
         self._leaving.append(away)
@@ -150,25 +145,20 @@ class ActivationOffload(saved_tensors_hooks):
 
 
 def made_again(tensor: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-    """A function that makes a view of a copy of all of `weight` once more, in new memory.
-
-    It raises a RuntimeError where the weight has changed since, as autograd does of what it keeps.
-    """
+    """Makes a view of a copy of all of `weight` once more; RuntimeError if that has changed."""
     version, dtype = weight._version, tensor.dtype
-    size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+    view = tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def again() -> Tensor:
         if weight._version != version:
             raise RuntimeError("a weight was changed between the forward and the backward pass")
-        return weight.detach().to(dtype).as_strided(size, stride, offset)
+        return weight.detach().to(dtype).as_strided(*view)
 
     return again
 
 
-REARRANGED = frozenset(
-    f"{name}Backward0"
-    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Unsqueeze")
-)
+_NAMES = ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Unsqueeze")
+REARRANGED = frozenset(f"{name}Backward0" for name in _NAMES)
 """Operations of autograd whose result lies in the memory of its argument, number for number."""
 
 
@@ -183,9 +173,7 @@ def copied_leaf(tensor: Tensor) -> Tensor | None:
             return None
         node = node.next_functions[0][0]
     leaf: Tensor | None = getattr(node, "variable", None)
-    if leaf is None or copies != 1 or not leaf.is_contiguous():
-        return None
-    return leaf
+    return leaf if leaf is not None and copies == 1 and leaf.is_contiguous() else None
 
 
 def is_away(tensor: Tensor) -> bool:

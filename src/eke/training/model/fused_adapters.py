@@ -1,10 +1,8 @@
 """LoRA's forward and backward passes with fewer passes over memory, in place of PEFT's.
 
-PEFT's modules, names and files stay: forwards are replaced. Layers that read the same tensor share
-one product with their matrices A, and updates are added inside the products. The input and the
-thin product are kept for the backward pass; SiLU(gate) x up and norms are made again there. The
-idea is that of Unsloth's fast_lora.py. A pass of a few tokens without weights shows which layers
-belong together.
+PEFT's modules, names and files stay. Layers that read the same tensor share one product with their
+matrices A, and updates are added inside the products. The input and the thin product are kept for
+the backward pass; SiLU(gate) x up and norms are made again there, as in Unsloth's fast_lora.py.
 """
 
 import copy
@@ -39,7 +37,7 @@ class _Products(torch.autograd.Function):
     def forward(
         ctx: Any, scales: Sequence[float], in_place: bool, x: Tensor, up: Tensor | None, *parts: Any
     ) -> tuple[Tensor, ...]:
-        rows, (weights, biases, first, second) = _input(x, up), _by_kind(parts)
+        rows, (weights, biases, first, second) = _input(x, up), (parts[n::4] for n in range(4))
         thin = rows @ torch.cat(first).to(x.dtype).T
         ctx.scales, ctx.ranks, results = scales, [len(a) for a in first], []
         each = zip(scales, torch.split(thin, ctx.ranks, 1), weights, biases, second, strict=True)
@@ -56,7 +54,7 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, up, thin, *parts = ctx.saved_tensors
-        weights, _, first, second = _by_kind(parts)
+        weights, _, first, second = (parts[n::4] for n in range(4))
         of_results = [gradient.flatten(0, -2) for gradient in gradients]
         of_thin, of_b = [], []
         each = zip(ctx.scales, torch.split(thin, ctx.ranks, 1), of_results, second, strict=True)
@@ -75,10 +73,6 @@ class _Products(torch.autograd.Function):
                 of_x, of_up = torch.ops.aten.silu_backward(of_x * up, x), of_x * F.silu(x)
         of_parts = [g for pair in zip(of_a, of_b, strict=True) for g in (None, None, *pair)]
         return None, None, of_x, of_up, *of_parts
-
-
-def _by_kind(parts: Sequence[Any]) -> list[list[Any]]:
-    return [list(parts[kind::4]) for kind in range(4)]
 
 
 def _input(x: Tensor, up: Tensor | None) -> Tensor:
@@ -113,10 +107,14 @@ class SharedInput:
     def __init__(self, layers: Sequence[Any], in_place: bool) -> None:
         self.layers = layers
         self.in_place = in_place
-        self.input: Tensor | None = None
-        self.results: list[Tensor | None] = []
+        self.forget()
         for number, layer in enumerate(layers):
             layer.forward = partial(self.one, number)
+
+    def forget(self, *_: Any) -> None:
+        """Drop results nobody asked for: a forward pass that failed must not hold memory."""
+        self.input: Tensor | None = None
+        self.results: dict[int, Tensor] = {}
 
     @property
     def applies(self) -> bool:
@@ -128,34 +126,26 @@ class SharedInput:
         layer = self.layers[number]
         if args or kwargs or not self.applies:
             return cast(Tensor, type(layer).forward(layer, x, *args, **kwargs))
-        if self.input is not x or self.results[number] is None:
-            self.input, self.results = x, list(self.all(x))
-        result, self.results[number] = self.results[number], None
-        if not any(waiting is not None for waiting in self.results):
+        if self.input is not x or number not in self.results:
+            self.input, self.results = x, dict(enumerate(self.all(x)))
+        result = self.results.pop(number)
+        if not self.results:
             self.forget()
-        return cast(Tensor, result)
+        return result
 
     def all(self, x: Tensor, up: Tensor | None = None) -> tuple[Tensor, ...]:
         """The outputs of all layers for `x`, or for SiLU(x) up."""
-        kind, dtype = x.device.type, x.dtype
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-        scales = tuple(layer.scaling[layer.active_adapters[0]] for layer in self.layers)
-        parts = [part for layer in self.layers for part in _parts(layer)]
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        scales, parts = [], []
+        for layer in self.layers:
+            name, base = layer.active_adapters[0], layer.base_layer
+            weight = base.weight if isinstance(base, nn.Linear) else base.weight.T  # GPT-2's Conv1D
+            parts += [weight, base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight]
+            scales.append(layer.scaling[name])
         up = None if up is None else up.to(dtype)
-        products: Any = _Products
-        found: tuple[Tensor, ...] = products.apply(scales, self.in_place, x.to(dtype), up, *parts)
-        return found
-
-    def forget(self, *_: Any) -> None:
-        """Drop results nobody asked for: a forward pass that failed must not hold memory."""
-        self.input, self.results = None, []
-
-
-def _parts(layer: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    name, base = layer.active_adapters[0], layer.base_layer
-    weight = base.weight if isinstance(base, nn.Linear) else base.weight.T  # GPT-2's Conv1D
-    return weight, base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight
+        found = cast(Any, _Products).apply(tuple(scales), self.in_place, x.to(dtype), up, *parts)
+        return cast(tuple[Tensor, ...], found)
 
 
 def _feed_forward(
@@ -175,6 +165,9 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
     """
     read, gave = {}, {}
 
+    def product(size: int, x: Tensor) -> Tensor:
+        return x.mean(-1, keepdim=True) * torch.ones(size, requires_grad=True)
+
     def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
             read[module], gave[module] = args[0], output
@@ -188,7 +181,7 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
         for name, module in model.named_modules():
             size = getattr(module, "out_features", getattr(module, "nf", None))
             if size is not None:
-                stack.enter_context(patch.object(module, "forward", partial(_product, size)))
+                stack.enter_context(patch.object(module, "forward", partial(product, size)))
             elif name.rpartition(".")[2] == "experts":
                 stack.enter_context(patch.object(module, "forward", lambda x, *_, **__: x))
             stack.callback(module.register_forward_hook(note, with_kwargs=True).remove)
@@ -204,17 +197,12 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
     return read, gave
 
 
-def _product(size: int, x: Tensor) -> Tensor:
-    return x.mean(-1, keepdim=True) * torch.ones(size, requires_grad=True)
-
-
-def _matches(module: nn.Module, autocast: bool) -> bool:
+def _matches(layer: Any, autocast: bool) -> bool:
     """Whether PEFT's module computes what `_Products` does."""
     from peft.tuners.lora.layer import Linear
 
-    if type(module) is not Linear or len(module.active_adapters) != 1:
+    if type(layer) is not Linear or len(layer.active_adapters) != 1:
         return False
-    layer: Any = module
     name, base = layer.active_adapters[0], layer.base_layer
     # Exactly: float8's and 4-bit layers are linear, too.
     plain = type(base) is nn.Linear or (is_linear(base) and not isinstance(base, nn.Linear))
@@ -225,18 +213,18 @@ def _matches(module: nn.Module, autocast: bool) -> bool:
     return plain and not other and not trained and alike
 
 
-def _root_mean_square(module: nn.Module) -> float | None:
-    """What is added under the root by a norm that computes as `_Norm`; None: it does not."""
+def _shorten_norm(module: Any) -> None:
+    """Replace the forward pass of a norm that computes as `_Norm`."""
     eps = next((value for value in vars(module).values() if type(value) is float), None)
     weight = getattr(module, "weight", None)
     if eps is None or weight is None or weight.requires_grad or isinstance(module, nn.LayerNorm):
-        return None
+        return
     generator = torch.Generator("cpu").manual_seed(0)
-    twin: Any = copy.deepcopy(module).to_empty(device="cpu")
+    twin = copy.deepcopy(module).to_empty(device="cpu")
     twin.weight.normal_(generator=generator)
     wide = torch.randn(4, len(weight), generator=generator, device="cpu")
-    same = all(torch.equal(twin(x), _norm(twin, eps, x)) for x in (wide, wide.bfloat16()))
-    return eps if same else None
+    if all(torch.equal(twin(x), _norm(twin, eps, x)) for x in (wide, wide.bfloat16())):
+        module.forward = partial(_norm, module, eps)
 
 
 def _norm(module: nn.Module, eps: float, x: Tensor) -> Tensor:
@@ -260,24 +248,24 @@ def fuse_adapters(plan: Plan, model: nn.Module) -> None:
     by_node = {gave[layer].grad_fn: layer for layer in layers if layer in gave}
     for down in by_node.values():
         parent, pair = parent_of[down], _gate_and_up(read[down].grad_fn, by_node)
-        wide = group_of[pair[0]].layers if pair else []
-        alone = gave.get(parent) is gave[down] and set(wide) == set(pair)
-        if pair and alone and parent_of[pair[0]] is parent and read[parent] is read[pair[0]]:
-            found = group_of[pair[0]], wide.index(pair[0]), group_of[down]
-            parent.forward = partial(_feed_forward, parent, *found)
+        wide = group_of[pair[0] if pair else down]
+        alone = set(wide.layers) == set(pair) and gave.get(parent) is gave[down]
+        if alone and parent_of[pair[0]] is parent and read[parent] is read[pair[0]]:
+            first = wide.layers.index(pair[0])
+            parent.forward = partial(_feed_forward, parent, wide, first, group_of[down])
     fed = {id(read[layer]) for layer in by_node.values()}
-    for module in (m for m in gave if id(gave[m]) in fed and not any(True for _ in m.children())):
-        if (eps := _root_mean_square(module)) is not None:
-            module.forward = partial(_norm, module, eps)
+    for module, output in gave.items():
+        if id(output) in fed and not any(True for _ in module.children()):
+            _shorten_norm(module)
     for group in made:
         model.register_forward_hook(group.forget, always_call=True)
 
 
 def _gate_and_up(node: Any, by_node: dict[Any, nn.Module]) -> tuple[nn.Module, ...]:
     """The layers whose results are multiplied as SiLU(gate) x up, seen in autograd's graph."""
-    factors = [other for other, _ in node.next_functions] if node is not None else []
     if node is None or node.name() != "MulBackward0":
         return ()
+    factors = [factor for factor, _ in node.next_functions]
     for silu, up in (factors, factors[::-1]):
         gate = silu.next_functions[0][0] if silu and silu.name() == "SiluBackward0" else None
         if gate in by_node and up in by_node:

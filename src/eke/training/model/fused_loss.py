@@ -68,15 +68,11 @@ def fused_loss_sum(
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    needed = [
-        torch.is_grad_enabled() and tensor is not None and tensor.requires_grad
-        for tensor in (hidden, weight, bias)
-    ]
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    flat = labels.reshape(-1)
-    loss, losses, *_ = linear_cross_entropy(
-        rows, weight, bias, flat, smoothing, compiled, change, dtype, needed
-    )
+    inputs = (hidden.reshape(-1, hidden.shape[-1]), weight, bias)
+    trains = torch.is_grad_enabled()
+    needed = [trains and tensor is not None and tensor.requires_grad for tensor in inputs]
+    how = smoothing, compiled, change, dtype, needed
+    loss, losses, *_ = linear_cross_entropy(*inputs, labels.reshape(-1), *how)
     return with_parts(loss, losses, sources)
 
 
@@ -113,14 +109,7 @@ def linear_cross_entropy(
     An operator of its own, so that a compiler takes it as it is. Gradients that are not needed are
     empty; in float16 they are FLOAT16_SCALE times as large.
 
-    Args:
-        hidden: (rows, width).
-        weight: (vocabulary, width).
-        bias: (vocabulary,) or None.
-        labels: (rows,).
-        smoothing: share of each target that is spread over the vocabulary.
-        compiled: inductor compiles what is done to the logits.
-        change: as of `change_logits`.
+    Args are those of `fused_loss_sum`, for hidden (rows, width) and labels (rows,), and:
         dtype: of the products.
         needed: gradients of hidden states, weight and bias.
     """
@@ -177,8 +166,7 @@ def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Any, ...]:
     gradients, ctx.gradients = ctx.gradients, None
     factor = of_loss / FLOAT16_SCALE if ctx.dtype is torch.float16 else of_loss
     pairs = zip(gradients, ctx.needed, strict=True)
-    given = [gradient.mul_(factor) if need else None for gradient, need in pairs]
-    return (*given, *[None] * 6)
+    return (*(gradient.mul_(factor) if need else None for gradient, need in pairs), *[None] * 6)
 
 
 linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
@@ -187,15 +175,10 @@ linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 def to_gradient(
     logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float] = UNCHANGED
 ) -> Tensor:
-    """Turn logits into the loss's gradient by them, in place; returns the loss of each row.
+    """Turn logits (rows, vocabulary) into their gradient, in place; returns the loss of each row.
 
-    The gradient of a row without a label is not zero, but as if it had no target.
-
-    Args:
-        logits: (rows, vocabulary).
-        labels: (rows,).
-        smoothing: share of each target that is spread over the vocabulary.
-        change: as of `change_logits`.
+    The gradient of a row without a label is not zero, but as if it had no target. The others are
+    arguments of `fused_loss_sum`, for labels (rows,).
     """
     rows = max(1, BLOCK_BYTES // (FLOAT32_BYTES * logits.shape[-1]))
     found = []

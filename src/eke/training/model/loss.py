@@ -68,10 +68,9 @@ def whole(loss: Tensor) -> Tensor:
 class LossHead(nn.Module):
     """A vocabulary projection that answers with the summed loss once it was handed labels.
 
-    It takes the loss inside the model's forward pass, so that whatever wraps the model (data
-    parallelism, sharding, compilation) sees one forward pass as ever. It may leave out the
-    positions without a label, which add nothing to the loss (`sparse_prediction` in transformers'
-    ModernBERT), and it may be one operation with the loss, which never has all logits.
+    Whatever wraps the model (data parallelism, sharding, compilation) sees one forward pass as
+    ever. Positions without a label may be left out, as in transformers' ModernBERT, and projection
+    and loss may be one operation, which never has all logits.
 
     Args:
         linear: the projection; its tensors become this module's.
@@ -85,10 +84,8 @@ class LossHead(nn.Module):
         self.bias = linear.bias
         self.fused, self.change = fused, change
         self.expected: tuple[Tensor, Tensor | None, float, bool, Tensor | None] | None = None
-        """Of the forward pass under way: labels (...), IGNORED where nothing is to be predicted;
-        places of those that count in the flattened labels (targets,), None for a projection of
-        everything; the share of each target that is spread over the vocabulary; whether inductor
-        compiles the loss; and the labels' sources."""
+        """Of the forward pass under way: labels (...); places of those that count in the flattened
+        labels, None for all; `smoothing`, `compiled` and `sources` as of `fused_loss_sum`."""
         self.projected: tuple[int, int] | None = None
         """Positions that the last pass with labels projected, and all there were; not compiled."""
 
@@ -130,8 +127,7 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
     Raises:
         RunError: the model has no plain vocabulary projection.
     """
-    find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
-    linear = find_head()
+    linear = cast(Any, getattr(model, "get_output_embeddings", lambda: None))()
     if type(linear) is not nn.Linear:
         key = "fused_linear_cross_entropy" if fused else "sparse_prediction"
         found = "none" if linear is None else type(linear).__name__
@@ -321,7 +317,7 @@ def apply_kernels(plan: Plan, model: nn.Module) -> None:
         )
 
 
-def replaced_modules(model: nn.Module, package: str = "liger_kernel") -> int:
-    """Modules whose forward pass is the package's own."""
+def replaced_modules(model: nn.Module) -> int:
+    """Modules whose forward pass is Liger's own."""
     forwards = (getattr(m.forward, "__func__", m.forward) for m in model.modules())
-    return sum(forward.__module__.startswith(package) for forward in forwards)
+    return sum(forward.__module__.startswith("liger_kernel") for forward in forwards)

@@ -53,13 +53,12 @@ def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = No
     """
     if device.type == "cuda":
         set_tf32(plan.compute.tf32)
-    copies, cast = plan.compute.copies, plan.compute.autocast
-    copied = model if copies else None
+    compute, copies = plan.compute, plan.compute.copies
     return Formats(
-        autocast=_context(None if copies else cast, device),
-        eval_autocast=_context(plan.compute.eval_autocast, device),
-        scaler=torch.amp.GradScaler(device.type) if plan.compute.loss_scaling else None,
-        copies=NarrowCopies(copied, getattr(torch, copies)) if copied else nullcontext(),
+        autocast=_context(None if copies else compute.autocast, device),
+        eval_autocast=_context(compute.eval_autocast, device),
+        scaler=torch.amp.GradScaler(device.type) if compute.loss_scaling else None,
+        copies=NarrowCopies(model, getattr(torch, copies)) if model and copies else nullcontext(),
     )
 
 
@@ -98,18 +97,14 @@ def kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> tuple[str, ..
 class NarrowCopies:
     """Context of a step's forward and backward passes: the model computes with 16-bit weights.
 
-    Float32 weights are rounded when the context is entered, where autocast does so in each forward
-    pass; norms and the residual stream follow their format. Gradients are added in float32 to those
-    of the float32 weights, which the optimizer, checkpoints and evaluation meet alone. As FSDP2's
-    MixedPrecisionPolicy(param_dtype, reduce_dtype=float32).
-
-    The copies stay, so that compiled code finds them where they were.
+    Float32 weights are rounded when it is entered, in place of autocast; norms and the residual
+    stream follow. Gradients are added in float32 to those of the weights, which the optimizer,
+    checkpoints and evaluation meet alone. As FSDP2's MixedPrecisionPolicy(param_dtype,
+    reduce_dtype=float32). The copies stay, so that compiled code finds them where they were.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         kept = kept_in_float32(model, dtype)
-        self.made: dict[nn.Parameter, nn.Parameter] = {}
-        """Float32 weight -> its copy."""
         self._places: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
         """Of each weight in its modules: a tied one has several."""
         for prefix, module in model.named_modules():
@@ -118,11 +113,10 @@ class NarrowCopies:
                 continue
             for name, weight in module.named_parameters(recurse=False):
                 is_kept = any(part in f"{prefix}.{name}" for part in kept)
-                if weight.dtype is not torch.float32 or is_kept:
-                    continue
-                self._places.append((module._parameters, name, weight))
-                if weight not in self.made:
-                    self.made[weight] = _narrow_copy(weight, dtype)
+                if weight.dtype is torch.float32 and not is_kept:
+                    self._places.append((module._parameters, name, weight))
+        self.made = {weight: _narrow_copy(weight, dtype) for *_, weight in self._places}
+        """Float32 weight -> its copy."""
 
     @torch.no_grad()
     def __enter__(self) -> None:
@@ -141,9 +135,8 @@ def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
     def move(_: Tensor) -> None:
         assert copy.grad is not None, "this is its hook"
-        before, found = weight.grad, copy.grad
+        before, found, copy.grad = weight.grad, copy.grad, None
         weight.grad = found.to(weight.dtype) if before is None else before.add_(found)
-        copy.grad = None
         for hook in (getattr(weight, "_post_accumulate_grad_hooks", None) or {}).values():
             hook(weight)
 
@@ -161,8 +154,8 @@ def _sums_over_tokens(module: nn.Module) -> bool:
     """
     mine = [p for p in module.parameters(recurse=False) if p.requires_grad]
     is_norm = isinstance(module, nn.LayerNorm) and not any(map(is_away, mine))
-    is_wide = any(p.dtype is torch.float32 for p in mine)
-    return is_wide and (is_norm or isinstance(module, nn.Embedding))
+    sums = is_norm or isinstance(module, nn.Embedding)
+    return sums and any(p.dtype is torch.float32 for p in mine)
 
 
 def _compute_in_float32(module: nn.Module, dtype: torch.dtype) -> None:

@@ -1,18 +1,11 @@
 """Model probes and corrections: unused parameters, experts, padding, initialisation, dropout.
 
-Unused parameters never get a gradient. Data parallelism waits for one from every trainable
-parameter, and an optimizer would decay them, so they are frozen.
-
-transformers multiplies all experts of a layer by `grouped_mm`, which PyTorch's autocast does not
-know: operands would stay float32, without tensor cores, whatever `precision` says.
+Parameters without a gradient are frozen: data parallelism would wait for one, and an optimizer
+decay them.
 
 Tiny batches show whether padding and later tokens change a row's output, since class names do not:
 XLNet classifies by the last position, padding or not; FNet mixes padding into every token; BERT's
 class for causal_lm sees the tokens that it predicts.
-
-Random weights are drawn in float32, then rounded: PyTorch's generators draw other numbers for
-bfloat16 than for float32 on a CPU (torch 2.11: always; 2.13: the last ones of a tensor whose size
-is no multiple of 16), and runs in two formats would start from different models.
 """
 
 import functools
@@ -101,9 +94,8 @@ def depend_on_all(module: nn.Module, late: bool) -> None:
 def cast_experts(model: nn.Module) -> None:
     """Let autocast cast the operands of the experts' product, in this process and once for all.
 
-    Without autocast nothing is cast. Seen with transformers 5.23, which looks the function up at
-    each call; in a version without it nothing is replaced, and
-    tests/unit/training/model/test_experts.py tells.
+    It does not know `grouped_mm`: they would stay float32. Seen with transformers 5.23; in a
+    version without it nothing is replaced, and tests/unit/training/model/test_experts.py tells.
     """
     if not has_experts(model):
         return
@@ -137,10 +129,8 @@ def freeze_unused(model: nn.Module) -> tuple[str, ...]:
     frozen = []
     for name in UNUSED.get(type(model).__name__, ()):
         parameter = model.get_parameter(name)
-        every_name = [
-            n for n, p in model.named_parameters(remove_duplicate=False) if p is parameter
-        ]
-        if every_name == [name]:
+        everything = model.named_parameters(remove_duplicate=False)
+        if [n for n, p in everything if p is parameter] == [name]:
             parameter.requires_grad_(False)
             frozen.append(name)
     return tuple(frozen)
@@ -202,19 +192,14 @@ def own_random_numbers(device: torch.device, seed: int | None = None) -> Iterato
 
 def _leaves(output: Tensor) -> set[int]:
     """Identities of the tensors that gradients of `output` would be accumulated into."""
-    seen: set[object] = set()
-    found: set[int] = set()
-    waiting = [output.grad_fn]
+    seen: set[Any] = set()
+    waiting: list[Any] = [output.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            found.add(id(variable))
-        waiting += [following for following, _ in node.next_functions]
-    return found
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return {id(node.variable) for node in seen if hasattr(node, "variable")}
 
 
 @torch.no_grad()
@@ -352,7 +337,11 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def drawn_in_float32(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Context in which weights of this format are initialised."""
+    """Context in which weights of this format are initialised: drawn in float32, then rounded.
+
+    For bfloat16 PyTorch's generators draw other numbers on a CPU (torch 2.11: always; 2.13: the
+    last ones of a size that is no multiple of 16): runs in two formats would start differently.
+    """
     if dtype is torch.float32:
         return nullcontext()
     return _InFloat32()  # type: ignore[no-untyped-call]  # torch 2.13

@@ -1,11 +1,10 @@
 """torch.compile in a memory trace: the graphs a run would have, and what their code allocates.
 
-Dynamo, AOTAutograd, inductor's passes over the joint graph and the partitioner work as in a run, so
-that what is kept for the backward pass is what they decide; no code is generated. Of inductor's
-graphs, products, attention and whatever else has a kernel of its own run on fake tensors. A result
-of what inductor fuses has memory where such a kernel reads it, where it is an output or a
-reduction, or where inductor would not compute it again for each of its readers. Code of inductor
-may run in another order, which needs less.
+All up to the partitioner works as in a run, and decides what is kept for the backward pass; no code
+is generated. Products, attention and whatever else has a kernel of its own run on fake tensors. A
+result of what inductor fuses has memory where such a kernel reads it, where it is an output or a
+reduction, or where inductor would not compute it again for each of its readers. Inductor's code may
+run in another order, which needs less.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from eke.training.trace.fakes import UNMARKED_VIEWS
 from eke.training.trace.operations import PRODUCTS
@@ -53,13 +52,7 @@ def _without_code(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., An
 def _interpreted(graph: GraphModule, *_: Any, is_backward: bool = False, **__: Any) -> Any:
     from torch._inductor.utils import get_donated_idxs
 
-    fused = FusedGraph(graph, (get_donated_idxs() or ()) if is_backward else ())
-
-    def run(arguments: list[Any]) -> Any:
-        return fused.run(arguments)
-
-    run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
-    return run
+    return FusedGraph(graph, (get_donated_idxs() or ()) if is_backward else ())
 
 
 class FusedGraph:
@@ -71,22 +64,28 @@ class FusedGraph:
     """
 
     def __init__(self, graph: GraphModule, given: Sequence[int] = ()) -> None:
+        self._boxed_call = True  # arguments come as one list: how AOTAutograd knows it
         self._owner = graph
         self._inputs = graph.graph.find_nodes(op="placeholder")
         self._fixed = {node for at, node in enumerate(self._inputs) if at not in given}
-        self._asked = {
+        asked = {
             _behind_views(read)
             for node in graph.graph.nodes
             if node.op == "output" or _has_own_kernel(node)
             for read in node.all_input_nodes
         }
-        """Outputs, and what a kernel of its own reads: they have memory."""
         self._read: dict[Node, tuple[Node, ...]] = {}
         """Node -> those with memory that its value is computed from: itself, if it has some."""
         self._steps: list[Node] = []
         """What allocates memory, and the output."""
         for node in graph.graph.nodes:
-            self._place(node)
+            inputs = self._inputs_of(node)
+            part = node.target is getitem and not _is_view(node)
+            is_call = node.op == "call_function" and not part
+            is_fused = is_call and (_is_view(node) or not _allocates(node, len(inputs), asked))
+            if node.op == "output" or (is_call and not is_fused):
+                self._steps.append(node)
+            self._read[node] = inputs if is_fused else (node,)
         self._ends: dict[Node, list[Node]] = {}
         """Step -> what nothing reads after it."""
         later: set[Node] = set()
@@ -95,32 +94,11 @@ class FusedGraph:
             self._ends[step] = [node for node in read if node not in later]
             later.update(read)
 
-    def _place(self, node: Node) -> None:
-        """Decide whether a node allocates memory."""
-        inputs = self._inputs_of(node)
-        part = node.target is getitem and not _is_view(node)
-        if node.op == "output" or (not part and self._allocates(node, len(inputs))):
-            self._steps.append(node)
-        elif node.op == "call_function" and not part:
-            self._read[node] = inputs
-            return
-        self._read[node] = (node,)
-
     def _inputs_of(self, node: Node) -> tuple[Node, ...]:
         reads = (read for each in node.all_input_nodes for read in self._read[each])
         return tuple(dict.fromkeys(reads))
 
-    def _allocates(self, node: Node, num_inputs: int) -> bool:
-        """Whether a call has memory; the limits are inductor's (ir.py, `mark_reuse`)."""
-        from torch._inductor import config
-
-        if node.op != "call_function" or _is_view(node):
-            return False
-        several = len(node.users) > 1 and num_inputs > config.realize_reads_threshold
-        many = num_inputs > config._realize_acc_reads_threshold_default
-        return _has_own_kernel(node) or node in self._asked or _reduces(node) or several or many
-
-    def run(self, arguments: list[Any]) -> Any:
+    def __call__(self, arguments: list[Any]) -> Any:
         """The outputs. What nothing else holds of the arguments goes when it was last read."""
         memory: dict[Node, Any] = dict(zip(self._inputs, arguments, strict=True))
         arguments.clear()
@@ -133,7 +111,7 @@ class FusedGraph:
                 same = [n for n in gone if _bytes(memory[n]) == _bytes(made)]
                 for node in same[:1]:  # the result overwrites it
                     del memory[node]
-                made = tree_map(_like, made)
+                made = tree_map_only(Tensor, _like, made)
             if isinstance(made, tuple | list):
                 memory.update((user, made[cast(int, user.args[1])]) for user in step.users)
             else:
@@ -155,6 +133,18 @@ class FusedGraph:
         target: Any = node.target
         args, kwargs = map_arg((node.args, node.kwargs), partial(self._value, memory=memory))
         return target(*args, **kwargs)
+
+
+def _allocates(node: Node, num_inputs: int, asked: set[Node]) -> bool:
+    """Whether a call has memory; the limits are inductor's (ir.py, `mark_reuse`)."""
+    from torch._inductor import config
+
+    target: Any = node.target
+    several = len(node.users) > 1 and num_inputs > config.realize_reads_threshold
+    many = num_inputs > config._realize_acc_reads_threshold_default
+    is_tuple = isinstance(node.meta["val"], tuple | list)
+    reduces = is_tuple or torch.Tag.reduction in getattr(target, "tags", ())
+    return _has_own_kernel(node) or node in asked or reduces or several or many
 
 
 def _has_own_kernel(node: Node) -> bool:
@@ -184,17 +174,10 @@ def _behind_views(node: Node) -> Node:
     return node
 
 
-def _reduces(node: Node) -> bool:
-    target: Any = node.target
-    is_tuple = isinstance(node.meta["val"], tuple | list)
-    return is_tuple or torch.Tag.reduction in getattr(target, "tags", ())
-
-
 def _bytes(value: Any) -> int:
     return value.untyped_storage().nbytes() if isinstance(value, Tensor) else -1
 
 
-def _like(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+def _like(tensor: Tensor) -> Tensor:
+    made = tensor.shape, tensor.stride()
+    return torch.empty_strided(*made, dtype=tensor.dtype, device=tensor.device)

@@ -294,11 +294,7 @@ def not_compiled(function: Any = None, **_: Any) -> Any:
 
 @contextlib.contextmanager
 def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[None]:
-    """Patches with which libraries accept fake tensors.
-
-    Args:
-        compiler: in place of `torch.compile`.
-    """
+    """Patches with which libraries accept fake tensors; `compiler` is their `torch.compile`."""
     clear = torch.clear_autocast_cache
 
     def clear_autocast_cache() -> None:

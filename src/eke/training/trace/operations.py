@@ -1,17 +1,13 @@
 """Operations of a memory trace: data-dependent results, CPU scratch memory, CUDA attention.
 
-Some CPU kernels size their scratch memory at run time: oneDNN's products in 16 bits by the
-processor's instructions, attention and normalisation by the number of threads. So each distinct
-call runs once on real zeros under the profiler, and the result is cached for the process.
+Some CPU kernels size their scratch memory at run time, by the processor's instructions or the
+number of threads. So each distinct call runs once on real zeros under the profiler, and the result
+is cached for the process. Nothing here is fitted to a measurement.
 
 Source of the attention kernel selection:
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (use_flash_attention,
 use_mem_efficient_attention) and attention.cpp (scaled_dot_product_attention), torch 2.13. cuDNN's
 kernel, which some torch prefer on Hopper, keeps what the flash kernel keeps: output and logsumexp.
-
-Memory that kernels take for themselves while they run; no tensor outside tells of it.
-
-Each entry names its source. Nothing here is fitted to a measurement.
 """
 
 from collections.abc import Callable

@@ -298,10 +298,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
 
 def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation whose random state a compiler saves in one pass and sets in the next.
-
-    Source: torch 2.13, _prims/rng_prims.py.
-    """
+    """An operation whose random state is saved, or set (torch 2.13, _prims/rng_prims.py)."""
     at = next(at for at, arg in enumerate(args) if isinstance(arg, OpOverload))
     kwargs.pop("rng_state", None)
     out = args[at](*args[at + 1 :], **kwargs)

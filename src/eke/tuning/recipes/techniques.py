@@ -1,17 +1,11 @@
-"""Memory-saving techniques, with their cost and its source.
+"""Techniques of recipes: what saves memory, which 16-bit format pays, whether a run is compiled."""
 
-Which 16-bit format a device multiplies fast, and whether that is worth it.
-
-Whether a run is compiled: by regions, as a whole for CUDA graphs, or not for want of time.
-"""
-
-import math
 from dataclasses import replace
 
 from eke.common.text import format_seconds
-from eke.config.schema import MaskedLM
+from eke.config.schema import Horizon, MaskedLM
 from eke.estimate.memory import Verdict
-from eke.estimate.time import compile_seconds, steps_to_pay
+from eke.estimate.time import compile_seconds
 from eke.hardware import Device
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
@@ -164,13 +158,10 @@ def compiler(situation: Situation) -> Question | None:
         earned += f"the run, {format_seconds(max(least))} at the least, earns its compilation back"
     if whole:
         earned += f"; compile.mode={config.compile.mode.value} takes the whole model"
-        return Question(
-            ("compile",), (RecipeOption(("compile=inductor",), earned),), otherwise=STAYS
-        )
-    options = [RecipeOption(REGIONAL, earned)]
+    options = [RecipeOption(("compile=inductor",) if whole else REGIONAL, earned)]
     device_s, host_s = least or (0.0, 0.0)
     # Graphs save the host's time beyond the device's, and compile the whole model.
-    if host_s - device_s > spent(situation, regional=False) and _at_once(situation):
+    if not whole and host_s - device_s > spent(situation, regional=False) and _at_once(situation):
         steps = situation.plan.steps.total
         why = (
             f"a step's kernels take the host {host_s / steps * 1e3:.1f} ms to launch (an estimate, "
@@ -202,7 +193,7 @@ def least_seconds(situation: Situation) -> tuple[float, float] | None:
 
 def is_steady(situation: Situation) -> bool:
     """Whether compilation need not pay."""
-    return math.isinf(steps_to_pay(situation.plan))
+    return situation.config.recipe.horizon is Horizon.steady
 
 
 def spent(situation: Situation, *, regional: bool) -> float:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.meter import Clock, Meter
 from eke.training.observe.effective import _cut_by_micro_batch
 
 
@@ -18,7 +18,7 @@ from eke.training.observe.effective import _cut_by_micro_batch
 )
 def test_each_micro_batch_is_a_piece(processes, is_complete, cuts) -> None:
     batch = SimpleNamespace(world_size=processes)
-    meter = Meter(HostClock(), attempt=0, timed_from=0)
+    meter = Meter(Clock(), attempt=0, timed_from=0)
     job = SimpleNamespace(plan=SimpleNamespace(batch=batch), meter=meter)
     found: list[str] = []
     profile = SimpleNamespace(cut=lambda: found.append("forward"), is_complete=is_complete)

@@ -62,7 +62,7 @@ def test_what_is_saved_for_the_backward_pass_goes_when_it_was_read() -> None:
     graph = make_fx(lambda x: x.exp().sum(0))(torch.empty(4, 3))
     arguments = [torch.empty(4, 3)]
     gone = weakref.ref(arguments[0])
-    assert FusedGraph(graph).run(arguments).shape == (3,)
+    assert FusedGraph(graph)(arguments).shape == (3,)
     assert gone() is None
 
 
