@@ -39,9 +39,9 @@ largest excess of benchmarks/forecast_bounds.py is 7 % of them."""
 SMALL_BYTES = MIB // 4
 """Small buffers (rotary tables, masks, counters) that are not modelled."""
 
-COMPILED_SHARE = 0.76
-"""Of activations that torch.compile keeps: it recomputes what is cheap. A fifth to
-a quarter less by notes of torchtitan; on an H100 0.76 with LoRA, 0.62 without (docs/lab/gpu.md)."""
+COMPILED_SHARE, COMPILED_AUTOCAST_SHARE = 0.76, 0.62
+"""Of activations that torch.compile keeps: it recomputes what is cheap. A fifth to a quarter less
+by notes of torchtitan; on an H100 0.76 with LoRA, 0.62 without, in bf16 (docs/lab/gpu.md)."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,9 @@ class _Moments:
     def kept(self, casts: int) -> Parts:
         """Activations of all layers, and 16-bit copies of weights."""
         acts, compiled = self.acts, self.config.compile.option not in ("none", "eager")
-        share = COMPILED_SHARE if compiled and acts.passing == 0 else 1.0
+        casts_all = self.plan.compute.autocast and not trains_adapters(self.config)
+        share = COMPILED_AUTOCAST_SHARE if casts_all else COMPILED_SHARE
+        share = share if compiled and acts.passing == 0 else 1.0
         low = acts.needed
         if compiled or self.plan.compute.float8 != "off" or self.config.kernels.option == "liger":
             low //= 4  # what is cheap is recomputed, operands are kept in 8 bits
