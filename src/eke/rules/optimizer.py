@@ -11,6 +11,7 @@ from eke.config.schema import (
     Adapters,
     Checkpointing,
     Compute,
+    Implementation,
     Lora,
     MixtralModel,
     PretrainedModel,
@@ -88,6 +89,19 @@ RULES: tuple[Rule, ...] = (
         fix=Fix("optimizer=adamw"),
         sized=True,
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html",
+    ),
+    Rule(
+        id="implementation_is_adamws",
+        verdict=Severity.no_effect,
+        key="optimizer.implementation",
+        when=lambda f: (
+            f.config.optimizer.option != "adamw"
+            and getattr(f.config.optimizer, "implementation", Implementation.auto)
+            is not Implementation.auto
+        ),
+        why=lambda f: f"optimizer={f.config.optimizer.option} has one implementation",
+        fix=Fix("optimizer.implementation=auto", remark="or optimizer=adamw, which has several"),
+        source="eke.models.sizes.option_of",
     ),
     Rule(
         id="apex_needs_cuda",

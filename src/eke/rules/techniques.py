@@ -13,7 +13,6 @@ from typing import Any
 from eke.config.schema import (
     FSDP,
     Adafactor,
-    AdamW,
     AdamW8bit,
     Backend,
     Checkpointing,
@@ -189,7 +188,7 @@ def _plain_adamw(config: Config) -> bool:
     free = (
         not config.memory.optimizer_in_backward and not optimizer_entry(optimizer).rounds_at_random
     )
-    return type(optimizer) in (AdamW, TorchAdamW) and free
+    return type(optimizer) is TorchAdamW and free
 
 
 def _shares_less_than(option: str) -> Condition:

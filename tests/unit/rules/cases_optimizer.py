@@ -11,6 +11,10 @@ NARROW = ("model.hidden_size=32", "model.intermediate_size=64", "model.num_atten
 
 CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "muon_needs_matrices": (("optimizer=muon", "peft=ia3"), CPU),
+    "implementation_is_adamws": (
+        ("optimizer=adamw_forloop", "optimizer.implementation=foreach"),
+        CPU,
+    ),
     "apex_needs_cuda": (("optimizer=adamw_apex_fused",), CPU),
     "torchao_needs_compiler": (("optimizer=adamw_torchao_4bit",), CPU),
     "torchao_needs_volta": (

@@ -353,8 +353,8 @@ COMPARED = (
     "sparse_prediction_needs_vocabulary",
     "dp_needs_two_gpus", "ddp_of_one", "fsdp_of_one", "p2p_needs_gpus",
     "ds_config_without_zero", "offload_needs_zero", "rslora_needs_rank",
-    "adapters_are_fused", "adapted_layers_have_biases", "extra_needs_trainer",
-    "pinning_needs_cuda", "mode_is_wandbs",
+    "implementation_is_adamws", "adapters_are_fused", "adapted_layers_have_biases",
+    "extra_needs_trainer", "pinning_needs_cuda", "mode_is_wandbs",
     "entity_is_wandbs", "uri_is_mlflows", "norm_is_known_anyway", "early_stop_needs_evaluations",
     "keep_best_needs_evaluations", "shuffle_buffer_needs_stream",
 )  # fmt: skip

@@ -49,6 +49,10 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("optimizer=adamw_fused",),
     ),
     "rslora_needs_rank": ((*LORA, "peft.use_rslora=true"), LORA),
+    "implementation_is_adamws": (
+        ("optimizer=adamw_forloop", "optimizer.implementation=foreach"),
+        ("optimizer=adamw_forloop",),
+    ),
     "adapters_are_fused": (
         (*LORA, "peft.dropout=0.1", "peft.fused=true"),
         (*LORA, "peft.dropout=0.1"),

@@ -407,7 +407,7 @@ class Apollo(AdamW):
 
 
 OPTIMIZERS: dict[str, type] = {
-    "adamw": AdamW,
+    "adamw": TorchAdamW,
     "adamw_8bit": AdamW8bit,
     "adamw_torchao_8bit": AdamWTorchAO8bit,
     "adamw_torchao_4bit": AdamWTorchAO4bit,
@@ -419,7 +419,6 @@ OPTIMIZERS: dict[str, type] = {
     "muon": Muon,
     "schedule_free": ScheduleFree,
     "sgd": SGD,
-    "torch_adamw": TorchAdamW,
 }
 """Schema name -> class, for the options that do not have the fields of `Optimizer` alone."""
 
