@@ -142,7 +142,7 @@ def _allocates(node: Node, num_inputs: int, asked: set[Node]) -> bool:
     target: Any = node.target
     several = len(node.users) > 1 and num_inputs > config.realize_reads_threshold
     many = num_inputs > config._realize_acc_reads_threshold_default
-    is_tuple = isinstance(node.meta["val"], tuple | list)
+    is_tuple = isinstance(node.meta.get("val"), tuple | list)  # a saved random state has none
     reduces = is_tuple or torch.Tag.reduction in getattr(target, "tags", ())
     return _has_own_kernel(node) or node in asked or reduces or several or many
 
