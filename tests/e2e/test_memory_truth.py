@@ -60,7 +60,6 @@ COMPILED = {
     "llama": f"{LLAMA} compile=inductor",
     "layers": f"{LLAMA} {REGIONAL}",
     "lora": f"{LLAMA} {REGIONAL} peft=lora",
-    "checkpointing": f"{LLAMA} {REGIONAL} memory=checkpointing",
     "bert": f"{BERT} {REGIONAL} data.seq_len=160",
     "masked bert": f"{BERT} {REGIONAL} data.seq_len=150 data.pad_to_multiple_of=16",
     "aot_eager": f"{BERT} compile=aot_eager compile.regional=true data.seq_len=160",
@@ -77,6 +76,21 @@ def test_what_compiled_code_keeps_is_predicted(words, tmp_path, monkeypatch) -> 
     assert answer.traced is not None, answer.reason
     assert (answer.traced.method, answer.traced.is_exact) == (Method.trace, True)
     assert step_peak(answer.traced.allocated) == pytest.approx(measured_apart(case), rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_compiled_layers_that_are_computed_again_stay_below_the_eager_ones(
+    precision, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = f"{LLAMA.replace('bf16', precision)} {REGIONAL} memory=checkpointing"
+    case = Case("", (*words.split(), *COMMON, "data.num_samples=48"))
+    (answer,) = trace_all([plan_of(case)])
+    assert answer.traced is not None, answer.reason
+    assert answer.traced.method is Method.upper_bound
+    assert measured_apart(case) <= 1.01 * step_peak(answer.traced.allocated)
 
 
 @pytest.mark.slow
