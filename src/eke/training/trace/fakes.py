@@ -22,6 +22,9 @@ from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_leaves, tree_map
 
+from eke.training.model import fused_loss
+from eke.training.model.loss import compiled_loss_sum
+
 aten: Any = torch.ops.aten
 
 Key = tuple[Any, ...]
@@ -309,6 +312,11 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
         # No gradient overflows: the loss scaler steps, without asking the device.
         "torch.amp.GradScaler._maybe_opt_step": _step,
         "torch.compile": compiler,
+        # Code that is kept for the next call: a run in this process must not get a trace's.
+        "eke.training.model.fused_loss._compiled": functools.cache(
+            fused_loss._compiled.__wrapped__
+        ),
+        "eke.training.model.loss.compiled_loss_sum": functools.cache(compiled_loss_sum.__wrapped__),
         "torch.Generator": _host_generator,
         **dict.fromkeys(("torch.get_rng_state", "torch.random.get_rng_state"), _random_state),
         **dict.fromkeys(("torch.set_rng_state", "torch.random.set_rng_state"), _nothing),

@@ -10,8 +10,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from eke.config.compose import compose
 from eke.estimate.memory.components import Method
+from eke.training.model import loss
+from eke.training.model.loss import compiled_loss_sum
 from eke.training.trace import trace_plan
-from eke.training.trace.compiled import FusedGraph
+from eke.training.trace.compiled import FusedGraph, compile_for_trace
+from eke.training.trace.fakes import fake_surroundings
 from eke.training.trace.trace_plan import trace
 from eke.workflows.planning import plan_for
 
@@ -90,3 +93,11 @@ def test_an_h100s_peak_is_that_of_the_trace(name) -> None:
     assert found.method is Method.trace
     measured = run["memory"]["measured"]["peak_allocated_bytes"]
     assert max(found.allocated.values()) == pytest.approx(measured, rel=0.01)
+
+
+def test_a_run_in_this_process_does_not_get_code_of_a_trace() -> None:
+    compiled_loss_sum.cache_clear()
+    with fake_surroundings(compile_for_trace):
+        assert loss.compiled_loss_sum() is loss.compiled_loss_sum()
+    assert loss.compiled_loss_sum is compiled_loss_sum
+    assert compiled_loss_sum.cache_info().currsize == 0
