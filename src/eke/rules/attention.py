@@ -119,14 +119,14 @@ def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bo
     """The class of a known family has no such kernel; see `_implemented` for others."""
 
     def lacks_it(facts: Facts) -> bool:
-        family, task = facts.family, facts.config.task.option
+        family, task = facts.model_family, facts.config.task.option
         return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
 
     return Rule(
         id=rule,
         key="attention",
         when=lambda f: is_chosen(f) and lacks_it(f),
-        why=lambda f: f"transformers' class of {f.family.name} has no {what}",
+        why=lambda f: f"transformers' class of {f.model_family.name} has no {what}",
         fix=SDPA,
         source=f"transformers' PreTrainedModel._supports_{name}",
         versions="transformers 5.17 to 5.23",
@@ -171,7 +171,7 @@ RULES = (
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
-            and f.family.has_score_bias
+            and f.model_family.has_score_bias
             and not (f.device.kind == "cpu" and _pinned(f, Backend.cudnn))
         ),
         why="T5 adds a learnt bias to its attention scores, for which this kernel has no gradient",
@@ -182,7 +182,10 @@ RULES = (
         id="flash_takes_no_mask",
         key="attention.backend",
         when=lambda f: (
-            _pinned(f, Backend.flash) and _cuda(f) and _has_mask(f) and not f.family.has_score_bias
+            _pinned(f, Backend.flash)
+            and _cuda(f)
+            and _has_mask(f)
+            and not f.model_family.has_score_bias
         ),
         why="PyTorch's flash kernel for CUDA takes no mask, which padded rows of "
         "bidirectional models and packed rows need",

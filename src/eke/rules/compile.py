@@ -287,9 +287,9 @@ KERNELS_RULES = (
     Rule(
         id="liger_needs_known_family",
         key="kernels",
-        when=lambda f: _liger(f) and f.family.is_known and not f.family.has_liger,
+        when=lambda f: _liger(f) and f.model_family.is_known and not f.model_family.has_liger,
         why=lambda f: (
-            f"Liger has no kernels for {f.family.name}; it has them for "
+            f"Liger has no kernels for {f.model_family.name}; it has them for "
             + ", ".join(name for name, family in FAMILIES.items() if family.has_liger)
         ),
         fix=Fix("kernels=none"),

@@ -106,7 +106,7 @@ RULES = (
         why=lambda f: (
             "samples are separated by their positions, which works for causal_lm on decoders whose "
             f"mask follows from them; this is {f.config.task.option} on "
-            f"{getattr(f.config.model, 'model_type', '') or f.family.name}"
+            f"{getattr(f.config.model, 'model_type', '') or f.model_family.name}"
         ),
         fix=Fix("data.packing=off"),
         source="transformers' masking_utils.find_packed_sequence_indices",

@@ -53,7 +53,7 @@ def _batch_fix(facts: Facts) -> Fix:
 def _small(facts: Facts) -> Fix:
     if isinstance(facts.config.model, PretrainedModel):
         return Fix("model.name_or_path=A_SMALLER_CHECKPOINT")
-    return Fix(f"model={facts.family.smallest}")
+    return Fix(f"model={facts.model_family.smallest}")
 
 
 RULES = (

@@ -41,7 +41,7 @@ def _rotates_what_is_kept(facts: Facts) -> bool:
 
     Not where heads are normalized in between; of an unknown architecture that is not known.
     """
-    family = facts.family
+    family = facts.model_family
     return (
         facts.config.kernels.option == "liger"
         and facts.config.memory.checkpointing is Checkpointing.selective

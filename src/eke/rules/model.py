@@ -37,7 +37,7 @@ _OPTION_FOR_TASK = {
 
 
 def _task_fix(facts: Facts) -> Fix:
-    task = facts.family.tasks[0]
+    task = facts.model_family.tasks[0]
     remark = f"or keep the task: {_OPTION_FOR_TASK[facts.config.task.option]}"
     return Fix(f"task={task}", remark=remark)
 
@@ -107,7 +107,7 @@ def _aligned(key: str) -> Rule:
     return Rule(
         id=f"experts_{key}_is_aligned",
         key=f"model.{key}",
-        when=lambda f: f.family.is_moe and width(f) % unit(f) != 0,
+        when=lambda f: f.model_family.is_moe and width(f) % unit(f) != 0,
         why=lambda f: f"is no multiple of {unit(f)}, which the experts' matrix product needs",
         fix=lambda f: Fix(f"model.{key}={-(-width(f) // unit(f)) * unit(f)}"),
         source="seen: torch._grouped_mm on a CPU takes multiples only",
@@ -139,10 +139,10 @@ RULES = (
     Rule(
         id="task_needs_other_model",
         key="task",
-        when=lambda f: f.config.task.option not in f.family.tasks,
+        when=lambda f: f.config.task.option not in f.model_family.tasks,
         why=lambda f: (
-            f"model={f.config.model.option} is a {f.family.name} model, which is for "
-            + " or ".join(f.family.tasks)
+            f"model={f.config.model.option} is a {f.model_family.name} model, which is for "
+            + " or ".join(f.model_family.tasks)
         ),
         fix=_task_fix,
         source=HF_MODELS,

@@ -72,7 +72,7 @@ def _trains_no_matrix(facts: Facts) -> bool:
     """Whether nothing of a known architecture is trained but vectors, tables and heads."""
     weights = training_structure(facts.config).weights
     found = any(w.trained and w.role is Role.hidden for w in weights)
-    return facts.family.is_known and not found
+    return facts.model_family.is_known and not found
 
 
 RULES: tuple[Rule, ...] = (
@@ -224,7 +224,7 @@ def _lora(facts: Facts) -> Lora | None:
 def _unmatched(facts: Facts) -> str:
     """Names in the override that no layer has; `[]` without an override."""
     peft = _adapters(facts)
-    if peft is None or peft.target_modules is None or not facts.family.is_known:
+    if peft is None or peft.target_modules is None or not facts.model_family.is_known:
         return ""
     targets = choose_targets(facts.config, linear_layers(structure(facts.config)))
     return ", ".join(targets.unmatched) or ("" if targets.modules else "[]")
@@ -313,8 +313,8 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapted_layers_have_biases",
         verdict=Severity.no_effect,
         key="peft.bias",
-        when=lambda f: _trains_biases(f) and not f.family.has_biases,
-        why=lambda f: f"a {f.family.name} model's linear layers have no biases to train",
+        when=lambda f: _trains_biases(f) and not f.model_family.has_biases,
+        why=lambda f: f"a {f.model_family.name} model's linear layers have no biases to train",
         fix=Fix("peft.bias=none"),
         source="eke.models.families",
     ),
@@ -340,7 +340,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         key="peft",
         when=lambda f: (
             isinstance(f.config.peft, QLora)
-            and f.family.is_moe
+            and f.model_family.is_moe
             and f.config.memory.checkpointing is Checkpointing.off
         ),
         why=lambda f: (

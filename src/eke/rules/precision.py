@@ -292,7 +292,7 @@ FLOAT8_RULES = (
     Rule(
         id="gpt2_has_no_linear_layers",
         key="precision.float8",
-        when=lambda f: _is_float8(f) and f.family.stores_transposed,
+        when=lambda f: _is_float8(f) and f.model_family.stores_transposed,
         why="torchao converts nn.Linear, and transformers' GPT-2 is made of Conv1D: not one of "
         "its layers would multiply in float8",
         fix=_without,
@@ -301,7 +301,7 @@ FLOAT8_RULES = (
     Rule(
         id="float8_width_is_aligned",
         key="model.hidden_size",
-        when=lambda f: not f.family.stores_transposed and _misaligned(f, "hidden_size"),
+        when=lambda f: not f.model_family.stores_transposed and _misaligned(f, "hidden_size"),
         why=f"must be a multiple of {ALIGNMENT} for float8: every linear layer has this side, and "
         "none would be converted",
         # Heads of an even width divide it then, as rotary positions want.
@@ -314,7 +314,7 @@ FLOAT8_RULES = (
         id="float8_feed_forward_is_aligned",
         verdict=Severity.no_effect,
         key="model.intermediate_size",
-        when=lambda f: not f.family.stores_transposed and _misaligned(f, "intermediate_size"),
+        when=lambda f: not f.model_family.stores_transposed and _misaligned(f, "intermediate_size"),
         why=f"is no multiple of {ALIGNMENT}: the feed-forward layers do not multiply in float8",
         fix=lambda f: _align(f, "intermediate_size"),
         source=TORCHAO,

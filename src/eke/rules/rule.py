@@ -49,7 +49,7 @@ class Facts:
     """Whether the user set a key path; by default nothing counts as set."""
 
     @property
-    def family(self) -> Family:
+    def model_family(self) -> Family:
         """Record of the model's family."""
         return family_of(self.config)
 
