@@ -6,6 +6,7 @@
 #                                  (EKE_GPU_TESTS_ON=cpu make test-gpu: what of it a CPU can, small)
 # make test-random  random configurations, and what refuses them    make test-pairs  every pair of options
 # make test-faults  plants wrong expressions in a copy of the source, and expects tests to see each
+# make bench    what a GPU is to measure, at small size: some minutes on two cores
 # make check    style, types, layers, spelling, docs    make format   fix the style
 # make docs     the documentation as a site, in site/
 # make clean    remove the environment and caches; runs/ is kept
@@ -29,7 +30,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup test test-all test-again test-random test-pairs test-faults test-gpu check docs format clean
+.PHONY: help run demo setup test test-all test-again test-random test-pairs test-faults test-gpu bench check docs format clean
 .PHONY: check-style check-format check-types check-layers check-spelling check-yaml
 
 help:
@@ -93,6 +94,12 @@ test-faults: $(STAMP)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# What a GPU is to measure, rehearsed at small size; on a GPU: BENCH_SIZE=full make bench
+BENCH_SIZE ?= small
+BENCH_OUT ?= $(or $(TMPDIR),/tmp)/eke-bench
+bench: $(STAMP)
+	$(BIN)/python benchmarks/on_gpu.py --size $(BENCH_SIZE) --out $(BENCH_OUT)
 
 # All of them, also after one has failed: one look shows everything.
 check: $(STAMP)
