@@ -101,7 +101,7 @@ class _Compiler:
     layer: float
     """Of each layer, where the whole model is compiled."""
     regional: float
-    """Where one layer is compiled for all; a decoder's beside an encoder's as well."""
+    """Where one layer is compiled for all; a decoder's alongside an encoder's as well."""
 
 
 GPU = _Compiler(whole=10.0, layer=1.2, regional=13.0)

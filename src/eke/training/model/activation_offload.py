@@ -39,7 +39,7 @@ class Away:
     fetched: Any = None
 
     def __del__(self) -> None:
-        if self.fetched is not None:  # a copy to where nobody looks any more may be queued
+        if self.fetched is not None:  # a copy that nothing reads any more may be queued
             self.owner.protect(self.fetched)
 
     def original(self) -> Tensor | None:
@@ -59,7 +59,7 @@ class ActivationOffload(saved_tensors_hooks):
     """Context of a forward pass: what it saves for backward goes to host memory until then.
 
     As torch.autograd.graph.save_on_cpu, but weights stay, copies to and from page-locked memory run
-    beside the passes in a stream of their own, and what several operations save in a row is moved
+    alongside the passes in their own stream, and what several operations save in a row is moved
     once. A trained weight that autocast has copied into 16 bits is copied once more instead.
 
     The stream that computes allocates all memory of the device, and waits for a copy before what

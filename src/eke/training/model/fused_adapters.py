@@ -112,7 +112,7 @@ class SharedInput:
             layer.forward = partial(self.one, number)
 
     def forget(self, *_: Any) -> None:
-        """Drop results nobody asked for: a forward pass that failed must not hold memory."""
+        """Drop results that were not read: a forward pass that failed must not hold memory."""
         self.input: Tensor | None = None
         self.results: dict[int, Tensor] = {}
 

@@ -69,7 +69,7 @@ class LossHead(nn.Module):
     """A vocabulary projection that answers with the summed loss once it was handed labels.
 
     Whatever wraps the model (data parallelism, sharding, compilation) sees one forward pass as
-    ever. Positions without a label may be left out, as in transformers' ModernBERT, and projection
+    ever. Positions without a label may be skipped, as in transformers' ModernBERT, and projection
     and loss may be one operation, which never has all logits.
 
     Args:

@@ -1,7 +1,7 @@
 """torch.compile in a memory trace: the graphs a run would have, and what their code allocates.
 
 All up to the partitioner works as in a run, and decides what is kept for the backward pass; no code
-is generated. Products, attention and whatever else has a kernel of its own run on fake tensors. A
+is generated. Products, attention and all else with its own kernel run on fake tensors. A
 result of what inductor fuses has memory where such a kernel reads it, where it is an output or a
 reduction, or where inductor would not compute it again for each of its readers. Inductor's code may
 run in another order, which needs less.
@@ -36,7 +36,7 @@ def compile_for_trace(function: Any = None, backend: str = "inductor", **_: Any)
 
 
 def _without_code(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Inductor, as far as the graphs of the passes."""
+    """Inductor, without code generation."""
     from torch._functorch.config import patch as patch_autograd
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.config import patch as patch_inductor

@@ -358,7 +358,7 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
         notes.append(f"runs of {len(machines)} kinds of machines, compared separately: {names}")
     if len({m.facts[CLOCK] for m in machines}) > 1:
         clocks = ", ".join(f"{m.letter} {m.facts[CLOCK]}" for m in machines)
-        why = "the former one left out the time between two steps; run the older runs again"
+        why = "the former one did not count the time between two steps; run the older runs again"
         notes.append(f"clocks of the steps: {clocks}: {why}")
     for machine in machines:
         if len(machine.sources) > 1:
