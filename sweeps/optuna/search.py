@@ -42,7 +42,7 @@ def suggest(trial: optuna.Trial) -> list[str]:
 def folder_of(overrides: Sequence[str]) -> Path:
     """Where a run's files are, or will be; a command that is refused ends this program."""
     command = [sys.executable, str(TRAIN), *overrides, "plan_only=true"]
-    eke = [sys.executable, "-m", "eke.cli", "plan", "--json", "--quick", *overrides]
+    eke = [sys.executable, "-m", "eke", "plan", "--json", "--quick", *overrides]
     plan = subprocess.run(eke, capture_output=True, text=True, check=False)
     if plan.returncode:
         sys.exit(plan.stderr or f"{' '.join(command)} is refused")

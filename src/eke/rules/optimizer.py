@@ -95,7 +95,7 @@ RULES: tuple[Rule, ...] = (
         verdict=Severity.no_effect,
         key="optimizer.implementation",
         when=lambda f: (
-            f.config.optimizer.option != "adamw"
+            option_of(f.config.optimizer) == f.config.optimizer.option
             and getattr(f.config.optimizer, "implementation", Implementation.auto)
             is not Implementation.auto
         ),

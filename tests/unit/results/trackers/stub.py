@@ -58,6 +58,8 @@ class Server(ThreadingHTTPServer):
         """Set: uploads of rows are acknowledged and forgotten."""
         self.rows_until_silent: int | None = None
         """Once it has so many rows it accepts requests and never answers."""
+        self.silent_about: str | None = None
+        """Asked about this run it accepts requests and never answers."""
 
     @property
     def url(self) -> str:
@@ -207,6 +209,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         server.requests.append(self.path)
+        if server.silent_about is not None and server.silent_about.encode() in body:
+            server.answers.clear()
         server.answers.wait()
         time.sleep(server.delay_s)
         message = json.loads(body) if self.command == "POST" and body.startswith(b"{") else {}

@@ -407,12 +407,13 @@ def test_a_run_whose_processes_were_all_killed_is_sent_from_its_plan(
 @pytest.mark.slow
 def test_interrupting_keeps_what_was_sent_and_ends_at_once(online: Server, tmp_path: Path) -> None:
     first, second = make_folder(tmp_path), make_folder(tmp_path, name=OTHER)
+    online.silent_about = OTHER
     command = [sys.executable, "-m", "eke", "sync", str(tmp_path)]
     child = subprocess.Popen(
         command, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    wait_until(first.receipt.exists, limit_s=PATIENCE_S)
-    online.answers.clear()
+    wait_until(lambda: not online.answers.is_set(), limit_s=PATIENCE_S)
+    assert first.receipt.exists()
     child.send_signal(signal.SIGINT)
     out, error = child.communicate(timeout=120)
     assert child.returncode == 75
@@ -420,6 +421,7 @@ def test_interrupting_keeps_what_was_sent_and_ends_at_once(online: Server, tmp_p
     assert "Traceback" not in error
     assert "1 sent" in out
     assert not second.receipt.exists()
+    online.silent_about = None
     online.answers.set()
     assert main(["sync", str(tmp_path)]) == 0
     assert (steps_of(online), steps_of(online, OTHER)) == ([1, 2, 3], [1, 2, 3])
