@@ -49,13 +49,6 @@ def _evidence() -> str:
     return "\n".join(["| Evidence that the rule is needed | rules |", "|---|---|", *rows, ""])
 
 
-def _shown_by(rule: Rule) -> str:
-    """What happens without a rule, and the test that sees it."""
-    shown = SHOWN[rule.id]
-    parts = [shown.kind.value, shown.reason, f"`{shown.test}`" if shown.test else ""]
-    return "; ".join(part for part in parts if part)
-
-
 def _section(rule: Rule, tmp: Path) -> str:
     tmp.mkdir()
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -65,16 +58,16 @@ def _section(rule: Rule, tmp: Path) -> str:
         problem = next(p for p in refused + warned if p.id == rule.id)
     typed = " ".join(overrides).format(tmp="FOLDER")
     planned = "a CPU" if device.kind == "cpu" else device.name
-    case = f"- `{typed}` on {planned}"
+    parts = [f"`{typed}` on {planned}"]
     if rule.id not in DEPENDS_ON_THE_MACHINE:
-        case += f": **{problem.key} = {problem.value}** {problem.why}\n- **Fix** `{problem.fix}`"
-    versions = f" **Versions** {rule.versions}." if rule.versions else ""
-    lines = [
-        f"### {rule.id.replace('_', ' ')}\n",
-        case,
-        f"- **Source** {_linked(rule.source)}.{versions} **Test** {_shown_by(rule)}",
-    ]
-    return "\n".join(lines).replace(str(tmp), "FOLDER") + "\n"
+        parts[0] += f": **{problem.key} = {problem.value}** {problem.why}."
+        parts.append(f"**Fix** `{problem.fix}`")
+    parts.append(f"**Source** {_linked(rule.source)}.")
+    parts += [f"**Versions** {rule.versions}."] if rule.versions else []
+    shown = SHOWN[rule.id]
+    parts.append(f"*{shown.kind.value}{shown.reason and f': {shown.reason}'}.*")
+    title = f"### {rule.id.replace('_', ' ')}\n"
+    return f"{title}\n{' '.join(parts)}\n".replace(str(tmp), "FOLDER")
 
 
 def _linked(text: str) -> str:

@@ -100,7 +100,9 @@ def _table() -> str:
 def _option(card: Card, seen: list[Seen]) -> str:
     lines = [f"### {card.command}\n", f"{_sentence(card.about)}. "
              f"*{_sentence(describe(card.command, seen))}.*\n"]  # fmt: skip
-    lines += [f"- **{name}** {_linked(text)}" for name, text in card.lines.items()]
+    for pair in (("Does",), ("Saves", "Costs"), ("Needs", "Source")):
+        said = [f"**{name}** {_linked(card.lines[name])}" for name in pair if name in card.lines]
+        lines += [f"- {'. '.join(said)}"] if said else []
     lines += [f"- **Guides** {_linked(text)}" for text in published(card.command)]
     lines += observations(card.command, seen)
     return "\n".join(lines) + "\n"

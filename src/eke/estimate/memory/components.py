@@ -20,7 +20,7 @@ class Method(Enum):
     trace = "trace"
     """The run's own builders, two steps on tensors without data, replayed through an allocator."""
     upper_bound = "upper_bound"
-    """A trace of something that needs no less: the eager model in place of the compiled one."""
+    """A trace of something else that seldom needs less: the eager model in place of the compiled."""
     closed_form = "closed_form"
     """Formulas over shapes: exact for what stays between steps, wide for activations."""
 

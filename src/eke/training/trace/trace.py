@@ -333,7 +333,8 @@ def _body(func: Any) -> Callable[..., Any] | None:
 
 ENGINE_TENSOR_USES, ENGINE_STORAGE_USES = 4, 2
 """References to a gradient that only autograd holds, as `engine_owns` sees them: the engine's own,
-the argument's and Python's (tests/unit/training/trace/test_traps.py)."""
+the argument's and Python's (tests/unit/training/trace/test_traps.py). In a graph's or a function's
+own addition the engine's is missing."""
 
 
 def engine_owns(gradient: Tensor) -> bool:
@@ -344,7 +345,7 @@ def engine_owns(gradient: Tensor) -> bool:
     counted: Any = gradient
     uses = torch._C._storage_Use_Count
     return bool(
-        counted._use_count() <= ENGINE_TENSOR_USES
+        counted._use_count() == ENGINE_TENSOR_USES
         and uses(storage._cdata) <= ENGINE_STORAGE_USES
         and storage.nbytes() == gradient.numel() * gradient.itemsize
     )

@@ -86,7 +86,7 @@ class TraceablePlan:
         """Trace the eager model."""
         compiler = self.plan.config.compile
         self.change(compile=replace(compiler, option="none"))
-        self.bound(f"compile={compiler.option}: the eager model is traced, which keeps no less")
+        self.bound(f"compile={compiler.option}: the eager model is traced")
 
     def compute(self, **formats: object) -> None:
         """Replace formats and implementations."""
@@ -103,11 +103,11 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
     if is_four_bit(plan):
         raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
     found, config = TraceablePlan(plan), plan.config
-    processes = config.distributed.option
+    processes, compiler = config.distributed.option, config.compile.option
     replays = plan.device.kind == "cuda" and config.compile.replays_graphs
-    # A layer that compiled code computes again takes up to 9 % more than its graphs tell.
-    again = config.memory.checkpointing is not Checkpointing.off
-    if is_compiled(plan) and (config.compile.option not in TRACED or replays or again):
+    # Inductor's code that computes layers again takes more than its graphs tell: docs/lab/memory.md.
+    again = config.memory.checkpointing is not Checkpointing.off and compiler == "inductor"
+    if is_compiled(plan) and (compiler not in TRACED or replays or again):
         found.leave_uncompiled()
     if processes != "none":
         if plan.compute.optimizer_implementation == "deepspeed_cpu":
