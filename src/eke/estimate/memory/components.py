@@ -20,7 +20,7 @@ class Method(Enum):
     trace = "trace"
     """The run's own builders, two steps on tensors without data, replayed through an allocator."""
     upper_bound = "upper_bound"
-    """A trace of something else that seldom needs less: the eager model in place of the compiled."""
+    """A trace of what seldom needs less: the eager model in place of the compiled one."""
     closed_form = "closed_form"
     """Formulas over shapes: exact for what stays between steps, wide for activations."""
 

@@ -105,7 +105,7 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
     found, config = TraceablePlan(plan), plan.config
     processes, compiler = config.distributed.option, config.compile.option
     replays = plan.device.kind == "cuda" and config.compile.replays_graphs
-    # Inductor's code that computes layers again takes more than its graphs tell: docs/lab/memory.md.
+    # Inductor takes more than its graphs tell where layers are computed again (docs/lab/memory.md).
     again = config.memory.checkpointing is not Checkpointing.off and compiler == "inductor"
     if is_compiled(plan) and (compiler not in TRACED or replays or again):
         found.leave_uncompiled()
