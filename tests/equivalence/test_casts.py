@@ -37,7 +37,7 @@ def gradients(job) -> dict[str, torch.Tensor]:
     cut, totals = next_step(job, job.data.train_steps(0, 0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(job.update), "apply", lambda *_: None)
-        take_step(job, cut, totals.num_targets, 0, 0.0, lambda phase: None)
+        take_step(job, cut, totals.num_targets, 0, lambda phase: None)
     named = job.bare_model.named_parameters()
     return {n: p.grad.double() for n, p in named if p.grad is not None}
 

@@ -168,7 +168,7 @@ def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:
     return [tensor for each in value for tensor in tensors_within(each, depth - 1)]
 
 
-class DeepSpeedUpdate:
+class DeepSpeedUpdate(Update):
     """Update by the engine, which exchanges, clips and applies gradients."""
 
     def __init__(self, plan: Plan, engine: Engine, device: torch.device) -> None:
@@ -195,18 +195,13 @@ class DeepSpeedUpdate:
             self.engine.optimizer.override_loss_scale(self.scale.value)
         self.engine.backward(loss * self.world_size, scale_wrt_gas=False)
 
-    def apply(self, learning_rate: float) -> Tensor:
+    def apply(self) -> Tensor:
         """One step of the engine; with float16, a step whose gradients overflowed is skipped."""
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = learning_rate
         self.engine.step()
         if self.scale:
             self.scale.update(overflowed=bool(self.engine.optimizer.overflow))
         norm = self.engine.get_global_grad_norm()
         return torch.as_tensor(norm, dtype=torch.float32, device=self.device).detach()
-
-    def gather(self, keep: bool) -> None:
-        """None: each rank writes its part."""
 
     def held(self) -> list[Tensor]:
         """The engine's flat shards, gradients and sharded weights.

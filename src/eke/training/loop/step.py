@@ -39,7 +39,6 @@ def take_step(
     cut: Sequence[MicroBatch],
     num_targets: int,
     step: int,
-    learning_rate: float,
     enter: Callable[[str], None],
 ) -> tuple[Tensor, Tensor | None]:
     """One optimizer step; nothing in it waits for the device.
@@ -50,7 +49,6 @@ def take_step(
         num_targets: of the global batch: the loss is the mean over all of them, so that it is the
             same however the batch is cut.
         step: its number, from 0.
-        learning_rate: of this step.
         enter: called when `forward`, `backward` and `optimizer` begin.
 
     Returns:
@@ -71,7 +69,7 @@ def take_step(
             del loss
     assert total is not None, "a rank without samples has a placeholder"
     enter("optimizer")
-    return total, job.update.apply(learning_rate)
+    return total, job.update.apply()
 
 
 @torch.no_grad()

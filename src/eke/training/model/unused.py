@@ -184,7 +184,8 @@ def probe_inputs(
 @contextmanager
 def own_random_numbers(device: torch.device, seed: int | None = None) -> Iterator[None]:
     """Context that leaves the caller's random state as it was; it begins at a seed, if given."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()  # not so in a memory trace
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
         if seed is not None:
             torch.manual_seed(seed)
         yield
