@@ -17,7 +17,7 @@ from eke.models.sizes import is_ragged, most_predicted
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.plan.planner.lengths import GROUPED_STEPS, Micro
 from eke.training.batches.sampler import as_label
-from eke.training.batches.tasks import Key, Sample, is_packed, lay_end_to_end
+from eke.training.batches.tasks import Key, Sample, lay_end_to_end
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,18 @@ class Collator:
     """Add token_type_ids; zeros where samples have none."""
     num_sources: int = 0
     """Sources of a mix, of which each sample names one."""
+    shorten: bool = False
+    """Shorten the last of several samples, so that memory probes have padding."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """One micro-batch from at least one sample."""
+        if self.shorten and len(samples) > 1:
+            # Without the first token of each sequence: a model may pool at the last.
+            shorter = {
+                name: row[1:] if row.ndim and row.dtype.kind != "f" and len(row) > 1 else row
+                for name, row in samples[-1].items()
+            }
+            samples = [*samples[:-1], shorter]
         rows = [lay_end_to_end(samples)] if self.padding_free else samples
         ids = [row["input_ids"] for row in rows]
         inputs = {"input_ids": self._pad(ids, self.pad)}
@@ -273,28 +282,6 @@ def cut_step(
     return groups[rank::world_size]
 
 
-@dataclass(frozen=True)
-class StepSampler:
-    """A batch sampler over micro-batches of consecutive steps, for a DataLoader."""
-
-    order: Order
-    start: int
-    stop: int
-    per_device: int
-    rank: int = 0
-    world_size: int = 1
-
-    def rounds(self) -> Iterator[tuple[int, int]]:
-        """Number of micro-batches per step, on this rank and on the rank with most."""
-        for step in range(self.start, self.stop):
-            groups = -(-self.order.size_of(step) // self.per_device)
-            yield len(range(self.rank, groups, self.world_size)), -(-groups // self.world_size)
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        for keys in self.order.steps(self.start, self.stop):
-            yield from cut_step(keys, self.per_device, self.rank, self.world_size)
-
-
 T = TypeVar("T")
 
 AT_MOST = 8
@@ -410,8 +397,7 @@ class LongestSamples:
         ordinary = next(token for token in range(len(special) + 1) if token not in special)
         ids = np.full(length, ordinary)
         if isinstance(task, Seq2SeqLM):
-            target = np.full(of_target, ordinary)
-            return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
+            return {"input_ids": ids, "labels": np.full(of_target, ordinary)}
         if isinstance(task, SequenceClassification):
             # T5 pools at the end of text, of which each row has one (eke.training.batches.tasks).
             ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
@@ -435,24 +421,3 @@ def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray
     labels = np.full_like(ids, IGNORED)
     labels[:most] = ids[:most]
     return labels
-
-
-@dataclass(frozen=True)
-class LongestCollator:
-    """Collator of probe samples, in which one row has padding if the run's may."""
-
-    collate: Collator
-    plan: Plan
-
-    def __call__(self, samples: list[Sample]) -> MicroBatch:
-        """One micro-batch from at least one sample."""
-        config = self.plan.config
-        ragged = is_ragged(config) and not is_packed(config)
-        if ragged and len(samples) > 1:
-            # Without the first token of each sequence: a model may pool at the last.
-            shorter = {
-                name: row[1:] if row.ndim and row.dtype.kind != "f" and len(row) > 1 else row
-                for name, row in samples[-1].items()
-            }
-            return self.collate([*samples[:-1], shorter])
-        return self.collate(samples)

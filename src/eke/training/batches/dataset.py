@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,11 +15,9 @@ from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan, plans_of_sources
 from eke.training.batches.batches import (
     Collator,
-    LongestCollator,
     LongestSamples,
     MicroBatch,
     Order,
-    StepSampler,
     cut_step,
     in_bursts,
 )
@@ -52,6 +51,7 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
         types=plan.vocabulary.has_types
         and getattr(model_configuration(plan), "type_vocab_size", 0) > 1,
         num_sources=len(plan.sources),
+        shorten=plan.probe and is_ragged(config) and not is_packed(config),
     )
 
 
@@ -90,28 +90,21 @@ class Padding:
 
 
 @dataclass
-class Loading:
-    """Active loaders."""
-
-    training: Any = None
-    """The iterator over the micro-batches of training; it owns the loader processes."""
-    evaluation: "DataLoader[Any] | None" = None
-    """Reused by each evaluation if its processes persist."""
-    pinned: bool | None = None
-    """Whether the first micro-batch came in page-locked memory; None before it came."""
-
-
-@dataclass(frozen=True)
 class TrainingData:
     """Samples of one run and how to load them."""
 
     train: Samples
     evaluation: Samples
-    collate: Collator | LongestCollator
+    collate: Collator
     plan: Plan
     padding: Padding = field(default_factory=Padding)
     """Measured while training, of this rank."""
-    loading: Loading = field(default_factory=Loading)
+    loading: Any = None
+    """The iterator over the micro-batches of training; it owns the loader processes."""
+    eval_loading: "DataLoader[Any] | None" = None
+    """Reused by each evaluation if its processes persist."""
+    pinned: bool | None = None
+    """Whether the first micro-batch came in page-locked memory; None before it came."""
 
     @property
     def bytes_are_tokens(self) -> bool:
@@ -132,20 +125,21 @@ class TrainingData:
             rank: of this process.
             even: fill up with placeholders, to as many as the rank with most of them has.
         """
-        batch, steps = self.plan.batch, self.plan.steps
-        config = self.plan.config
-        order = self._order()
-        size = batch.per_device * batch.devices
-        sampler = StepSampler(order, start, steps.total, size, rank, batch.world_size)
-        loader = self.loading.training = iter(self._loader(self.train, sampler))
-        batches = loader if config.dataloader.workers else in_bursts(loader)
-        for mine, most in sampler.rounds():
-            made = [next(batches) for _ in range(mine)]
-            if made and self.loading.pinned is None:
-                self.loading.pinned = made[0].labels.is_pinned()
+        batch, total, order = self.plan.batch, self.plan.steps.total, self._order()
+        size, world_size = batch.per_device * batch.devices, batch.world_size
+        every = (cut_step(keys, size, rank, world_size) for keys in order.steps(start, total))
+        self.loading = iter(self._loader(self.train, chain.from_iterable(every)))
+        several = not self.plan.config.dataloader.workers
+        batches = in_bursts(self.loading) if several else self.loading
+        for step in range(start, total):
+            num_groups = -(-order.size_of(step) // size)
+            made = [next(batches) for _ in range(rank, num_groups, world_size)]
+            if made and self.pinned is None:
+                self.pinned = made[0].labels.is_pinned()
             for each in made:
                 self.padding.add(each)
-            yield made + self.placeholders(most - mine if even else 0)
+            missing = -(-num_groups // world_size) - len(made)
+            yield made + self.placeholders(missing if even else 0)
 
     def _order(self) -> Order:
         plan, lengths = self.plan, None
@@ -204,13 +198,13 @@ class TrainingData:
 
     def eval_loader(self, rank: int = 0) -> "DataLoader[Any]":
         """Evaluation micro-batches, always the same samples in the same order."""
-        if self.loading.evaluation is not None:
-            return self.loading.evaluation
+        if self.eval_loading is not None:
+            return self.eval_loading
         groups = self._eval_groups()[rank :: self.plan.batch.world_size]
         persistent = self.plan.config.dataloader.persistent
         loader = self._loader(self.evaluation, groups, persistent)
         if persistent:  # processes end with their loader
-            self.loading.evaluation = loader
+            self.eval_loading = loader
         return loader
 
     def _loader(
@@ -238,12 +232,9 @@ def build_data(plan: Plan, left: bool = False) -> TrainingData:
         ConfigError: the prepared tokens are gone and cannot be prepared again.
         RunError: the data is no longer what was planned.
     """
-    collate = build_collator(plan, left)
-    if plan.probe:  # of memory, by samples of maximum length
-        longest = LongestCollator(collate, plan)
-        return TrainingData(LongestSamples(plan, False), LongestSamples(plan, True), longest, plan)
-    train, evaluation = (open_split(plan, evaluation=evaluation) for evaluation in (False, True))
-    return TrainingData(train, evaluation, collate, plan)
+    open_samples = LongestSamples if plan.probe else open_split
+    train, evaluation = (open_samples(plan, evaluation) for evaluation in (False, True))
+    return TrainingData(train, evaluation, build_collator(plan, left), plan)
 
 
 def load_plan_tokenizer(plan: Plan) -> Any:

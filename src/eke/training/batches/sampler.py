@@ -4,10 +4,8 @@ A sample depends only on its index, the epoch and the seeds, never on batch size
 """
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +19,6 @@ from eke.data.sources import Piece, Store, mix_seed, read_piece, stamp, syntheti
 IN_MEMORY_BYTES = 256 * 2**20
 """Texts up to this size are kept in memory, as tokens of two bytes; larger ones are read on demand.
 The standard library's source, with its thousands of small files, has a tenth of it."""
-
-OPEN_FILES = 64
-"""Files kept open at a time; the usual limit of a process is 1024."""
-
 
 Check = Callable[[], None]
 """Raises ChangedError if the text differs from the plan."""
@@ -55,16 +49,10 @@ def byte_stream(
 class InPlace:
     """Stream that reads from the files on demand, relying on the page cache."""
 
-    def __init__(
-        self,
-        pieces: tuple[Piece, ...],
-        check: Check = unchecked,
-        stamps: dict[Path, tuple[int, ...]] | None = None,
-    ) -> None:
+    def __init__(self, pieces: tuple[Piece, ...], check: Check = unchecked) -> None:
         self.pieces, self.check = pieces, check
         self.ends = np.cumsum([piece.size + 1 for piece in pieces])
-        self.stamps = stamps or {piece.path: stamp(piece.path) for piece in pieces}
-        self._open: OrderedDict[Path, int] = OrderedDict()
+        self.stamps = {piece.path: stamp(piece.path) for piece in pieces}
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -89,34 +77,18 @@ class InPlace:
         return found
 
     def _read(self, piece: Piece, offset: int, count: int) -> np.ndarray:
-        descriptor = self._descriptor(piece.path)
-        content = os.pread(descriptor, count, piece.start + offset)
-        if (found := stamp(descriptor)) != self.stamps[piece.path]:
-            if os.fstat(descriptor).st_nlink:  # a deleted file cannot change
-                self.check()  # raises unless it was only touched
+        try:
+            with open(piece.path, "rb", buffering=0) as file:
+                content = os.pread(file.fileno(), count, piece.start + offset)
+                found = stamp(file.fileno())
+        except OSError as error:
+            raise ChangedError(of_system(error)) from error
+        if found != self.stamps[piece.path]:
+            self.check()  # raises unless it was only touched
             self.stamps[piece.path] = found
         if len(content) < count:
             raise ChangedError(f"{piece.path} is shorter than when the run was planned")
         return _tokens(content)
-
-    def _descriptor(self, path: Path) -> int:
-        if path not in self._open:
-            if len(self._open) >= OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-            try:
-                self._open[path] = os.open(path, os.O_RDONLY)
-            except OSError as error:
-                raise ChangedError(of_system(error)) from error
-        self._open.move_to_end(path)
-        return self._open[path]
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Pickle without file descriptors."""
-        return InPlace, (self.pieces, self.check, self.stamps)
-
-    def __del__(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
 
 
 TokenSource = np.ndarray | InPlace

@@ -260,7 +260,7 @@ def is_packed(config: Config) -> bool:
     return packing is Packing.padding_free or (packing is Packing.on and is_ragged(config))
 
 
-def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples | MixSamples:
+def open_split(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples | MixSamples:
     """The samples of one split, as many as planned."""
     if plan.sources:
         parts = (_open_part(part, evaluation) for part in plans_of_sources(plan))

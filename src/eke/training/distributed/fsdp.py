@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from eke.config.schema import FSDP
 from eke.plan.planner import Plan
 from eke.training.model.checkpointing import find_layers
-
-GROUPS = "param_groups"
-"""Key of an optimizer's `state_dict`, as torch calls it."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +96,9 @@ def gather_weights(model: nn.Module, keep: bool, frozen: bool = True) -> dict[st
         keep: whether this process wants them; the others get none.
         frozen: frozen weights and buffers, too; else the trained ones alone.
     """
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()  # after an evaluation some may still be whole
     once: dict[int, Tensor] = {}
     names: dict[str, Tensor] = {}
+    # A hook of FSDP2 first cuts again what an evaluation has left whole.
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not frozen and not tensor.requires_grad:
             continue
@@ -126,22 +120,13 @@ def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, 
 
     Processes that do not `keep` it get an empty dictionary.
     """
-    content = optimizer.state_dict()
 
-    def gather(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def gather(value: Tensor) -> Tensor | None:
         gathered = whole(value)
         return gathered.cpu() if keep else None
 
-    state = {
-        number: {name: gather(value) for name, value in values.items()}
-        for number, values in content["state"].items()
-    }
-    # Other entries than states and groups, such as float32 copies of narrower weights
-    # (training/model/number_formats.py).
-    rest = {k: [gather(v) for v in content[k]] for k in content if k not in ("state", GROUPS)}
-    return {GROUPS: content[GROUPS], "state": state, **rest} if keep else {}
+    content: dict[str, Any] = tree_map_only(Tensor, gather, optimizer.state_dict())
+    return content if keep else {}
 
 
 def cut_optimizer(content: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,18 +105,6 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
             yield name, file.get_tensor(name)
 
 
-@dataclass(frozen=True)
-class Float8Layers:
-    """Counts of a model's converted linear layers."""
-
-    converted: int
-    """Those that multiply in float8."""
-    total: int
-    """All linear layers."""
-    emulated: int
-    """Converted ones that round to float8 and multiply in a wider format."""
-
-
 def convert_linear_layers(plan: Plan, model: nn.Module, device: torch.device) -> None:
     """Let the model's linear layers multiply in float8, in place; their weights stay as they are.
 
@@ -135,14 +122,11 @@ def convert_linear_layers(plan: Plan, model: nn.Module, device: torch.device) ->
     ao.convert_model_to_fp8_ao(model, config=config)
 
 
-def count_float8(model: nn.Module) -> Float8Layers:
-    """The linear layers of a model, read from their classes."""
+def float8_layers(model: nn.Module) -> list[Any]:
+    """The layers that multiply in float8; `config.emulate` of one that rounds alone."""
     from torchao.float8.float8_linear import Float8Linear
 
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    converted = [module for module in linear if isinstance(module, Float8Linear)]
-    emulated = sum(bool(module.config.emulate) for module in converted)
-    return Float8Layers(len(converted), len(linear), emulated)
+    return [module for module in model.modules() if isinstance(module, Float8Linear)]
 
 
 def is_four_bit(plan: Plan) -> bool:
@@ -212,11 +196,9 @@ def _quantise_parameters(experts: nn.Module, config: QLora, device: torch.device
     from bitsandbytes.nn.parametrize import replace_parameter_4bit
 
     for name, parameter in list(experts.named_parameters(recurse=False)):
-        if parameter.dim() < 3:
-            continue
-        parameter.data = parameter.data.to(device)
-        replace_parameter_4bit(experts, name, config.double_quant, config.quant_type.value)
-        del parameter
+        if parameter.dim() > 2:
+            parameter.data = parameter.data.to(device)
+            replace_parameter_4bit(experts, name, config.double_quant, config.quant_type.value)
 
 
 def dequantised(layer: nn.Module, dtype: torch.dtype, delta: Tensor | None = None) -> nn.Module:
@@ -314,9 +296,8 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         # peft 0.21 asks by a name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         adapted: Any = get_peft_model(cast(Any, model), config)
-    config.modules_to_save = (
-        _heads(plan, model) or None
-    )  # peft adds names, repeated or of no module
+    # peft adds names, repeated or of no module.
+    config.modules_to_save = _heads(plan, model) or None
     _set_formats(plan, adapted)
     return cast(nn.Module, adapted).train()
 

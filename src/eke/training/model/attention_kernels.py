@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from eke.common.errors import RunError
 from eke.config.schema import Backend
 from eke.plan.planner import Plan, avoids_cudnn, shares_heads
+from eke.training.model.checkpointing import KEPT, is_repeating
 
 ATTENTION: dict[str, str] = {
     "eager": "eager",
@@ -100,6 +101,10 @@ class ObservedKernels:
     """Matrix multiplications, forward and backward; not those inside attention and loss kernels."""
     loss_kernels: tuple[str, ...] = ()
     """Values of `LOSSES`, sorted."""
+    num_repeated: int = 0
+    """Operations of forward passes that were repeated inside a backward pass."""
+    num_repeated_dear: int = 0
+    """Those of them that selective checkpointing is to keep (`checkpointing.KEPT`)."""
 
 
 class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
@@ -123,6 +128,7 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self._kernels: set[str] = set()
         self._losses: set[str] = set()
         self._dtypes: Counter[str] = Counter()
+        self._repeated: Counter[str] = Counter()
         self._flex = contextlib.ExitStack()
 
     def __enter__(self) -> "KernelProbe":
@@ -150,6 +156,8 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     def _note(self, func: Any, args: tuple[Any, ...]) -> None:
         name = getattr(func, "overloadpacket", func).__name__
+        if is_repeating():
+            self._repeated[name] += 1
         kernel = KERNELS.get(name) or PACKAGES.get(getattr(func, "namespace", ""))
         # Attention scores are (samples, heads, queries, keys); a router's are (tokens, experts).
         if kernel and not (name == "_softmax" and args[0].dim() != 4):
@@ -171,6 +179,8 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             matmul_dtypes=tuple(name for name, _ in self._dtypes.most_common()),
             num_matmuls=sum(self._dtypes.values()),
             loss_kernels=tuple(sorted(self._losses)),
+            num_repeated=sum(self._repeated.values()),
+            num_repeated_dear=sum(self._repeated[name] for name in KEPT),
         )
 
 

@@ -55,8 +55,8 @@ class LoadReport:
     """Only in the checkpoint: another task's head."""
     unreached: tuple[str, ...] = ()
     """Frozen, since no output depends on them."""
-    rounded: tuple[str, str, str] | None = None
-    """Where values are rounded: formats of the checkpoint and of frozen weights, and what helps."""
+    rounded: str = ""
+    """A sentence, where frozen weights are rounded."""
     kept_dropouts: tuple[float, ...] = ()
     """Probabilities of dropouts that `model.dropout` does not reach."""
     padding: str = "right"
@@ -78,9 +78,7 @@ class LoadReport:
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
         if self.rounded:
-            stored, dtype, instead = (name.removeprefix("torch.") for name in self.rounded)
-            why = f"the checkpoint's {stored} weights are rounded to {dtype} where they are frozen"
-            found.append(f"{why} ({instead} keeps them)")
+            found.append(self.rounded)
         if self.kept_dropouts:
             kept = ", ".join(f"{p:g}" for p in self.kept_dropouts)
             found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
@@ -142,8 +140,10 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     frozen = frozen_dtype(plan)
     mixed = frozen is not trained_dtype(plan)
     if mixed and stored not in (None, frozen):
+        before, after = (str(dtype).removeprefix("torch.") for dtype in (stored, frozen))
+        why = f"the checkpoint's {before} weights are rounded to {after} where they are frozen"
         instead = "precision=fp32" if config.model.freeze else "peft.base_weights=float32"
-        report = replace(report, rounded=(str(stored), str(frozen), instead))
+        report = replace(report, rounded=f"{why} ({instead} keeps them)")
     freeze(plan, model)  # so that both formats meet where modules expect it
     with torch.autocast(device.type, frozen, enabled=mixed):
         report = _probe(plan, model, report)
@@ -241,41 +241,40 @@ def _judge(plan: Plan, model: Any, info: Any) -> LoadReport:
             for which rules, FLOPs and memory were computed.
     """
     pretrained = cast(PretrainedModel, plan.config.model)
-    belonging = "a config.json that belongs to the weights"
+    needed = "a config.json that belongs to the weights"
     mismatched = {name: sizes for name, *sizes in sorted(info["mismatched_keys"])}
-    strange = [name for name in mismatched if not _is_head(model, name)]
+    unexpected = sorted(n for n in info["unexpected_keys"] if not _BUFFERS.search(n))
+    strange, missing, extra = (
+        [name for name in names if not _is_head(model, name)]
+        for names in (mismatched, sorted(info["missing_keys"]), unexpected)
+    )
+    count, kind, why = sum(p.numel() for p in model.parameters()), type(model).__name__, ""
     if strange:
-        name = strange[0]
-        found, wanted = mismatched[name]
+        found, wanted = mismatched[strange[0]]
         why = (
             f"its config.json does not describe its tensors: {len(strange)} have other sizes, "
-            f"{name} is {list(found)} and should be {list(wanted)}"
+            f"{strange[0]} is {list(found)} and should be {list(wanted)}"
         )
-        raise _refusal(pretrained, why, belonging)
-    missing = sorted(n for n in info["missing_keys"] if not _is_head(model, n))
-    if missing:
+    elif missing:
+        needed = "a complete checkpoint"
         why = (
-            f"it lacks {format_number(len(missing), 'tensor')} of {type(model).__name__}: "
+            f"it lacks {format_number(len(missing), 'tensor')} of {kind}: "
             f"{_listed(missing)}; it is of another architecture or incomplete"
         )
-        raise _refusal(pretrained, why, "a complete checkpoint")
-    unexpected = [n for n in info["unexpected_keys"] if not _BUFFERS.search(n)]
-    extra = sorted(n for n in unexpected if not _is_head(model, n))
-    if extra:
+    elif extra:
         why = (
-            f"{len(extra)} of its tensors have no place in {type(model).__name__} as its "
+            f"{len(extra)} of its tensors have no place in {kind} as its "
             f"config.json describes it: {_listed(extra)}"
         )
-        raise _refusal(pretrained, why, belonging)
-    count = sum(p.numel() for p in model.parameters())
-    if family_of(plan.config).is_known and count != plan.size.num_parameters:
+    elif family_of(plan.config).is_known and count != plan.size.num_parameters:
         why = (
             f"has {count} parameters where its config.json makes {plan.size.num_parameters}: a "
             "setting of it (tie_word_embeddings?) does not describe its tensors"
         )
-        raise _refusal(pretrained, why, belonging)
+    if why:
+        raise _refusal(pretrained, why, needed)
     new = sorted({*info["missing_keys"]} - set(mismatched))
-    return LoadReport(tuple(new), tuple(mismatched), tuple(sorted(unexpected)))
+    return LoadReport(tuple(new), tuple(mismatched), tuple(unexpected))
 
 
 def _is_head(model: Any, name: str) -> bool:

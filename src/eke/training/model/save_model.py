@@ -199,11 +199,7 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
 
 def _read(_: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every saved tensor, one at a time."""
-    files = [folder / WEIGHTS]
-    if (folder / INDEX).is_file():
-        names = json.loads((folder / INDEX).read_text())["weight_map"].values()
-        files = [folder / name for name in sorted(set(names))]
-    for path in files:
+    for path in sorted(folder.glob("model*.safetensors")):
         yield from read_tensors(path)
 
 

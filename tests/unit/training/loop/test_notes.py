@@ -85,11 +85,11 @@ def test_another_checkpointing_is_noticed(asked, built, words, trained, monkeypa
 
 
 def test_layers_that_were_left_out_are_noticed(trained, monkeypatch) -> None:
-    find_layers = checkpointing.find_layers
+    apply = checkpointing.apply_checkpointing
 
     def one_off(plan, model):
-        checkpointing._enable(model, {}, "full")
-        find_layers(model)[0].gradient_checkpointing = False
+        apply(plan, model)
+        checkpointing.find_layers(model)[0].gradient_checkpointing = False
 
     monkeypatch.setattr("eke.training.model.save_model.apply_checkpointing", one_off)
     job = trained("memory=checkpointing")
