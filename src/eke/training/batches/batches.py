@@ -191,9 +191,8 @@ SAMPLES_AT_ONCE = 2**16
 class Order:
     """Samples of optimizer step k, a function of the seed and k.
 
-    Micro-batch size, accumulation and ranks only cut a step's samples, so that any split of the
-    same global batch trains on the same samples. Each epoch is a new permutation; its last step may
-    hold fewer samples.
+    Micro-batches and ranks only cut a step's samples: any split of the same global batch trains
+    on the same ones. Each epoch is a new permutation.
     """
 
     num_samples: int
@@ -293,9 +292,8 @@ LONG_ENOUGH_S = 1e-3
 def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
     """Iterate with several items prepared at a time.
 
-    What makes a batch is out of the processor's caches after each step of a model, and making one
-    then takes several times as long as the next one after it (0.36 ms a step one by one, 0.05 eight
-    at a time, for four short samples: docs/lab/loop.md, 2026-11-23).
+    After each step of a model, what makes a batch is out of the processor's caches: 0.36 ms a step
+    one by one, 0.05 eight at a time, for four short samples (docs/lab/loop.md, 2026-11-23).
     """
     while True:
         made, start = [], clock()
@@ -311,10 +309,8 @@ def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter
 class Transfer:
     """Copier of micro-batches to a device; for a GPU, on a separate stream.
 
-    The host is ahead of a GPU. In the stream that computes, a copy would be done after everything
-    that is queued there, and from memory that is not page-locked the host would wait for that. In a
-    separate stream it is there before its step begins (CUDA C++ Programming Guide, "Overlap of
-    Data Transfer and Kernel Execution").
+    In the stream that computes, a copy would wait for all that the host has queued there (CUDA C++
+    Programming Guide, "Overlap of Data Transfer and Kernel Execution").
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -342,8 +338,8 @@ class Transfer:
 class CacheRelease:
     """Hook that empties the caching allocator every n steps, between forward and backward.
 
-    That is where HF Trainer's `torch_empty_cache_steps` does it, and where it lowers the peak: the
-    forward pass's temporaries are free, and the backward pass asks for blocks of other sizes.
+    HF Trainer's `torch_empty_cache_steps` does it there, too: the forward pass's temporaries are
+    free, and the backward pass asks for blocks of other sizes.
     """
 
     def __init__(self, every: int | None, device: torch.device) -> None:

@@ -118,12 +118,7 @@ class TrainingData:
     ) -> Iterator[list[MicroBatch]]:
         """The micro-batches of each optimizer step from `start` on, one list per step.
 
-        Skipped steps cost nothing: order is a function of the step's number.
-
-        Args:
-            start: first step.
-            rank: of this process.
-            even: fill up with placeholders, to as many as the rank with most of them has.
+        With `even`, placeholders fill up to as many as the rank with most of them has.
         """
         batch, total, order = self.plan.batch, self.plan.steps.total, self._order()
         size, world_size = batch.per_device * batch.devices, batch.world_size
@@ -179,10 +174,16 @@ class TrainingData:
         return [self.collate([samples[0, 0]]).without_targets()] * count
 
     def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
-        """Batches of `eval_loader`, padded with placeholders as in `train_steps`."""
-        yield from self.eval_loader(rank)
-        world_size, num_groups = self.plan.batch.world_size, len(self._eval_groups())
-        missing = -(-num_groups // world_size) - len(range(rank, num_groups, world_size))
+        """Evaluation micro-batches, always the same, and placeholders as in `train_steps`."""
+        groups, world_size = self._eval_groups(), self.plan.batch.world_size
+        mine, loader = groups[rank::world_size], self.eval_loading
+        if loader is None:
+            persistent = self.plan.config.dataloader.persistent
+            loader = self._loader(self.evaluation, mine, persistent)
+            if persistent:  # processes end with their loader
+                self.eval_loading = loader
+        yield from loader
+        missing = -(-len(groups) // world_size) - len(mine)
         yield from self.placeholders(missing if even else 0)
 
     def _eval_groups(self) -> list[list[Key]]:
@@ -195,17 +196,6 @@ class TrainingData:
             groups += [keys[at : at + size] for at in range(0, len(keys), size)]
             first += len(part)
         return groups
-
-    def eval_loader(self, rank: int = 0) -> "DataLoader[Any]":
-        """Evaluation micro-batches, always the same samples in the same order."""
-        if self.eval_loading is not None:
-            return self.eval_loading
-        groups = self._eval_groups()[rank :: self.plan.batch.world_size]
-        persistent = self.plan.config.dataloader.persistent
-        loader = self._loader(self.evaluation, groups, persistent)
-        if persistent:  # processes end with their loader
-            self.eval_loading = loader
-        return loader
 
     def _loader(
         self, samples: Samples, batches: Any, persistent: bool = False
@@ -226,23 +216,14 @@ class TrainingData:
 
 
 def build_data(plan: Plan, left: bool = False) -> TrainingData:
-    """Open the prepared tokens, read the text, or set up the random tokens, of both splits.
-
-    Raises:
-        ConfigError: the prepared tokens are gone and cannot be prepared again.
-        RunError: the data is no longer what was planned.
-    """
+    """Samples of both splits; ConfigError or RunError if they are no longer what was planned."""
     open_samples = LongestSamples if plan.probe else open_split
     train, evaluation = (open_samples(plan, evaluation) for evaluation in (False, True))
     return TrainingData(train, evaluation, build_collator(plan, left), plan)
 
 
 def load_plan_tokenizer(plan: Plan) -> Any:
-    """Load the plan's tokenizer, to be saved with a model; None for bytes.
-
-    Where it has no padding token, its end of text is one, as it was in training. Its chat template
-    is the one that was trained with.
-    """
+    """Load the plan's tokenizer, as it trained, to be saved with a model; None for bytes."""
     if plan.vocabulary.is_bytes:
         return None
     from transformers import AutoTokenizer

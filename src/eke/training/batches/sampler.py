@@ -1,7 +1,4 @@
-"""Sources of samples by index: windows of text, prepared rows, or random tokens.
-
-A sample depends only on its index, the epoch and the seeds, never on batch size, rank or worker.
-"""
+"""Sources of samples by index: windows of text, prepared rows, or random tokens."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -28,17 +25,12 @@ def unchecked() -> None:
     """No check, for text without a plan."""
 
 
-def byte_stream(
-    pieces: tuple[Piece, ...], in_memory: int = IN_MEMORY_BYTES, check: Check = unchecked
-) -> "TokenSource":
+def byte_stream(pieces: tuple[Piece, ...], check: Check = unchecked) -> "TokenSource":
     """Stream of the bytes of several ranges, each followed by BOS.
 
-    Args:
-        pieces: the byte ranges.
-        in_memory: size up to which all is read at once.
-        check: called if a file has changed since this call.
+    `check` is called if a file that is read later has changed since this call.
     """
-    if sum(piece.size for piece in pieces) > in_memory:
+    if sum(piece.size for piece in pieces) > IN_MEMORY_BYTES:
         return InPlace(pieces, check)
     parts = [np.zeros(0, np.uint16)]
     for piece in pieces:
@@ -58,11 +50,7 @@ class InPlace:
         return int(self.ends[-1])
 
     def __getitem__(self, window: slice) -> np.ndarray:
-        """Tokens from `window.start` to `window.stop`, uint16.
-
-        Raises:
-            ChangedError: a file has changed or was deleted.
-        """
+        """Tokens of a slice, uint16; ChangedError if a file has changed or was deleted."""
         start, stop, _ = window.indices(len(self))
         found = np.full(max(0, stop - start), BOS, np.uint16)
         number = int(np.searchsorted(self.ends, start, side="right"))
@@ -155,13 +143,7 @@ class Windows:
 
 
 def cut_windows(streams: Sequence[TokenSource], length: int, keep: int | None = None) -> Windows:
-    """Cut windows of `length` tokens out of one stream per class.
-
-    Args:
-        streams: tokens of each class.
-        length: tokens per window.
-        keep: take this many windows, spread evenly over the text; None takes all.
-    """
+    """Windows of `length` tokens out of one stream per class: `keep`, evenly spaced, or all."""
     starts = []
     for number, stream in enumerate(streams):
         offsets = np.arange(len(stream) // length) * length
@@ -186,7 +168,7 @@ def pack_windows(
 ) -> Windows:
     """Pack byte ranges by class, each followed by BOS; then as `byte_stream` and `cut_windows`."""
     parts = [tuple(p for p in pieces if p.label == label) for label in labels]
-    streams = [byte_stream(part, check=check) for part in parts]
+    streams = [byte_stream(part, check) for part in parts]
     return cut_windows(streams, length, keep)
 
 

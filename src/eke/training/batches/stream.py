@@ -52,8 +52,7 @@ class StreamedRows:
     def taken(self, index: int) -> Taken:
         """A row; where it cannot be used, another one of the buffer, which comes again later.
 
-        Raises:
-            RunError: a file has changed or cannot be read, or too many rows are bad.
+        Raises RunError: a file has changed or cannot be read, or too many rows are bad.
         """
         try:
             if self._process != os.getpid():  # a fork would share the positions in files

@@ -215,10 +215,7 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
 
 
 def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> None:
-    """Put the tokenizer's special tokens around a slice of text, in place.
-
-    Stretches of byte tokens and of random ones end in the end of text, which T5 pools at.
-    """
+    """Put special tokens around a slice of text, in place; bytes end in the end of text."""
     prefix, suffix = frame.prefix, frame.suffix
     if vocabulary.is_bytes:
         assert vocabulary.eos is not None, "byte tokens have one"
@@ -228,10 +225,7 @@ def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> 
 
 
 def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """Source and target of a row; of a stretch of text the second part is the target.
-
-    The decoder's inputs are made of the labels of a micro-batch, by the model's own shift.
-    """
+    """Source and target of a row; of a stretch of text the second part is the target."""
     config, vocabulary = samples.config, samples.vocabulary
     assert isinstance(config.task, Seq2SeqLM)
     row = samples.source.row(index)

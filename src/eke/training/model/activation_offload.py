@@ -58,12 +58,10 @@ def place_of(tensor: Tensor) -> tuple[Any, ...]:
 class ActivationOffload(saved_tensors_hooks):
     """Context of a forward pass: what it saves for backward goes to host memory until then.
 
-    As torch.autograd.graph.save_on_cpu, but weights stay, copies to and from page-locked memory run
-    alongside the passes in their own stream, and what several operations save in a row is moved
-    once. A trained weight that autocast has copied into 16 bits is copied once more instead.
-
-    The stream that computes allocates all memory of the device, and waits for a copy before what
-    was copied is let go: the allocator can use it again at once, however far the host is ahead.
+    As torch.autograd.graph.save_on_cpu, but weights stay, copies run in their own stream alongside
+    the passes, and what several operations save in a row is moved once. A trained weight that
+    autocast has copied into 16 bits is copied once more instead. All memory of the device is
+    allocated by the stream that computes, which waits for a copy before letting its source go.
     """
 
     def __init__(self, model: nn.Module, copies: Sequence[Tensor] = ()) -> None:

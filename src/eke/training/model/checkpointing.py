@@ -49,8 +49,8 @@ def is_repeating() -> bool:
     """Whether what runs now is a forward pass that is repeated inside a backward pass.
 
     There autograd runs its own operations with gradients switched off; a repeated forward pass has
-    them on, since it must save tensors as the first one did. Not so within an autograd function:
-    ZeRO-3 puts every linear layer into one, so there the pass is `marked`.
+    them on. Not so within an autograd function, into which ZeRO-3 puts every linear layer: there
+    the pass is `marked`.
     """
     # The id of the backward pass that runs, -1 outside; torch's own checkpointing asks it, too.
     if torch._C._current_graph_task_id() == -1:
@@ -95,8 +95,7 @@ class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: 
     """One of torch's two modes of selective checkpointing, shown the operations in `KEPT` alone.
 
     torch's want the same operations both times (2.13: "not found in storage"). ZeRO-3 gathers a
-    layer's weights inside it, and which ones it has already fetched differs: what has to be the
-    same are the results that are kept.
+    layer's weights inside it, and which ones it has already fetched differs.
     """
 
     def __init__(self, mode: Any) -> None:
@@ -121,11 +120,7 @@ def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPo
 
 
 def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
-    """Apply `memory.checkpointing`; before compilation.
-
-    Raises:
-        RunError: checkpointing is configured, but no layer of the model supports it.
-    """
+    """Apply `memory.checkpointing`, before compilation; RunError if no layer supports it."""
     memory, layers = plan.config.memory, find_layers(model)
     ways = CHECKPOINTING[memory.checkpointing]
     if ways is None:
@@ -166,9 +161,6 @@ def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 @contextmanager
 def count_layer_calls(model: torch.nn.Module) -> Iterator[list[int]]:
     """Count the forward calls of every Transformer layer, in the order of `find_layers`.
-
-    One forward and backward pass gives 1 per layer, and 2 with checkpointing. Only eager code can
-    be counted: torch.compile ignores hooks that come after it, so a compiled model gives 0.
 
     transformers checkpoints a layer's `forward` inside its `__call__`, where hooks of the layer do
     not see the second run, so its first leaf is hooked: in every family a norm or a query

@@ -93,11 +93,8 @@ class LoadReport:
 def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
     """The planned checkpoint in the planned format on `device`, with the head of the task.
 
-    What the checkpoint lacks of the head is drawn from the run's seed, whatever the number format
-    (but for rounding) and the attention. On the meta device nothing is read but the sizes.
-
-    Raises:
-        RunError: the checkpoint has no such head, or its tensors are not those of its config.json.
+    What it lacks of the head is drawn from the run's seed. On the meta device only sizes are read.
+    Raises RunError: it has no such head, or its tensors are not those of its config.json.
     """
     import transformers
 
@@ -153,8 +150,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
 def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
     """The report with what forward passes over a few tokens show; freezes what none reaches.
 
-    Raises:
-        RunError: the model does not do what the task asks for.
+    Raises RunError: the model does not do what the task asks for.
     """
     config, pretrained = plan.config, cast(PretrainedModel, plan.config.model)
     if not family_of(config).is_known:
@@ -173,9 +169,8 @@ def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
 def _own_formats(plan: Plan) -> Iterator[None]:
     """Context in which trained and frozen weights are loaded, or drawn, each in their own format.
 
-    Transformers 5.23 reads each tensor in the format that the model without data has, and asks for
-    exceptions between the two. In another version all is read in the same format:
-    tests/equivalence/test_frozen_weights.py tells.
+    Transformers 5.23 reads each tensor in the format that the model without data has. In another
+    version all have the same format: tests/equivalence/test_frozen_weights.py tells.
     """
     from transformers import PreTrainedModel
 
@@ -201,11 +196,7 @@ def commit_of(model: PretrainedModel) -> str:
 
 
 def checkpoint_configuration(plan: Plan) -> Any:
-    """The checkpoint's own configuration, with what training and the task ask for.
-
-    Raises:
-        RunError: transformers cannot use it.
-    """
+    """The checkpoint's configuration, with what training and the task ask for; or RunError."""
     from transformers import AutoConfig
 
     config = plan.config
@@ -234,12 +225,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
 
 
 def _judge(plan: Plan, model: Any, info: Any) -> LoadReport:
-    """Which differences are a head's.
-
-    Raises:
-        RunError: some are not, or the model has another size than the closed form of its family,
-            for which rules, FLOPs and memory were computed.
-    """
+    """Which differences are a head's; RunError if some are not, or the model's size is another."""
     pretrained = cast(PretrainedModel, plan.config.model)
     needed = "a config.json that belongs to the weights"
     mismatched = {name: sizes for name, *sizes in sorted(info["mismatched_keys"])}
@@ -300,10 +286,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def set_special_ids(model_config: Any, plan: Plan) -> None:
-    """Tell a transformers configuration which ids pad, begin and end a text.
+    """Tell transformers' configuration which ids pad, begin and end a text; bytes have eke's.
 
-    The padding id is where decoders stop looking for a sequence's last token, so another
-    tokenizer's id would do harm. eke's bytes need no change.
+    The padding id is where decoders stop looking for a sequence's last token.
     """
     vocabulary = plan.vocabulary
     if vocabulary.is_bytes:
@@ -327,9 +312,8 @@ def is_padding_alone(vocabulary: Vocabulary, token: int) -> bool:
 def learn_padding(plan: Plan, model: Any) -> tuple[str, ...]:
     """Have embeddings learn the rows of all tokens that rows are made of; returns their names.
 
-    `nn.Embedding` gives the row of its `padding_idx` no gradient. Where that id is also an end of
-    text, or an ordinary token of another tokenizer, the model could never learn it. The saved
-    configuration keeps its ids.
+    `nn.Embedding` gives the row of its `padding_idx` no gradient, also where that id is an end of
+    text, or an ordinary token of another tokenizer.
     """
     if plan.vocabulary.is_bytes:
         return ()

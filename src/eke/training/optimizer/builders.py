@@ -65,11 +65,7 @@ def adamw_apex_fused(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def schedule_free(plan: Plan, groups: Groups) -> Optimizer:
-    """Schedule-Free AdamW, in training mode.
-
-    Its own warm-up stays off: the plan's gives it the same learning rates, by which it weights its
-    average.
-    """
+    """Schedule-Free AdamW, in training mode; the plan's warm-up replaces the library's."""
     config = cast(ScheduleFree, plan.config.optimizer)
     optimizer = _make(
         "schedulefree:AdamWScheduleFree",
@@ -92,11 +88,7 @@ def adamw_torchao(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def adamw_bf16_sr(plan: Plan, groups: Groups) -> Optimizer:
-    """AdamW that rounds bfloat16 weights up or down at random, right on average.
-
-    The random numbers are a function of the seed and the step alone: ranks round alike, so that
-    their copies of the weights stay equal, and a continued run rounds as an undisturbed one.
-    """
+    """AdamW that rounds bfloat16 weights up or down at random, right on average."""
     config = cast(AdamW, plan.config.optimizer)
     _spare_warning()
     optimizer = _make("torchao.optim:_AdamW", groups, config, bf16_stochastic_round=True)
@@ -126,10 +118,9 @@ def adafactor(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def sgd(plan: Plan, groups: Groups) -> Optimizer:
-    """Stochastic gradient descent with decoupled weight decay.
+    """SGD with decoupled weight decay: torch's own adds it to the gradient, and so to the momentum.
 
-    torch's own adds the decay to the gradient, where the momentum keeps it (Loshchilov and Hutter
-    2017, arXiv:1711.05101, algorithm 1).
+    Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 1.
     """
     config = cast(SGD, plan.config.optimizer)
     apart = [{**g, "weight_decay": 0.0, DECAY: g["weight_decay"]} for g in groups]
@@ -151,11 +142,7 @@ def _decay(optimizer: Optimizer, *_: object) -> None:
 
 
 def muon(plan: Plan, groups: Groups) -> Optimizer:
-    """Muon for the matrices inside Transformer layers, fused AdamW for everything else.
-
-    Raises:
-        RunError: no matrix inside a Transformer layer is trained.
-    """
+    """Muon for matrices inside Transformer layers, AdamW for others; RunError without matrices."""
     config = cast(Muon, plan.config.optimizer)
     hidden, rest = split(groups, Role.hidden)
     if not hidden:
@@ -189,8 +176,7 @@ def muon(plan: Plan, groups: Groups) -> Optimizer:
 class Composite(Optimizer):
     """Optimizers over different parameters of one model, stepped together.
 
-    Groups and states are the parts' own: a learning rate that is set here is the part's, and
-    `state_dict` has torch's ordinary form, numbered through all parts.
+    A learning rate that is set here is the part's; `state_dict` has torch's ordinary form.
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
@@ -226,7 +212,7 @@ class Composite(Optimizer):
 def round_alike(optimizer: Optimizer, seed: int) -> None:
     """Draw the random numbers of each step from generators seeded by `seed` and the step.
 
-    They are left as they were before the step, for dropout.
+    So ranks round alike, and a continued run as an undisturbed one; dropout draws as ever.
     """
     entered: list[AbstractContextManager[None]] = []
     """A stack: PyTorch calls the hooks once more where a step calls that of a class it extends."""
@@ -282,9 +268,9 @@ def _projected(plan: Plan, groups: Groups, **more: str) -> Groups:
 
 
 def save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
-    """Keep the libraries' objects out of `state_dict`: a checkpoint is loaded with `weights_only`.
+    """Keep objects of the class `projector` (`module:attribute`) out of `state_dict`.
 
-    All that an object of the class `projector` (`module:attribute`) needs are its attributes.
+    A checkpoint is loaded with `weights_only`; all that such an object needs are its attributes.
     """
 
     def to_data(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
@@ -350,11 +336,8 @@ def lion(plan: Plan, groups: Groups) -> Optimizer:
 def spare_waiting(paged: bool) -> None:
     """Let a step go on to the next parameter without waiting for the GPU; for this process.
 
-    bitsandbytes 0.50 waits after each parameter (optim/optimizer.py, step), which only pages need,
-    since moving them is asynchronous: hundreds of waits in a step, in which nothing is queued.
-
-    Args:
-        paged: the optimizer that is built has pages, and waits as bitsandbytes has it.
+    bitsandbytes 0.50 waits after each parameter (optim/optimizer.py, step): hundreds of waits in a
+    step. Only pages need it, since moving them is asynchronous.
     """
     from bitsandbytes import utils
     from bitsandbytes.optim import optimizer
@@ -378,8 +361,8 @@ def page_again(optimizer: Any, *_: Any) -> None:
 def keep_embeddings_in_32_bits(optimizer: Any, groups: Groups) -> None:
     """Give embeddings 32-bit states (transformers#14819).
 
-    bitsandbytes keeps such exceptions in one manager for the whole process, by `id`: of another
-    model's parameters, too, once theirs are freed. So this optimizer gets a separate manager.
+    bitsandbytes keeps such exceptions in one manager for the process, by `id`: of another model's
+    parameters, too, once theirs are freed. So this optimizer gets a separate manager.
     """
     from bitsandbytes.optim import GlobalOptimManager
 

@@ -120,9 +120,8 @@ CLIP_EPS = 1e-6
 def takes_scale(plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step of the optimizer divides the gradients by its `grad_scale` as it reads them.
 
-    torch's fused kernels do, for torch.amp.GradScaler, which asks for the same mark. Clipping
-    through it spares a pass over all gradients, and its launches. Cut by FSDP2 they are DTensors,
-    which no kernel accepts together with a plain scale.
+    torch's fused kernels do, for torch.amp.GradScaler: clipping through it spares a pass over all
+    gradients. Cut by FSDP2 they are DTensors, which no kernel accepts with a plain scale.
     """
     cut = plan.batch.world_size > 1 and isinstance(plan.config.distributed, FSDP)
     return getattr(optimizer, "_step_supports_amp_scaling", False) and not cut
@@ -131,8 +130,8 @@ def takes_scale(plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
 def norm_in_float32(gradients: list[Tensor]) -> Tensor:
     """Norm of gradients of any format as one vector; a scalar.
 
-    torch 2.13's `get_total_norm` answers in the gradients' format (two to three digits in bfloat16)
-    and first sorts them by device and format, in every step; here they are on one device.
+    torch 2.13's `get_total_norm` answers in the gradients' format (two to three digits in
+    bfloat16), and sorts them by device and format in every step.
     """
     # On a GPU a few kernels for all of them, where a norm for each is a launch for each.
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
@@ -144,9 +143,8 @@ class InBackwardUpdate(Update):
     """Each weight is updated as soon as its gradient is whole, and the gradient freed.
 
     Lv et al. 2023 (LOMO), arXiv:2306.09782, section 3.1. A hook steps the one optimizer with its
-    groups narrowed to a single weight, so that its state, and a checkpoint of it, are those of an
-    ordinary run. A gradient is whole after one backward pass: no accumulation, no exchange, and no
-    clipping by a norm that is known only at the end (rules in rules/memory.py).
+    groups narrowed to a single weight: its state is that of an ordinary run. A gradient is whole
+    after one backward pass, hence the rules in rules/memory.py.
     """
 
     def __init__(
@@ -201,12 +199,7 @@ it can lie in a checkpoint."""
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
-    """A group per role that occurs; biases and normalisation weights, the vectors, are not decayed.
-
-    Args:
-        model: its trainable parameters are grouped; with its Transformer layers, not wrapped yet.
-        weight_decay: of everything of two or more dimensions.
-    """
+    """A group per role that occurs of the trained parameters; vectors are not decayed."""
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     tables = {id(p) for module in embeddings for p in module.parameters(recurse=False)}
     # IA3's scales have two dimensions and multiply like a vector: decay would move them from 1.

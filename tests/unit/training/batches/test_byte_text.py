@@ -23,12 +23,13 @@ def files(folder, *contents: bytes) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def test_the_stream_is_the_bytes_with_a_separator_after_each_piece(tmp_path) -> None:
+def test_the_stream_is_the_bytes_with_a_separator_after_each_piece(tmp_path, monkeypatch) -> None:
     pieces = files(tmp_path, b"ab", b"", bytes([0, 255]))
     expected = [97 + 8, 98 + 8, BOS, BOS, 8, 263, BOS]
     assert NUM_SPECIAL_TOKENS == 8
     for in_memory in (0, 100):
-        stream = byte_stream(pieces, in_memory)
+        monkeypatch.setattr("eke.training.batches.sampler.IN_MEMORY_BYTES", in_memory)
+        stream = byte_stream(pieces)
         assert isinstance(stream, InPlace) == (in_memory == 0)
         assert len(stream) == 7
         assert stream[0:7].tolist() == expected

@@ -133,9 +133,8 @@ def test_evaluations_use_the_kept_processes_again(make_plan) -> None:
     data = build_data(plan)
     processes, batches = [], []
     for _ in range(2):
-        loader = data.eval_loader()
-        batches.append([batch.labels.tolist() for batch in loader])
-        processes.append([process.pid for process in loader._iterator._workers])
+        batches.append([batch.labels.tolist() for batch in data.eval_batches()])
+        processes.append([process.pid for process in data.eval_loading._iterator._workers])
     assert processes[0] == processes[1]
     assert batches[0] == batches[1] != []
 

@@ -275,9 +275,9 @@ DROPPED = {
 @pytest.mark.parametrize("kind", DROPPED)
 def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
     from eke.training.model.unused import (
+        RecordedDropouts,
         kept_dropouts,
         probe_inputs,
-        recorded_dropouts,
         set_dropout,
     )
 
@@ -307,9 +307,9 @@ def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
     assert {name: getattr(config, name) for name in traps} == traps
     model = getattr(transformers, HEADS[DROPPED[kind]]).from_config(config)
     model.eval()
-    with recorded_dropouts() as used, torch.no_grad():
+    with RecordedDropouts() as recorded, torch.no_grad():
         model.train()(**probe_inputs(model, 0))
-    assert set(used) - {0.0} == {0.3}
+    assert recorded.used - {0.0} == {0.3}
     assert kept_dropouts(model, 0.3, probe_inputs(model, 0)) == ()
     assert kept_dropouts(model, 0.2, probe_inputs(model, 0)) == (0.3,)
 
