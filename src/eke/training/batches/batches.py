@@ -44,7 +44,7 @@ class MicroBatch:
     targets_of: tuple[int, ...] = ()
     """Labels with loss of each source of a mix."""
     num_skipped: int = 0
-    """Rows of a stream that were left out before."""
+    """Rows of a stream that were skipped before."""
 
     @property
     def tensors(self) -> list[Tensor]:

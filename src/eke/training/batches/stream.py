@@ -1,7 +1,7 @@
 """Streams of rows, read while training in their own order through a shuffle buffer.
 
 Which row comes when depends on the seed, the buffer's size and the rows' order alone. Each process
-makes the same draws among rows that are not parsed, and parses and tokenizes those it is asked for.
+makes the same draws among rows that are not parsed, and parses and tokenizes its own alone.
 """
 
 import os

@@ -60,7 +60,7 @@ long text."""
 Sample = dict[str, np.ndarray]
 """`input_ids` (length,), `labels` (length,), (target,), () or (classes,), `position_ids` (length,)
 where several sequences lie end to end, and `token_type_ids` (length,) of pairs; int64, and float32
-labels that are no single class. `skipped` () is the number of a stream's rows left out before.
+labels that are no single class. `skipped` () is the number of a stream's rows skipped before.
 Arrays: NumPy is faster than torch for small samples (docs/lab/loop.md, 2026-11-23)."""
 
 Key = tuple[int, int]
@@ -139,7 +139,7 @@ class MixSamples:
             index -= len(self.parts[source])
             source += 1
         part = self.parts[source]
-        # An epoch of its own for each source: rows with one number are not masked alike.
+        # A separate epoch for each source: rows with one number are not masked alike.
         own = (epoch * len(self.parts) + source, index)
         sample = part[(source, epoch * len(part) + index) if part.is_stream else own]
         if any(isinstance(part, PackedSamples) for part in self.parts):

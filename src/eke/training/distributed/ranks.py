@@ -102,18 +102,14 @@ P2P_VARIABLE = "NCCL_P2P_DISABLE"
 Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"""
 
 
-def choose_transport(p2p: PeerToPeer) -> None:
-    """Tell NCCL, before this process joins the others, how GPUs may exchange data."""
-    if p2p is PeerToPeer.off:
-        os.environ[P2P_VARIABLE] = "1"
-
-
-def join_ranks(kind: str, timeout_s: float) -> Ranks:
+def join_ranks(plan: Plan) -> Ranks:
     """Meet the other processes of the run: in a file if eke started all, else as torchrun says.
 
-    `timeout_s` is how long a collective waits for a rank. Raises RuntimeError: the others did not
-    come, or there are fewer GPUs than processes.
+    Raises RuntimeError: the others did not come, or there are fewer GPUs than processes.
     """
+    config, kind = plan.config.distributed, plan.device.kind
+    if config.p2p is PeerToPeer.off:
+        os.environ[P2P_VARIABLE] = "1"
     world_size = int(os.environ.get(WORLD_SIZE, "1"))
     if world_size == 1:
         return ALONE
@@ -125,7 +121,7 @@ def join_ranks(kind: str, timeout_s: float) -> Ranks:
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     rank, meeting = int(os.environ[RANK]), os.environ.get(MEETING)
-    limit = timedelta(seconds=timeout_s)
+    limit = timedelta(seconds=config.timeout_s)  # how long a collective waits for a rank
     if meeting:
         dist.init_process_group(backend, f"file://{meeting}", limit, world_size, rank)
     else:

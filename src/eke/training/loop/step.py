@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from eke.training.batches.batches import CacheRelease, MicroBatch
-from eke.training.model.loss import LossFunction, whole
+from eke.training.model.loss import LossFunction, total_loss
 from eke.training.model.number_formats import Formats
 from eke.training.optimizer.update import Update
 
@@ -64,7 +64,7 @@ def take_step(
                     loss = job.loss(job.model, batch) / num_targets
                 job.cache_release.after_forward(step)
                 enter("backward")
-                job.update.backward(whole(loss))
+                job.update.backward(total_loss(loss))
             total = loss.detach() if total is None else total + loss.detach()
             del loss
     assert total is not None, "a rank without samples has a placeholder"

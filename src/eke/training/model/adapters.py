@@ -38,7 +38,7 @@ class _Norm(nn.LayerNorm):
         return nn.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
-def freeze(plan: Plan, model: nn.Module) -> None:
+def freeze_named(plan: Plan, model: nn.Module) -> None:
     """Stop training what `model.freeze` names, and give it the planned format; any number of times.
 
     Raises RunError: an entry names nothing of this class, or nothing is left to train.

@@ -12,7 +12,7 @@ from eke.common.text import BOS, EOS, PAD
 from eke.config.schema import Config, PretrainedModel, SequenceClassification
 from eke.models.families import family_of
 from eke.plan.planner import Plan
-from eke.training.model.adapters import convert_linear_layers, freeze, is_four_bit, quantise
+from eke.training.model.adapters import convert_linear_layers, freeze_named, is_four_bit, quantise
 from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.load_pretrained import (
     LoadReport,
@@ -58,7 +58,7 @@ def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.M
         model, report = load_pretrained(plan, place)
     else:
         model, report = _random_model(plan, place), LoadReport()
-    freeze(plan, model)
+    freeze_named(plan, model)
     learn_padding(plan, model)
     freeze_unused(model)
     cast_experts(model)

@@ -122,8 +122,8 @@ def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPo
 def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
     """Apply `memory.checkpointing`, before compilation; RunError if no layer supports it."""
     memory, layers = plan.config.memory, find_layers(model)
-    ways = CHECKPOINTING[memory.checkpointing]
-    if ways is None:
+    arguments = checkpoint_arguments(plan)
+    if arguments is None:
         return
     key = f"memory.checkpointing = {memory.checkpointing.value}"
     if not layers:
@@ -131,13 +131,6 @@ def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
             f"{key}: {type(model).__name__} has no layer that transformers can checkpoint"
             "\n  -> memory=none"
         )
-    # Reentrant checkpointing needs inputs that require gradients, and cannot be compiled.
-    arguments: dict[str, Any] = {"use_reentrant": False}
-    # ZeRO-3 gathers a layer's weights by operations of the layer's own forward pass.
-    if make := ways[plan.config.distributed.option == "zero3"]:
-        # What it does; without a name for it torch 2.13 keeps no compiled graph for later runs.
-        vars(make)["cache_hash"] = f"eke {make.__name__}: {sorted(KEPT)}"
-        arguments["context_fn"] = make
     # transformers renamed it and warns about the old name; earlier 5.x have only that one.
     renamed = hasattr(model, "activation_checkpointing_enable")
     enable: Any = getattr(model, f"{'activation' if renamed else 'gradient'}_checkpointing_enable")
@@ -149,6 +142,21 @@ def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
         )
     for layer in set(layers) - set(layers[:: memory.every_n]):
         layer.gradient_checkpointing = False  # type: ignore[assignment]  # torch 2.13: a Module
+
+
+def checkpoint_arguments(plan: Plan) -> dict[str, Any] | None:
+    """Arguments of torch's checkpoint; None without checkpointing."""
+    ways = CHECKPOINTING[plan.config.memory.checkpointing]
+    if ways is None:
+        return None
+    # Reentrant checkpointing needs inputs that require gradients, and cannot be compiled.
+    arguments: dict[str, Any] = {"use_reentrant": False}
+    # ZeRO-3 gathers a layer's weights by operations of the layer's own forward pass.
+    if make := ways[plan.config.distributed.option == "zero3"]:
+        # What it does; without a name for it torch 2.13 keeps no compiled graph for later runs.
+        vars(make)["cache_hash"] = f"eke {make.__name__}: {sorted(KEPT)}"
+        arguments["context_fn"] = make
+    return arguments
 
 
 def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:

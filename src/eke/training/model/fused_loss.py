@@ -103,7 +103,7 @@ def linear_cross_entropy(
 ) -> Fused:
     """The loss summed and of each row, float32, and gradients by hidden states, weight and bias.
 
-    An operator of its own, so that a compiler takes it as it is. Gradients that are not `needed`
+    A separate operator, so that a compiler takes it as it is. Gradients that are not `needed`
     are empty; in float16 they are FLOAT16_SCALE times as large. `dtype` is that of the products,
     the others are `fused_loss_sum`'s, for hidden (rows, width) and labels (rows,).
     """
@@ -167,7 +167,7 @@ linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 
 
 def to_gradient(
-    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float] = UNCHANGED
+    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float]
 ) -> Tensor:
     """Turn logits (rows, vocabulary) into their gradient, in place; returns the loss of each row.
 
@@ -193,7 +193,7 @@ def to_gradient(
 
 
 def to_gradient_compiled(
-    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float] = UNCHANGED
+    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float]
 ) -> Tensor:
     """The same, in one pass that reads logits twice and writes them once."""
     if smoothing:  # of HF Trainer alone

@@ -21,7 +21,7 @@ from eke.data.sources import Vocabulary
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
-from eke.training.model.adapters import freeze, trained_modules
+from eke.training.model.adapters import freeze_named, trained_modules
 from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
 from eke.training.model.unused import (
@@ -141,7 +141,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         why = f"the checkpoint's {before} weights are rounded to {after} where they are frozen"
         instead = "precision=fp32" if config.model.freeze else "peft.base_weights=float32"
         report = replace(report, rounded=f"{why} ({instead} keeps them)")
-    freeze(plan, model)  # so that both formats meet where modules expect it
+    freeze_named(plan, model)  # so that both formats meet where modules expect it
     with torch.autocast(device.type, frozen, enabled=mixed):
         report = _probe(plan, model, report)
     return cast(nn.Module, model), report
@@ -180,7 +180,7 @@ def _own_formats(plan: Plan) -> Iterator[None]:
         return
 
     def prepare(model: Any, dtype: torch.dtype) -> Any:
-        freeze(plan, model)
+        freeze_named(plan, model)
         heads = [] if plan.config.model.freeze else trained_modules(plan, model)
         for name in heads:
             model.get_submodule(name).to(trained_dtype(plan))

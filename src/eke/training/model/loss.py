@@ -55,7 +55,7 @@ def loss_sum(
     return losses if sources is None else with_parts(losses.sum(), losses.view_as(labels), sources)
 
 
-def whole(loss: Tensor) -> Tensor:
+def total_loss(loss: Tensor) -> Tensor:
     """The sum alone, a scalar."""
     return loss[0] if loss.dim() else loss
 

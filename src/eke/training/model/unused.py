@@ -116,16 +116,13 @@ UNUSED: dict[str, tuple[str, ...]] = {
 is read. Complete for the families of `eke.models.sizes` (tested)."""
 
 
-def freeze_unused(model: nn.Module) -> tuple[str, ...]:
-    """Stop training what the table names; returns the names."""
-    frozen = []
+def freeze_unused(model: nn.Module) -> None:
+    """Stop training what the table names."""
     for name in UNUSED.get(type(model).__name__, ()):
         parameter = model.get_parameter(name)
         everything = model.named_parameters(remove_duplicate=False)
         if [n for n, p in everything if p is parameter] == [name]:
             parameter.requires_grad_(False)
-            frozen.append(name)
-    return tuple(frozen)
 
 
 def freeze_unreached(model: nn.Module) -> tuple[str, ...]:

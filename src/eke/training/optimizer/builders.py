@@ -184,15 +184,10 @@ class Composite(Optimizer):
         super().__init__([group for part in parts for group in part.param_groups], {})
         self._share()
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch 2.13 types step twice
-        """One step of each part; `closure` is evaluated once, before them."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # none is ever passed
+        """One step of each part."""
         for part in self.parts:
             part.step()
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -29,11 +29,6 @@ def test_samples_are_padded_to_the_longest() -> None:
     assert (batch.num_samples, batch.num_targets, batch.num_tokens) == (2, 3, 4)
 
 
-def test_no_mask_where_none_is_needed() -> None:
-    batch = Collator(needs_mask=False)([sample(5, 6), sample(8)])
-    assert set(batch.inputs) == {"input_ids"}
-
-
 def test_class_labels_are_stacked() -> None:
     batch = Collator(needs_mask=False)([sample(5, 6, labels=1), sample(8, labels=0)])
     assert batch.labels.tolist() == [1, 0]
@@ -137,16 +132,3 @@ def test_epochs_and_seeds_are_other_permutations() -> None:
     assert order.permutation(1).tolist() == permutations[1], "the same twice"
     assert len({tuple(p) for p in permutations}) == 3
     assert all(sorted(p) == list(range(50)) for p in permutations)
-
-
-def test_the_last_step_of_an_epoch_may_be_smaller() -> None:
-    sizes = [len(keys) for keys in Order(31, 12, 0).steps(0, 6)]
-    assert sizes == [12, 12, 7, 12, 12, 7]
-
-
-def test_the_order_leaves_the_global_generator_alone() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    list(Order(31, 12, 0).steps(0, 6))
-    assert torch.equal(torch.rand(1), expected)

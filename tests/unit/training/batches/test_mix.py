@@ -92,12 +92,6 @@ def test_by_number_of_samples_an_epoch_has_each_once() -> None:
         assert sorted(numbers.tolist()) == list(range(347))
 
 
-def test_the_last_step_of_an_epoch_is_smaller() -> None:
-    made = order(count=31, per_step=12)
-    assert [len(keys) for keys in made.steps(0, 6)] == [12, 12, 7] * 2
-    assert [made.size_of(step) for step in range(6)] == [12, 12, 7] * 2
-
-
 def test_a_stream_is_numbered_on_and_drawn_in_parts(monkeypatch) -> None:
     draws = Draws(SIZES, SHARES, 5, (False, True, False))
     made = order(draws, 300, is_stream=True)

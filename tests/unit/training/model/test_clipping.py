@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from unit.training.model.plans import hand_plan
+from unit.training.model.steps import Counted
 
 from eke.training.model.number_formats import build_with_master
 from eke.training.optimizer.update import PlainUpdate
@@ -25,18 +25,6 @@ APART = {"adamw": partial(adamw, foreach=True), "sgd": sgd}
 def several(plan):
     """The same by two processes."""
     return replace(plan, batch=replace(plan.batch, world_size=2))
-
-
-class Seen(TorchDispatchMode):
-    """Names of the operations of its context."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 def make(build, plan=PLAN, scaler=None):
@@ -97,7 +85,7 @@ def test_what_is_not_clipped_is_the_same_to_the_last_bit(build) -> None:
 @pytest.mark.parametrize("build", IN_KERNEL.values(), ids=IN_KERNEL)
 def test_gradients_are_not_passed_over_once_more(build) -> None:
     model, update = make(build)
-    with Seen() as seen:
+    with Counted() as seen:
         train(model, update.apply, [10.0])
     assert not {"_foreach_mul_", "mul_"} & set(seen.names)
     assert any(name.startswith("_fused") for name in seen.names)

@@ -5,15 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-import transformers
 from checkpoints import FAMILIES, TASK_OF, save_checkpoint
-from peft import PeftModel
 from peft.tuners.lora.layer import Linear
 from support import last_wins
 from unit.training.model.steps import make_inputs
 
 from eke.config.compose import compose
-from eke.training.model.adapters import apply_peft, merge_adapters, save_adapter
+from eke.training.model.adapters import apply_peft
 from eke.training.model.build_model import build_model_and_report
 from eke.training.model.fused_adapters import SharedInput, fuse_adapters
 from eke.training.model.save_model import build_trainable
@@ -181,20 +179,6 @@ def test_nothing_is_held_after_a_failed_forward_pass(saved):
     group: SharedInput = layer.q_proj.forward.func.__self__
     assert group.input is None
     assert not group.results
-
-
-def test_plain_peft_loads_the_file_with_equal_logits(saved, tmp_path):
-    plan = plan_of(saved["llama"])
-    model = fused(plan).eval()
-    save_adapter(model, tmp_path)
-    base = transformers.AutoModelForCausalLM.from_pretrained(saved["llama"], dtype=torch.float32)
-    plain = PeftModel.from_pretrained(base, tmp_path).eval()
-    inputs = make_inputs(base)
-    with torch.no_grad():
-        logits = model(**inputs).logits
-        assert torch.allclose(logits, plain(**inputs).logits, atol=1e-6)
-        merged = merge_adapters(plan, model)
-        assert torch.allclose(logits, merged(**inputs).logits, atol=1e-5)
 
 
 WIDTH = 256

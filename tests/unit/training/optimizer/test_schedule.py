@@ -30,11 +30,6 @@ def test_warm_up_is_a_line_to_the_peak(option) -> None:
     assert rate(10) == pytest.approx(1.0), "the peak holds for the first step after it"
 
 
-@pytest.mark.parametrize("option", sorted(SHAPES))
-def test_without_warm_up_the_first_step_has_the_peak(option) -> None:
-    assert multiplier(option, warmup=0)(0) == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("option", "final", "middle", "last"),
     [
@@ -93,10 +88,3 @@ def test_rates_rise_to_the_peak_and_fall_to_the_end(option, total, share, final)
     assert all(0 <= value <= 1 + 1e-12 for value in rates)
     assert all(value >= fields.get("final_frac", 0) - 1e-12 for value in rates[warmup:])
     assert max(rates) == pytest.approx(1.0)
-
-
-def test_a_schedule_has_no_state() -> None:
-    """A resume needs nothing but the number of the step."""
-    rate = multiplier("cosine")
-    forwards = [rate(step) for step in range(100)]
-    assert [rate(step) for step in reversed(range(100))] == forwards[::-1]
