@@ -21,11 +21,7 @@ Check = Callable[[], None]
 """Raises ChangedError if the text differs from the plan."""
 
 
-def unchecked() -> None:
-    """No check, for text without a plan."""
-
-
-def byte_stream(pieces: tuple[Piece, ...], check: Check = unchecked) -> "TokenSource":
+def byte_stream(pieces: tuple[Piece, ...], check: Check = lambda: None) -> "TokenSource":
     """Stream of the bytes of several ranges, each followed by BOS.
 
     `check` is called if a file that is read later has changed since this call.
@@ -41,7 +37,7 @@ def byte_stream(pieces: tuple[Piece, ...], check: Check = unchecked) -> "TokenSo
 class InPlace:
     """Stream that reads from the files on demand, relying on the page cache."""
 
-    def __init__(self, pieces: tuple[Piece, ...], check: Check = unchecked) -> None:
+    def __init__(self, pieces: tuple[Piece, ...], check: Check = lambda: None) -> None:
         self.pieces, self.check = pieces, check
         self.ends = np.cumsum([piece.size + 1 for piece in pieces])
         self.stamps = {piece.path: stamp(piece.path) for piece in pieces}
@@ -164,7 +160,7 @@ def pack_windows(
     length: int,
     labels: list[str],
     keep: int | None = None,
-    check: Check = unchecked,
+    check: Check = lambda: None,
 ) -> Windows:
     """Pack byte ranges by class, each followed by BOS; then as `byte_stream` and `cut_windows`."""
     parts = [tuple(p for p in pieces if p.label == label) for label in labels]

@@ -53,7 +53,6 @@ class Turn:
 
     def __init__(self, lock_file_path: str, *_: object, **__: object) -> None:
         self.path = f"{lock_file_path}.turn"  # never a file that torch itself would wait for
-        self._descriptor: int | None = None
 
     def try_acquire(self) -> bool:
         """Wait for the lock; afterwards only missing operators are built."""
@@ -67,9 +66,7 @@ class Turn:
 
     def release(self) -> None:
         """Release the lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        os.close(self._descriptor)
 
 
 def load_files() -> None:

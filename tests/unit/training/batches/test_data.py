@@ -58,16 +58,9 @@ def test_text_has_as_many_samples_as_planned(task, text) -> None:
     assert len(data.train) == plan.steps.num_train_samples > 20
     assert len(data.evaluation) == plan.steps.num_eval_samples
     assert data.bytes_are_tokens == (task in (TASKS["causal"], TASKS["seq2seq"]))
-    first = data.train[0, 0]["input_ids"]
-    assert len(first) == 16
-
-
-def test_every_class_of_a_text_has_its_number(text) -> None:
-    plan = plan_of("data=text", text, "data.eval_frac=0.5", "data.seq_len=16",
-                   *TASKS["classification"])  # fmt: skip
-    data = build_data(plan)
-    labels = {int(data.train[0, n]["labels"]) for n in range(len(data.train))}
-    assert labels == {0, 1, 2}
+    assert len(data.train[0, 0]["input_ids"]) == 16
+    if task == TASKS["classification"]:
+        assert {int(data.train[0, n]["labels"]) for n in range(len(data.train))} == {0, 1, 2}
 
 
 def test_training_text_is_never_evaluated_on(tmp_path) -> None:

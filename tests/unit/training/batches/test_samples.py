@@ -93,11 +93,6 @@ def test_pieces_are_packed_class_by_class(pieces) -> None:
     assert [windows.label(index) for index in range(5)] == [0, 0, 0, 0, 1]
 
 
-def test_the_order_of_labels_is_the_order_of_classes(pieces) -> None:
-    windows = pack_windows(pieces, 3, ["y", "x"])
-    assert [windows.label(index) for index in range(5)] == [0, 1, 1, 1, 1]
-
-
 def test_what_does_not_fill_a_window_is_left_out(pieces) -> None:
     windows = pack_windows(pieces, 5, ["x", "y"])
     found = [windows.row(index).tokens.tolist() for index in range(len(windows))]

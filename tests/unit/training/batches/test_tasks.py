@@ -42,10 +42,6 @@ def test_causal_labels_are_the_next_tokens() -> None:
     assert made["labels"].tolist() == [*range(9, 32), IGNORED]
 
 
-def test_causal_samples_of_two_tokens() -> None:
-    assert samples("task=causal_lm", length=2)[0, 0]["labels"].tolist() == [9, IGNORED]
-
-
 # --- masking ------------------------------------------------------------------------------------
 
 MASKED = ("task=masked_lm", "model=tiny_bert")

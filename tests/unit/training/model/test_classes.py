@@ -9,21 +9,14 @@ from checkpoints import save_checkpoint
 from prepared import write_jsonl
 from support import last_wins
 
-import eke.data.sources.request as asking
 from eke.config.compose import compose
-from eke.data.preparation.rows import prepare_store
 from eke.data.sources import open_store, request_of
 from eke.training.model.save_model import build_trainable, name_classes, save_pretrained
 from eke.workflows.planning import plan_for
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 SHORT = ("task=sequence_classification", "data.seq_len=16", "batch.per_device=4", "hardware=cpu",
          "tracker=none")  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(asking, "_prepare", prepare_store)
 
 
 def rows_of(folder, *labels):

@@ -1,23 +1,17 @@
 """What is saved has the hub's layout: plain transformers loads it, and so does eke."""
 
-import errno
 import json
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
 import transformers
 from checkpoints import make_tokenizer, save_checkpoint
-from support import REPO, environment
 from unit.models.sizes.configs import TINY_CASES
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs
 
 from eke.common.errors import RunError
 from eke.training.model.build_model import build_model
-from eke.training.model.number_formats import compile_model
 from eke.training.model.save_model import load_weights, save_pretrained
 from eke.training.model.unused import HEADS
 
@@ -101,14 +95,6 @@ def test_files_and_their_content(tmp_path):
     )
 
 
-@pytest.mark.slow
-def test_a_compiled_models_bare_one_is_saved(tmp_path):
-    plan = hand_plan("model=tiny", "compile=eager")
-    bare = build_model(plan, CPU)
-    compile_model(plan, bare)(**make_inputs(bare))
-    assert_round_trip(bare, "tiny", "causal_lm", tmp_path / "saved")
-
-
 def test_a_published_generation_config_that_is_odd_does_not_stop_a_save(tmp_path):
     path = save_checkpoint(tmp_path / "odd", "llama")
     odd = {"temperature": 0.6, "top_p": 0.9, "do_sample": False}
@@ -150,29 +136,3 @@ def test_loading_is_strict(case, tmp_path):
     change(tmp_path, edit)
     with pytest.raises(RunError, match=words):
         load_weights(model, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_an_os_error(tmp_path):
-    # A limit on file size stands in for the full disk; it is set in a process of its own.
-    code = f"""
-        import resource, signal, sys
-        sys.path.insert(0, {str(REPO / "tests")!r})
-        from pathlib import Path
-        import torch
-        from unit.training.model.plans import hand_plan
-        from eke.training.model.save_model import save_pretrained
-        from eke.training.model.build_model import build_model
-        model = build_model(hand_plan("model=tiny"), torch.device("cpu"))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        try:
-            save_pretrained(model, Path({str(tmp_path / "saved")!r}))
-        except OSError as error:
-            sys.stdout.write(f"errno {{error.errno}} {{error.filename}}")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, check=False, env=environment(tmp_path),
-    )  # fmt: skip
-    assert done.stdout == f"errno {errno.EFBIG} {tmp_path / 'saved'}", done.stderr

@@ -146,16 +146,12 @@ def test_a_model_without_data_is_seen_the_same(saved):
 @pytest.mark.parametrize(
     "more",
     ["peft=dora", "peft=qlora", "peft.dropout=0.1", "precision=bf16_pure", "distributed=fsdp",
-     "peft.fused=false"],
+     "peft.fused=false", "peft.bias=lora_only"],
 )  # fmt: skip
 def test_what_is_not_lora_alone_is_left_to_peft(saved, more):
-    plan = plan_of(saved["llama"], more, "peft.fused=true" if "fused" not in more else more)
+    family = "bert" if "bias" in more else "llama"
+    plan = plan_of(saved[family], f"task={TASK_OF.get(family, 'causal_lm')}", more)
     assert not groups(fused(plan))
-
-
-def test_trained_biases_are_left_to_peft(saved):
-    model = fused(plan_of(saved["bert"], "task=masked_lm", "peft.bias=lora_only"))
-    assert not groups(model)
 
 
 def test_merged_and_disabled_adapters_are_pefts(saved):

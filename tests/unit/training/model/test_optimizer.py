@@ -47,11 +47,6 @@ def test_vectors_are_not_decayed_and_frozen_weights_are_left_out() -> None:
     assert {id(p) for p in rest["params"]} == wanted
 
 
-def test_an_empty_group_is_no_group() -> None:
-    (group,) = parameter_groups(nn.Linear(2, 2, bias=False), 0.1)
-    assert group["weight_decay"] == 0.1
-
-
 @pytest.mark.parametrize(("model", "task"), TINY_CASES, ids=lambda value: value)
 def test_roles_are_those_that_sizes_are_computed_with(model, task) -> None:
     plan = hand_plan(f"model={model}", f"task={task}")
@@ -63,22 +58,6 @@ def test_roles_are_those_that_sizes_are_computed_with(model, task) -> None:
     )
     assert found == Counter((w.role.value, w.shape) for w in structure(plan.config).weights)
     assert {role for role, _ in found} >= {Role.hidden.value, Role.embedding.value}
-
-
-@pytest.mark.parametrize(
-    ("option", "fused", "foreach"),
-    [
-        ("adamw", True, False),
-        ("adamw_fused", True, False),
-        ("adamw_foreach", False, True),
-        ("adamw_forloop", False, False),
-    ],
-)
-def test_implementations_of_adamw(option, fused, foreach) -> None:
-    optimizer = built(f"optimizer={option}")
-    assert isinstance(optimizer, torch.optim.AdamW)
-    for group in optimizer.param_groups:
-        assert (bool(group["fused"]), bool(group["foreach"])) == (fused, foreach)
 
 
 NUMBERS = {

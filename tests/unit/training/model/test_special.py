@@ -12,9 +12,7 @@ from tokenizer_kinds import save_kind
 from tokenizers import processors
 from unit.training.model.plans import hand_plan
 
-import eke.data.sources.request as asking
 from eke.config.compose import compose
-from eke.data.preparation.rows import prepare_store
 from eke.data.sources import Frame, Vocabulary
 from eke.plan.planner import Plan
 from eke.training.model.build_model import build_model
@@ -22,15 +20,9 @@ from eke.training.model.load_pretrained import is_padding_alone
 from eke.training.model.save_model import save_pretrained
 from eke.workflows.planning import plan_for
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 CPU = torch.device("cpu")
 SHORT = ("data.seq_len=16", "batch.per_device=4", "train.steps=1", "hardware=cpu", "tracker=none")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """Preparations happen in this process, into an empty cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(asking, "_prepare", prepare_store)
 
 
 def rows_of(folder: Path, tokenizer: Path, labels: bool = False) -> tuple[str, ...]:
