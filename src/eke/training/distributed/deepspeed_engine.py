@@ -133,10 +133,7 @@ def gather_engine_weights(engine: Engine, keep: bool, frozen: bool) -> dict[str,
                     seen[id(weight)] = weight.detach().to("cpu", copy=True)
                 found[f"{prefix}.{name}".lstrip(".")] = seen[id(weight)]
     engine.optimizer.checkpoint_event_epilogue()
-    if keep and frozen:
-        names = set(engine.module.state_dict()) - set(found)
-        found |= {k: v for k, v in engine.module.state_dict().items() if k in names}
-    return found
+    return {**engine.module.state_dict(), **found} if keep and frozen else found
 
 
 def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:

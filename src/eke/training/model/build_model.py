@@ -3,7 +3,6 @@
 transformers is imported inside the functions: naming a builder must not cost its import.
 """
 
-import logging
 from typing import Any, cast
 
 import torch
@@ -31,15 +30,10 @@ from eke.training.model.unused import (
     own_random_numbers,
 )
 
-log = logging.getLogger(__name__)
-
 
 def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:
-    """The model of `build_model_and_report`; the report is logged."""
-    model, report = build_model_and_report(plan, device)
-    for warning in report.warnings:
-        log.warning(warning)
-    return model
+    """The model of `build_model_and_report` alone."""
+    return build_model_and_report(plan, device)[0]
 
 
 def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.Module, LoadReport]:

@@ -355,14 +355,10 @@ def compile_report() -> dict[str, Any]:
 
 def _reset() -> None:
     """Drop compiled code, counters and the history of compilations of this process."""
-    from torch._dynamo.utils import (
-        clear_compilation_metrics,
-        counters,
-        set_compilation_metrics_limit,
-    )
+    from torch._dynamo import utils
 
     torch._dynamo.reset()
-    counters.clear()
+    utils.counters.clear()
     # Dynamo keeps the last 64 by default; a run with many graph breaks would lose its first ones.
-    set_compilation_metrics_limit(4096)  # far above what a usable run has
-    clear_compilation_metrics()
+    utils.set_compilation_metrics_limit(4096)  # far above what a usable run has
+    utils.clear_compilation_metrics()

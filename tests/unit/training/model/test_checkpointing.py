@@ -39,7 +39,7 @@ def test_presets_cover_the_builders():
         (("memory.checkpointing=full",), True),
         (("memory=checkpointing", "memory.checkpointing=off"), False),
     ],
-    ids=" ".join,
+    ids=str,
 )
 def test_the_field_counts_not_the_name_of_the_preset(overrides, on):
     assert {m.gradient_checkpointing for m in find_layers(build(*overrides))} == {on}
