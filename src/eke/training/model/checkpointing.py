@@ -170,9 +170,10 @@ def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 def count_layer_calls(model: torch.nn.Module) -> Iterator[list[int]]:
     """Count the forward calls of every Transformer layer, in the order of `find_layers`.
 
-    transformers checkpoints a layer's `forward` inside its `__call__`, where hooks of the layer do
-    not see the second run, so its first leaf is hooked: in every family a norm or a query
-    projection, called once per forward pass. Fused adapters do not call the leaves below them.
+    Only in eager code: torch.compile ignores hooks that come after it. transformers checkpoints a
+    layer's `forward` inside its `__call__`, where hooks of the layer do not see the second run, so
+    its first leaf is hooked: in every family a norm or a query projection, called once per forward
+    pass. Fused adapters do not call the leaves below them.
     """
     layers = find_layers(model)
     calls = [0] * len(layers)

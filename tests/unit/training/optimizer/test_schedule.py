@@ -57,6 +57,7 @@ def test_wsd_is_stable_until_its_decay() -> None:
     rate = multiplier("wsd", decay_frac=0.2)
     assert {rate(step) for step in range(10, 80)} == {1.0}
     assert [rate(step) for step in (80, 85, 90, 95)] == pytest.approx([1.0, 0.75, 0.5, 0.25])
+    assert multiplier("wsd", decay_frac=0.0)(99) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("decay_frac", [0.95, 1.0], ids=str)
@@ -64,10 +65,6 @@ def test_a_decay_longer_than_the_rest_starts_at_the_peak(decay_frac) -> None:
     rate = multiplier("wsd", warmup=50, decay_frac=decay_frac)
     assert rate(49) == rate(50) == pytest.approx(1.0)
     assert rate(75) == pytest.approx(0.5)
-
-
-def test_wsd_without_decay_is_constant() -> None:
-    assert multiplier("wsd", decay_frac=0.0)(99) == pytest.approx(1.0)
 
 
 @settings(deadline=None)
