@@ -54,6 +54,20 @@ def save_checkpoint(
     return folder
 
 
+def checkpoint_plan(path: Path, *overrides: str):
+    """The plan of a short run on a CPU that trains the checkpoint in a folder."""
+    from support import last_wins
+
+    from eke.config.compose import compose
+    from eke.workflows.planning import plan_for
+
+    typed = (
+        "model=pretrained", f"model.name_or_path='{path}'", "data=synthetic", "data.seq_len=16",
+        "data.max_token=300", "hardware=cpu", "tracker=none",
+    )  # fmt: skip
+    return plan_for(compose(last_wins(*typed, *overrides)), planning=True)
+
+
 def save_unknown(folder: Path) -> Path:
     """Save a model of an architecture that eke has no closed form for; returns the folder."""
     import transformers

@@ -31,13 +31,3 @@ def test_a_pinned_kernel_is_the_same_step_when_it_is_recomputed(curve_of) -> Non
     base = (*CASES["causal_lm-llama"], *TINY, *STEP, "attention.backend=math")
     kept, recomputed = (curve_of(*base, o) for o in ("memory=none", "memory=checkpointing"))
     assert largest_difference(kept, recomputed) == 0.0
-
-
-@pytest.mark.slow
-def test_a_pinned_kernel_is_the_same_step_when_it_is_compiled(curve_of) -> None:
-    base = (*CASES["causal_lm-llama"], *TINY, *STEP)
-    plain = curve_of(*base)
-    assert (
-        largest_difference(plain, curve_of(*base, "attention.backend=math", "compile=aot_eager"))
-        < 1e-5
-    )

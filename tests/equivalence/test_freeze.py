@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import transformers
-from checkpoints import TASK_OF, save_checkpoint, save_unknown
+from checkpoints import TASK_OF, checkpoint_plan, save_checkpoint, save_unknown
 from equivalence_cases import CASES, RAGGED
 from equivalence_compare import largest_difference
 from support import TINY, last_wins
@@ -13,17 +13,15 @@ from trained import continue_job, steps_of, train_job
 from unit.training.model.steps import make_inputs
 
 from eke.common.errors import ConfigError
-from eke.config.compose import compose
 from eke.models.freezing import is_frozen
 from eke.models.sizes import state_bytes
 from eke.plan.record import metrics
 from eke.training.model.build_model import build_model_and_report
 from eke.training.model.save_model import save_pretrained
 from eke.training.model.unused import HEADS, set_dropout
-from eke.workflows.planning import plan_for
 
 CPU = torch.device("cpu")
-SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")
+STILL = "model.dropout=0.0"
 CLASSIFY = "task=sequence_classification"
 
 
@@ -41,13 +39,8 @@ def saved(tmp_path_factory):
     return found
 
 
-def plan_of(path, *overrides):
-    typed = ("model=pretrained", f"model.name_or_path='{path}'", "model.dropout=0.0", *SHORT)
-    return plan_for(compose(last_wins(*typed, *overrides)), planning=True)
-
-
 def build(path, *overrides):
-    plan = plan_of(path, *overrides)
+    plan = checkpoint_plan(path, STILL, *overrides)
     return plan, *build_model_and_report(plan, CPU)
 
 
@@ -74,7 +67,7 @@ def step(model):
 def test_loss_and_gradients_are_plain_transformers(saved, family, task, freeze):
     more = (task, f"model.freeze=[{freeze}]", "precision=bf16")
     plan, model, report = build(saved[family], *more)
-    assert report.rounded is None
+    assert not report.rounded
     config = transformers.AutoConfig.from_pretrained(saved[family])
     set_dropout(config, 0.0)
     config.num_labels = model.config.num_labels
@@ -152,13 +145,13 @@ def test_what_is_named_must_exist_and_leave_something(saved):
     }
     for freeze, words in cases.items():
         with pytest.raises(ConfigError) as caught:
-            plan_of(saved["bert"], "task=masked_lm", f"model.freeze=[{freeze}]")
+            checkpoint_plan(saved["bert"], STILL, "task=masked_lm", f"model.freeze=[{freeze}]")
         text = caught.value.short().replace("'", "")
         assert re.search(words, text), text
     with pytest.raises(ConfigError, match="freeze trains none"):
-        plan_of(saved["bert"], CLASSIFY, "model.freeze=[encoder]", "optimizer=muon")
+        checkpoint_plan(saved["bert"], STILL, CLASSIFY, "model.freeze=[encoder]", "optimizer=muon")
     with pytest.raises(ConfigError, match="names no weight of the checkpoint"):
-        plan_of(saved["other"], "model.freeze=[embeddings]")
+        checkpoint_plan(saved["other"], STILL, "model.freeze=[embeddings]")
 
 
 @pytest.mark.slow

@@ -3,18 +3,16 @@
 import pytest
 import torch
 import transformers
-from checkpoints import FAMILIES, TASK_OF, save_checkpoint
+from checkpoints import FAMILIES, TASK_OF, checkpoint_plan, save_checkpoint
 from peft import PeftModel
 from support import TINY, last_wins
 from trained import continue_job, steps_of, train_job
 from unit.training.model.steps import make_inputs
 
-from eke.config.compose import compose
 from eke.models.sizes import state_bytes
 from eke.training.model.adapters import apply_peft, merge_adapters, quant_tensors, save_adapter
 from eke.training.model.build_model import build_model_and_report
 from eke.training.model.unused import HEADS, set_dropout
-from eke.workflows.planning import plan_for
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(
@@ -22,9 +20,9 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 CPU = torch.device("cpu")
+STILL = "model.dropout=0.0"
 METHODS = ("lora", "dora", "ia3")
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +39,6 @@ def saved(tmp_path_factory):
             model.save_pretrained(root / f"{family}-{name}")
             found[family, name] = root / f"{family}-{name}"
     return found
-
-
-def plan_of(path, *overrides):
-    typed = ("model=pretrained", f"model.name_or_path='{path}'", "model.dropout=0.0", *SHORT)
-    return plan_for(compose(last_wins(*typed, *overrides)), planning=True)
 
 
 def build(plan):
@@ -75,9 +68,9 @@ def step(model, dtype):
 def test_loss_and_gradients_are_plain_pefts(saved, family, method, precision, tmp_path):
     task, dtype = TASK_OF.get(family, "causal_lm"), FORMATS[precision]
     path = saved[family, precision]
-    plan = plan_of(path, f"task={task}", f"peft={method}", f"precision={precision}")
+    plan = checkpoint_plan(path, STILL, f"task={task}", f"peft={method}", f"precision={precision}")
     model, report = build(plan)
-    assert report.rounded is None
+    assert not report.rounded
     save_adapter(model, tmp_path)
     config = transformers.AutoConfig.from_pretrained(path)
     set_dropout(config, 0.0)
@@ -104,7 +97,7 @@ def test_loss_and_gradients_are_plain_pefts(saved, family, method, precision, tm
 def test_formats_and_bytes_are_the_planned_ones(saved, family, method, precision):
     task = "sequence_classification" if family in ("bert", "llama") else TASK_OF.get(family)
     more = (f"task={task or 'causal_lm'}", f"peft={method}", f"precision={precision}")
-    plan = plan_of(saved[family, precision], *more)
+    plan = checkpoint_plan(saved[family, precision], STILL, *more)
     model, _ = build(plan)
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     assert trained == {torch.float32}
@@ -115,14 +108,12 @@ def test_formats_and_bytes_are_the_planned_ones(saved, family, method, precision
 
 def test_a_head_keeps_the_checkpoints_float32_values(saved, tmp_path):
     more = ("task=sequence_classification", "precision=bf16")
-    whole, _ = build_model_and_report(plan_of(saved["bert", "fp32"], *more), CPU)
-    plan = plan_of(saved["bert", "fp32"], *more, "peft=lora")
+    whole, _ = build_model_and_report(checkpoint_plan(saved["bert", "fp32"], STILL, *more), CPU)
+    plan = checkpoint_plan(saved["bert", "fp32"], STILL, *more, "peft=lora")
     model, report = build_model_and_report(plan, CPU)
-    assert report.rounded[:2] == ("torch.float32", "torch.bfloat16")
-    assert any(
-        "rounded to bfloat16" in warning and "base_weights=float32" in warning
-        for warning in report.warnings
-    )
+    assert report.rounded in report.warnings
+    assert "float32 weights are rounded to bfloat16" in report.rounded
+    assert "base_weights=float32" in report.rounded
     assert torch.equal(model.classifier.weight, whole.classifier.weight)
     frozen = model.bert.embeddings.word_embeddings.weight
     assert frozen.dtype is torch.bfloat16
@@ -131,14 +122,14 @@ def test_a_head_keeps_the_checkpoints_float32_values(saved, tmp_path):
 
 @pytest.mark.parametrize("typed", ["precision=bf16_pure", "precision=bf16_pure peft=lora"])
 def test_no_frozen_weights_no_warning_of_them(saved, typed):
-    plan = plan_of(saved["llama", "fp32"], *typed.split())
-    assert build_model_and_report(plan, CPU)[1].rounded is None
+    plan = checkpoint_plan(saved["llama", "fp32"], STILL, *typed.split())
+    assert not build_model_and_report(plan, CPU)[1].rounded
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_merged_weights_are_plain_pefts(saved, method, tmp_path):
     path = saved["llama", "bf16"]
-    plan = plan_of(path, f"peft={method}", "precision=bf16")
+    plan = checkpoint_plan(path, STILL, f"peft={method}", "precision=bf16")
     model, _ = build(plan)
     save_adapter(model, tmp_path)
     base = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
@@ -162,7 +153,7 @@ def test_merged_weights_are_plain_pefts(saved, method, tmp_path):
     ],
 )
 def test_the_format_of_frozen_weights(saved, overrides, frozen):
-    plan = plan_of(saved["llama", "bf16"], "peft=lora", *overrides.split())
+    plan = checkpoint_plan(saved["llama", "bf16"], STILL, "peft=lora", *overrides.split())
     assert plan.compute.frozen == frozen
 
 
@@ -174,29 +165,3 @@ def test_a_run_continues_bit_for_bit(task, make_plan, tmp_path):
     whole = train_job(plan, tmp_path / "whole")
     rest = continue_job(whole, 2, tmp_path / "rest")
     assert steps_of(rest) == {n: found for n, found in steps_of(whole).items() if n > 2}
-
-
-def test_less_is_kept_for_the_backward_pass():
-    """Bytes without the parameters themselves; 9,062,404 where frozen weights were float32."""
-    plan = plan_of_random("data.seq_len=128", "batch.per_device=2", "precision=bf16", "peft=lora")
-    model = apply_peft(plan, build_model_and_report(plan, CPU)[0])
-    held = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in held:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
-    ids = torch.randint(0, 200, (2, 128))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(input_ids=ids).logits
-        torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
-    assert sum(size for size, _ in kept.values()) <= 0.7 * 9_062_404
-
-
-def plan_of_random(*overrides):
-    typed = ("model=tiny", "model.dropout=0", *SHORT, "train.steps=2", *overrides)
-    return plan_for(compose(last_wins(*typed)), planning=True)

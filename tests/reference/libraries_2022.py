@@ -23,7 +23,6 @@ import torch
 
 from eke.config.schema import Checkpointing
 from eke.models.families import Role
-from eke.training.model.checkpointing import CHECKPOINTING
 from eke.training.optimizer.build_optimizer import build_optimizer
 from eke.training.trace.allocator import NAME, fake_gpu
 from eke.training.trace.fakes import autocast_kernel
@@ -105,7 +104,11 @@ def libraries_of_2022() -> Iterator[None]:
     rules = torch.library.Library("aten", "IMPL")
     rules.impl("_softmax", SoftmaxKeepsInput.apply, "AutogradPrivateUse1")
     rules.impl("gelu", autocast_kernel(aten.gelu.default, "float32", NAME), "AutocastPrivateUse1")
-    reentrant = {**CHECKPOINTING, Checkpointing.full: lambda _: {"use_reentrant": True}}
+
+    def reentrant(plan):
+        full = plan.config.memory.checkpointing is Checkpointing.full
+        return {"use_reentrant": True} if full else None
+
     bert = "transformers.models.bert.modeling_bert.eager_attention_forward"
     try:
         with (
@@ -113,7 +116,7 @@ def libraries_of_2022() -> Iterator[None]:
             mock.patch("eke.training.optimizer.build_optimizer.parameter_groups", decayed_first),
             mock.patch("eke.training.trace.trace_plan.build_optimizer", optimizer_of),
             mock.patch("eke.training.trace.operations.cublas_bytes", return_value=0),
-            mock.patch("eke.training.model.checkpointing.CHECKPOINTING", reentrant),
+            mock.patch("eke.training.model.checkpointing.checkpoint_arguments", reentrant),
             mock.patch.object(Training, "_evaluate"),
         ):
             yield

@@ -54,7 +54,7 @@ from eke.training.model.save_model import (
     system_error,
 )
 from eke.training.optimizer.build_optimizer import evaluation_weights, restore_training_weights
-from eke.training.optimizer.update import PlainUpdate
+from eke.training.optimizer.update import PlainUpdate, Update
 
 if TYPE_CHECKING:
     from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
@@ -293,7 +293,7 @@ def _prune(newest: Path, keep: int, spare: int | None) -> None:
             remove_tree(path)
 
 
-class ShardedUpdate:
+class ShardedUpdate(Update):
     """Gradients are exchanged in backward, and each rank updates its part of every tensor."""
 
     even = True
@@ -315,17 +315,13 @@ class ShardedUpdate:
         """Ranks average their gradients here, too, where they should sum them."""
         self.plain.backward(loss)
 
-    def apply(self, learning_rate: float) -> Tensor | None:
+    def apply(self) -> Tensor | None:
         """One step on the parts; the norm is that of the whole gradient."""
         if not self.gradient_bytes:
             gradients = [p.grad for p in self.plain.parameters]
             self.gradient_bytes = part_bytes(g for g in gradients if g is not None)
-        norm = self.plain.apply(learning_rate)
+        norm = self.plain.apply()
         return None if norm is None else whole(norm)
-
-    def held(self) -> list[Tensor]:
-        """None."""
-        return []
 
     def gather(self, keep: bool) -> WholeState:
         """Weights and optimizer state put together, tensor by tensor."""

@@ -116,4 +116,4 @@ def test_a_difference_would_be_seen(key: str, run: Callable[..., TrainingState])
 
 
 def test_nothing_is_pinned_on_a_cpu(run: Callable[..., TrainingState], tmp_path: Path) -> None:
-    assert run("dataloader.pin_memory=on").data.loading.pinned is False
+    assert run("dataloader.pin_memory=on").data.pinned is False

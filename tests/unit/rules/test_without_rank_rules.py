@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_a_process_without_a_gpu_of_its_own(monkeypatch) -> None:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(RuntimeError, match="no GPU for process 1"):
-        join_ranks("cuda", 1.0)
+        join_ranks(replace(hand_plan(), device=DEVICES["h200"]))
 
 
 def test_processes_on_one_core_wait_for_each_other() -> None:

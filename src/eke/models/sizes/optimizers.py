@@ -403,7 +403,7 @@ _bitsandbytes = partial(
 
 _adamw_bitsandbytes = partial(
     _bitsandbytes,
-    builder=f"{BUILDERS}adamw_8bit",
+    builder=f"{BUILDERS}eight_bit",
     state_bytes=_bitsandbytes_state(2),
     quantises=_quantised_by_bitsandbytes,
     num_tables=2,
@@ -461,7 +461,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         returns_from_files=True,
     ),
     "lion_8bit": _bitsandbytes(
-        builder=f"{BUILDERS}lion_8bit",
+        builder=f"{BUILDERS}eight_bit",
         state_bytes=_bitsandbytes_state(1),
         quantises=_quantised_by_bitsandbytes,
         num_tables=1,

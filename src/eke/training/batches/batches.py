@@ -17,7 +17,7 @@ from eke.models.sizes import is_ragged, most_predicted
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.plan.planner.lengths import GROUPED_STEPS, Micro
 from eke.training.batches.sampler import as_label
-from eke.training.batches.tasks import Key, Sample, is_packed, lay_end_to_end
+from eke.training.batches.tasks import Key, Sample, lay_end_to_end
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class MicroBatch:
     targets_of: tuple[int, ...] = ()
     """Labels with loss of each source of a mix."""
     num_skipped: int = 0
-    """Rows of a stream that were left out before."""
+    """Rows of a stream that were skipped before."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -121,9 +121,18 @@ class Collator:
     """Add token_type_ids; zeros where samples have none."""
     num_sources: int = 0
     """Sources of a mix, of which each sample names one."""
+    shorten: bool = False
+    """Shorten the last of several samples, so that memory probes have padding."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """One micro-batch from at least one sample."""
+        if self.shorten and len(samples) > 1:
+            # Without the first token of each sequence: a model may pool at the last.
+            shorter = {
+                name: row[1:] if row.ndim and row.dtype.kind != "f" and len(row) > 1 else row
+                for name, row in samples[-1].items()
+            }
+            samples = [*samples[:-1], shorter]
         rows = [lay_end_to_end(samples)] if self.padding_free else samples
         ids = [row["input_ids"] for row in rows]
         inputs = {"input_ids": self._pad(ids, self.pad)}
@@ -182,9 +191,8 @@ SAMPLES_AT_ONCE = 2**16
 class Order:
     """Samples of optimizer step k, a function of the seed and k.
 
-    Micro-batch size, accumulation and ranks only cut a step's samples, so that any split of the
-    same global batch trains on the same samples. Each epoch is a new permutation; its last step may
-    hold fewer samples.
+    Micro-batches and ranks only cut a step's samples: any split of the same global batch trains
+    on the same ones. Each epoch is a new permutation.
     """
 
     num_samples: int
@@ -273,28 +281,6 @@ def cut_step(
     return groups[rank::world_size]
 
 
-@dataclass(frozen=True)
-class StepSampler:
-    """A batch sampler over micro-batches of consecutive steps, for a DataLoader."""
-
-    order: Order
-    start: int
-    stop: int
-    per_device: int
-    rank: int = 0
-    world_size: int = 1
-
-    def rounds(self) -> Iterator[tuple[int, int]]:
-        """Number of micro-batches per step, on this rank and on the rank with most."""
-        for step in range(self.start, self.stop):
-            groups = -(-self.order.size_of(step) // self.per_device)
-            yield len(range(self.rank, groups, self.world_size)), -(-groups // self.world_size)
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        for keys in self.order.steps(self.start, self.stop):
-            yield from cut_step(keys, self.per_device, self.rank, self.world_size)
-
-
 T = TypeVar("T")
 
 AT_MOST = 8
@@ -306,9 +292,8 @@ LONG_ENOUGH_S = 1e-3
 def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
     """Iterate with several items prepared at a time.
 
-    What makes a batch is out of the processor's caches after each step of a model, and making one
-    then takes several times as long as the next one after it (0.36 ms a step one by one, 0.05 eight
-    at a time, for four short samples: docs/lab/loop.md, 2026-11-23).
+    After each step of a model, what makes a batch is out of the processor's caches: 0.36 ms a step
+    one by one, 0.05 eight at a time, for four short samples (docs/lab/loop.md, 2026-11-23).
     """
     while True:
         made, start = [], clock()
@@ -324,10 +309,8 @@ def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter
 class Transfer:
     """Copier of micro-batches to a device; for a GPU, on a separate stream.
 
-    The host is ahead of a GPU. In the stream that computes, a copy would be done after everything
-    that is queued there, and from memory that is not page-locked the host would wait for that. In a
-    separate stream it is there before its step begins (CUDA C++ Programming Guide, "Overlap of
-    Data Transfer and Kernel Execution").
+    In the stream that computes, a copy would wait for all that the host has queued there (CUDA C++
+    Programming Guide, "Overlap of Data Transfer and Kernel Execution").
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -355,8 +338,8 @@ class Transfer:
 class CacheRelease:
     """Hook that empties the caching allocator every n steps, between forward and backward.
 
-    That is where HF Trainer's `torch_empty_cache_steps` does it, and where it lowers the peak: the
-    forward pass's temporaries are free, and the backward pass asks for blocks of other sizes.
+    HF Trainer's `torch_empty_cache_steps` does it there, too: the forward pass's temporaries are
+    free, and the backward pass asks for blocks of other sizes.
     """
 
     def __init__(self, every: int | None, device: torch.device) -> None:
@@ -410,8 +393,7 @@ class LongestSamples:
         ordinary = next(token for token in range(len(special) + 1) if token not in special)
         ids = np.full(length, ordinary)
         if isinstance(task, Seq2SeqLM):
-            target = np.full(of_target, ordinary)
-            return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
+            return {"input_ids": ids, "labels": np.full(of_target, ordinary)}
         if isinstance(task, SequenceClassification):
             # T5 pools at the end of text, of which each row has one (eke.training.batches.tasks).
             ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
@@ -435,24 +417,3 @@ def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray
     labels = np.full_like(ids, IGNORED)
     labels[:most] = ids[:most]
     return labels
-
-
-@dataclass(frozen=True)
-class LongestCollator:
-    """Collator of probe samples, in which one row has padding if the run's may."""
-
-    collate: Collator
-    plan: Plan
-
-    def __call__(self, samples: list[Sample]) -> MicroBatch:
-        """One micro-batch from at least one sample."""
-        config = self.plan.config
-        ragged = is_ragged(config) and not is_packed(config)
-        if ragged and len(samples) > 1:
-            # Without the first token of each sequence: a model may pool at the last.
-            shorter = {
-                name: row[1:] if row.ndim and row.dtype.kind != "f" and len(row) > 1 else row
-                for name, row in samples[-1].items()
-            }
-            return self.collate([*samples[:-1], shorter])
-        return self.collate(samples)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,11 +15,9 @@ from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan, plans_of_sources
 from eke.training.batches.batches import (
     Collator,
-    LongestCollator,
     LongestSamples,
     MicroBatch,
     Order,
-    StepSampler,
     cut_step,
     in_bursts,
 )
@@ -52,6 +51,7 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
         types=plan.vocabulary.has_types
         and getattr(model_configuration(plan), "type_vocab_size", 0) > 1,
         num_sources=len(plan.sources),
+        shorten=plan.probe and is_ragged(config) and not is_packed(config),
     )
 
 
@@ -90,28 +90,21 @@ class Padding:
 
 
 @dataclass
-class Loading:
-    """Active loaders."""
-
-    training: Any = None
-    """The iterator over the micro-batches of training; it owns the loader processes."""
-    evaluation: "DataLoader[Any] | None" = None
-    """Reused by each evaluation if its processes persist."""
-    pinned: bool | None = None
-    """Whether the first micro-batch came in page-locked memory; None before it came."""
-
-
-@dataclass(frozen=True)
 class TrainingData:
     """Samples of one run and how to load them."""
 
     train: Samples
     evaluation: Samples
-    collate: Collator | LongestCollator
+    collate: Collator
     plan: Plan
     padding: Padding = field(default_factory=Padding)
     """Measured while training, of this rank."""
-    loading: Loading = field(default_factory=Loading)
+    loading: Any = None
+    """The iterator over the micro-batches of training; it owns the loader processes."""
+    eval_loading: "DataLoader[Any] | None" = None
+    """Reused by each evaluation if its processes persist."""
+    pinned: bool | None = None
+    """Whether the first micro-batch came in page-locked memory; None before it came."""
 
     @property
     def bytes_are_tokens(self) -> bool:
@@ -125,27 +118,23 @@ class TrainingData:
     ) -> Iterator[list[MicroBatch]]:
         """The micro-batches of each optimizer step from `start` on, one list per step.
 
-        Skipped steps cost nothing: order is a function of the step's number.
-
-        Args:
-            start: first step.
-            rank: of this process.
-            even: fill up with placeholders, to as many as the rank with most of them has.
+        With `even`, placeholders fill up to as many as the rank with most of them has.
         """
-        batch, steps = self.plan.batch, self.plan.steps
-        config = self.plan.config
-        order = self._order()
-        size = batch.per_device * batch.devices
-        sampler = StepSampler(order, start, steps.total, size, rank, batch.world_size)
-        loader = self.loading.training = iter(self._loader(self.train, sampler))
-        batches = loader if config.dataloader.workers else in_bursts(loader)
-        for mine, most in sampler.rounds():
-            made = [next(batches) for _ in range(mine)]
-            if made and self.loading.pinned is None:
-                self.loading.pinned = made[0].labels.is_pinned()
+        batch, total, order = self.plan.batch, self.plan.steps.total, self._order()
+        size, world_size = batch.per_device * batch.devices, batch.world_size
+        every = (cut_step(keys, size, rank, world_size) for keys in order.steps(start, total))
+        self.loading = iter(self._loader(self.train, chain.from_iterable(every)))
+        several = not self.plan.config.dataloader.workers
+        batches = in_bursts(self.loading) if several else self.loading
+        for step in range(start, total):
+            num_groups = -(-order.size_of(step) // size)
+            made = [next(batches) for _ in range(rank, num_groups, world_size)]
+            if made and self.pinned is None:
+                self.pinned = made[0].labels.is_pinned()
             for each in made:
                 self.padding.add(each)
-            yield made + self.placeholders(most - mine if even else 0)
+            missing = -(-num_groups // world_size) - len(made)
+            yield made + self.placeholders(missing if even else 0)
 
     def _order(self) -> Order:
         plan, lengths = self.plan, None
@@ -185,10 +174,16 @@ class TrainingData:
         return [self.collate([samples[0, 0]]).without_targets()] * count
 
     def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
-        """Batches of `eval_loader`, padded with placeholders as in `train_steps`."""
-        yield from self.eval_loader(rank)
-        world_size, num_groups = self.plan.batch.world_size, len(self._eval_groups())
-        missing = -(-num_groups // world_size) - len(range(rank, num_groups, world_size))
+        """Evaluation micro-batches, always the same, and placeholders as in `train_steps`."""
+        groups, world_size = self._eval_groups(), self.plan.batch.world_size
+        mine, loader = groups[rank::world_size], self.eval_loading
+        if loader is None:
+            persistent = self.plan.config.dataloader.persistent
+            loader = self._loader(self.evaluation, mine, persistent)
+            if persistent:  # processes end with their loader
+                self.eval_loading = loader
+        yield from loader
+        missing = -(-len(groups) // world_size) - len(mine)
         yield from self.placeholders(missing if even else 0)
 
     def _eval_groups(self) -> list[list[Key]]:
@@ -201,17 +196,6 @@ class TrainingData:
             groups += [keys[at : at + size] for at in range(0, len(keys), size)]
             first += len(part)
         return groups
-
-    def eval_loader(self, rank: int = 0) -> "DataLoader[Any]":
-        """Evaluation micro-batches, always the same samples in the same order."""
-        if self.loading.evaluation is not None:
-            return self.loading.evaluation
-        groups = self._eval_groups()[rank :: self.plan.batch.world_size]
-        persistent = self.plan.config.dataloader.persistent
-        loader = self._loader(self.evaluation, groups, persistent)
-        if persistent:  # processes end with their loader
-            self.loading.evaluation = loader
-        return loader
 
     def _loader(
         self, samples: Samples, batches: Any, persistent: bool = False
@@ -232,26 +216,14 @@ class TrainingData:
 
 
 def build_data(plan: Plan, left: bool = False) -> TrainingData:
-    """Open the prepared tokens, read the text, or set up the random tokens, of both splits.
-
-    Raises:
-        ConfigError: the prepared tokens are gone and cannot be prepared again.
-        RunError: the data is no longer what was planned.
-    """
-    collate = build_collator(plan, left)
-    if plan.probe:  # of memory, by samples of maximum length
-        longest = LongestCollator(collate, plan)
-        return TrainingData(LongestSamples(plan, False), LongestSamples(plan, True), longest, plan)
-    train, evaluation = (open_split(plan, evaluation=evaluation) for evaluation in (False, True))
-    return TrainingData(train, evaluation, collate, plan)
+    """Samples of both splits; ConfigError or RunError if they are no longer what was planned."""
+    open_samples = LongestSamples if plan.probe else open_split
+    train, evaluation = (open_samples(plan, evaluation) for evaluation in (False, True))
+    return TrainingData(train, evaluation, build_collator(plan, left), plan)
 
 
 def load_plan_tokenizer(plan: Plan) -> Any:
-    """Load the plan's tokenizer, to be saved with a model; None for bytes.
-
-    Where it has no padding token, its end of text is one, as it was in training. Its chat template
-    is the one that was trained with.
-    """
+    """Load the plan's tokenizer, as it trained, to be saved with a model; None for bytes."""
     if plan.vocabulary.is_bytes:
         return None
     from transformers import AutoTokenizer

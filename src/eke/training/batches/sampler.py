@@ -1,13 +1,8 @@
-"""Sources of samples by index: windows of text, prepared rows, or random tokens.
-
-A sample depends only on its index, the epoch and the seeds, never on batch size, rank or worker.
-"""
+"""Sources of samples by index: windows of text, prepared rows, or random tokens."""
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,29 +17,16 @@ IN_MEMORY_BYTES = 256 * 2**20
 """Texts up to this size are kept in memory, as tokens of two bytes; larger ones are read on demand.
 The standard library's source, with its thousands of small files, has a tenth of it."""
 
-OPEN_FILES = 64
-"""Files kept open at a time; the usual limit of a process is 1024."""
-
-
 Check = Callable[[], None]
 """Raises ChangedError if the text differs from the plan."""
 
 
-def unchecked() -> None:
-    """No check, for text without a plan."""
-
-
-def byte_stream(
-    pieces: tuple[Piece, ...], in_memory: int = IN_MEMORY_BYTES, check: Check = unchecked
-) -> "TokenSource":
+def byte_stream(pieces: tuple[Piece, ...], check: Check = lambda: None) -> "TokenSource":
     """Stream of the bytes of several ranges, each followed by BOS.
 
-    Args:
-        pieces: the byte ranges.
-        in_memory: size up to which all is read at once.
-        check: called if a file has changed since this call.
+    `check` is called if a file that is read later has changed since this call.
     """
-    if sum(piece.size for piece in pieces) > in_memory:
+    if sum(piece.size for piece in pieces) > IN_MEMORY_BYTES:
         return InPlace(pieces, check)
     parts = [np.zeros(0, np.uint16)]
     for piece in pieces:
@@ -55,26 +37,16 @@ def byte_stream(
 class InPlace:
     """Stream that reads from the files on demand, relying on the page cache."""
 
-    def __init__(
-        self,
-        pieces: tuple[Piece, ...],
-        check: Check = unchecked,
-        stamps: dict[Path, tuple[int, ...]] | None = None,
-    ) -> None:
+    def __init__(self, pieces: tuple[Piece, ...], check: Check = lambda: None) -> None:
         self.pieces, self.check = pieces, check
         self.ends = np.cumsum([piece.size + 1 for piece in pieces])
-        self.stamps = stamps or {piece.path: stamp(piece.path) for piece in pieces}
-        self._open: OrderedDict[Path, int] = OrderedDict()
+        self.stamps = {piece.path: stamp(piece.path) for piece in pieces}
 
     def __len__(self) -> int:
         return int(self.ends[-1])
 
     def __getitem__(self, window: slice) -> np.ndarray:
-        """Tokens from `window.start` to `window.stop`, uint16.
-
-        Raises:
-            ChangedError: a file has changed or was deleted.
-        """
+        """Tokens of a slice, uint16; ChangedError if a file has changed or was deleted."""
         start, stop, _ = window.indices(len(self))
         found = np.full(max(0, stop - start), BOS, np.uint16)
         number = int(np.searchsorted(self.ends, start, side="right"))
@@ -89,34 +61,18 @@ class InPlace:
         return found
 
     def _read(self, piece: Piece, offset: int, count: int) -> np.ndarray:
-        descriptor = self._descriptor(piece.path)
-        content = os.pread(descriptor, count, piece.start + offset)
-        if (found := stamp(descriptor)) != self.stamps[piece.path]:
-            if os.fstat(descriptor).st_nlink:  # a deleted file cannot change
-                self.check()  # raises unless it was only touched
+        try:
+            with open(piece.path, "rb", buffering=0) as file:
+                content = os.pread(file.fileno(), count, piece.start + offset)
+                found = stamp(file.fileno())
+        except OSError as error:
+            raise ChangedError(of_system(error)) from error
+        if found != self.stamps[piece.path]:
+            self.check()  # raises unless it was only touched
             self.stamps[piece.path] = found
         if len(content) < count:
             raise ChangedError(f"{piece.path} is shorter than when the run was planned")
         return _tokens(content)
-
-    def _descriptor(self, path: Path) -> int:
-        if path not in self._open:
-            if len(self._open) >= OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-            try:
-                self._open[path] = os.open(path, os.O_RDONLY)
-            except OSError as error:
-                raise ChangedError(of_system(error)) from error
-        self._open.move_to_end(path)
-        return self._open[path]
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Pickle without file descriptors."""
-        return InPlace, (self.pieces, self.check, self.stamps)
-
-    def __del__(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
 
 
 TokenSource = np.ndarray | InPlace
@@ -183,13 +139,7 @@ class Windows:
 
 
 def cut_windows(streams: Sequence[TokenSource], length: int, keep: int | None = None) -> Windows:
-    """Cut windows of `length` tokens out of one stream per class.
-
-    Args:
-        streams: tokens of each class.
-        length: tokens per window.
-        keep: take this many windows, spread evenly over the text; None takes all.
-    """
+    """Windows of `length` tokens out of one stream per class: `keep`, evenly spaced, or all."""
     starts = []
     for number, stream in enumerate(streams):
         offsets = np.arange(len(stream) // length) * length
@@ -210,11 +160,11 @@ def pack_windows(
     length: int,
     labels: list[str],
     keep: int | None = None,
-    check: Check = unchecked,
+    check: Check = lambda: None,
 ) -> Windows:
     """Pack byte ranges by class, each followed by BOS; then as `byte_stream` and `cut_windows`."""
     parts = [tuple(p for p in pieces if p.label == label) for label in labels]
-    streams = [byte_stream(part, check=check) for part in parts]
+    streams = [byte_stream(part, check) for part in parts]
     return cut_windows(streams, length, keep)
 
 

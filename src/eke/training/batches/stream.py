@@ -1,7 +1,7 @@
 """Streams of rows, read while training in their own order through a shuffle buffer.
 
 Which row comes when depends on the seed, the buffer's size and the rows' order alone. Each process
-makes the same draws among rows that are not parsed, and parses and tokenizes those it is asked for.
+makes the same draws among rows that are not parsed, and parses and tokenizes its own alone.
 """
 
 import os
@@ -52,8 +52,7 @@ class StreamedRows:
     def taken(self, index: int) -> Taken:
         """A row; where it cannot be used, another one of the buffer, which comes again later.
 
-        Raises:
-            RunError: a file has changed or cannot be read, or too many rows are bad.
+        Raises RunError: a file has changed or cannot be read, or too many rows are bad.
         """
         try:
             if self._process != os.getpid():  # a fork would share the positions in files

@@ -60,7 +60,7 @@ long text."""
 Sample = dict[str, np.ndarray]
 """`input_ids` (length,), `labels` (length,), (target,), () or (classes,), `position_ids` (length,)
 where several sequences lie end to end, and `token_type_ids` (length,) of pairs; int64, and float32
-labels that are no single class. `skipped` () is the number of a stream's rows left out before.
+labels that are no single class. `skipped` () is the number of a stream's rows skipped before.
 Arrays: NumPy is faster than torch for small samples (docs/lab/loop.md, 2026-11-23)."""
 
 Key = tuple[int, int]
@@ -139,7 +139,7 @@ class MixSamples:
             index -= len(self.parts[source])
             source += 1
         part = self.parts[source]
-        # An epoch of its own for each source: rows with one number are not masked alike.
+        # A separate epoch for each source: rows with one number are not masked alike.
         own = (epoch * len(self.parts) + source, index)
         sample = part[(source, epoch * len(part) + index) if part.is_stream else own]
         if any(isinstance(part, PackedSamples) for part in self.parts):
@@ -215,10 +215,7 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
 
 
 def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> None:
-    """Put the tokenizer's special tokens around a slice of text, in place.
-
-    Stretches of byte tokens and of random ones end in the end of text, which T5 pools at.
-    """
+    """Put special tokens around a slice of text, in place; bytes end in the end of text."""
     prefix, suffix = frame.prefix, frame.suffix
     if vocabulary.is_bytes:
         assert vocabulary.eos is not None, "byte tokens have one"
@@ -228,10 +225,7 @@ def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> 
 
 
 def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """Source and target of a row; of a stretch of text the second part is the target.
-
-    The decoder's inputs are made of the labels of a micro-batch, by the model's own shift.
-    """
+    """Source and target of a row; of a stretch of text the second part is the target."""
     config, vocabulary = samples.config, samples.vocabulary
     assert isinstance(config.task, Seq2SeqLM)
     row = samples.source.row(index)
@@ -260,7 +254,7 @@ def is_packed(config: Config) -> bool:
     return packing is Packing.padding_free or (packing is Packing.on and is_ragged(config))
 
 
-def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples | MixSamples:
+def open_split(plan: Plan, evaluation: bool) -> TaskSamples | PackedSamples | MixSamples:
     """The samples of one split, as many as planned."""
     if plan.sources:
         parts = (_open_part(part, evaluation) for part in plans_of_sources(plan))

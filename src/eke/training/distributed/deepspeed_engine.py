@@ -40,12 +40,10 @@ def build_engine(
     device: torch.device,
     swap: Path | None = None,
 ) -> Engine:
-    """Build the engine with the plan's sharding.
+    """Build the engine with the plan's sharding; `swap` is the folder for state kept in files.
 
-    Ranks must have built equal models, on the host for ZeRO-3, else on `device`. With ZeRO-3 each
-    weight is moved to the device and sharded separately, so that only the host holds the whole
-    model. The optimizer gets DeepSpeed's flat shards in place of the model's parameters. `swap` is
-    the folder for state kept in files.
+    Ranks must have built equal models, on the host for ZeRO-3, which moves and shards one weight at
+    a time, else on `device`. The optimizer gets DeepSpeed's flat shards as its parameters.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
@@ -87,10 +85,7 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
-    """Run every forward pass of `model` in the plan's format.
-
-    As the loop has it: one format for training and one for evaluation.
-    """
+    """Run every forward pass of `model` in the plan's format: for training, or for evaluation."""
     plain = model.forward
 
     @functools.wraps(plain)
@@ -102,10 +97,7 @@ def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
 
 
 def flat_weight_shards(engine: Engine) -> list[Tensor]:
-    """This rank's float32 weights for the optimizer: one flat shard per group.
-
-    ZeRO-3 cuts groups further, into `sub_group_size` numbers each.
-    """
+    """This rank's float32 weights for the optimizer: flat shards, one per group but with ZeRO-3."""
     if engine.zero_optimization_stage() == 3:
         return list(engine.optimizer.fp32_partitioned_groups_flat)
     return list(engine.optimizer.single_partition_of_fp32_groups)
@@ -126,13 +118,7 @@ def engine_weights(engine: Engine) -> list[nn.Parameter]:
 
 
 def gather_engine_weights(engine: Engine, keep: bool, frozen: bool) -> dict[str, Tensor]:
-    """All weights under the model's own names, on the host, module by module; a collective.
-
-    Args:
-        engine: of ZeRO-3.
-        keep: whether this rank wants them; the others get an empty dictionary.
-        frozen: frozen weights and buffers, too; else the trained ones alone.
-    """
+    """Weights (only trained ones, unless `frozen`) by name if `keep`, on the host; a collective."""
     import deepspeed
 
     engine.optimizer.checkpoint_event_prologue()  # shards small weights, too
@@ -147,10 +133,7 @@ def gather_engine_weights(engine: Engine, keep: bool, frozen: bool) -> dict[str,
                     seen[id(weight)] = weight.detach().to("cpu", copy=True)
                 found[f"{prefix}.{name}".lstrip(".")] = seen[id(weight)]
     engine.optimizer.checkpoint_event_epilogue()
-    if keep and frozen:
-        names = set(engine.module.state_dict()) - set(found)
-        found |= {k: v for k, v in engine.module.state_dict().items() if k in names}
-    return found
+    return {**engine.module.state_dict(), **found} if keep and frozen else found
 
 
 def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:
@@ -168,7 +151,7 @@ def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:
     return [tensor for each in value for tensor in tensors_within(each, depth - 1)]
 
 
-class DeepSpeedUpdate:
+class DeepSpeedUpdate(Update):
     """Update by the engine, which exchanges, clips and applies gradients."""
 
     def __init__(self, plan: Plan, engine: Engine, device: torch.device) -> None:
@@ -186,35 +169,24 @@ class DeepSpeedUpdate:
         yield
 
     def backward(self, loss: Tensor) -> None:
-        """Scale the loss, since DeepSpeed averages over ranks instead of summing.
-
-        There is no division by the accumulation steps: the loss is divided by the targets of
-        the whole global batch already.
-        """
+        """Multiply the loss by the ranks: DeepSpeed averages over them instead of summing."""
         if self.scale:
             self.engine.optimizer.override_loss_scale(self.scale.value)
         self.engine.backward(loss * self.world_size, scale_wrt_gas=False)
 
-    def apply(self, learning_rate: float) -> Tensor:
+    def apply(self) -> Tensor:
         """One step of the engine; with float16, a step whose gradients overflowed is skipped."""
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = learning_rate
         self.engine.step()
         if self.scale:
             self.scale.update(overflowed=bool(self.engine.optimizer.overflow))
         norm = self.engine.get_global_grad_norm()
         return torch.as_tensor(norm, dtype=torch.float32, device=self.device).detach()
 
-    def gather(self, keep: bool) -> None:
-        """None: each rank writes its part."""
-
     def held(self) -> list[Tensor]:
-        """The engine's flat shards, gradients and sharded weights.
+        """The engine's flat shards, gradients and sharded weights, and the rest of its optimizer's.
 
-        Also whatever else its optimizer keeps between steps: ZeRO-3's partition of gradients and
-        its bucket, staging areas of offloading (deepspeed 0.19.8, stage3.py,
-        `grad_partitions_flat_buffer`; stage_1_and_2.py,
-        `param_buffer_of_bit16_for_cpu_offload_groups`, `temp_grad_buffer_for_cpu_offload`).
+        That is ZeRO-3's partition of gradients and its bucket, and staging areas of offloading
+        (deepspeed 0.19.8, stage3.py and stage_1_and_2.py).
         """
         engine = self.engine
         pieces = flat_weight_shards(engine)
@@ -224,20 +196,14 @@ class DeepSpeedUpdate:
         return [*pieces, *weights, *gradients, *buffers, *tensors_within(vars(engine.optimizer))]
 
     def weights(self, keep: bool) -> dict[str, Tensor] | None:
-        """Weights for a checkpoint if `keep`; None if the model has them.
-
-        A collective: every rank must call it.
-        """
+        """Weights for a checkpoint if `keep`; None if the model has them. A collective."""
         if self.engine.zero_optimization_stage() < 3:
             return None
         frozen = not is_adapted(self.engine.module)  # a checkpoint of adapters omits them
         return gather_engine_weights(self.engine, keep, frozen)
 
     def part(self) -> dict[str, Any]:
-        """This rank's part of the training state without the weights: tensors and numbers.
-
-        It includes float32 shards if the weights are narrower.
-        """
+        """This rank's training state without the weights, but float32 shards of narrower ones."""
         pieces = flat_weight_shards(self.engine)
         return {
             "optimizer": [self._state(number, piece) for number, piece in enumerate(pieces)],
@@ -256,10 +222,9 @@ class DeepSpeedUpdate:
             return {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
 
     def load_part(self, part: dict[str, Any]) -> None:
-        """Continue from what `part` gave; the weights have been loaded before the engine was made.
+        """Continue from what `part` gave; RunError if that belongs to another model or sharding.
 
-        Raises:
-            RunError: it belongs to a model or a sharing of another kind.
+        The weights were loaded before the engine was made.
         """
         state, pieces = self.engine.basic_optimizer.state, flat_weight_shards(self.engine)
         if len(pieces) != len(part["optimizer"]):

@@ -1,8 +1,7 @@
 """FSDP2: sharded training state, gathered for checkpoints and split on load.
 
-PyTorch's `fully_shard` turns parameters into DTensors, cut along their first dimension. What is
-saved is put together again, so that a checkpoint looks as if one process had written it, and what
-is loaded is cut without a word between the processes: each of them reads the whole file.
+`fully_shard` turns parameters into DTensors, cut along their first dimension. A checkpoint looks
+as if one process had written it; each process reads all of it and cuts its part.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
@@ -12,13 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from eke.config.schema import FSDP
 from eke.plan.planner import Plan
 from eke.training.model.checkpointing import find_layers
-
-GROUPS = "param_groups"
-"""Key of an optimizer's `state_dict`, as torch calls it."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +31,10 @@ class WholeState:
 
 
 def shard_model(plan: Plan, model: nn.Module, device: torch.device) -> None:
-    """Cut the parameters of `model` into one part per process, in place.
+    """Cut the parameters of `model`, equal on each process and on its device, in place.
 
-    Each Transformer layer is gathered on its own; what lies around the layers (embeddings, also
-    where they are tied to the output, and heads) is one more unit, kept from forward to backward.
-    The model is the same on each process, on its device; the process group is there.
+    Each Transformer layer is gathered alone; what lies around them (embeddings, heads) is one more
+    unit, kept from forward to backward.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -88,23 +84,13 @@ def cut_like(tensor: Tensor, place: Tensor) -> Tensor:
 
 
 def gather_weights(model: nn.Module, keep: bool, frozen: bool = True) -> dict[str, Tensor]:
-    """The whole weights and buffers in host memory, under the names of `state_dict`.
+    """Weights and buffers (trained ones alone, unless `frozen`) by name if `keep`, on the host.
 
-    Every process must call it. Tensors are put together one at a time, so that no device ever holds
-    more than one of them; tied ones stay one tensor.
-
-    Args:
-        model: sharded by `shard_model`.
-        keep: whether this process wants them; the others get none.
-        frozen: frozen weights and buffers, too; else the trained ones alone.
+    Every process must call it. One tensor at a time is put together; tied ones stay one tensor.
     """
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()  # after an evaluation some may still be whole
     once: dict[int, Tensor] = {}
     names: dict[str, Tensor] = {}
+    # A hook of FSDP2 first cuts again what an evaluation has left whole.
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not frozen and not tensor.requires_grad:
             continue
@@ -122,33 +108,18 @@ def gather_parameters(optimizer: torch.optim.Optimizer, keep: bool) -> list[Tens
 
 
 def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
-    """`optimizer.state_dict()` with whole tensors in host memory; every process must call it.
+    """`optimizer.state_dict()` with whole tensors on the host if `keep`; a collective."""
 
-    Processes that do not `keep` it get an empty dictionary.
-    """
-    content = optimizer.state_dict()
-
-    def gather(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def gather(value: Tensor) -> Tensor | None:
         gathered = whole(value)
         return gathered.cpu() if keep else None
 
-    state = {
-        number: {name: gather(value) for name, value in values.items()}
-        for number, values in content["state"].items()
-    }
-    # Other entries than states and groups, such as float32 copies of narrower weights
-    # (training/model/number_formats.py).
-    rest = {k: [gather(v) for v in content[k]] for k in content if k not in ("state", GROUPS)}
-    return {GROUPS: content[GROUPS], "state": state, **rest} if keep else {}
+    content: dict[str, Any] = tree_map_only(Tensor, gather, optimizer.state_dict())
+    return content if keep else {}
 
 
 def cut_optimizer(content: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """A `state_dict` with whole tensors, cut as this optimizer's parameters are, if they are.
-
-    State as large as its parameter is cut as that is; scalars stay what they are.
-    """
+    """A `state_dict` of whole tensors; those as large as their parameter are cut as that is."""
     places = [p for group in optimizer.param_groups for p in group["params"]]
 
     def cut(value: Any, place: Tensor) -> Any:

@@ -1,9 +1,7 @@
 """DeepSpeed's C++ operators, compiled at first use, and training state that it keeps in files.
 
-torch 2.13 locks a build with a file, `lock`, that only its creator removes: after a killed build,
-later ones wait forever and silently (https://github.com/pytorch/pytorch/issues/189245). Here the
-kernel holds the lock and releases it when its owner dies. Builds are separated by processor, since
-home folders are often shared by different machines.
+torch 2.13 locks a build with a file that only its creator removes: after a killed build, later ones
+wait forever (https://github.com/pytorch/pytorch/issues/189245). Here the kernel holds the lock.
 
 Between steps the tensors of state in files are empty; DeepSpeed fills them shard by shard
 (deepspeed 0.19.8, `runtime/zero/stage3.py` and `runtime/swap_tensor`).
@@ -55,7 +53,6 @@ class Turn:
 
     def __init__(self, lock_file_path: str, *_: object, **__: object) -> None:
         self.path = f"{lock_file_path}.turn"  # never a file that torch itself would wait for
-        self._descriptor: int | None = None
 
     def try_acquire(self) -> bool:
         """Wait for the lock; afterwards only missing operators are built."""
@@ -69,17 +66,11 @@ class Turn:
 
     def release(self) -> None:
         """Release the lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        os.close(self._descriptor)
 
 
 def load_files() -> None:
-    """Load what reads and writes a disk, compiled at first use.
-
-    Raises:
-        RuntimeError: libaio or a compiler is missing.
-    """
+    """Load what reads and writes a disk; RuntimeError if libaio or a compiler is missing."""
     from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
 
     # The second loads the first by itself, with all of DeepSpeed's flags.
@@ -87,11 +78,7 @@ def load_files() -> None:
 
 
 def load_adam() -> None:
-    """Load AdamW on the host, compiled at first use.
-
-    Raises:
-        RuntimeError: a compiler is missing.
-    """
+    """Load AdamW on the host; RuntimeError if a compiler is missing."""
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     _load(ADAM, CPUAdamBuilder())
@@ -164,10 +151,7 @@ def in_files(engine: Engine, piece: int) -> bool:
 def in_memory(engine: Engine, piece: int, write: bool = False) -> Iterator[bool]:
     """Load a shard and its moments into memory; yields whether it was in a file.
 
-    Args:
-        engine: of any stage.
-        piece: number of the shard.
-        write: put them back into the files afterwards.
+    With `write` they are put back into the files afterwards.
     """
     if not in_files(engine, piece):
         yield False

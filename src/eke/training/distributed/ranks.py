@@ -1,11 +1,9 @@
 """Ranks of a run: collectives on the host, Accelerate settings, and nn.DataParallel.
 
-Host collectives use gloo, also on GPU machines: agreeing on counts and on stopping must not wait
-for the device. Only gradients and losses are exchanged between devices.
+Host collectives use gloo, also on GPU machines: agreeing on counts must not wait for the device.
 
-nn.DataParallel runs replicas in threads, which inherit neither autocast nor dispatch modes, and
-gathers their outputs on the first device. So replicas enter autocast themselves and return one
-number per device instead of logits.
+nn.DataParallel runs replicas in threads, which inherit no autocast, and gathers their outputs on
+the first device. So replicas enter autocast themselves and return one number, no logits.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 """
 
@@ -104,25 +102,14 @@ P2P_VARIABLE = "NCCL_P2P_DISABLE"
 Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"""
 
 
-def choose_transport(p2p: PeerToPeer) -> None:
-    """Tell NCCL, before this process joins the others, how GPUs may exchange data."""
-    if p2p is PeerToPeer.off:
-        os.environ[P2P_VARIABLE] = "1"
+def join_ranks(plan: Plan) -> Ranks:
+    """Meet the other processes of the run: in a file if eke started all, else as torchrun says.
 
-
-def join_ranks(kind: str, timeout_s: float) -> Ranks:
-    """Meet the other processes of the run.
-
-    Where eke started all of them on one machine, in a file; else as torchrun's environment
-    variables say.
-
-    Args:
-        kind: `cpu` or `cuda`: what the run computes on.
-        timeout_s: seconds after which a collective is given up that some rank keeps away from.
-
-    Raises:
-        RuntimeError: the others did not come, or there are fewer GPUs than processes.
+    Raises RuntimeError: the others did not come, or there are fewer GPUs than processes.
     """
+    config, kind = plan.config.distributed, plan.device.kind
+    if config.p2p is PeerToPeer.off:
+        os.environ[P2P_VARIABLE] = "1"
     world_size = int(os.environ.get(WORLD_SIZE, "1"))
     if world_size == 1:
         return ALONE
@@ -134,7 +121,7 @@ def join_ranks(kind: str, timeout_s: float) -> Ranks:
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     rank, meeting = int(os.environ[RANK]), os.environ.get(MEETING)
-    limit = timedelta(seconds=timeout_s)
+    limit = timedelta(seconds=config.timeout_s)  # how long a collective waits for a rank
     if meeting:
         dist.init_process_group(backend, f"file://{meeting}", limit, world_size, rank)
     else:
@@ -163,11 +150,10 @@ def build_handlers(plan: Plan) -> list[Any]:
 
 
 def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
-    """Let ranks train experts that the micro-batch of some of them does not reach.
+    """Let ranks train experts that the micro-batch of some does not reach; before wrapping.
 
     DDP looks for them after each forward pass. FSDP and ZeRO exchange what all ranks have a
-    gradient of: there every expert has one, of zero if need be. To be called before the accelerator
-    wraps the model.
+    gradient of: there every expert has one, of zero if need be.
     """
     routed, option = routed_parents(model), plan.config.distributed.option
     if not routed:

@@ -159,7 +159,7 @@ def train_step(job: TrainingState, batches: Iterator[list[MicroBatch]], step: in
     # Before the backward pass: an update may step within it.
     learning_rate = job.plan.config.optimizer.lr * job.multiplier(step)
     set_learning_rate(job.optimizer, learning_rate)
-    total, grad_norm = take_step(job, cut, num_targets, step, learning_rate, partial(enter, job))
+    total, grad_norm = take_step(job, cut, num_targets, step, partial(enter, job))
     job.meter.end_step(step, total, grad_norm, learning_rate, totals)
     return totals
 

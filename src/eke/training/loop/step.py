@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from eke.training.batches.batches import CacheRelease, MicroBatch
-from eke.training.model.loss import LossFunction, whole
+from eke.training.model.loss import LossFunction, total_loss
 from eke.training.model.number_formats import Formats
 from eke.training.optimizer.update import Update
 
@@ -39,7 +39,6 @@ def take_step(
     cut: Sequence[MicroBatch],
     num_targets: int,
     step: int,
-    learning_rate: float,
     enter: Callable[[str], None],
 ) -> tuple[Tensor, Tensor | None]:
     """One optimizer step; nothing in it waits for the device.
@@ -50,7 +49,6 @@ def take_step(
         num_targets: of the global batch: the loss is the mean over all of them, so that it is the
             same however the batch is cut.
         step: its number, from 0.
-        learning_rate: of this step.
         enter: called when `forward`, `backward` and `optimizer` begin.
 
     Returns:
@@ -66,12 +64,12 @@ def take_step(
                     loss = job.loss(job.model, batch) / num_targets
                 job.cache_release.after_forward(step)
                 enter("backward")
-                job.update.backward(whole(loss))
+                job.update.backward(total_loss(loss))
             total = loss.detach() if total is None else total + loss.detach()
             del loss
     assert total is not None, "a rank without samples has a placeholder"
     enter("optimizer")
-    return total, job.update.apply(learning_rate)
+    return total, job.update.apply()
 
 
 @torch.no_grad()

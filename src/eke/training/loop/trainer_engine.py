@@ -34,7 +34,7 @@ from eke.training.loop.loop import BetweenSteps, enter, evaluate, next_step
 from eke.training.loop.meter import capture_random_state, restore_random_state
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
-from eke.training.model.loss import whole
+from eke.training.model.loss import total_loss
 from eke.training.model.unused import routed_parents
 from eke.training.observe.effective import closer_look
 from eke.training.observe.libraries import note_trainer
@@ -252,7 +252,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         job.meter.enter("backward")
         self.steps.loss = self.steps.loss + share.detach()
         # Ranks average their gradients where they should sum them.
-        return whole(share) * job.ranks.world_size
+        return total_loss(share) * job.ranks.world_size
 
     def training_step(
         self, model: nn.Module, inputs: Inputs, num_items_in_batch: int | None = None

@@ -133,10 +133,9 @@ def follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
 
 def join(plan: Plan) -> "Ranks":
     """Meet the run's other processes, if it has any."""
-    from eke.training.distributed.ranks import choose_transport, join_ranks
+    from eke.training.distributed.ranks import join_ranks
 
-    choose_transport(plan.config.distributed.p2p)
-    return join_ranks(plan.device.kind, plan.config.distributed.timeout_s)
+    return join_ranks(plan)
 
 
 def redirect_output(paths: RunPaths, rank: int) -> None:

@@ -21,11 +21,7 @@ of a start, in the median (docs/lab/startup.md). Neither has a switch for it."""
 
 
 def import_transformers() -> None:
-    """Import what every model of transformers needs, and no more.
-
-    Afterwards the packages are there again for who asks for them: eke's own optimizers, a model
-    family with a use for scipy.
-    """
+    """Import what every model of transformers needs; other packages can be imported later."""
     if "transformers.modeling_utils" in sys.modules:
         return
     with importing(), hidden(list(NEEDLESS)):

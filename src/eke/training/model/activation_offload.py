@@ -35,7 +35,7 @@ class Away:
     event: Any
     """The end of its last copy."""
     uses: int = 1
-    """Operations of the backward pass that have not asked for it yet."""
+    """Operations of the backward pass that have not used it yet."""
     fetched: Any = None
 
     def __del__(self) -> None:
@@ -44,12 +44,12 @@ class Away:
 
     def original(self) -> Tensor | None:
         """The source, while it is there; a RuntimeError if it was changed, as autograd's."""
-        if self.source is not None and place_of(self.source) != self.place:
+        if self.source is not None and _place_of(self.source) != self.place:
             raise RuntimeError("a tensor needed for the backward pass was changed in place")
         return self.source
 
 
-def place_of(tensor: Tensor) -> tuple[Any, ...]:
+def _place_of(tensor: Tensor) -> tuple[Any, ...]:
     """The same for the same numbers in the same memory."""
     storage, offset = tensor.untyped_storage()._cdata, tensor.storage_offset()
     return storage, offset, tensor.size(), tensor.stride(), tensor.dtype, tensor._version
@@ -58,12 +58,10 @@ def place_of(tensor: Tensor) -> tuple[Any, ...]:
 class ActivationOffload(saved_tensors_hooks):
     """Context of a forward pass: what it saves for backward goes to host memory until then.
 
-    As torch.autograd.graph.save_on_cpu, but weights stay, copies to and from page-locked memory run
-    alongside the passes in their own stream, and what several operations save in a row is moved
-    once. A trained weight that autocast has copied into 16 bits is copied once more instead.
-
-    The stream that computes allocates all memory of the device, and waits for a copy before what
-    was copied is let go: the allocator can use it again at once, however far the host is ahead.
+    As torch.autograd.graph.save_on_cpu, but weights stay, copies run in their own stream alongside
+    the passes, and what several operations save in a row is moved once. A trained weight that
+    autocast has copied into 16 bits is copied once more instead. All memory of the device is
+    allocated by the stream that computes, which waits for a copy before letting its source go.
     """
 
     def __init__(self, model: nn.Module, copies: Sequence[Tensor] = ()) -> None:
@@ -84,7 +82,7 @@ class ActivationOffload(saved_tensors_hooks):
         weight = copied_leaf(tensor)
         if weight is not None and weight.untyped_storage()._cdata in self._weights:
             return made_again(tensor, weight)
-        place = place_of(tensor)
+        place = _place_of(tensor)
         for each in self._leaving:
             if each.source is not None and each.place == place:
                 each.uses += 1

@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,11 +38,10 @@ class _Norm(nn.LayerNorm):
         return nn.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
-def freeze(plan: Plan, model: nn.Module) -> None:
+def freeze_named(plan: Plan, model: nn.Module) -> None:
     """Stop training what `model.freeze` names, and give it the planned format; any number of times.
 
-    Raises:
-        RunError: an entry names nothing of this class, or nothing is left to train.
+    Raises RunError: an entry names nothing of this class, or nothing is left to train.
     """
     entries, narrow = plan.config.model.freeze, frozen_dtype(plan)
     if not entries:
@@ -72,12 +70,7 @@ def is_adapted(model: nn.Module) -> bool:
 def adapter_tensors(
     model: nn.Module, weights: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """The trained tensors under the names they have in the file: the model's own, not copies.
-
-    Args:
-        model: of peft.
-        weights: the trained tensors under the model's names, where it holds only parts of them.
-    """
+    """The trained tensors under their names in the file: the model's own, or those of `weights`."""
     from peft import get_peft_model_state_dict
 
     # Without a look at the hub for the base model's vocabulary, which is unchanged.
@@ -106,24 +99,11 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
             yield name, file.get_tensor(name)
 
 
-@dataclass(frozen=True)
-class Float8Layers:
-    """Counts of a model's converted linear layers."""
-
-    converted: int
-    """Those that multiply in float8."""
-    total: int
-    """All linear layers."""
-    emulated: int
-    """Converted ones that round to float8 and multiply in a wider format."""
-
-
 def convert_linear_layers(plan: Plan, model: nn.Module, device: torch.device) -> None:
     """Let the model's linear layers multiply in float8, in place; their weights stay as they are.
 
-    Accelerate's recipe for torchao: neither the first nor the last linear layer, nor one with a
-    side that is no multiple of 16, which `torch._scaled_mm` demands; token counts are padded.
-    A CPU has no float8 products: there the operands are rounded to float8 and multiplied wider.
+    Accelerate's recipe: neither the first nor the last one, nor one with a side that is no multiple
+    of 16 (`torch._scaled_mm`). On a CPU operands are rounded to float8 and multiplied wider.
     """
     if plan.compute.float8 == "off":
         return
@@ -135,14 +115,11 @@ def convert_linear_layers(plan: Plan, model: nn.Module, device: torch.device) ->
     ao.convert_model_to_fp8_ao(model, config=config)
 
 
-def count_float8(model: nn.Module) -> Float8Layers:
-    """The linear layers of a model, read from their classes."""
+def float8_layers(model: nn.Module) -> list[Any]:
+    """The layers that multiply in float8; `config.emulate` of one that rounds alone."""
     from torchao.float8.float8_linear import Float8Linear
 
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    converted = [module for module in linear if isinstance(module, Float8Linear)]
-    emulated = sum(bool(module.config.emulate) for module in converted)
-    return Float8Layers(len(converted), len(linear), emulated)
+    return [module for module in model.modules() if isinstance(module, Float8Linear)]
 
 
 def is_four_bit(plan: Plan) -> bool:
@@ -151,13 +128,11 @@ def is_four_bit(plan: Plan) -> bool:
 
 
 def quantise(plan: Plan, model: nn.Module, device: torch.device) -> nn.Module:
-    """Replace the linear layers inside the Transformer layers by 4-bit ones, and move to `device`.
+    """Replace the linear layers inside Transformer layers by 4-bit ones, and move to `device`.
 
-    One layer at a time: a GPU never holds more than one float32 weight in addition to the 4-bit
-    ones. Embeddings, norms, heads, and what transformers itself keeps in float32
-    (`_keep_in_fp32_modules`) stay as they are. The experts of a layer, which transformers holds as
-    one parameter, are dequantised whenever the layer runs. The 4-bit layers multiply in the plan's
-    number format. The model, with float32 weights on the host, is changed in place.
+    In place, one layer at a time: a GPU never holds more than one float32 weight of them. What
+    transformers keeps in float32 stays. Experts, which are one parameter, are dequantised whenever
+    the layer runs.
     """
     config = cast(QLora, plan.config.peft)
     compute = getattr(torch, plan.compute.autocast or "float32")
@@ -212,18 +187,13 @@ def _quantise_parameters(experts: nn.Module, config: QLora, device: torch.device
     from bitsandbytes.nn.parametrize import replace_parameter_4bit
 
     for name, parameter in list(experts.named_parameters(recurse=False)):
-        if parameter.dim() < 3:
-            continue
-        parameter.data = parameter.data.to(device)
-        replace_parameter_4bit(experts, name, config.double_quant, config.quant_type.value)
-        del parameter
+        if parameter.dim() > 2:
+            parameter.data = parameter.data.to(device)
+            replace_parameter_4bit(experts, name, config.double_quant, config.quant_type.value)
 
 
 def dequantised(layer: nn.Module, dtype: torch.dtype, delta: Tensor | None = None) -> nn.Module:
-    """The layer that a 4-bit one stands for, on the host.
-
-    `delta` (out, in) is added in float32; the sum is rounded to `dtype` once.
-    """
+    """The layer that a 4-bit one stands for plus `delta` (out, in), on the host, rounded once."""
     from bitsandbytes.functional import dequantize_4bit
     from transformers.pytorch_utils import Conv1D
 
@@ -285,12 +255,9 @@ CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
 
 
 def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
-    """The model with the planned adapters, or itself; before checkpointing and the optimizer.
+    """The model with the planned adapters, drawn in float32 by the run's seed; or itself.
 
-    What is frozen is `requires_grad=False`; adapters are float32, drawn by the run's seed.
-
-    Raises:
-        RunError: no layer of the model is one that `peft.target_modules` names.
+    Raises RunError: no layer of the model is one that `peft.target_modules` names.
     """
     make = BUILDERS[plan.config.peft.option]
     if make is None:
@@ -314,18 +281,14 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         # peft 0.21 asks by a name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         adapted: Any = get_peft_model(cast(Any, model), config)
-    config.modules_to_save = (
-        _heads(plan, model) or None
-    )  # peft adds names, repeated or of no module
+    # peft adds names, repeated or of no module.
+    config.modules_to_save = _heads(plan, model) or None
     _set_formats(plan, adapted)
     return cast(nn.Module, adapted).train()
 
 
 class _Product(torch.autograd.Function):
-    """Product with a float32 matrix in the input's narrower format.
-
-    Equal to autocast's bit for bit, but keeps the matrix itself for the backward pass, not a copy.
-    """
+    """Product with a float32 matrix as under autocast, but keeps no copy of it for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -357,8 +320,7 @@ class _Factor(nn.Linear):
 def _set_formats(plan: Plan, adapted: nn.Module) -> None:
     """Give the model's own trained tensors their format, and leave the adapters' input as it is.
 
-    Autocast rounds that input anyway: peft's float32 copy of it would only be kept for backward.
-    DoRA computes the norms of weights in the format of that copy.
+    peft's float32 copy of what autocast rounds anyway would be kept for backward; DoRA needs it.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
@@ -448,8 +410,8 @@ def _ia3(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
 def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
     """The plain model that computes what the adapted one does; the adapted one is used up.
 
-    4-bit weights get the planned format of frozen weights, on the host. (peft 0.21's own merging
-    rounds them to 4 bits again, and fails on a classifier's head with IA3.)
+    4-bit weights get the planned format of frozen ones. (peft 0.21's own merging rounds them to 4
+    bits again, and fails on a classifier's head with IA3.)
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper

@@ -1,17 +1,13 @@
 """Attention implementations, and detection of the kernels that a step ran.
 
-An implementation is a request: PyTorch picks the kernel for the mask, format and device at hand,
-autocast picks the format. `KernelProbe` watches the operations of one step and says which it was.
+An implementation is a request: PyTorch picks the kernel for the mask, format and device at hand.
 
 transformers leaves grouped-query attention to PyTorch if there is no mask. On a GPU whose fused
 kernels cannot share (`eke.plan.planner.shares_heads`) it must repeat the heads, as under a mask.
 
 transformers decides from values on the device whether a row holds several packed sequences, and
-whether it ends in padding: one wait for the GPU each, in every forward pass; and when it may not
-look (under torch.compile) it builds a full mask, which PyTorch's flash kernel does not take. eke
-knows from its configuration: rows hold one sequence each, or they are packed and their positions
-restart at each; and what a causal model must not see comes after what it computes. For the packages
-of FlashAttention transformers asks once more, in every layer, wherever a batch has one row.
+whether it ends in padding: a wait for the GPU each, in every forward pass; under torch.compile it
+builds a full mask, which PyTorch's flash kernel does not take. eke knows from its configuration.
 """
 
 import contextlib
@@ -30,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from eke.common.errors import RunError
 from eke.config.schema import Backend
 from eke.plan.planner import Plan, avoids_cudnn, shares_heads
+from eke.training.model.checkpointing import KEPT, is_repeating
 
 ATTENTION: dict[str, str] = {
     "eager": "eager",
@@ -100,19 +97,17 @@ class ObservedKernels:
     """Matrix multiplications, forward and backward; not those inside attention and loss kernels."""
     loss_kernels: tuple[str, ...] = ()
     """Values of `LOSSES`, sorted."""
+    num_repeated: int = 0
+    """Operations of forward passes that were repeated inside a backward pass."""
+    num_repeated_dear: int = 0
+    """Those of them that selective checkpointing is to keep (`checkpointing.KEPT`)."""
 
 
 class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     """Watches the operations of one training step, forward and backward.
 
-    Compiled code runs as compiled and is looked into. Under `torch.inference_mode` composite
-    operations arrive whole and are not recognised; a training step has none of them. Slows the
-    watched step down by one Python call per operation; do not time it.
-
-    Example:
-        with KernelProbe() as probe:
-            train_step()
-        probe.seen().attention_kernels   # ("flash",)
+    Compiled code is looked into as it runs. Under `torch.inference_mode` composite operations
+    arrive whole and are not recognised. Costs one Python call per operation; do not time it.
     """
 
     supports_higher_order_operators = True
@@ -123,6 +118,7 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self._kernels: set[str] = set()
         self._losses: set[str] = set()
         self._dtypes: Counter[str] = Counter()
+        self._repeated: Counter[str] = Counter()
         self._flex = contextlib.ExitStack()
 
     def __enter__(self) -> "KernelProbe":
@@ -150,6 +146,8 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     def _note(self, func: Any, args: tuple[Any, ...]) -> None:
         name = getattr(func, "overloadpacket", func).__name__
+        if is_repeating():
+            self._repeated[name] += 1
         kernel = KERNELS.get(name) or PACKAGES.get(getattr(func, "namespace", ""))
         # Attention scores are (samples, heads, queries, keys); a router's are (tokens, experts).
         if kernel and not (name == "_softmax" and args[0].dim() != 4):
@@ -171,6 +169,8 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             matmul_dtypes=tuple(name for name, _ in self._dtypes.most_common()),
             num_matmuls=sum(self._dtypes.values()),
             loss_kernels=tuple(sorted(self._losses)),
+            num_repeated=sum(self._repeated.values()),
+            num_repeated_dear=sum(self._repeated[name] for name in KEPT),
         )
 
 
@@ -185,10 +185,7 @@ def _innermost(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def _watch_flex(kernels: set[str]) -> Iterator[None]:
-    """Notes calls of FlexAttention, whose generated kernel is no operation that a mode could see.
-
-    Within code that torch.compile has traced before, the call is not made again.
-    """
+    """Notes calls of FlexAttention, whose generated kernel no mode sees; unseen once compiled."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = ATTENTION["flex"]
@@ -229,13 +226,9 @@ EXPECTED: dict[Backend, frozenset[str]] = {
 
 @contextmanager
 def pinned_backend(plan: Plan) -> Iterator[None]:
-    """Everything inside may use only the planned kernel: forward, evaluation, recomputation.
+    """Everything inside may use only the planned kernel, in all threads of the process.
 
-    PyTorch's switches hold for the whole process, its autograd threads included. A backward pass
-    belongs to the kernel that ran forward, so what counts is that recomputation lies inside, too.
-
-    Raises:
-        RunError: the kernel does not take this model's inputs; PyTorch warns of its reasons.
+    Recomputation has to lie inside, too. Raises RunError: the kernel does not take these inputs.
     """
     attention = plan.config.attention
     pinned = BACKENDS.get(attention.backend) if attention.option == "sdpa" else None
@@ -266,8 +259,7 @@ _ASKED = "use_gqa_in_sdpa"
 def repeat_heads(plan: Plan) -> None:
     """Repeat the heads where kernels cannot share; before the first forward pass, for this process.
 
-    Seen with transformers 5.23, which looks the function up at each call; in a version without it
-    nothing is replaced, and tests/unit/training/model/test_grouped_heads.py tells.
+    Seen with transformers 5.23; tests/unit/training/model/test_grouped_heads.py tells of others.
     """
     from transformers.integrations import sdpa_attention
 
@@ -294,9 +286,8 @@ def _own(module: Any, name: str) -> Any:
 def spare_mask_checks(model: torch.nn.Module, packed: bool = False) -> None:
     """Answer both questions beforehand, for this process; call before the first forward pass.
 
-    Packed rows hold several sequences, whose `position_ids` restart at 0. Seen with transformers
-    5.17 and 5.23; in a version without these names nothing is replaced, and the count of reads in
-    tests/unit/training/loop/test_no_sync.py tells.
+    Seen with transformers 5.17 and 5.23; the count of reads in
+    tests/unit/training/loop/test_no_sync.py tells of others.
     """
     from transformers import masking_utils
     from transformers import modeling_flash_attention_utils as flash
@@ -316,12 +307,5 @@ def spare_mask_checks(model: torch.nn.Module, packed: bool = False) -> None:
 
 
 def sequence_numbers(position_ids: torch.Tensor) -> torch.Tensor:
-    """Number of the sequence each token belongs to, without a look at any value.
-
-    Args:
-        position_ids: (rows, length); 0 wherever a sequence begins, and at each padding token.
-
-    Returns:
-        (rows, length), rising by one at each beginning.
-    """
+    """Number of the sequence of each token, (rows, length), rising where a position is 0."""
     return (position_ids == 0).cumsum(-1)

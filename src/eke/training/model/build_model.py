@@ -3,7 +3,6 @@
 transformers is imported inside the functions: naming a builder must not cost its import.
 """
 
-import logging
 from typing import Any, cast
 
 import torch
@@ -12,7 +11,7 @@ from eke.common.text import BOS, EOS, PAD
 from eke.config.schema import Config, PretrainedModel, SequenceClassification
 from eke.models.families import family_of
 from eke.plan.planner import Plan
-from eke.training.model.adapters import convert_linear_layers, freeze, is_four_bit, quantise
+from eke.training.model.adapters import convert_linear_layers, freeze_named, is_four_bit, quantise
 from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.load_pretrained import (
     LoadReport,
@@ -31,32 +30,21 @@ from eke.training.model.unused import (
     own_random_numbers,
 )
 
-log = logging.getLogger(__name__)
-
 
 def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:
-    """The model of `build_model_and_report`; the report is logged."""
-    model, report = build_model_and_report(plan, device)
-    for warning in report.warnings:
-        log.warning(warning)
-    return model
+    """The model of `build_model_and_report` alone."""
+    return build_model_and_report(plan, device)[0]
 
 
 def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.Module, LoadReport]:
     """Build the model of the plan on `device`, in training mode, with a report.
 
-    Its weights have the planned formats; with adapters that of frozen weights, but for a
-    checkpoint's trained head. With peft=qlora those of the Transformer layers become 4-bit on
-    their way from the host to the device.
-
     Random weights depend on sizes, task and seed alone, not on precision (but for rounding),
-    attention or compilation (and on the device type, whose generator draws them). Weights are
-    created or loaded on the device, once; the caller's random state is left as it was. Parameters
-    that no output of this task depends on are frozen, and those that `model.freeze` names. The loss
-    is computed from the logits, so `forward` takes no labels.
+    attention or compilation (and on the device type, whose generator draws them). The caller's
+    random state is left as it was. Parameters that no output depends on are frozen, and those that
+    `model.freeze` names. With peft=qlora weights become 4-bit on their way to the device.
 
-    Raises:
-        RunError: a checkpoint does not hold what the plan was made for.
+    Raises RunError: a checkpoint does not hold what the plan was made for.
     """
     four_bit = is_four_bit(plan) and device.type != "meta"
     place = torch.device("cpu") if four_bit else device
@@ -64,7 +52,7 @@ def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.M
         model, report = load_pretrained(plan, place)
     else:
         model, report = _random_model(plan, place), LoadReport()
-    freeze(plan, model)
+    freeze_named(plan, model)
     learn_padding(plan, model)
     freeze_unused(model)
     cast_experts(model)
@@ -96,11 +84,7 @@ def _random_model(plan: Plan, device: torch.device) -> torch.nn.Module:
 
 
 def model_configuration(plan: Plan) -> Any:
-    """Transformers' configuration of the planned model, as it is built and saved.
-
-    Raises:
-        RunError: a checkpoint's cannot be used.
-    """
+    """Transformers' configuration of the planned model; RunError if a checkpoint's is unusable."""
     if isinstance(plan.config.model, PretrainedModel):
         return checkpoint_configuration(plan)
     config = make_model_config(plan.config)

@@ -1,15 +1,13 @@
-"""Activation checkpointing, and detection of recomputation.
+"""Activation checkpointing, and the sign that it happened.
 
 Full: keep each layer's input, run its forward pass again in backward (Chen et al. 2016,
 arXiv:1604.06174). Selective: keep what is dear to compute, too (Korthikanti et al. 2022,
 arXiv:2205.05198, section 5).
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +21,8 @@ from eke.plan.planner import Plan
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 """Of the first forward pass and of the second."""
+
+MakeContexts = Callable[[], Contexts]
 
 KEPT = frozenset(
     {
@@ -49,8 +49,8 @@ def is_repeating() -> bool:
     """Whether what runs now is a forward pass that is repeated inside a backward pass.
 
     There autograd runs its own operations with gradients switched off; a repeated forward pass has
-    them on, since it must save tensors as the first one did. Not so within an autograd function:
-    ZeRO-3 puts every linear layer into one, so there the pass is `marked`.
+    them on. Not so within an autograd function, into which ZeRO-3 puts every linear layer: there
+    the pass is `marked`.
     """
     # The id of the backward pass that runs, -1 outside; torch's own checkpointing asks it, too.
     if torch._C._current_graph_task_id() == -1:
@@ -95,8 +95,7 @@ class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: 
     """One of torch's two modes of selective checkpointing, shown the operations in `KEPT` alone.
 
     torch's want the same operations both times (2.13: "not found in storage"). ZeRO-3 gathers a
-    layer's weights inside it, and which ones it has already fetched differs: what has to be the
-    same are the results that are kept.
+    layer's weights inside it, and which ones it has already fetched differs.
     """
 
     def __init__(self, mode: Any) -> None:
@@ -121,17 +120,43 @@ def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPo
 
 
 def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
-    """Apply `memory.checkpointing`; before compilation.
+    """Apply `memory.checkpointing`, before compilation; RunError if no layer supports it."""
+    memory, layers = plan.config.memory, find_layers(model)
+    arguments = checkpoint_arguments(plan)
+    if arguments is None:
+        return
+    key = f"memory.checkpointing = {memory.checkpointing.value}"
+    if not layers:
+        raise RunError(
+            f"{key}: {type(model).__name__} has no layer that transformers can checkpoint"
+            "\n  -> memory=none"
+        )
+    # transformers renamed it and warns about the old name; earlier 5.x have only that one.
+    renamed = hasattr(model, "activation_checkpointing_enable")
+    enable: Any = getattr(model, f"{'activation' if renamed else 'gradient'}_checkpointing_enable")
+    enable(arguments)
+    off = [type(layer).__name__ for layer in layers if not layer.gradient_checkpointing]
+    if off:
+        raise RunError(
+            f"{key}: {len(off)} of {len(layers)} layers stayed off ({off[0]})\n  -> memory=none"
+        )
+    for layer in set(layers) - set(layers[:: memory.every_n]):
+        layer.gradient_checkpointing = False  # type: ignore[assignment]  # torch 2.13: a Module
 
-    Raises:
-        RunError: checkpointing is configured, but no layer of the model supports it.
-    """
-    memory = plan.config.memory
-    arguments = CHECKPOINTING[memory.checkpointing](plan)
-    if arguments is not None:
-        _enable(model, arguments, memory.checkpointing.value)
-        for layer in set(find_layers(model)) - set(find_layers(model)[:: memory.every_n]):
-            layer.gradient_checkpointing = False  # type: ignore[assignment]  # torch 2.13: a Module
+
+def checkpoint_arguments(plan: Plan) -> dict[str, Any] | None:
+    """Arguments of torch's checkpoint; None without checkpointing."""
+    ways = CHECKPOINTING[plan.config.memory.checkpointing]
+    if ways is None:
+        return None
+    # Reentrant checkpointing needs inputs that require gradients, and cannot be compiled.
+    arguments: dict[str, Any] = {"use_reentrant": False}
+    # ZeRO-3 gathers a layer's weights by operations of the layer's own forward pass.
+    if make := ways[plan.config.distributed.option == "zero3"]:
+        # What it does; without a name for it torch 2.13 keeps no compiled graph for later runs.
+        vars(make)["cache_hash"] = f"eke {make.__name__}: {sorted(KEPT)}"
+        arguments["context_fn"] = make
+    return arguments
 
 
 def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -141,39 +166,20 @@ def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 
-@dataclass
-class LayerCalls:
-    """Forward calls of each layer."""
-
-    counts: list[int]
-    """In the order of `find_layers`."""
-
-    @property
-    def mean(self) -> float:
-        """Forward calls per layer; 0 of a model without layers."""
-        return sum(self.counts) / len(self.counts) if self.counts else 0.0
-
-    def recomputed(self, num_micro_batches: int = 1) -> int:
-        """Layers that ran more than once per micro-batch."""
-        return sum(count > num_micro_batches for count in self.counts)
-
-
 @contextmanager
-def count_layer_calls(model: torch.nn.Module) -> Iterator[LayerCalls]:
-    """Count the forward calls of every Transformer layer, recomputations included.
+def count_layer_calls(model: torch.nn.Module) -> Iterator[list[int]]:
+    """Count the forward calls of every Transformer layer, in the order of `find_layers`.
 
-    One forward and backward pass gives 1 per layer, and 2 with checkpointing. Only eager code can
-    be counted: torch.compile ignores hooks that come after it, so a compiled model gives 0.
-
-    transformers checkpoints a layer's `forward` inside its `__call__`, where hooks of the layer do
-    not see the second run, so its first leaf is hooked: in every family a norm or a query
-    projection, called once per forward pass. Fused adapters do not call the leaves below them.
+    Only in eager code: torch.compile ignores hooks that come after it. transformers checkpoints a
+    layer's `forward` inside its `__call__`, where hooks of the layer do not see the second run, so
+    its first leaf is hooked: in every family a norm or a query projection, called once per forward
+    pass. Fused adapters do not call the leaves below them.
     """
     layers = find_layers(model)
-    calls = LayerCalls([0] * len(layers))
+    calls = [0] * len(layers)
 
     def count(index: int, *_: Any) -> None:
-        calls.counts[index] += 1
+        calls[index] += 1
 
     handles = []
     for index, layer in enumerate(layers):
@@ -187,84 +193,9 @@ def count_layer_calls(model: torch.nn.Module) -> Iterator[LayerCalls]:
             handle.remove()
 
 
-def _enable(model: torch.nn.Module, arguments: dict[str, Any], name: str) -> None:
-    """Turn on transformers' checkpointing of every layer, with these arguments of torch's."""
-    layers = find_layers(model)
-    if not layers:
-        raise RunError(
-            f"memory.checkpointing = {name}: {type(model).__name__} has no layer that "
-            "transformers can checkpoint\n  -> memory=none"
-        )
-    # transformers renamed it and warns about the old name; earlier 5.x have only that one.
-    renamed = hasattr(model, "activation_checkpointing_enable")
-    method = f"{'activation' if renamed else 'gradient'}_checkpointing_enable"
-    enable: Callable[..., None] = getattr(model, method)
-    # Reentrant checkpointing needs inputs that require gradients, and cannot be compiled.
-    enable({"use_reentrant": False, **arguments})
-    off = [type(layer).__name__ for layer in layers if not layer.gradient_checkpointing]
-    if off:
-        raise RunError(
-            f"memory.checkpointing = {name}: {len(off)} of {len(layers)} layers stayed off "
-            f"({off[0]})\n  -> memory=none"
-        )
-
-
-def _full(plan: Plan) -> dict[str, Any]:
-    # ZeRO-3 gathers a layer's weights by operations of the layer's own forward pass.
-    return _with(marked) if plan.config.distributed.option == "zero3" else {}
-
-
-def _selective(plan: Plan) -> dict[str, Any]:
-    gathers = plan.config.distributed.option == "zero3"
-    return _with(selective_among_others if gathers else selective)
-
-
-def _with(make: Callable[[], Contexts]) -> dict[str, Any]:
-    # What the contexts do; without a name for it torch 2.13 keeps no compiled graph for later runs.
-    vars(make)["cache_hash"] = f"eke {make.__name__}: {sorted(KEPT)}"
-    return {"context_fn": make}
-
-
-CHECKPOINTING: dict[Checkpointing, Callable[[Plan], dict[str, Any] | None]] = {
-    Checkpointing.off: lambda plan: None,
-    Checkpointing.full: _full,
-    Checkpointing.selective: _selective,
+CHECKPOINTING: dict[Checkpointing, tuple[MakeContexts | None, MakeContexts] | None] = {
+    Checkpointing.off: None,
+    Checkpointing.full: (None, marked),
+    Checkpointing.selective: (selective, selective_among_others),
 }
-"""`memory.checkpointing` -> arguments of torch's checkpoint; options are presets of it."""
-
-
-class RecomputationProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
-    """Counts the operations of forward passes that are repeated inside a backward pass.
-
-    Example:
-        with RecomputationProbe() as probe:
-            train_step()
-        probe.num_dear   # 0 with selective checkpointing
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
-        self._counts: Counter[str] = Counter()
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Optimizers that compile their step (torchao's) do so under this mode, too."""
-        return True
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Notes the operation, then runs it."""
-        if is_repeating():
-            self._counts[getattr(func, "overloadpacket", func).__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def num_operations(self) -> int:
-        """Repeated operations of any kind."""
-        return sum(self._counts.values())
-
-    @property
-    def num_dear(self) -> int:
-        """Repeated matrix multiplications of linear layers, and fused attention kernels."""
-        return sum(self._counts[name] for name in KEPT)
+"""`memory.checkpointing` -> what torch's checkpoint keeps, and under ZeRO-3."""

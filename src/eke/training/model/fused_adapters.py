@@ -160,8 +160,7 @@ def _feed_forward(
 def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]:
     """What modules with one argument read and gave, with autograd's graph; nothing if it fails.
 
-    Weights are one zero, and matrices and experts are stood in for: as quick for a large model, and
-    the same for one without data.
+    Weights are one zero, and matrices and experts are stood in for: quick, and without data.
     """
     read, gave = {}, {}
 

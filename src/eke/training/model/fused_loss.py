@@ -30,10 +30,7 @@ Fused = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 def with_parts(loss: Tensor, losses: Tensor, sources: Tensor | None) -> Tensor:
     """The loss; of a mix (1 + sources,), behind it without gradient the sum of each source.
 
-    Args:
-        loss: a scalar.
-        losses: (...), of which it is the sum.
-        sources: (..., sources), whether each loss is of each.
+    `loss` is the sum of `losses` (...); `sources` (..., sources) says whether each is of each.
     """
     if sources is None:
         return loss
@@ -53,8 +50,8 @@ def fused_loss_sum(
 ) -> Tensor:
     """What `loss_sum` makes of the logits, without the logits; differentiable once.
 
-    Products take autocast's format, as those of a linear layer do; probabilities, the loss and the
-    projection's gradient are float32.
+    Products take autocast's format; probabilities, the loss and the projection's gradient are
+    float32.
 
     Args:
         hidden: (..., width).
@@ -106,12 +103,9 @@ def linear_cross_entropy(
 ) -> Fused:
     """The loss summed and of each row, float32, and gradients by hidden states, weight and bias.
 
-    An operator of its own, so that a compiler takes it as it is. Gradients that are not needed are
-    empty; in float16 they are FLOAT16_SCALE times as large.
-
-    Args are those of `fused_loss_sum`, for hidden (rows, width) and labels (rows,), and:
-        dtype: of the products.
-        needed: gradients of hidden states, weight and bias.
+    A separate operator, so that a compiler takes it as it is. Gradients that are not `needed`
+    are empty; in float16 they are FLOAT16_SCALE times as large. `dtype` is that of the products,
+    the others are `fused_loss_sum`'s, for hidden (rows, width) and labels (rows,).
     """
     results = _outputs(hidden, weight, needed)
     loss, losses, of_hidden, of_weight, of_bias = (result.zero_() for result in results)
@@ -173,12 +167,11 @@ linear_cross_entropy.register_autograd(_backward, setup_context=_keep)
 
 
 def to_gradient(
-    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float] = UNCHANGED
+    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float]
 ) -> Tensor:
     """Turn logits (rows, vocabulary) into their gradient, in place; returns the loss of each row.
 
-    The gradient of a row without a label is not zero, but as if it had no target. The others are
-    arguments of `fused_loss_sum`, for labels (rows,).
+    The gradient of a row without a label is not zero, but as if it had no target.
     """
     rows = max(1, BLOCK_BYTES // (FLOAT32_BYTES * logits.shape[-1]))
     found = []
@@ -200,7 +193,7 @@ def to_gradient(
 
 
 def to_gradient_compiled(
-    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float] = UNCHANGED
+    logits: Tensor, labels: Tensor, smoothing: float, change: Sequence[float]
 ) -> Tensor:
     """The same, in one pass that reads logits twice and writes them once."""
     if smoothing:  # of HF Trainer alone

@@ -21,7 +21,7 @@ from eke.data.sources import Vocabulary
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
-from eke.training.model.adapters import freeze, trained_modules
+from eke.training.model.adapters import freeze_named, trained_modules
 from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
 from eke.training.model.unused import (
@@ -55,8 +55,8 @@ class LoadReport:
     """Only in the checkpoint: another task's head."""
     unreached: tuple[str, ...] = ()
     """Frozen, since no output depends on them."""
-    rounded: tuple[str, str, str] | None = None
-    """Where values are rounded: formats of the checkpoint and of frozen weights, and what helps."""
+    rounded: str = ""
+    """A sentence, where frozen weights are rounded."""
     kept_dropouts: tuple[float, ...] = ()
     """Probabilities of dropouts that `model.dropout` does not reach."""
     padding: str = "right"
@@ -78,9 +78,7 @@ class LoadReport:
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
         if self.rounded:
-            stored, dtype, instead = (name.removeprefix("torch.") for name in self.rounded)
-            why = f"the checkpoint's {stored} weights are rounded to {dtype} where they are frozen"
-            found.append(f"{why} ({instead} keeps them)")
+            found.append(self.rounded)
         if self.kept_dropouts:
             kept = ", ".join(f"{p:g}" for p in self.kept_dropouts)
             found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
@@ -95,11 +93,8 @@ class LoadReport:
 def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
     """The planned checkpoint in the planned format on `device`, with the head of the task.
 
-    What the checkpoint lacks of the head is drawn from the run's seed, whatever the number format
-    (but for rounding) and the attention. On the meta device nothing is read but the sizes.
-
-    Raises:
-        RunError: the checkpoint has no such head, or its tensors are not those of its config.json.
+    What it lacks of the head is drawn from the run's seed. On the meta device only sizes are read.
+    Raises RunError: it has no such head, or its tensors are not those of its config.json.
     """
     import transformers
 
@@ -142,9 +137,11 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     frozen = frozen_dtype(plan)
     mixed = frozen is not trained_dtype(plan)
     if mixed and stored not in (None, frozen):
+        before, after = (str(dtype).removeprefix("torch.") for dtype in (stored, frozen))
+        why = f"the checkpoint's {before} weights are rounded to {after} where they are frozen"
         instead = "precision=fp32" if config.model.freeze else "peft.base_weights=float32"
-        report = replace(report, rounded=(str(stored), str(frozen), instead))
-    freeze(plan, model)  # so that both formats meet where modules expect it
+        report = replace(report, rounded=f"{why} ({instead} keeps them)")
+    freeze_named(plan, model)  # so that both formats meet where modules expect it
     with torch.autocast(device.type, frozen, enabled=mixed):
         report = _probe(plan, model, report)
     return cast(nn.Module, model), report
@@ -153,8 +150,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
 def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
     """The report with what forward passes over a few tokens show; freezes what none reaches.
 
-    Raises:
-        RunError: the model does not do what the task asks for.
+    Raises RunError: the model does not do what the task asks for.
     """
     config, pretrained = plan.config, cast(PretrainedModel, plan.config.model)
     if not family_of(config).is_known:
@@ -173,9 +169,8 @@ def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
 def _own_formats(plan: Plan) -> Iterator[None]:
     """Context in which trained and frozen weights are loaded, or drawn, each in their own format.
 
-    Transformers 5.23 reads each tensor in the format that the model without data has, and asks for
-    exceptions between the two. In another version all is read in the same format:
-    tests/equivalence/test_frozen_weights.py tells.
+    Transformers 5.23 reads each tensor in the format that the model without data has. In another
+    version all have the same format: tests/equivalence/test_frozen_weights.py tells.
     """
     from transformers import PreTrainedModel
 
@@ -185,7 +180,7 @@ def _own_formats(plan: Plan) -> Iterator[None]:
         return
 
     def prepare(model: Any, dtype: torch.dtype) -> Any:
-        freeze(plan, model)
+        freeze_named(plan, model)
         heads = [] if plan.config.model.freeze else trained_modules(plan, model)
         for name in heads:
             model.get_submodule(name).to(trained_dtype(plan))
@@ -201,11 +196,7 @@ def commit_of(model: PretrainedModel) -> str:
 
 
 def checkpoint_configuration(plan: Plan) -> Any:
-    """The checkpoint's own configuration, with what training and the task ask for.
-
-    Raises:
-        RunError: transformers cannot use it.
-    """
+    """The checkpoint's configuration, with what training and the task ask for; or RunError."""
     from transformers import AutoConfig
 
     config = plan.config
@@ -234,48 +225,42 @@ def checkpoint_configuration(plan: Plan) -> Any:
 
 
 def _judge(plan: Plan, model: Any, info: Any) -> LoadReport:
-    """Which differences are a head's.
-
-    Raises:
-        RunError: some are not, or the model has another size than the closed form of its family,
-            for which rules, FLOPs and memory were computed.
-    """
+    """Which differences are a head's; RunError if some are not, or the model's size is another."""
     pretrained = cast(PretrainedModel, plan.config.model)
-    belonging = "a config.json that belongs to the weights"
+    needed = "a config.json that belongs to the weights"
     mismatched = {name: sizes for name, *sizes in sorted(info["mismatched_keys"])}
-    strange = [name for name in mismatched if not _is_head(model, name)]
+    unexpected = sorted(n for n in info["unexpected_keys"] if not _BUFFERS.search(n))
+    strange, missing, extra = (
+        [name for name in names if not _is_head(model, name)]
+        for names in (mismatched, sorted(info["missing_keys"]), unexpected)
+    )
+    count, kind, why = sum(p.numel() for p in model.parameters()), type(model).__name__, ""
     if strange:
-        name = strange[0]
-        found, wanted = mismatched[name]
+        found, wanted = mismatched[strange[0]]
         why = (
             f"its config.json does not describe its tensors: {len(strange)} have other sizes, "
-            f"{name} is {list(found)} and should be {list(wanted)}"
+            f"{strange[0]} is {list(found)} and should be {list(wanted)}"
         )
-        raise _refusal(pretrained, why, belonging)
-    missing = sorted(n for n in info["missing_keys"] if not _is_head(model, n))
-    if missing:
+    elif missing:
+        needed = "a complete checkpoint"
         why = (
-            f"it lacks {format_number(len(missing), 'tensor')} of {type(model).__name__}: "
+            f"it lacks {format_number(len(missing), 'tensor')} of {kind}: "
             f"{_listed(missing)}; it is of another architecture or incomplete"
         )
-        raise _refusal(pretrained, why, "a complete checkpoint")
-    unexpected = [n for n in info["unexpected_keys"] if not _BUFFERS.search(n)]
-    extra = sorted(n for n in unexpected if not _is_head(model, n))
-    if extra:
+    elif extra:
         why = (
-            f"{len(extra)} of its tensors have no place in {type(model).__name__} as its "
+            f"{len(extra)} of its tensors have no place in {kind} as its "
             f"config.json describes it: {_listed(extra)}"
         )
-        raise _refusal(pretrained, why, belonging)
-    count = sum(p.numel() for p in model.parameters())
-    if family_of(plan.config).is_known and count != plan.size.num_parameters:
+    elif family_of(plan.config).is_known and count != plan.size.num_parameters:
         why = (
             f"has {count} parameters where its config.json makes {plan.size.num_parameters}: a "
             "setting of it (tie_word_embeddings?) does not describe its tensors"
         )
-        raise _refusal(pretrained, why, belonging)
+    if why:
+        raise _refusal(pretrained, why, needed)
     new = sorted({*info["missing_keys"]} - set(mismatched))
-    return LoadReport(tuple(new), tuple(mismatched), tuple(sorted(unexpected)))
+    return LoadReport(tuple(new), tuple(mismatched), tuple(unexpected))
 
 
 def _is_head(model: Any, name: str) -> bool:
@@ -301,10 +286,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def set_special_ids(model_config: Any, plan: Plan) -> None:
-    """Tell a transformers configuration which ids pad, begin and end a text.
+    """Tell transformers' configuration which ids pad, begin and end a text; bytes have eke's.
 
-    The padding id is where decoders stop looking for a sequence's last token, so another
-    tokenizer's id would do harm. eke's bytes need no change.
+    The padding id is where decoders stop looking for a sequence's last token.
     """
     vocabulary = plan.vocabulary
     if vocabulary.is_bytes:
@@ -328,9 +312,8 @@ def is_padding_alone(vocabulary: Vocabulary, token: int) -> bool:
 def learn_padding(plan: Plan, model: Any) -> tuple[str, ...]:
     """Have embeddings learn the rows of all tokens that rows are made of; returns their names.
 
-    `nn.Embedding` gives the row of its `padding_idx` no gradient. Where that id is also an end of
-    text, or an ordinary token of another tokenizer, the model could never learn it. The saved
-    configuration keeps its ids.
+    `nn.Embedding` gives the row of its `padding_idx` no gradient, also where that id is an end of
+    text, or an ordinary token of another tokenizer.
     """
     if plan.vocabulary.is_bytes:
         return ()

@@ -1,9 +1,8 @@
 """Loss of a micro-batch for all tasks, the decoder's inputs in seq2seq, and fused kernels.
 
-Cross-entropy is summed over the labels that count, in float32. Divided by the number of targets of
-the whole global batch it is that batch's mean, however the batch was cut. transformers' own losses
-are not used: some ignore `num_items_in_batch`, so that gradient accumulation and data parallelism
-change them (docs/explanation/loss.md).
+Cross-entropy is summed over the labels that count, in float32; divided by the targets of the whole
+global batch it is that batch's mean, however it was cut. transformers' own losses are not used:
+some ignore `num_items_in_batch` (docs/explanation/loss.md).
 """
 
 import functools
@@ -33,15 +32,11 @@ from eke.training.model.unused import HEADS, has_experts
 def loss_sum(
     logits: Tensor, labels: Tensor, smoothing: float = 0.0, sources: Tensor | None = None
 ) -> Tensor:
-    """Of all logits at once.
+    """Of all logits (..., classes) at once.
 
-    Args:
-        logits: (..., classes), any floating format.
-        labels: (...), IGNORED where nothing is to be predicted; or numbers of float32, NaN there:
-            (samples, classes) of 0 and 1, whose loss is binary cross-entropy, or (samples,), whose
-            loss is the squared error.
-        smoothing: share of each target that is spread over all classes.
-        sources: as of `with_parts`.
+    Labels (...) are IGNORED where nothing is to be predicted; or float32, NaN there: (samples,
+    classes) of 0 and 1 with binary cross-entropy, or (samples,) with the squared error. Of each
+    target the share `smoothing` is spread over all classes; `sources` are as of `with_parts`.
     """
     if labels.is_floating_point():
         take = F.mse_loss if labels.dim() == 1 else F.binary_cross_entropy_with_logits
@@ -60,7 +55,7 @@ def loss_sum(
     return losses if sources is None else with_parts(losses.sum(), losses.view_as(labels), sources)
 
 
-def whole(loss: Tensor) -> Tensor:
+def total_loss(loss: Tensor) -> Tensor:
     """The sum alone, a scalar."""
     return loss[0] if loss.dim() else loss
 
@@ -68,14 +63,9 @@ def whole(loss: Tensor) -> Tensor:
 class LossHead(nn.Module):
     """A vocabulary projection that answers with the summed loss once it was handed labels.
 
-    Whatever wraps the model (data parallelism, sharding, compilation) sees one forward pass as
-    ever. Positions without a label may be skipped, as in transformers' ModernBERT, and projection
-    and loss may be one operation, which never has all logits.
-
-    Args:
-        linear: the projection; its tensors become this module's.
-        fused: the projection and the loss are one operation.
-        change: scale and cap of what is done to the logits, as of `change_logits`.
+    Whatever wraps the model sees one forward pass as ever. Positions without a label may be
+    skipped, as in transformers' ModernBERT; if `fused`, projection and loss are one operation,
+    which never has all logits. `change` is what is done to the logits, as of `change_logits`.
     """
 
     def __init__(self, linear: nn.Linear, fused: bool, change: tuple[float, float]) -> None:
@@ -90,11 +80,7 @@ class LossHead(nn.Module):
         """Positions that the last pass with labels projected, and all there were; not compiled."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The loss as of `with_parts`; without labels, the logits.
-
-        Args:
-            hidden: (..., width of the model).
-        """
+        """The loss as of `with_parts` of `hidden` (..., width); without labels, the logits."""
         if self.expected is None:
             return F.linear(hidden, self.weight, self.bias)
         labels, places, smoothing, compiled, sources = self.expected
@@ -119,13 +105,8 @@ class LossHead(nn.Module):
 def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
     """Let `model(labels=..., places=...)` answer with the summed loss in place of the logits.
 
-    Args:
-        model: with or without adapters.
-        fused: the projection and the loss are one operation.
-        change: what the model does to its logits, as of `change_of_logits`.
-
-    Raises:
-        RunError: the model has no plain vocabulary projection.
+    `change` is what the model does to its logits, as of `logits_change`. Raises RunError: the
+    model has no plain vocabulary projection.
     """
     linear = cast(Any, getattr(model, "get_output_embeddings", lambda: None))()
     if type(linear) is not nn.Linear:
@@ -218,11 +199,7 @@ def is_sparse(plan: Plan) -> bool:
 
 
 def apply_loss(plan: Plan, model: nn.Module) -> None:
-    """Prepare the model for what `build_loss` gives; before anything wraps it.
-
-    Raises:
-        RunError: the model's head cannot be replaced.
-    """
+    """Prepare the model for what `build_loss` gives; RunError if its head cannot be replaced."""
     if has_fused_loss(plan) or is_sparse(plan):
         put_loss_head(model, has_fused_loss(plan), logits_change(plan.config) or "")
 
@@ -250,13 +227,10 @@ Shift = Callable[[Tensor], Tensor]
 
 
 def build_shift(plan: Plan) -> Shift | None:
-    """The shift of the planned model's class; None for other tasks.
+    """The shift of the planned model's class, used without weights; None for other tasks.
 
     No formula serves all families: T5 starts with a token of its config, mBART with the last one of
-    the target, its language code. The class is used without weights.
-
-    Raises:
-        RunError: it has no such function, or its config.json lacks what the function reads.
+    the target. Raises RunError: it has no such function, or its config.json lacks what that reads.
     """
     if plan.config.task.option != "seq2seq_lm":
         return None
@@ -290,13 +264,9 @@ def build_shift(plan: Plan) -> Shift | None:
 def apply_kernels(plan: Plan, model: nn.Module) -> None:
     """Liger's normalisation, rotary positions and gated feed-forward, if planned.
 
-    Before compilation. Losses stay eke's. Of an adapted model Liger would look for the layers where
-    the adapters' wrapper has none. Experts stay transformers': Liger's kernel for them knows
-    neither autocast nor `precision.tf32=off` (liger-kernel 0.8.5: `tl.dot` of float32 operands
-    takes TF32).
-
-    Raises:
-        RunError: nothing was replaced.
+    Of an adapted model Liger would look for the layers where the adapters' wrapper has none.
+    Experts stay transformers': Liger's kernel for them knows neither autocast nor
+    `precision.tf32=off` (liger-kernel 0.8.5). Raises RunError: nothing was replaced.
     """
     if plan.config.kernels.option != "liger":
         return

@@ -46,10 +46,7 @@ class Formats:
 def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = None) -> Formats:
     """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU.
 
-    Args:
-        plan: of the run.
-        device: of the model.
-        model: to train, without wrappers; None only evaluates.
+    Without a model to train, it only evaluates.
     """
     if device.type == "cuda":
         set_tf32(plan.compute.tf32)
@@ -84,10 +81,7 @@ def base_dtype(plan: Plan) -> torch.dtype:
 
 
 def kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> tuple[str, ...]:
-    """Parts of names of the weights that transformers 5.23 loads in float32 with this format.
-
-    Source: `PreTrainedModel._get_dtype_plan`.
-    """
+    """Parts of names of weights that transformers 5.23 keeps in float32 (`_get_dtype_plan`)."""
     names = list(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     if dtype is torch.float16:
         names += getattr(model, "_keep_in_fp32_modules", None) or ()
@@ -97,9 +91,8 @@ def kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> tuple[str, ..
 class NarrowCopies:
     """Context of a step's forward and backward passes: the model computes with 16-bit weights.
 
-    Float32 weights are rounded when it is entered, in place of autocast; norms and the residual
-    stream follow. Gradients are added in float32 to those of the weights, which the optimizer,
-    checkpoints and evaluation meet alone. As FSDP2's MixedPrecisionPolicy(param_dtype,
+    Float32 weights are rounded when it is entered, in place of autocast; gradients are added in
+    float32 to those of the weights. As FSDP2's MixedPrecisionPolicy(param_dtype,
     reduce_dtype=float32). The copies stay, so that compiled code finds them where they were.
     """
 
@@ -175,8 +168,8 @@ def _compute_in_float32(module: nn.Module, dtype: torch.dtype) -> None:
 def set_tf32(on: bool) -> None:
     """TF32 in the float32 products and convolutions of every GPU, or full float32.
 
-    By the names that set both of torch's records of it. The newer `fp32_precision` (torch 2.9) sets
-    one, and torch 2.13 then raises if the other is read, as inductor does for its cache.
+    The newer `fp32_precision` (torch 2.9) sets one of torch's two records of it; torch 2.13 raises
+    if the other is read, as inductor does for its cache.
     """
     torch.set_float32_matmul_precision("high" if on else "highest")
     torch.backends.cudnn.allow_tf32 = on
@@ -202,17 +195,10 @@ def build_with_master(
 ) -> torch.optim.Optimizer:
     """The optimizer of float32 copies of these weights, which writes back what it has done.
 
-    bfloat16 keeps 8 bits of a number: what an update changes below the ninth is lost each time it
-    is rounded, and never adds up. Kept in float32 it does (Micikevicius et al. 2017,
-    arXiv:1710.03740, section 3.1).
-
-    Before each step the gradients move over to the copies, after it the weights become the rounded
-    copies. The optimizer's state dict holds the copies, and loads them. Gradient clipping and the
-    gradient norm see the model's gradients as ever.
-
-    Args:
-        groups: parameter groups of the model's weights.
-        build: parameter groups -> optimizer.
+    bfloat16 keeps 8 bits of a number: what an update changes below the ninth is lost, and never
+    adds up. Kept in float32 it does (Micikevicius et al. 2017, arXiv:1710.03740, section 3.1).
+    Gradients move over to the copies before each step, which are rounded into the weights after
+    it. The optimizer's state dict holds the copies.
     """
     pairs: Pairs = []
     copied = []
@@ -305,12 +291,9 @@ rest operation by operation."""
 def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
     """The model, wrapped for compilation at its first call, or itself when nothing is compiled.
 
-    With `compile.regional` it is itself, and its layers compile when they are first called; layers
-    of one class share their code. Starts from an empty compiler: earlier graphs of this process and
-    the counters of `compile_report` are dropped.
-
-    Raises:
-        RunError: layers are to be compiled, and the model has none.
+    With `compile.regional` its layers compile when first called; layers of one class share their
+    code. Drops earlier graphs of this process and the counters of `compile_report`. Raises
+    RunError: layers are to be compiled, and the model has none.
     """
     config = plan.config.compile
     if not is_compiled(plan):
@@ -350,13 +333,9 @@ def num_graphs(plan: Plan) -> int:
 def compile_report() -> dict[str, Any]:
     """What the compiler has done in this process since `compile_model`.
 
-    Returns:
-        `graphs`: graphs captured by Dynamo, those of recompilations included; `operations`: in
-        them; `graph_breaks`: times it had to end a graph early; `recompiles`: compilations because
-        a guard failed, a new shape say; `cache_hits`, `cache_misses`: passes, forward or backward,
-        that inductor had, and had not, compiled before; `cache_bypasses`: of what PyTorch keeps for
-        no other run; `compile_s`: wall seconds inside the compiler, backend included: Dynamo's own
-        duration of each frame and of each backward graph compiled when first needed.
+    `graphs` include those of `recompiles`, for which a guard failed; `operations` are in them;
+    `graph_breaks` ended one early. Cache hits and misses are passes, forward or backward; bypasses
+    those that PyTorch keeps for no other run. `compile_s` are wall seconds, backend included.
     """
     from torch._dynamo.utils import counters, get_compilation_metrics
 
@@ -376,14 +355,10 @@ def compile_report() -> dict[str, Any]:
 
 def _reset() -> None:
     """Drop compiled code, counters and the history of compilations of this process."""
-    from torch._dynamo.utils import (
-        clear_compilation_metrics,
-        counters,
-        set_compilation_metrics_limit,
-    )
+    from torch._dynamo import utils
 
     torch._dynamo.reset()
-    counters.clear()
+    utils.counters.clear()
     # Dynamo keeps the last 64 by default; a run with many graph breaks would lose its first ones.
-    set_compilation_metrics_limit(4096)  # far above what a usable run has
-    clear_compilation_metrics()
+    utils.set_compilation_metrics_limit(4096)  # far above what a usable run has
+    utils.clear_compilation_metrics()

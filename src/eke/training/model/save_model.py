@@ -54,7 +54,7 @@ def save_pretrained(
     shard_bytes: int = 50 * 10**9,
     weights: dict[str, Tensor] | None = None,
 ) -> None:
-    """Write config.json, generation_config.json, the weights, and the tokenizer's files if given.
+    """Write configurations, weights, and the tokenizer's files if given, into `folder`.
 
     `transformers.AutoModelFor....from_pretrained(folder)` loads the result with equal logits. Of a
     model with adapters these are written, in peft's layout, in place of weights and config.json.
@@ -67,7 +67,7 @@ def save_pretrained(
         weights: instead of the model's own, where it holds only parts of them.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; what is there then is incomplete.
+        OSError: the disk is full or the folder cannot be written; what is there is incomplete.
     """
     mine: Any = model
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,9 +94,8 @@ def save_pretrained(
 def _as_it_is() -> Iterator[None]:
     """Save without a second look at what is saved.
 
-    Published generation configs contradict themselves: a temperature, and no sampling (Llama 2's).
-    transformers before 5.23 refuses to write them, later ones where anything in them was changed;
-    the run would end with its first checkpoint.
+    Published generation configs contradict themselves (Llama 2's: a temperature, and no sampling);
+    transformers before 5.23 refuses to write them, later ones where anything in them was changed.
 
     accelerate 1.15 imports DeepSpeed only to ask whether it wraps the model: 1.3 s and a line on
     standard output. What has not been imported has wrapped nothing.
@@ -115,13 +114,10 @@ def _as_it_is() -> Iterator[None]:
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Put the saved weights into a model that is already built, tensor by tensor, in place.
+    """Put the weights that `save_pretrained` wrote of an equal model into one, in place.
 
-    Shared tensors stay shared. The folder was written by `save_pretrained` from an equal model.
-
-    Raises:
-        RunError: tensors are missing, unknown, or of another size or number format.
-        OSError: a file cannot be read.
+    Shared tensors stay shared. Raises RunError: tensors are missing, unknown, or of another size or
+    format; OSError: a file cannot be read.
     """
     if is_adapted(model):
         places, saved = adapter_tensors(model), read_tensors(folder / ADAPTER_WEIGHTS)
@@ -149,8 +145,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 def system_error(error: BaseException) -> OSError | None:
     """Find the OSError that caused a library's error, if any.
 
-    torch 2.13 raises a RuntimeError while the OSError is being handled; safetensors 0.8 names the
-    number, as Rust prints it.
+    torch 2.13 raises a RuntimeError while handling it; safetensors 0.8 names the number.
     """
     link: BaseException | None = error
     while link is not None:
@@ -162,10 +157,7 @@ def system_error(error: BaseException) -> OSError | None:
 
 
 def _is_converted(model: nn.Module) -> bool:
-    """Whether transformers 5 saves the model under other names and shapes than it computes with.
-
-    The experts of a layer, say, are one tensor in memory and many in a file.
-    """
+    """Whether transformers 5 saves the model under other names and shapes, as of experts."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     mapping: Any = get_model_conversion_mapping
@@ -173,11 +165,7 @@ def _is_converted(model: nn.Module) -> bool:
 
 
 def _read_through_transformers(model: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The saved tensors under the model's own names, through a second model on the host.
-
-    Raises:
-        RunError: they are not all of the model's.
-    """
+    """The saved tensors under the model's names, through a second model on the host."""
     cls: Any = type(model)
     config = copy.deepcopy(model.config)
     loaded, info = cls.from_pretrained(
@@ -199,19 +187,12 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
 
 def _read(_: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every saved tensor, one at a time."""
-    files = [folder / WEIGHTS]
-    if (folder / INDEX).is_file():
-        names = json.loads((folder / INDEX).read_text())["weight_map"].values()
-        files = [folder / name for name in sorted(set(names))]
-    for path in files:
+    for path in sorted(folder.glob("model*.safetensors")):
         yield from read_tensors(path)
 
 
 def _widest(model: nn.Module) -> torch.dtype:
-    """The format that holds all of the model's values: frozen weights may be narrower.
-
-    Those that transformers keeps in float32 by itself do not count.
-    """
+    """The format that holds all values, but for those that transformers keeps in float32 itself."""
     narrow = min((p.dtype for p in model.parameters()), key=lambda dtype: dtype.itemsize)
     kept = kept_in_float32(model, narrow)
     formats = [p.dtype for name, p in model.named_parameters() if not any(k in name for k in kept)]
@@ -219,9 +200,9 @@ def _widest(model: nn.Module) -> torch.dtype:
 
 
 def _drop_training_settings(path: Path, dtype: torch.dtype) -> None:
-    """`use_cache=false` is right for training alone; without it, generation has its default.
+    """Drop `use_cache=false`, which is right for training alone, and write the widest format.
 
-    transformers 5.23 writes the format of the first tensor, and would load all others in it, too.
+    transformers 5.23 writes that of the first tensor, and would load all others in it, too.
     """
     if not path.is_file():
         return
@@ -234,11 +215,7 @@ def _drop_training_settings(path: Path, dtype: torch.dtype) -> None:
 
 
 def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
-    """Model, adapters, kernels, loss and checkpointing of the plan, in the order that they need.
-
-    Raises:
-        RunError: a checkpoint, or a technique, does not go with the model.
-    """
+    """Model, adapters, kernels, loss and checkpointing, in the order that they need."""
     model, report = build_model_and_report(plan, device)
     model = apply_peft(plan, model)
     fuse_adapters(plan, model)
@@ -253,12 +230,8 @@ def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
 def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
     """Write the base model of a plan with a saved adapter merged into it, on the host.
 
-    Weights have the planned format of frozen weights. Returns a sentence on what is missing, if
-    anything is.
-
-    Raises:
-        RunError: the base model cannot be loaded, or the adapter is not all that was trained.
-        OSError: the disk is full.
+    Returns a sentence on what is missing, if anything is. Raises RunError: the base model cannot
+    be loaded, or the adapter is not all that was trained; OSError: the disk is full.
     """
     # What the run computed with may need its GPU.
     config = replace(plan.config, attention=replace(plan.config.attention, option="eager"))
@@ -280,10 +253,7 @@ def save_merged_adapter(plan: Plan, adapter: Path, folder: Path) -> str:
 
 
 def stop_at_turns(plan: Plan, model: nn.Module) -> None:
-    """Let generation stop where the trained answers of conversations end.
-
-    A base model's own end of text is seldom the end of turn of the template it is trained with.
-    """
+    """Let generation stop at the ends of turn that a base model was trained with, too."""
     mine: Any = model
     chat, generation = chat_manifest(plan), getattr(mine, "generation_config", None)
     if chat is None or generation is None:
@@ -297,10 +267,8 @@ def stop_at_turns(plan: Plan, model: nn.Module) -> None:
 def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     """Put the data's names into the model's configuration, where plain transformers reads them.
 
-    A class without a name is called `LABEL_number`, as in transformers.
-
-    Returns:
-        Sentences for log and record: a trained head that begins with other classes.
+    A class without a name is called `LABEL_number`, as in transformers. Returns sentences for log
+    and record: a trained head that begins with other classes.
     """
     task = plan.config.task
     names = class_names(plan)

@@ -3,21 +3,21 @@
 Parameters without a gradient are frozen: data parallelism would wait for one, and an optimizer
 decay them.
 
-Tiny batches show whether padding and later tokens change a row's output, since class names do not:
-XLNet classifies by the last position, padding or not; FNet mixes padding into every token; BERT's
-class for causal_lm sees the tokens that it predicts.
+Tiny batches show whether padding and later tokens change a row's output: XLNet classifies by the
+last position, padding or not; FNet mixes padding into every token; BERT's class for causal_lm sees
+the tokens that it predicts.
 """
 
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eke.common.errors import RunError
@@ -30,11 +30,7 @@ def has_experts(model: nn.Module) -> bool:
 
 
 def routed_parents(model: nn.Module) -> list[nn.Module]:
-    """Modules that send each token to some of several equal modules.
-
-    By structure: within a Transformer layer, a container of two or more modules of one class with
-    parameters of the same names and shapes. The containers' parents are returned.
-    """
+    """Modules that send each token to some of several modules of one class and equal shapes."""
     layers = find_layers(model)
     inner = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
     return [m for m in inner.values() if any(map(_is_routed, m.children()))]
@@ -64,11 +60,7 @@ def depend_on_all(module: nn.Module, late: bool) -> None:
 
     ZeRO-2 exchanges gradients in the order in which they are complete, which has to be that of the
     other ranks: with the zeros added to the input, all are complete after the module's own backward
-    pass, one after the other. ZeRO-3 has weights only within the module: there to the output.
-
-    Args:
-        module: called with its hidden states, first or alone; before anything wraps it.
-        late: add to the output.
+    pass. ZeRO-3 has weights only within the module: there, `late`, to the output.
     """
 
     def nothing() -> Any:
@@ -94,8 +86,8 @@ def depend_on_all(module: nn.Module, late: bool) -> None:
 def cast_experts(model: nn.Module) -> None:
     """Let autocast cast the operands of the experts' product, in this process and once for all.
 
-    It does not know `grouped_mm`: they would stay float32. Seen with transformers 5.23; in a
-    version without it nothing is replaced, and tests/unit/training/model/test_experts.py tells.
+    It does not know `grouped_mm`. Seen with transformers 5.23;
+    tests/unit/training/model/test_experts.py tells of a version without it.
     """
     if not has_experts(model):
         return
@@ -124,23 +116,18 @@ UNUSED: dict[str, tuple[str, ...]] = {
 is read. Complete for the families of `eke.models.sizes` (tested)."""
 
 
-def freeze_unused(model: nn.Module) -> tuple[str, ...]:
-    """Stop training what the table names; returns the names."""
-    frozen = []
+def freeze_unused(model: nn.Module) -> None:
+    """Stop training what the table names."""
     for name in UNUSED.get(type(model).__name__, ()):
         parameter = model.get_parameter(name)
         everything = model.named_parameters(remove_duplicate=False)
         if [n for n, p in everything if p is parameter] == [name]:
             parameter.requires_grad_(False)
-            frozen.append(name)
-    return tuple(frozen)
 
 
 def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
-    """Stop training what no forward pass reaches; returns the names.
+    """Stop training what no forward pass reaches, by the graph of the logits; returns the names.
 
-    For architectures that the table does not know. Follows the graph of the logits back to the
-    parameters without computing a gradient: the cost is some forward passes over a few tokens.
     An expert is reached where one of its siblings is: other tokens are sent to it.
     """
     reached: set[int] = set()
@@ -184,7 +171,8 @@ def probe_inputs(
 @contextmanager
 def own_random_numbers(device: torch.device, seed: int | None = None) -> Iterator[None]:
     """Context that leaves the caller's random state as it was; it begins at a seed, if given."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()  # not so in a memory trace
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
         if seed is not None:
             torch.manual_seed(seed)
         yield
@@ -206,8 +194,7 @@ def _leaves(output: Tensor) -> set[int]:
 def padding_side(model: nn.Module, task: str, pad: int) -> str:
     """`right` or `left`: where padding changes no output; empty where it does on both sides.
 
-    Raises:
-        RunError: it takes no padded rows at all.
+    Raises RunError: it takes no padded rows at all.
     """
     whole = probe_inputs(model, 0)["input_ids"][:2]
     ids = whole[:, -5:]  # with the end of text that some classifiers pool at
@@ -237,11 +224,7 @@ def padding_side(model: nn.Module, task: str, pad: int) -> str:
 
 @torch.no_grad()
 def check_places(model: nn.Module, task: str) -> None:
-    """The output has a place for each token, which in causal_lm does not know the next one.
-
-    Raises:
-        RunError: it has not, or it does.
-    """
+    """RunError unless each token has an output, which in causal_lm does not know the next one."""
     if task not in ("causal_lm", "masked_lm"):
         return
     ids = probe_inputs(model, 0)["input_ids"][:1]
@@ -260,11 +243,7 @@ def check_places(model: nn.Module, task: str) -> None:
 
 @torch.no_grad()
 def check_packing(model: nn.Module) -> None:
-    """Samples in one row, each with positions from 0, answer as they do in rows of their own.
-
-    Raises:
-        RunError: they see one another, or the model takes no positions.
-    """
+    """RunError unless samples that share a row answer as they do in separate rows."""
     ids = probe_inputs(model, 0)["input_ids"][:2]
     places = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids))[None]
     apart = _logits(model, "causal_lm", ids, ids)
@@ -283,15 +262,7 @@ def check_packing(model: nn.Module) -> None:
 
 @torch.no_grad()
 def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """A head that answers with the loss has the loss of the logits, with labels and without.
-
-    Args:
-        model: whose vocabulary projection is a `LossHead`.
-        loss_of: the summed loss of logits and labels.
-
-    Raises:
-        RunError: something is done to the logits after the projection.
-    """
+    """RunError unless a model with a `LossHead` has the loss that `loss_of` makes of its logits."""
     inputs = probe_inputs(model, 0)
     labels = inputs["input_ids"]
     with own_random_numbers(labels.device):
@@ -304,11 +275,7 @@ def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) ->
 
 @torch.no_grad()
 def check_copies(model: nn.Module, copies: AbstractContextManager[Any]) -> None:
-    """A model computes in the context in which it has 16-bit copies of its weights.
-
-    Raises:
-        RunError: it multiplies them with what stays float32, as DebertaV2 does with a table.
-    """
+    """RunError unless a model computes with 16-bit copies: DebertaV2 mixes them with float32."""
     inputs = probe_inputs(model, 0)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     try:
@@ -374,11 +341,7 @@ _OTHER = re.compile(r"layer_?drop|drop_?path|drop_?layer|token_?drop|router|mask
 
 
 def set_dropout(config: Any, value: float) -> None:
-    """Set every field that is a dropout's probability, of the nested configurations, too.
-
-    Raises:
-        RunError: the configuration class refuses the value.
-    """
+    """Set every dropout's probability, nested ones too; RunError if a class refuses the value."""
     for part in _parts(config):
         for name, found in list(vars(part).items()):
             # None stands for another field's value (`classifier_dropout`).
@@ -395,10 +358,7 @@ def set_dropout(config: Any, value: float) -> None:
 def kept_dropouts(
     model: nn.Module, value: float, inputs: Mapping[str, Tensor]
 ) -> tuple[float, ...]:
-    """Probabilities other than `value` that one training forward pass uses, without those of 0.
-
-    Fields that leave out something else than activations are not counted.
-    """
+    """Probabilities other than `value` and 0 that a forward pass uses; not of dropped layers."""
     mine: Any = model
     others = {
         float(found)
@@ -409,36 +369,30 @@ def kept_dropouts(
     training = model.training
     with own_random_numbers(next(model.parameters()).device):
         try:
-            with torch.no_grad(), recorded_dropouts() as used:
+            with torch.no_grad(), RecordedDropouts() as recorded:
                 model.train()(**inputs)
         finally:
             model.train(training)
-    return tuple(sorted({p for p in used if p not in (0.0, value)} - others))
+    return tuple(sorted(recorded.used - others - {0.0, value}))
 
 
-@contextmanager
-def recorded_dropouts() -> Iterator[list[float]]:
-    """The probability of each call of dropout and of attention that trains."""
-    used: list[float] = []
+class RecordedDropouts(TorchFunctionMode):
+    """Context that records the probability of each dropout, and attention, that trains."""
 
-    def recording(call: Callable[..., Tensor], name: str, place: int) -> Callable[..., Tensor]:
-        def recorded(*args: Any, **kwargs: Any) -> Tensor:
-            default = 0.0 if name == "dropout_p" else 0.5
-            p = kwargs.get(name, args[place] if len(args) > place else default)
-            if name == "dropout_p" or kwargs.get("training", args[2] if len(args) > 2 else True):
-                used.append(float(p))
-            return call(*args, **kwargs)
+    def __init__(self) -> None:
+        super().__init__()
+        self.used: set[float] = set()
 
-        return recorded
-
-    with ExitStack() as stack:
-        dropout, attention = F.dropout, F.scaled_dot_product_attention
-        for holder in (F, torch):
-            stack.enter_context(patch.object(holder, "dropout", recording(dropout, "p", 1)))
-        stack.enter_context(
-            patch.object(F, "scaled_dot_product_attention", recording(attention, "dropout_p", 4))
-        )
-        yield used
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Notes the probability, then calls the function."""
+        given = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            self.used.add(given.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+        elif func is F.dropout and given["training"]:
+            self.used.add(given["p"])
+        elif func is torch.dropout and given.get("train", args[-1]):
+            self.used.add(given.get("p", args[1] if len(args) > 1 else 0.0))
+        return func(*args, **given)
 
 
 def _parts(config: Any) -> Iterator[Any]:

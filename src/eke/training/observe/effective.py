@@ -20,13 +20,9 @@ from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
 from eke.training.loop.training_state import TrainingState
 from eke.training.model.activation_offload import ActivationOffload
-from eke.training.model.adapters import count_float8, is_adapted, quant_states, quant_tensors
-from eke.training.model.attention_kernels import KernelProbe
-from eke.training.model.checkpointing import (
-    LayerCalls,
-    RecomputationProbe,
-    count_layer_calls,
-)
+from eke.training.model.adapters import float8_layers, is_adapted, quant_states, quant_tensors
+from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
+from eke.training.model.checkpointing import count_layer_calls
 from eke.training.model.number_formats import is_compiled, master_bytes, num_graphs, stepped_weights
 from eke.training.observe.libraries import (
     note_compiler,
@@ -139,13 +135,14 @@ def note_formats(job: TrainingState) -> None:
         job.warn("precision.master=on had no effect: the optimizer steps on the weights themselves")
     if compute.float8 == "off":
         return
-    layers = count_float8(job.bare_model)
-    job.effective["float8_layers"] = layers.converted
-    job.effective["linear_layers"] = layers.total
-    job.effective["float8_emulated"] = layers.emulated > 0
-    if not layers.converted:
+    layers = float8_layers(job.bare_model)
+    total = sum(isinstance(module, nn.Linear) for module in job.bare_model.modules())
+    job.effective["float8_layers"] = len(layers)
+    job.effective["linear_layers"] = total
+    job.effective["float8_emulated"] = any(layer.config.emulate for layer in layers)
+    if not layers:
         job.warn(
-            f"precision.float8={compute.float8} had no effect: none of {layers.total} "
+            f"precision.float8={compute.float8} had no effect: none of {total} "
             "linear layers could be converted"
         )
 
@@ -211,27 +208,27 @@ def _implementation(optimizer: torch.optim.Optimizer) -> str:
 
 
 def note_recomputation(
-    job: TrainingState, calls: LayerCalls, probe: RecomputationProbe, num: int
+    job: TrainingState, calls: list[int], seen: ObservedKernels, num: int
 ) -> None:
     """What the first step computed twice; `num` is its number of micro-batches."""
     memory = job.plan.config.memory
-    recomputed, wanted = calls.recomputed(num), 0
+    recomputed, wanted = sum(count > num for count in calls), 0
     if memory.checkpointing is not Checkpointing.off:
-        wanted = len(range(0, len(calls.counts), memory.every_n))
-    job.effective["layer_calls_per_micro_batch"] = calls.mean / num
+        wanted = len(range(0, len(calls), memory.every_n))
+    job.effective["layer_calls_per_micro_batch"] = sum(calls) / max(1, len(calls)) / num
     job.effective["layers_recomputed"] = recomputed
-    job.effective["operations_recomputed_per_micro_batch"] = probe.num_operations / num
-    job.effective["matmuls_recomputed_per_micro_batch"] = probe.num_dear / num
+    job.effective["operations_recomputed_per_micro_batch"] = seen.num_repeated / num
+    job.effective["matmuls_recomputed_per_micro_batch"] = seen.num_repeated_dear / num
     if recomputed < wanted and not recomputed:
         job.warn("memory.checkpointing had no effect: no layer's forward pass was repeated")
     elif recomputed != wanted:
         job.warn(f"memory.checkpointing repeated {recomputed} layers instead of {wanted}")
-    elif memory.checkpointing is Checkpointing.selective and probe.num_dear:
+    elif memory.checkpointing is Checkpointing.selective and seen.num_repeated_dear:
         job.warn(
-            f"memory.checkpointing=selective repeated {probe.num_dear} matrix multiplications and "
-            "attention kernels that it should have kept"
+            f"memory.checkpointing=selective repeated {seen.num_repeated_dear} matrix "
+            "multiplications and attention kernels that it should have kept"
         )
-    elif memory.checkpointing is Checkpointing.full and not probe.num_dear:
+    elif memory.checkpointing is Checkpointing.full and not seen.num_repeated_dear:
         job.warn("memory.checkpointing=full repeated no matrix multiplication")
 
 
@@ -384,19 +381,13 @@ def _look_at_operations(job: TrainingState) -> Iterator[None]:
         job.effective["not_looked_into"] = "formats, kernels: DataParallel runs in other threads"
         yield
         return
-    if compiler != "none":
+    counted = count_layer_calls(job.bare_model) if compiler == "none" else nullcontext()
+    with KernelProbe() as kernels, counted as calls:
+        yield
+    note_kernels(job, kernels.seen())
+    if calls is None:
         # Kernel calls are visible in compiled code; fused or recomputed operations are not.
         job.effective["not_looked_into"] = f"recomputation, fused kernels: compile={compiler}"
-        with KernelProbe() as kernels:
-            yield
-        note_kernels(job, kernels.seen())
         return
-    with (
-        KernelProbe() as kernels,
-        RecomputationProbe() as repeated,
-        count_layer_calls(job.bare_model) as calls,
-    ):
-        yield
     num_micro_batches = sum(phase == "forward" for phase, _ in job.meter.notes[-1].stamps)
-    note_kernels(job, kernels.seen())
-    note_recomputation(job, calls, repeated, num_micro_batches)
+    note_recomputation(job, calls, kernels.seen(), num_micro_batches)

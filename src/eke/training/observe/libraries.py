@@ -209,19 +209,19 @@ def _plain(value: Any) -> Any:
 
 def note_loading(job: TrainingState) -> None:
     """Loader processes that live, batches they work ahead, and the memory batches came in."""
-    loading, config = job.data.loading, job.plan.config.dataloader
-    workers = _living(loading.training)
-    kept = _living(getattr(loading.evaluation, "_iterator", None))
-    ahead = getattr(loading.training, "_prefetch_factor", None) or 0  # of each process
+    data, config = job.data, job.plan.config.dataloader
+    workers = _living(data.loading)
+    kept = _living(getattr(data.eval_loading, "_iterator", None))
+    ahead = getattr(data.loading, "_prefetch_factor", None) or 0  # of each process
     job.effective["loader_workers"] = workers
     job.effective["loader_batches_ahead"] = workers * int(ahead)
     job.effective["loader_workers_kept"] = kept
-    job.effective["loader_pinned"] = bool(loading.pinned)
+    job.effective["loader_pinned"] = bool(data.pinned)
     if workers < config.workers:
         job.warn(f"dataloader.workers = {config.workers}: {workers} loader processes live")
     if config.persistent and not kept:
         job.warn("dataloader.persistent had no effect: evaluation's loader processes have ended")
-    if job.plan.compute.pin_memory and not loading.pinned:
+    if job.plan.compute.pin_memory and not data.pinned:
         job.warn("dataloader.pin_memory had no effect: batches came in pageable memory")
 
 

@@ -37,12 +37,8 @@ def build_optimizer(plan: Plan, model: nn.Module) -> Optimizer:
 def evaluation_weights(optimizer: Optimizer) -> Iterator[list[Tensor]]:
     """Context in which the model has the weights to evaluate and to export.
 
-    Afterwards it has its training weights again, to the last bit: they wait in the host's memory,
-    since going there and back by formula rounds.
-
-    Yields:
-        The training weights in the order of the parameter groups, on the host; nothing when they
-        are the same.
+    Going there and back by formula rounds, so the training weights wait in host memory: yields them
+    in the order of the parameter groups; nothing when they are the same.
     """
     switch = getattr(optimizer, "eval", None)
     if switch is None:

@@ -6,6 +6,7 @@ Libraries are imported when one of their optimizers is built. Tested: schedulefr
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pkgutil import resolve_name
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ from eke.models.families import Role
 from eke.models.sizes import PAGED_MIN_SIZE, optimizer_entry, projection_rank
 from eke.plan.planner import Plan
 from eke.training.distributed.operators import load_adam
+from eke.training.model.unused import own_random_numbers
 from eke.training.optimizer.update import RATIO, Groups, split
 
 
@@ -63,11 +65,7 @@ def adamw_apex_fused(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def schedule_free(plan: Plan, groups: Groups) -> Optimizer:
-    """Schedule-Free AdamW, in training mode.
-
-    Its own warm-up stays off: the plan's gives it the same learning rates, by which it weights its
-    average.
-    """
+    """Schedule-Free AdamW, in training mode; the plan's warm-up replaces the library's."""
     config = cast(ScheduleFree, plan.config.optimizer)
     optimizer = _make(
         "schedulefree:AdamWScheduleFree",
@@ -90,11 +88,7 @@ def adamw_torchao(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def adamw_bf16_sr(plan: Plan, groups: Groups) -> Optimizer:
-    """AdamW that rounds bfloat16 weights up or down at random, right on average.
-
-    The random numbers are a function of the seed and the step alone: ranks round alike, so that
-    their copies of the weights stay equal, and a continued run rounds as an undisturbed one.
-    """
+    """AdamW that rounds bfloat16 weights up or down at random, right on average."""
     config = cast(AdamW, plan.config.optimizer)
     _spare_warning()
     optimizer = _make("torchao.optim:_AdamW", groups, config, bf16_stochastic_round=True)
@@ -124,10 +118,9 @@ def adafactor(plan: Plan, groups: Groups) -> Optimizer:
 
 
 def sgd(plan: Plan, groups: Groups) -> Optimizer:
-    """Stochastic gradient descent with decoupled weight decay.
+    """SGD with decoupled weight decay: torch's own adds it to the gradient, and so to the momentum.
 
-    torch's own adds the decay to the gradient, where the momentum keeps it (Loshchilov and Hutter
-    2017, arXiv:1711.05101, algorithm 1).
+    Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 1.
     """
     config = cast(SGD, plan.config.optimizer)
     apart = [{**g, "weight_decay": 0.0, DECAY: g["weight_decay"]} for g in groups]
@@ -149,11 +142,7 @@ def _decay(optimizer: Optimizer, *_: object) -> None:
 
 
 def muon(plan: Plan, groups: Groups) -> Optimizer:
-    """Muon for the matrices inside Transformer layers, fused AdamW for everything else.
-
-    Raises:
-        RunError: no matrix inside a Transformer layer is trained.
-    """
+    """Muon for matrices inside Transformer layers, AdamW for others; RunError without matrices."""
     config = cast(Muon, plan.config.optimizer)
     hidden, rest = split(groups, Role.hidden)
     if not hidden:
@@ -163,36 +152,31 @@ def muon(plan: Plan, groups: Groups) -> Optimizer:
         )
     # torch's own default of ns_coefficients; None is `original`.
     adjust = None if config.adjust_lr is AdjustLR.original else config.adjust_lr.value
-    parts: list[Optimizer] = [
-        torch.optim.Muon(
-            hidden,
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            ns_steps=config.ns_steps,
-            adjust_lr_fn=adjust,
-        )
-    ]
+    optimizer = torch.optim.Muon(
+        hidden,
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.ns_steps,
+        adjust_lr_fn=adjust,
+    )
+    if not rest:
+        return optimizer
     ratio = 1.0 if config.adamw_lr is None else config.adamw_lr / config.lr
-    if rest:
-        scaled = [{**group, RATIO: ratio} for group in rest]
-        parts.append(
-            torch.optim.AdamW(
-                scaled,
-                lr=config.lr * ratio,
-                betas=(config.beta1, config.beta2),
-                eps=config.eps,
-                fused=True,
-            )
-        )
-    return Composite(parts)
+    others = torch.optim.AdamW(
+        [{**group, RATIO: ratio} for group in rest],
+        lr=config.lr * ratio,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
+    )
+    return Composite([optimizer, others])
 
 
 class Composite(Optimizer):
     """Optimizers over different parameters of one model, stepped together.
 
-    Groups and states are the parts' own: a learning rate that is set here is the part's, and
-    `state_dict` has torch's ordinary form, numbered through all parts.
+    A learning rate that is set here is the part's; `state_dict` has torch's ordinary form.
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
@@ -200,15 +184,10 @@ class Composite(Optimizer):
         super().__init__([group for part in parts for group in part.param_groups], {})
         self._share()
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch 2.13 types step twice
-        """One step of each part; `closure` is evaluated once, before them."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # none is ever passed
+        """One step of each part."""
         for part in self.parts:
             part.step()
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -226,28 +205,23 @@ class Composite(Optimizer):
 
 
 def round_alike(optimizer: Optimizer, seed: int) -> None:
-    """Draw the random numbers of each step from a generator seeded by `seed` and the step.
+    """Draw the random numbers of each step from generators seeded by `seed` and the step.
 
-    The default generators, of dropout, are left as they were before the step.
+    So ranks round alike, and a continued run as an undisturbed one; dropout draws as ever.
     """
-    kept: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    entered: list[AbstractContextManager[None]] = []
     """A stack: PyTorch calls the hooks once more where a step calls that of a class it extends."""
 
     def before(*_: Any) -> None:
         # A checkpoint brings the number of steps back.
         done = max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
         drawn_from = hash((seed, done)) % 2**63  # of integers: the same anywhere
-        gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-        kept.append((torch.get_rng_state(), gpu))
-        torch.default_generator.manual_seed(drawn_from)
-        if gpu is not None:
-            torch.cuda.manual_seed(drawn_from)
+        device = optimizer.param_groups[0]["params"][0].device
+        entered.append(own_random_numbers(device, drawn_from))
+        entered[-1].__enter__()
 
     def after(*_: Any) -> None:
-        cpu, gpu = kept.pop()
-        torch.set_rng_state(cpu)
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu)
+        entered.pop().__exit__(None, None, None)
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
@@ -259,15 +233,9 @@ PROJECTOR = "projector"
 
 def galore(plan: Plan, groups: Groups) -> Optimizer:
     """AdamW in a subspace found by singular value decomposition, for matrices inside layers."""
-    optimizer = _make(
-        "galore_torch:GaLoreAdamW",
-        _projected(plan, groups),
-        cast(GaLore, plan.config.optimizer),
-        no_deprecation_warning=True,
-    )
-    save_projectors_as_data(
-        optimizer, resolve_name("galore_torch.galore_projector:GaLoreProjector")
-    )
+    config, projected = cast(GaLore, plan.config.optimizer), _projected(plan, groups)
+    optimizer = _make("galore_torch:GaLoreAdamW", projected, config, no_deprecation_warning=True)
+    save_projectors_as_data(optimizer, "galore_torch.galore_projector:GaLoreProjector")
     return optimizer
 
 
@@ -276,9 +244,7 @@ def apollo(plan: Plan, groups: Groups) -> Optimizer:
     config = cast(Apollo, plan.config.optimizer)
     more = {"scale_type": config.scale_type.value, "proj": "random"}
     optimizer = _make("apollo_torch:APOLLOAdamW", _projected(plan, groups, **more), config)
-    save_projectors_as_data(
-        optimizer, resolve_name("apollo_torch.random_projector:GradientProjector")
-    )
+    save_projectors_as_data(optimizer, "apollo_torch.random_projector:GradientProjector")
     return optimizer
 
 
@@ -296,21 +262,21 @@ def _projected(plan: Plan, groups: Groups, **more: str) -> Groups:
     return [*({**group, **projection} for group in hidden), *rest]
 
 
-def save_projectors_as_data(optimizer: Optimizer, projector: type) -> None:
-    """Keep the libraries' objects out of `state_dict`: a checkpoint is loaded with `weights_only`.
+def save_projectors_as_data(optimizer: Optimizer, projector: str) -> None:
+    """Keep objects of the class `projector` (`module:attribute`) out of `state_dict`.
 
-    All that an object of the class `projector` needs are its attributes.
+    A checkpoint is loaded with `weights_only`; all that such an object needs are its attributes.
     """
 
     def to_data(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         return _with_projectors(saved, lambda found: dict(vars(found)))
 
-    def to_objects(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-        def make(attributes: dict[str, Any]) -> Any:
-            made: Any = object.__new__(projector)
-            vars(made).update(attributes)
-            return made
+    def make(attributes: dict[str, Any]) -> Any:
+        made: Any = object.__new__(resolve_name(projector))
+        vars(made).update(attributes)
+        return made
 
+    def to_objects(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
         # Before torch sees it, which would iterate over the strings inside.
         return _with_projectors(loaded, make)
 
@@ -339,14 +305,15 @@ def projected_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [p for p, state in optimizer.state.items() if PROJECTOR in state]
 
 
-def adamw_8bit(plan: Plan, groups: Groups) -> Optimizer:
-    """8-bit AdamW; its moments lie in paged memory of a GPU with `paged_adamw_8bit`."""
-    config = cast(AdamW8bit, plan.config.optimizer)
+def eight_bit(plan: Plan, groups: Groups) -> Optimizer:
+    """AdamW or Lion with 8-bit moments, in paged memory of a GPU with `paged_adamw_8bit`."""
+    config = cast(AdamW8bit | Lion8bit, plan.config.optimizer)
     paged = optimizer_entry(config).pages and plan.device.kind == "cuda"
     spare_waiting(paged)
+    name = "AdamW8bit" if isinstance(config, AdamW8bit) else "Lion8bit"
     size = config.min_8bit_size
     optimizer = _make(
-        "bitsandbytes.optim:AdamW8bit", groups, config, min_8bit_size=size, is_paged=paged
+        f"bitsandbytes.optim:{name}", groups, config, min_8bit_size=size, is_paged=paged
     )
     if paged:
         optimizer.register_step_pre_hook(page_again)
@@ -361,25 +328,11 @@ def lion(plan: Plan, groups: Groups) -> Optimizer:
     return _make("bitsandbytes.optim:Lion", groups, cast(Lion, plan.config.optimizer))
 
 
-def lion_8bit(plan: Plan, groups: Groups) -> Optimizer:
-    """Lion with an 8-bit momentum."""
-    config = cast(Lion8bit, plan.config.optimizer)
-    spare_waiting(paged=False)
-    size = config.min_8bit_size
-    optimizer = _make("bitsandbytes.optim:Lion8bit", groups, config, min_8bit_size=size)
-    if config.embeddings_32bit:
-        keep_embeddings_in_32_bits(optimizer, groups)
-    return optimizer
-
-
 def spare_waiting(paged: bool) -> None:
     """Let a step go on to the next parameter without waiting for the GPU; for this process.
 
-    bitsandbytes 0.50 waits after each parameter (optim/optimizer.py, step), which only pages need,
-    since moving them is asynchronous: hundreds of waits in a step, in which nothing is queued.
-
-    Args:
-        paged: the optimizer that is built has pages, and waits as bitsandbytes has it.
+    bitsandbytes 0.50 waits after each parameter (optim/optimizer.py, step): hundreds of waits in a
+    step. Only pages need it, since moving them is asynchronous.
     """
     from bitsandbytes import utils
     from bitsandbytes.optim import optimizer
@@ -403,8 +356,8 @@ def page_again(optimizer: Any, *_: Any) -> None:
 def keep_embeddings_in_32_bits(optimizer: Any, groups: Groups) -> None:
     """Give embeddings 32-bit states (transformers#14819).
 
-    bitsandbytes keeps such exceptions in one manager for the whole process, by `id`: of another
-    model's parameters, too, once theirs are freed. So this optimizer gets a separate manager.
+    bitsandbytes keeps such exceptions in one manager for the process, by `id`: of another model's
+    parameters, too, once theirs are freed. So this optimizer gets a separate manager.
     """
     from bitsandbytes.optim import GlobalOptimManager
 

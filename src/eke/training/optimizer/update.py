@@ -18,22 +18,23 @@ from eke.training.model.checkpointing import find_layers
 
 
 class Update(Protocol):
-    """How one optimizer step is taken."""
+    """How one optimizer step is taken; by default of a process that has it all."""
 
-    even: bool
+    even: bool = False
     """Every forward pass talks to the other ranks, so that all need the same number of them."""
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Context of one micro-batch: ranks exchange gradients in the last one of a step."""
+        return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of `loss`: this rank's share of the global batch's mean, a scalar."""
 
-    def apply(self, learning_rate: float) -> Tensor | None:
+    def apply(self) -> Tensor | None:
         """Clip, step and forget the gradients; returns their norm before clipping, on the device.
 
-        The norm is that of the whole model over all ranks; None if not requested. The
-        loop has written the learning rate into the optimizer's groups before the first micro-batch.
+        The norm is that of the whole model over all ranks; None if not requested. The optimizer's
+        groups have had their learning rate since before the first micro-batch.
         """
 
     def gather(self, keep: bool) -> WholeState | None:
@@ -42,15 +43,15 @@ class Update(Protocol):
         Args:
             keep: whether this rank wants it; the others may get it empty.
         """
+        return None
 
     def held(self) -> list[Tensor]:
         """Tensors of this rank that belong neither to the model nor to the optimizer's state."""
+        return []
 
 
-class PlainUpdate:
+class PlainUpdate(Update):
     """Every rank has all weights, and a torch optimizer over them: one process, or ddp."""
-
-    even = False
 
     def __init__(
         self,
@@ -84,8 +85,8 @@ class PlainUpdate:
         # Not Accelerate's: it divides by its accumulation steps, also where there is one.
         (self.scaler.scale(shared) if self.scaler else shared).backward()  # type: ignore[no-untyped-call]  # torch 2.13
 
-    def apply(self, learning_rate: float) -> Tensor | None:
-        """One step of the optimizer at this learning rate."""
+    def apply(self) -> Tensor | None:
+        """One step of the optimizer."""
         norm = self.clip()
         if self.scaler:
             self.scaler.step(self.optimizer)
@@ -94,14 +95,6 @@ class PlainUpdate:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
-
-    def gather(self, keep: bool) -> WholeState | None:
-        """Nothing: the model and the optimizer hold it all."""
-        return None
-
-    def held(self) -> list[Tensor]:
-        """None."""
-        return []
 
     def clip(self) -> Tensor | None:
         """Global gradient norm before clipping; clips if requested."""
@@ -127,9 +120,8 @@ CLIP_EPS = 1e-6
 def takes_scale(plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step of the optimizer divides the gradients by its `grad_scale` as it reads them.
 
-    torch's fused kernels do, for torch.amp.GradScaler, which asks for the same mark. Clipping
-    through it spares a pass over all gradients, and its launches. Cut by FSDP2 they are DTensors,
-    which no kernel accepts together with a plain scale.
+    torch's fused kernels do, for torch.amp.GradScaler: clipping through it spares a pass over all
+    gradients. Cut by FSDP2 they are DTensors, which no kernel accepts with a plain scale.
     """
     cut = plan.batch.world_size > 1 and isinstance(plan.config.distributed, FSDP)
     return getattr(optimizer, "_step_supports_amp_scaling", False) and not cut
@@ -138,8 +130,8 @@ def takes_scale(plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
 def norm_in_float32(gradients: list[Tensor]) -> Tensor:
     """Norm of gradients of any format as one vector; a scalar.
 
-    torch 2.13's `get_total_norm` answers in the gradients' format (two to three digits in bfloat16)
-    and first sorts them by device and format, in every step; here they are on one device.
+    torch 2.13's `get_total_norm` answers in the gradients' format (two to three digits in
+    bfloat16), and sorts them by device and format in every step.
     """
     # On a GPU a few kernels for all of them, where a norm for each is a launch for each.
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
@@ -147,16 +139,13 @@ def norm_in_float32(gradients: list[Tensor]) -> Tensor:
     return total
 
 
-class InBackwardUpdate:
+class InBackwardUpdate(Update):
     """Each weight is updated as soon as its gradient is whole, and the gradient freed.
 
     Lv et al. 2023 (LOMO), arXiv:2306.09782, section 3.1. A hook steps the one optimizer with its
-    groups narrowed to a single weight, so that its state, and a checkpoint of it, are those of an
-    ordinary run. A gradient is whole after one backward pass: no accumulation, no exchange, and no
-    clipping by a norm that is known only at the end (rules in rules/memory.py).
+    groups narrowed to a single weight: its state is that of an ordinary run. A gradient is whole
+    after one backward pass, hence the rules in rules/memory.py.
     """
-
-    even = False
 
     def __init__(
         self,
@@ -174,31 +163,17 @@ class InBackwardUpdate:
             hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: no annotations
             hook(self._step)
 
-    def exchange(self, last: bool) -> AbstractContextManager[None]:
-        """One micro-batch and a single process."""
-        return nullcontext()
-
     def backward(self, loss: Tensor) -> None:
         """Gradients come into being, update their weights and go."""
         loss.backward()  # type: ignore[no-untyped-call]  # torch 2.13
 
-    def apply(self, learning_rate: float) -> Tensor | None:
-        """All that is left is the norm: of the gradients there were, in the order of the weights.
-
-        The learning rate was in the optimizer's groups when the backward pass began.
-        """
+    def apply(self) -> Tensor | None:
+        """Only the norm is left: of the gradients there were, in the order of the weights."""
         if not self.knows_norm:
             return None
         norms = [self._norms[p] for p in self.parameters if p in self._norms]
         self._norms = {}
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
-
-    def held(self) -> list[Tensor]:
-        """None."""
-        return []
-
-    def gather(self, keep: bool) -> None:
-        """Nothing: the model and the optimizer hold it all."""
 
     def _step(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
@@ -224,12 +199,7 @@ it can lie in a checkpoint."""
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
-    """A group per role that occurs; biases and normalisation weights, the vectors, are not decayed.
-
-    Args:
-        model: its trainable parameters are grouped; with its Transformer layers, not wrapped yet.
-        weight_decay: of everything of two or more dimensions.
-    """
+    """A group per role that occurs of the trained parameters; vectors are not decayed."""
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     tables = {id(p) for module in embeddings for p in module.parameters(recurse=False)}
     # IA3's scales have two dimensions and multiply like a vector: decay would move them from 1.

@@ -273,7 +273,7 @@ class Training:
         cut = every[:NUM_MICRO_BATCHES]
         set_learning_rate(self.optimizer, plan.config.optimizer.lr)
         enter = functools.partial(trace.begin, counted=counted)
-        take_step(self, cut, max(1, batch.num_targets), step, plan.config.optimizer.lr, enter)
+        take_step(self, cut, max(1, batch.num_targets), step, enter)
         del every, cut
         states = [t for state in self.optimizer.state.values() for t in plain_tensors(state)]
         trace.call(states, OPTIMIZER)

@@ -1,13 +1,12 @@
 """Padding, counting, and which samples each optimizer step sees."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eke.common.text import IGNORED, PAD
-from eke.training.batches.batches import Collator, Order, StepSampler, cut_step
+from eke.training.batches.batches import Collator, Order, cut_step
 
 
 def sample(*tokens, labels=None):
@@ -28,11 +27,6 @@ def test_samples_are_padded_to_the_longest() -> None:
     assert batch.inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch.labels.tolist() == [[6, 7, IGNORED], [9, IGNORED, IGNORED]]
     assert (batch.num_samples, batch.num_targets, batch.num_tokens) == (2, 3, 4)
-
-
-def test_no_mask_where_none_is_needed() -> None:
-    batch = Collator(needs_mask=False)([sample(5, 6), sample(8)])
-    assert set(batch.inputs) == {"input_ids"}
 
 
 def test_class_labels_are_stacked() -> None:
@@ -125,19 +119,6 @@ def test_the_cut_changes_no_sample(order, per_device, world_size) -> None:
         assert sorted(k for cut in cuts for piece in cut for k in piece) == sorted(keys)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_rounds_are_what_each_rank_has_and_the_most_that_any_has(world_size) -> None:
-    order = Order(31, 12, 0)
-    counts = [
-        [len(cut_step(keys, 5, rank, world_size)) for keys in order.steps(0, 7)]
-        for rank in range(world_size)
-    ]
-    most = [max(numbers) for numbers in zip(*counts, strict=True)]
-    for rank, mine in enumerate(counts):
-        sampler = StepSampler(order, 0, 7, 5, rank, world_size)
-        assert list(sampler.rounds()) == list(zip(mine, most, strict=True))
-
-
 def test_one_rank_keeps_the_order() -> None:
     keys = [(0, n) for n in (4, 2, 9, 7, 1)]
     assert cut_step(keys, 2) == [keys[:2], keys[2:4], keys[4:]]
@@ -151,26 +132,3 @@ def test_epochs_and_seeds_are_other_permutations() -> None:
     assert order.permutation(1).tolist() == permutations[1], "the same twice"
     assert len({tuple(p) for p in permutations}) == 3
     assert all(sorted(p) == list(range(50)) for p in permutations)
-
-
-def test_the_last_step_of_an_epoch_may_be_smaller() -> None:
-    sizes = [len(keys) for keys in Order(31, 12, 0).steps(0, 6)]
-    assert sizes == [12, 12, 7, 12, 12, 7]
-
-
-def test_the_order_leaves_the_global_generator_alone() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    list(Order(31, 12, 0).steps(0, 6))
-    assert torch.equal(torch.rand(1), expected)
-
-
-@pytest.mark.parametrize("start", [0, 1, 3, 5])
-def test_the_sampler_yields_the_cuts_one_after_the_other(start) -> None:
-    order = Order(31, 12, 0)
-    sampler = StepSampler(order, start=start, stop=6, per_device=5)
-    cuts = [cut_step(keys, 5) for keys in order.steps(start, 6)]
-    assert list(sampler) == [piece for cut in cuts for piece in cut]
-    sizes = [[len(piece) for piece in cut] for cut in cuts]
-    assert sizes == [[5, 5, 2], [5, 5, 2], [5, 2], [5, 5, 2], [5, 5, 2], [5, 2]][start:]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eke.data.sources import Draws
-from eke.training.batches.batches import Order, StepSampler
+from eke.training.batches.batches import Order, cut_step
 
 SIZES, SHARES = (40, 7, 300), (0.6, 0.3, 0.1)
 MIX = Draws(SIZES, SHARES, 5)
@@ -59,8 +59,9 @@ def test_the_draws_do_not_depend_on_where_one_begins() -> None:
 @pytest.mark.parametrize("per_device", [1, 2, 4])
 @pytest.mark.parametrize("world", [1, 2])
 def test_ranks_and_micro_batches_only_cut(per_device, world) -> None:
-    each = [list(StepSampler(order(), 3, 9, per_device, rank, world)) for rank in range(world)]
-    held = [key for rank in each for batch in rank for key in batch]
+    steps = list(order().steps(3, 9))
+    cuts = [cut_step(keys, per_device, rank, world) for keys in steps for rank in range(world)]
+    held = [key for cut in cuts for batch in cut for key in batch]
     assert Counter(held) == Counter(keys_of(order(), 3, 9))
 
 
@@ -89,12 +90,6 @@ def test_by_number_of_samples_an_epoch_has_each_once() -> None:
         epochs, numbers = order(draws).keys(epoch)
         assert set(epochs.tolist()) == {epoch}
         assert sorted(numbers.tolist()) == list(range(347))
-
-
-def test_the_last_step_of_an_epoch_is_smaller() -> None:
-    made = order(count=31, per_step=12)
-    assert [len(keys) for keys in made.steps(0, 6)] == [12, 12, 7] * 2
-    assert [made.size_of(step) for step in range(6)] == [12, 12, 7] * 2
 
 
 def test_a_stream_is_numbered_on_and_drawn_in_parts(monkeypatch) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from support import TINY
 from unit.plan.cases import GPU, SYNTHETIC, plan_of
-from unit.training.model.plans import hand_plan
 
 from eke.training.batches.dataset import build_data
 from eke.training.distributed.ranks import LossOnDevice, build_data_parallel
@@ -72,7 +71,3 @@ def test_a_device_that_was_not_used_is_warned_about() -> None:
     module.devices.discard("cuda:1")
     note_devices(job)
     assert warnings == ["distributed=dp used 2 of 3 devices: each takes a row at least"]
-
-
-def test_the_other_options_have_one_device_a_process() -> None:
-    assert hand_plan("distributed=ddp").batch.devices == 1

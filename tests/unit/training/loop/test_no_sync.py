@@ -201,8 +201,8 @@ def test_a_planted_read_is_found(way, job_after_two_steps, monkeypatch) -> None:
     job = job_after_two_steps()
     apply = job.update.apply
 
-    def apply_and_look(learning_rate: float) -> torch.Tensor:
-        norm = apply(learning_rate)
+    def apply_and_look() -> torch.Tensor:
+        norm = apply()
         way(torch.zeros_like(norm))
         return norm
 

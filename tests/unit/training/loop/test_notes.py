@@ -85,11 +85,11 @@ def test_another_checkpointing_is_noticed(asked, built, words, trained, monkeypa
 
 
 def test_layers_that_were_left_out_are_noticed(trained, monkeypatch) -> None:
-    find_layers = checkpointing.find_layers
+    apply = checkpointing.apply_checkpointing
 
     def one_off(plan, model):
-        checkpointing._enable(model, {}, "full")
-        find_layers(model)[0].gradient_checkpointing = False
+        apply(plan, model)
+        checkpointing.find_layers(model)[0].gradient_checkpointing = False
 
     monkeypatch.setattr("eke.training.model.save_model.apply_checkpointing", one_off)
     job = trained("memory=checkpointing")
@@ -133,9 +133,8 @@ def test_evaluations_use_the_kept_processes_again(make_plan) -> None:
     data = build_data(plan)
     processes, batches = [], []
     for _ in range(2):
-        loader = data.eval_loader()
-        batches.append([batch.labels.tolist() for batch in loader])
-        processes.append([process.pid for process in loader._iterator._workers])
+        batches.append([batch.labels.tolist() for batch in data.eval_batches()])
+        processes.append([process.pid for process in data.eval_loading._iterator._workers])
     assert processes[0] == processes[1]
     assert batches[0] == batches[1] != []
 

@@ -1,6 +1,21 @@
 """One forward and backward pass of a model, for the tests of this folder."""
 
+from collections import Counter
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations of its context by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def make_inputs(model, length=16, seed=0):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from checkpoints import save_checkpoint
+from checkpoints import checkpoint_plan, save_checkpoint
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from unit.models.sizes.configs import FAMILY_CASES
@@ -96,16 +96,9 @@ def test_rotary_frequencies_are_stretched_as_published():
 
 
 def test_a_checkpoint_is_loaded_once(tmp_path):
-    from eke.config.compose import compose
-    from eke.workflows.planning import plan_for
-
     wide = {"hidden_size": 256, "intermediate_size": 1024, "tie_word_embeddings": True}
     path = save_checkpoint(tmp_path / "m", "llama", **wide)
-    typed = [
-        "model=pretrained", f"model.name_or_path={path}", "data=synthetic", "data.max_token=300",
-        "data.seq_len=16", "hardware=cpu", "tracker=none",
-    ]  # fmt: skip
-    plan = plan_for(compose(typed), planning=True)
+    plan = checkpoint_plan(path)
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profiled:

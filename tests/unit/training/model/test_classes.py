@@ -9,21 +9,14 @@ from checkpoints import save_checkpoint
 from prepared import write_jsonl
 from support import last_wins
 
-import eke.data.sources.request as asking
 from eke.config.compose import compose
-from eke.data.preparation.rows import prepare_store
 from eke.data.sources import open_store, request_of
 from eke.training.model.save_model import build_trainable, name_classes, save_pretrained
 from eke.workflows.planning import plan_for
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 SHORT = ("task=sequence_classification", "data.seq_len=16", "batch.per_device=4", "hardware=cpu",
          "tracker=none")  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(asking, "_prepare", prepare_store)
 
 
 def rows_of(folder, *labels):
@@ -43,29 +36,15 @@ def classes(folder, *typed):
     return saved.id2label, told
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    """A classifier that was trained on classes of its own."""
-    return save_checkpoint(
-        tmp_path / "mine", "bert", task="sequence_classification",
-        id2label={0: "good", 1: "bad"}, label2id={"good": 0, "bad": 1},
-    )  # fmt: skip
-
-
 def pretrained(folder):
     return "model=pretrained", f"model.name_or_path={folder}", "data.tokenizer=bytes"
 
 
-def test_names_are_those_of_the_rows(tmp_path) -> None:
-    found, told = classes(tmp_path, *rows_of(tmp_path, "spam", "ham"), "model=tiny")
-    assert found == {0: "ham", 1: "spam"}
-    assert told == []
-
-
-def test_a_class_without_rows_has_transformers_name(tmp_path) -> None:
+def test_names_are_those_of_the_rows_and_others_transformers(tmp_path) -> None:
     rows = rows_of(tmp_path, "spam", "ham")
-    found, _ = classes(tmp_path, *rows, "model=tiny", "task.num_labels=3")
+    found, told = classes(tmp_path, *rows, "model=tiny", "task.num_labels=3")
     assert found == {0: "ham", 1: "spam", 2: "LABEL_2"}
+    assert told == []
 
 
 def test_names_of_transformers_keep_their_numbers(tmp_path) -> None:
@@ -188,16 +167,3 @@ def test_a_checkpoint_without_a_head_has_as_many_classes_as_the_task(tmp_path) -
     assert plan.config.task.num_labels == model.config.num_labels == 2
     assert [labels_of(plan)[f"row {n}"] for n in range(2)] == [1, 0]
     assert any("the checkpoint lacks them" in warning for warning in told)
-
-
-def test_the_same_classes_are_not_worth_a_word(tmp_path) -> None:
-    names = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
-    folder = save_checkpoint(tmp_path / "m", "bert", task="sequence_classification", **names)
-    _, told = classes(tmp_path, *rows_of(tmp_path, "good", "bad"), *pretrained(folder))
-    assert told == []
-
-
-def test_numbered_rows_keep_the_checkpoints_names(tmp_path, checkpoint) -> None:
-    found, told = classes(tmp_path, *rows_of(tmp_path, 0, 1), *pretrained(checkpoint))
-    assert found == {0: "good", 1: "bad"}
-    assert told == []

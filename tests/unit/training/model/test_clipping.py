@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from unit.training.model.plans import hand_plan
+from unit.training.model.steps import Counted
 
 from eke.training.model.number_formats import build_with_master
 from eke.training.optimizer.update import PlainUpdate
@@ -25,18 +25,6 @@ APART = {"adamw": partial(adamw, foreach=True), "sgd": sgd}
 def several(plan):
     """The same by two processes."""
     return replace(plan, batch=replace(plan.batch, world_size=2))
-
-
-class Seen(TorchDispatchMode):
-    """Names of the operations of its context."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 def make(build, plan=PLAN, scaler=None):
@@ -78,7 +66,7 @@ def test_steps_are_those_of_clipping_apart(build) -> None:
     sizes = [10.0, 0.001, 1e6, 3.0, 0.05]
     model, update = make(build)
     expected, norms = reference(build, sizes)
-    assert train(model, lambda: update.apply(1e-2), sizes) == norms
+    assert train(model, update.apply, sizes) == norms
     assert max(norms) > MAX_NORM > min(norms)
     for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8)
@@ -89,7 +77,7 @@ def test_what_is_not_clipped_is_the_same_to_the_last_bit(build) -> None:
     sizes = [0.01, 0.02, 0.005]
     model, update = make(build)
     expected, norms = reference(build, sizes)
-    assert train(model, lambda: update.apply(1e-2), sizes) == norms
+    assert train(model, update.apply, sizes) == norms
     assert max(norms) < MAX_NORM
     assert all(map(torch.equal, model.parameters(), expected.parameters()))
 
@@ -97,8 +85,8 @@ def test_what_is_not_clipped_is_the_same_to_the_last_bit(build) -> None:
 @pytest.mark.parametrize("build", IN_KERNEL.values(), ids=IN_KERNEL)
 def test_gradients_are_not_passed_over_once_more(build) -> None:
     model, update = make(build)
-    with Seen() as seen:
-        train(model, lambda: update.apply(1e-2), [10.0])
+    with Counted() as seen:
+        train(model, update.apply, [10.0])
     assert not {"_foreach_mul_", "mul_"} & set(seen.names)
     assert any(name.startswith("_fused") for name in seen.names)
 
@@ -107,7 +95,7 @@ def test_gradients_are_not_passed_over_once_more(build) -> None:
 def test_a_gradient_that_is_no_number_is_not_hidden(size) -> None:
     model, update = make(IN_KERNEL["sgd"])
     expected, _ = reference(IN_KERNEL["sgd"], [size])
-    train(model, lambda: update.apply(1e-2), [size])
+    train(model, update.apply, [size])
     for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.equal(mine.isnan(), theirs.isnan())
         assert mine.isnan().any()
@@ -126,7 +114,7 @@ def test_copies_in_float32_are_clipped_as_such() -> None:
         theirs.grad = mine.grad.float()
     nn.utils.clip_grad_norm_(wide.parameters(), MAX_NORM)
     other.step()
-    update.apply(1e-2)
+    update.apply()
     copies = optimizer.state_dict()["master"]
     for mine, theirs in zip(copies, wide.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8)

@@ -5,15 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-import transformers
 from checkpoints import FAMILIES, TASK_OF, save_checkpoint
-from peft import PeftModel
 from peft.tuners.lora.layer import Linear
 from support import last_wins
 from unit.training.model.steps import make_inputs
 
 from eke.config.compose import compose
-from eke.training.model.adapters import apply_peft, merge_adapters, save_adapter
+from eke.training.model.adapters import apply_peft
 from eke.training.model.build_model import build_model_and_report
 from eke.training.model.fused_adapters import SharedInput, fuse_adapters
 from eke.training.model.save_model import build_trainable
@@ -148,16 +146,12 @@ def test_a_model_without_data_is_seen_the_same(saved):
 @pytest.mark.parametrize(
     "more",
     ["peft=dora", "peft=qlora", "peft.dropout=0.1", "precision=bf16_pure", "distributed=fsdp",
-     "peft.fused=false"],
+     "peft.fused=false", "peft.bias=lora_only"],
 )  # fmt: skip
 def test_what_is_not_lora_alone_is_left_to_peft(saved, more):
-    plan = plan_of(saved["llama"], more, "peft.fused=true" if "fused" not in more else more)
+    family = "bert" if "bias" in more else "llama"
+    plan = plan_of(saved[family], f"task={TASK_OF.get(family, 'causal_lm')}", more)
     assert not groups(fused(plan))
-
-
-def test_trained_biases_are_left_to_peft(saved):
-    model = fused(plan_of(saved["bert"], "task=masked_lm", "peft.bias=lora_only"))
-    assert not groups(model)
 
 
 def test_merged_and_disabled_adapters_are_pefts(saved):
@@ -181,20 +175,6 @@ def test_nothing_is_held_after_a_failed_forward_pass(saved):
     group: SharedInput = layer.q_proj.forward.func.__self__
     assert group.input is None
     assert not group.results
-
-
-def test_plain_peft_loads_the_file_with_equal_logits(saved, tmp_path):
-    plan = plan_of(saved["llama"])
-    model = fused(plan).eval()
-    save_adapter(model, tmp_path)
-    base = transformers.AutoModelForCausalLM.from_pretrained(saved["llama"], dtype=torch.float32)
-    plain = PeftModel.from_pretrained(base, tmp_path).eval()
-    inputs = make_inputs(base)
-    with torch.no_grad():
-        logits = model(**inputs).logits
-        assert torch.allclose(logits, plain(**inputs).logits, atol=1e-6)
-        merged = merge_adapters(plan, model)
-        assert torch.allclose(logits, merged(**inputs).logits, atol=1e-5)
 
 
 WIDTH = 256

@@ -161,20 +161,18 @@ def test_weights_come_back_to_the_bit(tmp_path):
     ]
 
 
-def test_another_rank_is_not_loaded(tmp_path):
-    _, model = adapted("tiny", "causal_lm", "peft.r=3")
-    save_pretrained(model, tmp_path)
-    _, other = adapted("tiny", "causal_lm", "peft.r=4")
-    with pytest.raises(RunError, match=r"weight is torch.float32 \[3, \d+\], the model's"):
-        load_weights(other, tmp_path)
-
-
-def test_a_missing_adapter_is_noticed(tmp_path):
-    _, some = adapted("tiny", "causal_lm", "peft.target_modules=[q_proj]")
-    save_pretrained(some, tmp_path)
-    _, every = adapted("tiny", "causal_lm")
-    with pytest.raises(RunError, match=r"lacks \d+ tensor"):
-        load_weights(every, tmp_path)
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("peft.r=3", r"weight is torch.float32 \[3, \d+\], the model's"),
+        ("peft.target_modules=[q_proj]", r"lacks \d+ tensor"),
+    ],
+    ids=["another rank", "a missing adapter"],
+)
+def test_other_adapters_are_not_loaded(more, words, tmp_path):
+    save_pretrained(adapted("tiny", "causal_lm", more)[1], tmp_path)
+    with pytest.raises(RunError, match=words):
+        load_weights(adapted("tiny", "causal_lm")[1], tmp_path)
 
 
 def test_the_seed_draws_the_adapters_and_nothing_else_is_drawn():

@@ -9,9 +9,7 @@ import transformers
 from prepared import write_jsonl
 from tokenizer_kinds import save_kind
 
-import eke.data.sources.request as asking
 from eke.common.errors import RunError
-from eke.data.preparation.rows import prepare_store
 from eke.plan.planner import Plan
 from eke.training.batches.batches import Collator
 from eke.training.model.build_model import build_model_and_report
@@ -23,13 +21,8 @@ XLNET = {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 32}
 PERCEIVER = {"num_latents": 4, "d_latents": 32, "d_model": 32, "num_blocks": 1,
              "num_self_attends_per_block": 1, "num_self_attention_heads": 2,
              "num_cross_attention_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+pytestmark = pytest.mark.usefixtures("own_cache")
 PAD = 1
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(asking, "_prepare", prepare_store)
 
 
 def make(kind: str, task: str, sizes, **more):
@@ -99,16 +92,20 @@ def planned(make_plan, folder: Path, kind: str, task: str, sizes) -> Plan:
     )  # fmt: skip
 
 
-def test_the_report_says_where_padding_stands(make_plan, tmp_path) -> None:
-    plan = planned(make_plan, tmp_path, "xlnet", "sequence_classification", XLNET)
+@pytest.mark.parametrize(
+    ("kind", "task", "sizes", "side"),
+    [
+        ("xlnet", "sequence_classification", XLNET, "left"),
+        ("fnet", "masked_lm", WIDTH, ""),
+        ("perceiver", "sequence_classification", PERCEIVER, "right"),  # without a table
+    ],
+)
+def test_the_report_says_where_padding_stands(kind, task, sizes, side, make_plan, tmp_path) -> None:
+    plan = planned(make_plan, tmp_path, kind, task, sizes)
     _, report = build_model_and_report(plan, torch.device("cpu"))
-    assert report.padding == "left"
-
-
-def test_the_report_warns_where_padding_changes_something(make_plan, tmp_path) -> None:
-    plan = planned(make_plan, tmp_path, "fnet", "masked_lm", WIDTH)
-    _, report = build_model_and_report(plan, torch.device("cpu"))
-    assert any("padding changes" in warning for warning in report.warnings)
+    assert report.padding == side
+    warned = any("padding changes" in warning for warning in report.warnings)
+    assert warned is (side == "")
 
 
 def test_a_quantizers_buffers_are_no_second_table(make_plan, tmp_path) -> None:
@@ -117,8 +114,3 @@ def test_a_quantizers_buffers_are_no_second_table(make_plan, tmp_path) -> None:
     assert model.lm_head.decoder.weight is model.ibert.embeddings.word_embeddings.weight
     assert not report.new_weights
     assert not report.unreached
-
-
-def test_an_embedding_that_is_no_module_has_no_padding(make_plan, tmp_path) -> None:
-    plan = planned(make_plan, tmp_path, "perceiver", "sequence_classification", PERCEIVER)
-    build_model_and_report(plan, torch.device("cpu"))

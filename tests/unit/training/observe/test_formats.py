@@ -66,7 +66,7 @@ def test_bytes_of_the_state_are_those_of_the_plan(overrides, trained) -> None:
     assert record.effective["optimizer_state_bytes"] == expected.optimizer
     assert record.effective.get("master_bytes", 0) == expected.master
     assert record.effective["weight_dtypes"] == [job.plan.compute.weights]
-    job.loss(job.model, next(iter(job.data.eval_loader(0)))).backward()
+    job.loss(job.model, next(iter(job.data.eval_batches(0)))).backward()
     gradients = [p.grad for p in weights]
     assert sum(g.numel() * g.element_size() for g in gradients) == expected.gradients
     assert no_effect(record) == []

@@ -8,8 +8,7 @@ import pytest
 import torch
 from unit.training.model.plans import hand_plan
 
-from eke.config.schema import PeerToPeer
-from eke.training.distributed.ranks import P2P_VARIABLE, choose_transport
+from eke.training.distributed.ranks import P2P_VARIABLE, join_ranks
 from eke.training.observe.libraries import note_copies, note_transport
 
 
@@ -31,10 +30,9 @@ def unset(monkeypatch) -> None:
 
 
 def test_off_is_what_nccl_reads() -> None:
-    choose_transport(PeerToPeer.auto)
-    assert P2P_VARIABLE not in os.environ
-    choose_transport(PeerToPeer.off)
-    assert os.environ[P2P_VARIABLE] == "1"
+    for p2p, value in (("auto", None), ("off", "1")):
+        join_ranks(hand_plan("distributed=ddp", f"distributed.p2p={p2p}"))
+        assert os.environ.get(P2P_VARIABLE) == value
 
 
 def test_the_record_says_what_the_ranks_have() -> None:

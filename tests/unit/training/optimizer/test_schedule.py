@@ -30,11 +30,6 @@ def test_warm_up_is_a_line_to_the_peak(option) -> None:
     assert rate(10) == pytest.approx(1.0), "the peak holds for the first step after it"
 
 
-@pytest.mark.parametrize("option", sorted(SHAPES))
-def test_without_warm_up_the_first_step_has_the_peak(option) -> None:
-    assert multiplier(option, warmup=0)(0) == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("option", "final", "middle", "last"),
     [
@@ -62,6 +57,7 @@ def test_wsd_is_stable_until_its_decay() -> None:
     rate = multiplier("wsd", decay_frac=0.2)
     assert {rate(step) for step in range(10, 80)} == {1.0}
     assert [rate(step) for step in (80, 85, 90, 95)] == pytest.approx([1.0, 0.75, 0.5, 0.25])
+    assert multiplier("wsd", decay_frac=0.0)(99) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("decay_frac", [0.95, 1.0], ids=str)
@@ -69,10 +65,6 @@ def test_a_decay_longer_than_the_rest_starts_at_the_peak(decay_frac) -> None:
     rate = multiplier("wsd", warmup=50, decay_frac=decay_frac)
     assert rate(49) == rate(50) == pytest.approx(1.0)
     assert rate(75) == pytest.approx(0.5)
-
-
-def test_wsd_without_decay_is_constant() -> None:
-    assert multiplier("wsd", decay_frac=0.0)(99) == pytest.approx(1.0)
 
 
 @settings(deadline=None)
@@ -93,10 +85,3 @@ def test_rates_rise_to_the_peak_and_fall_to_the_end(option, total, share, final)
     assert all(0 <= value <= 1 + 1e-12 for value in rates)
     assert all(value >= fields.get("final_frac", 0) - 1e-12 for value in rates[warmup:])
     assert max(rates) == pytest.approx(1.0)
-
-
-def test_a_schedule_has_no_state() -> None:
-    """A resume needs nothing but the number of the step."""
-    rate = multiplier("cosine")
-    forwards = [rate(step) for step in range(100)]
-    assert [rate(step) for step in reversed(range(100))] == forwards[::-1]
