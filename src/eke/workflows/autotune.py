@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import write_atomic, write_json
 from eke.common.paths import SweepPaths, conf_folder, program
 from eke.common.text import format_number
@@ -186,12 +186,7 @@ REPORT, VALUES = "fit.md", "fit.json"
 
 
 def keep_result(fitting: Fitting, fit: Fit) -> None:
-    """Write the results, and print their paths.
-
-    Raises:
-        ConfigError: an option of that name exists that eke fit did not write.
-        OSError: a folder cannot be written.
-    """
+    """Write the results, and print their paths."""
     folder = fitting.paths.folder
     text = describe_fit(fit, fitting.baseline)
     command = shlex.join(["eke", "fit", *fitting.request.command])
@@ -410,9 +405,5 @@ def fit(request: TuneRequest) -> int:
         found = fitting.run()
         keep_result(fitting, found)
         return EXIT_OK if found.best is not None else EXIT_FAILED
-    except EkeError as error:
-        return complain(str(error), error.exit_code)
-    except OSError as error:
-        return complain(of_system(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)

@@ -33,8 +33,7 @@ def plan_unless_answered(
 ) -> Plan:
     """The plan of a run that is to start, or of one that its record answers.
 
-    Raises:
-        ConfigError: every rule it breaks, unless they are about now and there is a record.
+    Rules about the machine as it is now are broken in vain where there is a record.
     """
     try:
         return planned(False)

@@ -19,14 +19,11 @@ from eke.estimate.memory import (
     Method,
     Verdict,
     as_json,
-    is_open,
     known_forecast,
     stop_tracing,
-    traced_forecasts,
 )
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
-from eke.hardware import usable_cores
 from eke.launch.interface import Launcher, find_launcher
 from eke.launch.processes.follow import open_board, watching
 from eke.launch.processes.run_dir import Place
@@ -44,7 +41,7 @@ from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
 from eke.workflows import print_once
-from eke.workflows.planning import means_of_a_cell, plan_for, weighed
+from eke.workflows.planning import means_of_a_cell, open_forecasts, plan_for, weighed
 from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
@@ -329,13 +326,10 @@ def weigh_open_cells(
     cells: Sequence[Cell], plans: list[Plan | None], progress: Callable[[int, int], None]
 ) -> None:
     """Trace the runs whose fit formulas cannot decide, and reject, in place, what does not fit."""
-    unsure = {n: plan for n, plan in enumerate(plans) if plan and is_open(known_forecast(plan))}
-    if not unsure:
-        return
-    found = traced_forecasts(list(unsure.values()), progress, processes=usable_cores())
-    for (number, plan), forecast in zip(unsure.items(), found, strict=True):
+    allowed = {number: plan for number, plan in enumerate(plans) if plan}
+    for number, forecast in open_forecasts(allowed, progress).items():
         try:
-            plans[number] = weighed(plan, found=forecast)
+            plans[number] = weighed(allowed[number], found=forecast)
         except ConfigError as error:
             plans[number] = None
             cells[number].refuse(error)

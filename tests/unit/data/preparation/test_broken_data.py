@@ -57,14 +57,14 @@ WHOLE_FILES = {
     "csv with a column twice": ("csv", b"text,text\na,b\n", "data.path", "names text twice"),
     "csv header only": ("csv", b"text\n", "data.path", "has no rows"),
     "no parquet": ("parquet", GOOD, "data.path", "is no parquet file"),
-    "cut gzip": ("jsonl.gz", gzip.compress(GOOD)[:-40], "data.path", "cut short or damaged"),
-    "cut bz2": ("jsonl.bz2", bz2.compress(GOOD)[:-40], "data.path", "cut short or damaged"),
-    "cut xz": ("jsonl.xz", lzma.compress(GOOD)[:-40], "data.path", "cut short or damaged"),
+    "cut gzip": ("jsonl.gz", gzip.compress(GOOD)[:-40], "data.path", "Compressed file ended before"),
+    "cut bz2": ("jsonl.bz2", bz2.compress(GOOD)[:-40], "data.path", "Compressed file ended before"),
+    "cut xz": ("jsonl.xz", lzma.compress(GOOD)[:-40], "data.path", "Compressed file ended before"),
     "no gzip": (
         "csv.gz",
         b"\x1f\x8b\x08 no gzip at all",
         "data.path",
-        "cannot|cut short|not CSV|damaged",
+        "cannot be read|not CSV",
     ),
 }
 
@@ -599,7 +599,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, own_cache) -> None:
         request = request_of(config_of("data=jsonl", f"data.path={file}", "data.seq_len=512"))
         code = (
             "import resource, sys\nfrom eke.data.preparation.__main__ import main\n"
-            "assert main(['-']) == 0\n"
+            "assert main() == 0\n"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
         )
         done = subprocess.run(

@@ -145,7 +145,7 @@ def test_rows_whose_prompt_alone_has_other_tokens_are_counted(kinds) -> None:
     cut = whole.index(first.strip("\u0120")) + 1
     made_of = sequences(folder, "causal_lm", seq_len=64, response="say", separator="")
     made_of.of([Fields((whole[:cut], whole[cut:])), Fields(("hello\n", "world"))])
-    assert made_of.counts.num_other_prompts == 1
+    assert made_of.counts["num_other_prompts"] == 1
 
 
 def test_a_tokenizer_that_knows_no_offsets_splits_where_the_prompt_alone_ends(kinds) -> None:

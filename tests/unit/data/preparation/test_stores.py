@@ -377,13 +377,13 @@ def test_a_damaged_store_is_made_again(damage, rows_file) -> None:
 
 
 def start(request, tmp_path, name="request"):
-    """`python -m eke.data.preparation FILE`; its output goes into a file."""
+    """`python -m eke.data.preparation`; its output goes into a file."""
     asked = tmp_path / f"{name}.json"
     asked.write_text(request.to_json())
-    with open(tmp_path / f"{name}.out", "w") as out:
+    with open(tmp_path / f"{name}.out", "w") as out, open(asked) as given:
         return subprocess.Popen(
-            [sys.executable, "-m", "eke.data.preparation", str(asked)],
-            env=environment(tmp_path), stdout=out, stderr=subprocess.DEVNULL,
+            [sys.executable, "-m", "eke.data.preparation"],
+            env=environment(tmp_path), stdin=given, stdout=out, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
 
