@@ -193,26 +193,16 @@ def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """A configuration with what its recipe has chosen."""
-
-    config: Config
-    choices: Mapping[str, str]
-    """Option of each group."""
-    decisions: tuple[Decision, ...] = ()
-    """One for each choice, with its reason."""
-
-
-def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) -> Adapted:
-    """The configuration with its recipe's choices for a device.
+def adapted(
+    composed: Composed, config: Config, device: Device, num_nodes: int
+) -> tuple[Config, Mapping[str, str], Sequence[Decision]]:
+    """The configuration with its recipe's choices for a device; all choices; those of the recipe.
 
     Keys set by overrides, a sweep or the experiment stay; so does what a rule rejects changing.
-    Without an adaptive recipe nothing changes.
     """
     recipe = RECIPES.get(composed.choices.get("recipe", "none"))
     if recipe is None:
-        return Adapted(config, composed.choices)
+        return config, composed.choices, ()
     mine = config.batch.accumulation is not None and not is_set(composed, "batch.accumulation")
     kept = (f"batch.target={plan_batch(config, []).samples_per_step}",) if mine else ()
     resolver = RecipeResolver(
@@ -228,7 +218,7 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
     chosen = resolver.settle(start, base).config
     decided = resolver.decisions
     options = {each.key: each.value for each in decided if each.key in composed.choices}
-    return Adapted(chosen, {**composed.choices, **options}, tuple(decided))
+    return chosen, {**composed.choices, **options}, decided
 
 
 EPOCHS = 3.0

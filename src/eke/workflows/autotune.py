@@ -46,7 +46,7 @@ from eke.workflows import complain, print_once
 from eke.workflows.auto_batch import chosen_overrides
 from eke.workflows.planning import plan_for
 from eke.workflows.running import plan_unless_answered
-from eke.workflows.sweep import cannot_detach, make_jobs, plan_cells
+from eke.workflows.sweep import make_jobs, plan_cells
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,6 @@ def prepare(request: TuneRequest) -> Fitting:
         rest = [p for p in error.problems if p not in swept]
         raise ConfigError([*(Problem(p.key, p.value, ONE_VALUE) for p in swept), *rest]) from error
     refuse_what_is_searched(composed)
-    if problem := cannot_detach(composed.config, launcher):
-        raise ConfigError(problem)
     usual = {request.objective: Objective.speed, request.numerics: Numerics.same}
     unusual = [str(wanted.value) for wanted, each in usual.items() if wanted is not each]
     # Searches for different things do not replace each other.

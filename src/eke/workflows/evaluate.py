@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from eke.training.batches.batches import MicroBatch
 
 OF_THE_MODEL = ("model", "peft", "task", "seed")
-"""Groups that make the model: the run's, whatever is typed."""
+"""Groups that make the model: always the run's."""
 
 OF_THE_EVALUATION = ("data", "precision", "attention", "hardware", "dataloader")
-"""Groups that may be typed. All others are about training: their defaults are taken."""
+"""Groups that overrides may change. All others are about training: their defaults are taken."""
 
 EVAL_BATCH = "batch.eval_per_device"
-"""May be typed, too."""
+"""May be overridden, too."""
 
 GENERATE, NEW_TOKENS = "evaluate.generate", "evaluate.max_new_tokens"
 """Keys of an evaluation alone: answers are written and compared; the most tokens of one."""
@@ -64,7 +64,7 @@ def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
     paths = find_run(run, "evaluate", "")
     record = finished_record(paths)
     new_tokens, overrides = _generation(overrides)
-    if new_tokens:  # each sample in a row of its own
+    if new_tokens:  # each sample in its own row
         overrides = [*overrides, "data.packing=off"]
     plan = evaluation_plan(read_plan(paths), overrides)
     if new_tokens:

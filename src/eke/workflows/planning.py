@@ -91,8 +91,8 @@ def plan_for(
         device = replace(device, count=needed)
         reason = f"{needed} of them taken for granted; {reason}"
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
-    choices = {**composed.choices, "attention": config.attention.option}
-    composed = replace(composed, choices=choices)
+    attention = {"attention": config.attention.option}
+    composed = replace(composed, choices={**composed.choices, **attention})
     if not is_set(composed, "task.num_labels"):
         config = follow_head(config)
 
@@ -101,9 +101,9 @@ def plan_for(
         return 0 if refused else plan_data(config, []).train  # what is refused is reported later
 
     config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
-    recipe = adapted(composed, config, device, num_nodes)
+    config, choices, chosen = adapted(composed, config, device, num_nodes)
     # Once more, since a recipe may have chosen another optimizer.
-    config, again, remark = fine_tuned(recipe.config, composed, count)
+    config, again, remark = fine_tuned(config, composed, count)
     usual = {decision.key: decision for decision in (*first, *again)}
     refuse = not planning if refuse is None else refuse
     # The forecast shows it, in more detail; or the user knows.
@@ -111,9 +111,7 @@ def plan_for(
     facts = Facts(config, device, planning, num_nodes, partial(is_set, composed))
 
     def plan_of(each: Permitted) -> Plan:
-        made = make_plan(
-            each.config, recipe.choices, composed.overrides, device, reason, each.warnings
-        )
+        made = make_plan(each.config, choices, composed.overrides, device, reason, each.warnings)
         return replace(made, config_dir=str(composed.config_dir or ""))
 
     allowed = _allowed(facts, lenient, plan_of)
@@ -121,7 +119,7 @@ def plan_for(
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
     about_device, *others = plan.decisions
-    plan = replace(plan, decisions=(about_device, *recipe.decisions, *others))
+    plan = replace(plan, decisions=(about_device, *chosen, *others))
     plan = _explained(plan, usual, remark)
     if means.in_pool:  # its turn comes when others have ended
         plan = at_rest(plan)

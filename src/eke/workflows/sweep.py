@@ -104,10 +104,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     """Plan every job before the first one runs, then run them here or in a cluster.
 
     Rejected jobs are listed and skipped, equal ones run once, finished ones are cached: the same
-    command again finishes the sweep.
-
-    With `plan_only=true`, `as_json` prints each job's forecast as JSON, and `trace` spends seconds
-    on traces where formulas cannot tell.
+    command again finishes the sweep. `as_json` and `trace` as of `workflows.main`.
     """
     line = PlanningLine()
     expanded = expand(arguments.overrides, arguments.config_dir, line.composed)
@@ -150,7 +147,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     options = arguments.config_dir  # the command is valid from any working directory
     words = ("--config-dir", str(options.absolute())) if options else ()
     command = ("-m", *words, *arguments.overrides)
-    file = SweepFile(paths, command, cells, named(composed[0].choices))
+    name = composed[0].choices.get("sweep", "none")
+    file = SweepFile(paths, command, cells, "" if name == "none" else name)
 
     def bytes_at_risk(plan: Plan) -> int | None:
         found = known_forecast(plan)
@@ -159,12 +157,6 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
 
     ordered = smallest_first(jobs, bytes_at_risk)
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach)
-
-
-def named(choices: Mapping[str, str]) -> str:
-    """A sweep's name; empty for one of overrides only."""
-    name = choices.get("sweep", "none")
-    return "" if name == "none" else name
 
 
 def not_asked_for(

@@ -18,7 +18,13 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import first_line
-from eke.data.preparation.lines import BadRowError, Fields, TooLongError, check_unicode
+from eke.data.preparation.lines import (
+    BadRowError,
+    Fields,
+    TooLongError,
+    check_unicode,
+    parse_list,
+)
 from eke.data.preparation.tokenizers import Tokenizer
 from eke.data.sources import PrepareRequest
 
@@ -69,7 +75,7 @@ def is_conversation(value: Any) -> bool:
 
 def columns_of(row: Mapping[str, Any]) -> list[str]:
     """Candidates for `data.messages` in a row: columns of messages, or of question and answer."""
-    found = [name for name, value in row.items() if is_conversation(_parsed(value, name))]
+    found = [name for name, value in row.items() if is_conversation(parse_list(value))]
     pairs = [a for a, q in PROMPT_OF.items() if None not in (row.get(q), row.get(a))]
     # Lists of messages in `prompt` and `completion` are two halves of one conversation.
     return pairs if pairs and set(found) <= {*PROMPT_OF, *PROMPT_OF.values()} else found
@@ -79,9 +85,10 @@ def read_conversation(row: Mapping[str, Any], column: str) -> Conversation:
     """The conversation of a row; `column` has messages, or answers (`completion`, `output`)."""
     if row.get(column) is None:
         raise BadRowError(f"has no {column}")
-    tools = _parsed(row.get("tools"), "tools") or None
+    tools = parse_list(row.get("tools"))
+    tools = tools if isinstance(tools, list) and tools else None
     question = PROMPT_OF.get(column)
-    if question is None or (question not in row and is_conversation(_parsed(row[column], column))):
+    if question is None or (question not in row and is_conversation(parse_list(row[column]))):
         return Conversation(_messages(row[column], column), tools)
     if row.get(question) is None:
         raise BadRowError(f"has {column} and no {question}")
@@ -95,19 +102,9 @@ def read_conversation(row: Mapping[str, Any], column: str) -> Conversation:
     return Conversation(prompt + answer, tools, first_trained=len(prompt))
 
 
-def _parsed(value: Any, column: str) -> Any:
-    """A list as it is, or from a text in JSON."""
-    if not isinstance(value, str) or not value.lstrip().startswith("["):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value if column != "tools" else None
-
-
 def _messages(value: Any, column: str, role: str = "") -> list[Message]:
     """A list of messages; a text is one message of `role`."""
-    value = _parsed(value, column)
+    value = parse_list(value)
     if isinstance(value, str) and role:
         return [{"role": role, "content": value}]
     if not is_conversation(value):
@@ -387,7 +384,7 @@ def _turn(template: ChatTemplate, text: str, places: Places, number: int, calls:
             f"messages[{number}]: no special token ends the answer, so nothing would stop the "
             "trained model"
         )
-    # The answer ends with the first one; a tool call may have some of its own before the last.
+    # The answer ends with the first one; a tool call may have others before the last.
     at, word = ends[-1 if calls else 0]
     return start, at + len(word)
 

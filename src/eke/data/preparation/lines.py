@@ -87,7 +87,7 @@ class Columns:
         pairs = [(f"data.{key}", getattr(self.request, key)) for key in keys]
         return [(key, column) for key, column in pairs if column is not None]
 
-    @property
+    @cached_property
     def names_wanted(self) -> list[str]:
         """Each wanted column once."""
         return list(dict.fromkeys(column for _, column in self.wanted))
@@ -113,8 +113,10 @@ class Columns:
             return self._number(value)
         if self.request.problem == "single":
             return self._class(self._checked(value))
-        if isinstance(value, str) and self.request.option == "csv":
-            value = _list_of(value)
+        if self.request.option == "csv":
+            value = parse_list(value)
+            if isinstance(value, str):
+                value = [part.strip() for part in re.split("[,;]", value) if part.strip()]
         if not isinstance(value, list):
             raise self._unsuited(value, "not a list of classes", "single")
         each = [self._checked(item) for item in value]
@@ -246,12 +248,12 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     return row[column]
 
 
-def _list_of(text: str) -> Any:
-    """Classes in one value of csv: JSON, or separated by commas or semicolons."""
-    if text.lstrip().startswith("["):
+def parse_list(value: Any) -> Any:
+    """The list that a text in JSON stands for; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(text)
-    return [part.strip() for part in re.split("[,;]", text) if part.strip()]
+            return json.loads(value)
+    return value
 
 
 def _kind(value: Any) -> str:
@@ -385,27 +387,23 @@ def _parse(line: str, wanted: list[str]) -> dict[str, Any]:
 
 def csv_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
     """Yield each record by the names in the header; None for a blank line."""
-    csv.field_size_limit(2**31 - 1)
-    limit, start, size = columns.request.max_row_bytes, 1, 0
-
-    def texts() -> Iterator[str]:
-        nonlocal size
-        for _, line in lines(file, limit):
-            size += len(line)  # a value may have many lines
-            if size > limit:
-                raise _too_long(file, start, limit)
-            # Invalid UTF-8 becomes surrogates, which are reported with their column.
-            yield line.encode("latin-1").decode(errors="surrogateescape")
-
-    reader = csv.reader(texts(), strict=True)
+    limit = columns.request.max_row_bytes
+    csv.field_size_limit(limit)  # a value may have many lines
+    # Invalid UTF-8 becomes surrogates, which are reported with their column.
+    texts = (
+        line.encode("latin-1").decode(errors="surrogateescape") for _, line in lines(file, limit)
+    )
+    reader = csv.reader(texts, strict=True)
     header: list[str] | None = None
     while True:
-        start, size = reader.line_num + 1, 0
+        start = reader.line_num + 1
         try:
             record = next(reader)
         except StopIteration:
             break
         except csv.Error as error:
+            if "field limit" in str(error):
+                raise _too_long(file, start, limit) from error
             yield f"{name}:{start}", BadRowError(f"is not CSV: {error}")
             continue
         if not record:

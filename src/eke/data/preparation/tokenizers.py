@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -312,10 +311,6 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
 
 
 def _auto_tokenizer(name: str) -> Any:
-    if Path(name).name == "tokenizer.json" and Path(name).is_file():
-        why = "is a file, and tokenizers are named by their folder"
-        fix = Fix(f"data.tokenizer={Path(name).parent}")
-        raise ConfigError(Problem("data.tokenizer", name, why, fix))
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
@@ -325,7 +320,7 @@ def _auto_tokenizer(name: str) -> Any:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError ...
         why = f"AutoTokenizer cannot load it: {first_line(error)[:200]}"
-        remark = "a Hub name needs a connection once; or data.tokenizer=bytes"
+        remark = "not a file; a Hub name needs a connection once; or data.tokenizer=bytes"
         fix = Fix("data.tokenizer=FOLDER", remark=remark)
         raise ConfigError(Problem("data.tokenizer", name, why, fix)) from error
 

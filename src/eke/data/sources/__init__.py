@@ -17,6 +17,7 @@ from eke.data.sources.source_files import (
     Piece,
     count_windows,
     fingerprint,
+    labels_of,
     largest_labels,
     longest_window,
     open_corpus,

@@ -59,11 +59,7 @@ WINDOW = 1 << 16
 
 
 def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
-    """Pack every sample into the first row with room for it.
-
-    Args:
-        lengths: tokens of each sample, at most `capacity`.
-        capacity: tokens of a row.
+    """Pack samples of at most `capacity` tokens, each into the first row with room for it.
 
     Source: Johnson 1973, Near-Optimal Bin Packing Algorithms: at most 1.7 times the fewest rows.
     """
@@ -103,14 +99,7 @@ def median(data: Synthetic) -> int:
 
 
 def synthetic_length(data: Synthetic, longest: int, split: int, index: int) -> int:
-    """Tokens of one sample.
-
-    Args:
-        data: its distribution.
-        longest: tokens of the longest sample (source and target together in seq2seq).
-        split: 0 training, 1 evaluation.
-        index: number of the sample.
-    """
+    """Tokens of a sample of the training (0) or evaluation split (1); `longest` is the maximum."""
     if data.lengths is Lengths.fixed:
         return longest
     share = (mix_seed(data.data_seed, split, index, _LENGTH) + 0.5) / 2**63

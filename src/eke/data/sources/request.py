@@ -37,7 +37,7 @@ from eke.data.sources.source_files import (
     Corpus,
     find_files,
     fingerprint,
-    largest_labels,
+    labels_of,
     open_corpus,
     unreadable,
 )
@@ -142,11 +142,7 @@ def request_from_json(text: str) -> PrepareRequest:
 
 
 def request_of(config: Config) -> PrepareRequest | None:
-    """The request of a configuration; None for synthetic data and for text as bytes.
-
-    Raises:
-        ConfigError: files are missing, empty or unreadable.
-    """
+    """The request of a configuration; None for synthetic data and for text as bytes."""
     data = config.data
     if isinstance(data, PythonSource | Text):
         return None if tokenizer_of(data) == BYTES else _documents(config, data)
@@ -261,16 +257,12 @@ def _hub(request: PrepareRequest, data: HubRows) -> PrepareRequest:
 def _documents(config: Config, data: PythonSource | Text) -> PrepareRequest:
     corpus = open_corpus(config)
     assert corpus is not None
-    if isinstance(config.task, SequenceClassification):
-        labels = largest_labels(corpus, config.task.num_labels)
-    else:
-        labels = sorted({piece.label for piece in corpus.pieces()})
     return dataclasses.replace(
         _common(config),
         option="text",
         content=fingerprint(corpus),
         corpus=corpus,
-        labels=tuple(labels),
+        labels=tuple(labels_of(config, corpus)),
         # Windows are cut when the store is opened.
         seq_len=0,
         target_len=0,
@@ -318,11 +310,7 @@ MOMENT_S = 1.0
 
 
 def open_store(request: PrepareRequest) -> Store:
-    """Open the prepared tokens of a request; prepare them first if needed.
-
-    Raises:
-        ConfigError: preparation failed: files, columns, tokenizer or disk.
-    """
+    """Open the prepared tokens of a request; prepare them first if needed."""
     folder = store_folder(request.key)
     if (manifest := read_manifest(folder)) is None:
         _prepare(request)

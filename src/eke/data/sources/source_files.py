@@ -29,7 +29,7 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
     the format's suffixes. ConfigError if nothing matches, or a file is empty or unreadable.
     """
     path = user_path(typed)
-    if not typed or not _exists(path, key, typed):
+    if not typed or not os.path.exists(path):  # False also for what is no path: a null character
         matches = glob.glob(str(path), recursive=True) if typed else []
         found = [Path(p) for p in matches if os.path.isfile(p)]
         root = Path(os.path.commonpath([p.parent for p in found])) if found else path
@@ -64,15 +64,6 @@ def other_format(option: str, files: Iterable[str]) -> str:
     return "".join(f"data={other}" for other in [*others, *rest][:1])
 
 
-def _exists(path: Path, key: str, typed: str) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError) as error:  # a name that is too long, a null character
-        why = f"is no path: {getattr(error, 'strerror', None) or error}"
-        shown = typed if len(typed) <= 60 else typed[:57] + "..."
-        raise ConfigError(Problem(key, shown, why, Fix(f"{key}=FILE_OR_FOLDER"))) from error
-
-
 def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
     """Find files below a folder by a pattern of their names, unsorted."""
     try:
@@ -92,7 +83,7 @@ def _in_folder(folder: Path, option: str, pattern: str | None) -> list[Path]:
 
 
 def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None) -> Problem:
-    if typed and path.is_dir():
+    if typed and os.path.isdir(path):
         wanted = pattern or " or ".join(f"*{ending}" for ending in ENDINGS[option][:2])
         others = sorted({p.suffix for p in path.rglob("*") if p.is_file() and p.suffix})
         there = f"; there are files that end in {', '.join(others[:5])}" if others else ""
@@ -262,6 +253,13 @@ def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
         if piece.label in seen:
             sizes[piece.label] += piece.size
     return [label for label, _ in sizes.most_common(num_labels)]
+
+
+def labels_of(config: Config, corpus: Corpus) -> list[str]:
+    """Labels of a corpus in the order of their numbers: the classes, else all folders."""
+    if isinstance(config.task, SequenceClassification):
+        return largest_labels(corpus, config.task.num_labels)
+    return sorted({piece.label for piece in corpus.pieces()})
 
 
 def window_length(config: Config) -> int:
