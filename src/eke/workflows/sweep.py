@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,17 +47,13 @@ from eke.workflows.running import plan_unless_answered
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """Of one run."""
-
-    memory: Forecast
-    time: StepTime | Unknown
+Outlook = tuple[Forecast, StepTime | Unknown]
+"""Memory and step time of one run."""
 
 
 def outlooks(jobs: Sequence[Job]) -> dict[int, Outlook]:
     """Job index -> forecast of its run; identical jobs share it."""
-    found = [(job, Outlook(known_forecast(job.plan), forecast_time(job.plan))) for job in jobs]
+    found = [(job, (known_forecast(job.plan), forecast_time(job.plan))) for job in jobs]
     return {number: each for job, each in found for number in job.cells}
 
 
@@ -75,10 +71,9 @@ def render_outlooks(cells: Sequence[Cell], found: Mapping[int, Outlook]) -> str:
 
 def _sources(found: Mapping[int, Outlook]) -> list[str]:
     """How many jobs' memory was traced, and how many values finished runs corrected."""
-    memory = [each.memory for each in found.values()]
-    traced = sum(each.method is not Method.closed_form for each in memory)
-    lines = [f"memory: expected, {traced} traced, {len(memory) - traced} by formulas"]
-    if times := [each.time for each in found.values() if isinstance(each.time, StepTime)]:
+    traced = sum(memory.method is not Method.closed_form for memory, _ in found.values())
+    lines = [f"memory: expected, {traced} traced, {len(found) - traced} by formulas"]
+    if times := [time for _, time in found.values() if isinstance(time, StepTime)]:
         corrected = sum(num_runs(each) > 0 for each in times)
         lines.append(f"step, samples/s: estimates, {corrected} of {len(times)} calibrated")
     return lines
@@ -87,9 +82,9 @@ def _sources(found: Mapping[int, Outlook]) -> list[str]:
 def _numbers(cell: Cell, found: Outlook | None) -> tuple[str, str, str, str]:
     if found is None:
         return cell.outcome, "", "", ""
-    memory = format_bytes(found.memory.peak.expected)
-    step = "" if isinstance(found.time, Unknown) else format_seconds(found.time.step_s.expected)
-    return found.memory.verdict.value, memory, step, speed_cell(found.time)
+    memory, time = found
+    step = "" if isinstance(time, Unknown) else format_seconds(time.step_s.expected)
+    return memory.verdict.value, format_bytes(memory.peak.expected), step, speed_cell(time)
 
 
 def _plain(cell: Cell, found: Outlook | None) -> dict[str, Any]:
@@ -97,7 +92,8 @@ def _plain(cell: Cell, found: Outlook | None) -> dict[str, Any]:
     plain: dict[str, Any] = {"overrides": list(cell.overrides), "run_id": cell.run_id or None}
     if found is None:
         return plain | {"outcome": cell.outcome, "rule": cell.rule or None, "reason": cell.reason}
-    return plain | {"memory": as_json(found.memory)} | time_as_json(found.time)
+    memory, time = found
+    return plain | {"memory": as_json(memory)} | time_as_json(time)
 
 
 def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> int:

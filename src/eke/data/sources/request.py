@@ -184,9 +184,7 @@ def _conversations(config: Config, data: Conversations) -> PrepareRequest:
         try:
             template = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            why = f"cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}"
-            fix = Fix("data.chat_template=FILE")
-            raise ConfigError(Problem("data.chat_template", str(file), why, fix)) from error
+            raise unreadable(error, "data.chat_template", str(file), "FILE") from error
     return dataclasses.replace(
         _common(config),
         messages=data.messages,

@@ -189,15 +189,6 @@ def test_a_template_that_hides_what_is_generated_is_refused(template: str, reaso
         with_template(template, [ASK, SAY])
 
 
-def test_marks_of_the_template_are_followed() -> None:
-    template = (
-        "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}"
-        "{{ m.content + '<e>' }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
-    )
-    _, mask = with_template(template, [ASK, SAY, ASK, SAY])
-    assert "".join(str(int(m)) for m in mask) == ("0" * 19 + "1111") * 2
-
-
 def test_an_answer_may_be_marked_in_parts() -> None:
     template = (
         "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}"

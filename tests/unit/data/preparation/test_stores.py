@@ -90,18 +90,15 @@ def test_the_split_is_of_the_content(rows_file, tmp_path) -> None:
     assert not set(after) & set(texts_of(store, "train"))
 
 
-def test_two_rows_are_one_each(tmp_path) -> None:
-    file = write_jsonl(tmp_path / "a.jsonl", [{"text": "same"}, {"text": "same"}])
-    store = store_of("data=jsonl", f"data.path={file}")
-    assert (texts_of(store, "train"), texts_of(store, "evaluation")) == (["same"], ["same"])
-
-
-def test_a_row_that_crosses_takes_its_equals_along(tmp_path) -> None:
-    """Three times each of two texts: none of them is both trained on and evaluated on."""
-    file = write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in ("one", "two") * 3])
+@pytest.mark.parametrize(
+    ("texts", "parts"),
+    [(["same"] * 2, [["same"]] * 2), (["one", "two"] * 3, [["one"] * 3, ["two"] * 3])],
+    ids=["two rows are one each", "a row that crosses takes its equals along"],
+)
+def test_both_splits_have_rows(texts, parts, tmp_path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
     store = store_of("data=jsonl", f"data.path={file}", "data.eval_frac=0.001")
-    splits = sorted(texts_of(store, split) for split in ("train", "evaluation"))
-    assert splits == [["one"] * 3, ["two"] * 3]
+    assert sorted(texts_of(store, split) for split in ("train", "evaluation")) == parts
 
 
 # --- what a row becomes -------------------------------------------------------------------------
