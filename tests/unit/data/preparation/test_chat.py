@@ -18,8 +18,7 @@ from eke.data.preparation.chat import (
     read_conversation,
 )
 from eke.data.preparation.lines import BadRowError
-from eke.data.preparation.tokenizers import Encoded, load_request_tokenizer
-from eke.data.sources import PrepareRequest
+from eke.data.preparation.tokenizers import Encoded
 
 COUNT = 400
 """Conversations for each template."""
@@ -104,28 +103,6 @@ def test_the_oracle_agrees(name: str) -> None:
         starts = [0, *ends[:-1]]
         expected = ["1" in trained[a:b] for a, b in zip(starts, ends, strict=True)]
         assert mask.tolist() == expected, ([text[a:b] for a, b in spans], messages)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_tokens_are_those_of_the_tokenizer(name: str, tmp_path: Path) -> None:
-    """Ids as `apply_chat_template` makes them; a token with a trained character is trained."""
-    family, rng = FAMILIES[name], random.Random(name)
-    loaded = saved(family, tmp_path)
-    tokenizer = load_request_tokenizer(
-        PrepareRequest(option="chat", path="", content="", tokenizer=str(tmp_path))
-    )
-    template = template_of(family)
-    for _ in range(40):
-        messages = conversation_of(family, rng)
-        pieces = family.write(messages)
-        text = "".join(piece for piece, _ in pieces)
-        trained = np.concatenate([np.full(len(p), t) for p, t in pieces])
-        given = read_conversation({"messages": messages}, "messages")
-        ids, mask = encode_conversation(template, tokenizer, given, "assistant", 10**6)
-        assert ids.tolist() == loaded.apply_chat_template(messages)["input_ids"]
-        offsets = loaded(text, add_special_tokens=False, return_offsets_mapping=True)
-        expected = [bool(trained[a:b].any()) for a, b in offsets["offset_mapping"]]
-        assert mask.tolist() == expected, messages
 
 
 def one(messages: list[Message], name: str = "chatml", train_on: str = "assistant", **row: Any):
