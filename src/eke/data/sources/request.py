@@ -160,6 +160,7 @@ def _common(config: Config) -> PrepareRequest:
     if isinstance(config.task, Seq2SeqLM):
         target_len = config.task.target_len or config.data.seq_len
     labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 0
+    content = tokenizer_content(tokenizer)  # of a folder
     return PrepareRequest(
         option=data.option,
         path=getattr(data, "path", getattr(data, "name", data.option)),
@@ -167,8 +168,8 @@ def _common(config: Config) -> PrepareRequest:
         task=config.task.option,
         num_labels=labels,
         problem=config.task.problem.value,
-        tokenizer=_absolute(tokenizer),
-        tokenizer_content=tokenizer_content(tokenizer),
+        tokenizer=str(user_path(tokenizer).absolute()) if content else tokenizer,
+        tokenizer_content=content,
         seq_len=data.seq_len,
         target_len=target_len,
         packing=data.packing is Packing.on,
@@ -296,11 +297,6 @@ def tokenizer_content(tokenizer: str) -> str:
         return files_digest([(p.name, p) for p in files])
     except OSError as error:
         raise unreadable(error, "data.tokenizer", tokenizer, "bytes") from error
-
-
-def _absolute(tokenizer: str) -> str:
-    folder = user_path(tokenizer)
-    return str(folder.absolute()) if tokenizer != BYTES and folder.is_dir() else tokenizer
 
 
 MOMENT_S = 1.0
