@@ -34,7 +34,7 @@ from eke.estimate.time.time_history import prior_time
 from eke.estimate.time.work import work_of
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan
-from eke.workflows.planning import plan_on
+from eke.workflows.planning import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("llm_foundry.tsv")
@@ -163,7 +163,7 @@ def planned(row: dict[str, str]) -> Plan:
     ]  # fmt: skip
     typed += ["memory=checkpointing"] if row["checkpointing"] == "yes" else []
     device = replace(DEVICES[row["hardware"]], count=PER_MACHINE)
-    return plan_on(compose(typed), device, "as published", planning=True)
+    return plan_for(compose(typed), planning=True, target=(device, "as published", 1))
 
 
 def fit(rows: Sequence[Row]) -> dict[str, float]:

@@ -44,7 +44,7 @@ from eke.hardware import DEVICES, environment
 from eke.plan.planner import Plan
 from eke.plan.record import metrics
 from eke.results.report.published import PublishedTable, all_published
-from eke.workflows.planning import plan_on
+from eke.workflows.planning import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -114,7 +114,7 @@ def rows_of(table: PublishedTable) -> Iterable[Row]:
         figures = table.rows.get(cell.row)
         if figures is None or not (figures.samples_per_s or figures.steps_per_s):
             continue
-        plan = plan_on(cell.composed, device, "as published", planning=True)
+        plan = plan_for(cell.composed, planning=True, target=(device, "as published", 1))
         measured = 1 / figures.steps_per_s if figures.steps_per_s else None
         if measured is None and figures.samples_per_s:
             measured = plan.batch.samples_per_step / figures.samples_per_s

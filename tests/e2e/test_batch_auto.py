@@ -158,11 +158,3 @@ def test_ctrl_c_during_a_probe_leaves_nothing(tmp_path) -> None:
     assert not list((tmp_path / "tmp").glob("eke-probe-*"))
     assert not (tmp_path / "runs").exists(), "no run was started"
     assert not list((tmp_path / "cache").glob("eke/batches/*")), "and nothing was learnt"
-
-
-def test_planning_tries_nothing_out(tmp_path) -> None:
-    done = train(tmp_path, TIGHT, 0, *WORK, "plan_only=true")
-    assert done.code == 0, done.text
-    assert "probing" not in done.text
-    assert re.search(r"batch\.per_device +2 +auto: largest that fits", done.out)
-    assert "was not tried out: nothing runs while planning" in done.out

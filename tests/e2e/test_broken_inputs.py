@@ -66,7 +66,7 @@ BROKEN = {
         jsonl(ROWS + b'{"text": "\xff"}\n' * 9), JSONL, "not UTF-8", "data.max_bad_frac=",
     ),
     "cut gzip": (
-        cut_gzip, ("data=jsonl", "data.path={tmp}/my.jsonl.gz"), "cut short or damaged",
+        cut_gzip, ("data=jsonl", "data.path={tmp}/my.jsonl.gz"), "Compressed file ended before",
         "data.path=",
     ),
     "label out of range": (

@@ -142,9 +142,7 @@ def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit_here) -> None:
     [
         pytest.param(["--objective", "fast"], "speed", id="objective"),
         pytest.param(["--budget-trials", "1"], "too few", id="budget"),
-        pytest.param(["--name", "no good"], "letters, digits", id="name"),
         pytest.param(["precison=bf16"], "precision=bf16", id="key"),
-        pytest.param(["rerun=true"], "rerun=false", id="a run's key"),
         pytest.param(["seed=1,2"], "type one, or remove it", id="a sweep"),
         pytest.param(
             ["--name", "a", "-m", "seed=1"],

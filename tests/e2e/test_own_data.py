@@ -75,37 +75,3 @@ def test_the_record_says_what_was_read(train_py, tmp_path) -> None:
     assert saved["id2label"] == {"0": "ham", "1": "spam"}
     again = train_py(*typed)
     assert "answered from" in again.out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        (("data.text=txt",), ["data.text = txt", "-> data.text=text"]),
-        (("data.path=nowhere.jsonl",), ["data.path = nowhere.jsonl", "no such file"]),
-        (("data.tokenizer=nowhere/at-all",), ["data.tokenizer = nowhere/at-all"]),
-    ],
-    ids=["column", "file", "tokenizer"],
-)
-def test_a_mistake_is_one_message_and_starts_nothing(typed, words, train_main, tmp_path) -> None:
-    file = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    base = () if typed[0].startswith("data.path") else (f"data.path={file}",)
-    done = train_main(*SHORT, "data=jsonl", *base, *typed)
-    assert done.code == 2
-    assert "1 problem in this configuration" in done.err
-    assert "Traceback" not in done.text
-    assert all(word in done.err for word in words)
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_an_optimizer_sweep_prepares_one_store(train_py, tmp_path) -> None:
-    file = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    short = [o for o in SHORT if not o.startswith("train.steps")]
-    typed = (*short, "data=jsonl", f"data.path={file}", "train.steps=2", "optimizer=adamw,sgd")
-    done = train_py("-m", *typed)
-    assert done.code == 0, done.text
-    plans = tmp_path.glob("runs/*/plan.json")
-    stores = [json.loads(plan.read_text())["store"] for plan in plans]
-    assert len(stores) == 2
-    assert stores[0] == stores[1]

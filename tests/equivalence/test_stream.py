@@ -1,17 +1,10 @@
 """A stream trains the same however it is cut or stopped, and as its rows stand in the files."""
 
-import os
-import signal
-
 import pytest
 from equivalence_compare import curve, largest_difference
-from live import record_of as record_in
-from live import rows_of, run_folders
 from prepared import write_jsonl
 from support import TINY, last_wins
 from trained import continue_job, record_of
-
-from eke.plan.record import metrics
 
 SHORT = (
     "model=tiny", "data.streaming=true", "data.shuffle_buffer=16", "data.seq_len=24",
@@ -77,15 +70,6 @@ def test_engines_and_loader_processes_do_not_matter(more, streamed, curve_of) ->
     assert curve_of(*base) == curve_of(*base, more)
 
 
-def test_two_ranks_train_like_one(streamed, job_of, train_ranks) -> None:
-    base = streamed(*CASES["causal_lm"])
-    one = [loss for loss, _ in curve(job_of("one", *base))]
-    run = train_ranks("distributed=ddp", *last_wins(*base, "batch.per_device=6"))
-    assert [r[metrics.LOSS] for r in rows_of(run) if metrics.LOSS in r] == pytest.approx(
-        one, rel=1e-5
-    )
-
-
 @pytest.mark.parametrize("case", ["several epochs", "given epochs", "masked_lm"])
 def test_continued_it_goes_on_to_the_last_bit(case, streamed, job_of, tmp_path) -> None:
     more = ("train.checkpoint_every=7", "train.keep_checkpoints=9")
@@ -93,23 +77,3 @@ def test_continued_it_goes_on_to_the_last_bit(case, streamed, job_of, tmp_path) 
     again = continue_job(whole, 14, tmp_path / "again")
     assert curve(again) == curve(whole)[14:]
     assert record_of(again).effective["rows_skipped"] == 0
-
-
-@pytest.mark.slow
-def test_killed_it_goes_on_to_the_last_bit(streamed, start, train_py, tmp_path) -> None:
-    more = ("train.steps=150", "train.checkpoint_every=20", "hardware=cpu", "data=jsonl")
-    base = last_wins(*streamed(*more), "paths.runs=whole")
-    assert train_py(*base).code == 0
-    base = last_wins(*base, "paths.runs=runs")
-    live = start(*base)
-    live.wait_for_step(50)
-    os.kill(live.worker_pid(), signal.SIGKILL)
-    live.finish()
-    assert train_py(*base).code == 0
-    (folder,), (whole,) = run_folders(tmp_path), tmp_path.glob("whole/*")
-    assert record_in(folder)["attempt"] == 1
-
-    def losses(run) -> dict[int, float]:
-        return {r[metrics.STEP]: r[metrics.LOSS] for r in rows_of(run) if metrics.LOSS in r}
-
-    assert losses(folder) == losses(whole)

@@ -51,7 +51,7 @@ def main(command: str, arguments: list[str]) -> int:
 def _shown(config: Config, options: Namespace) -> str:
     """The first rows, and a summary."""
     request = request_of(config)
-    if request is None or request.pieces:
+    if request is None or request.corpus:
         why = "has no rows to show; data=chat, jsonl, csv, parquet and hub have"
         fix = Fix("data=chat", "data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data", config.data.option, why, fix))

@@ -60,10 +60,7 @@ class Permitted:
 def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
     """The configuration, or with batch=auto each of its micro-batches, that no rule rejects.
 
-    `lenient` leaves rules about its size to the forecast.
-
-    Raises:
-        ConfigError: every rule it breaks.
+    `lenient` leaves rules about its size to the forecast. ConfigError with every rule it breaks.
     """
     refused, found = _checked(facts, lenient)
     if facts.config.batch.per_device is not None:
@@ -106,11 +103,7 @@ def memory_asked_for(plan: Plan) -> int | None:
 def choose_batch(
     plan: Plan, allowed: Sequence[Permitted], means: Means, target_given: bool
 ) -> tuple[Plan, bool]:
-    """The plan with the largest micro-batch that fits, and whether it was seen to fit.
-
-    Raises:
-        ConfigError: the device's memory is not known, or not even the smallest one fits.
-    """
+    """The plan with the largest micro-batch that fits, and whether it was seen to fit."""
     launcher, share = plan.config.launcher, 1
     if means.in_pool:  # runs that use the same device, or a CPU's memory, at the same time
         at_once = launcher.cpu_slots // plan.batch.world_size
@@ -200,29 +193,16 @@ def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """A configuration with what its recipe has chosen."""
-
-    config: Config
-    choices: Mapping[str, str]
-    """Option of each group."""
-    decisions: tuple[Decision, ...] = ()
-    """One for each choice, with its reason."""
-
-
-def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) -> Adapted:
-    """The configuration with its recipe's choices for a device.
+def adapted(
+    composed: Composed, config: Config, device: Device, num_nodes: int
+) -> tuple[Config, Mapping[str, str], Sequence[Decision]]:
+    """The configuration with its recipe's choices for a device; all choices; those of the recipe.
 
     Keys set by overrides, a sweep or the experiment stay; so does what a rule rejects changing.
-    Without an adaptive recipe nothing changes.
-
-    Raises:
-        ConfigError: it cannot be planned, with or without the recipe.
     """
     recipe = RECIPES.get(composed.choices.get("recipe", "none"))
     if recipe is None:
-        return Adapted(config, composed.choices)
+        return config, composed.choices, ()
     mine = config.batch.accumulation is not None and not is_set(composed, "batch.accumulation")
     kept = (f"batch.target={plan_batch(config, []).samples_per_step}",) if mine else ()
     resolver = RecipeResolver(
@@ -238,7 +218,7 @@ def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) 
     chosen = resolver.settle(start, base).config
     decided = resolver.decisions
     options = {each.key: each.value for each in decided if each.key in composed.choices}
-    return Adapted(chosen, {**composed.choices, **options}, tuple(decided))
+    return chosen, {**composed.choices, **options}, decided
 
 
 EPOCHS = 3.0

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import write_atomic, write_json
 from eke.common.paths import SweepPaths, conf_folder, program
 from eke.common.text import format_number
@@ -46,7 +46,7 @@ from eke.workflows import complain, print_once
 from eke.workflows.auto_batch import chosen_overrides
 from eke.workflows.planning import plan_for
 from eke.workflows.running import plan_unless_answered
-from eke.workflows.sweep import cannot_detach, make_jobs, plan_cells
+from eke.workflows.sweep import make_jobs, plan_cells
 
 
 @dataclass(frozen=True)
@@ -186,12 +186,7 @@ REPORT, VALUES = "fit.md", "fit.json"
 
 
 def keep_result(fitting: Fitting, fit: Fit) -> None:
-    """Write the results, and print their paths.
-
-    Raises:
-        ConfigError: an option of that name exists that eke fit did not write.
-        OSError: a folder cannot be written.
-    """
+    """Write the results, and print their paths."""
     folder = fitting.paths.folder
     text = describe_fit(fit, fitting.baseline)
     command = shlex.join(["eke", "fit", *fitting.request.command])
@@ -278,8 +273,6 @@ def prepare(request: TuneRequest) -> Fitting:
         rest = [p for p in error.problems if p not in swept]
         raise ConfigError([*(Problem(p.key, p.value, ONE_VALUE) for p in swept), *rest]) from error
     refuse_what_is_searched(composed)
-    if problem := cannot_detach(composed.config, launcher):
-        raise ConfigError(problem)
     usual = {request.objective: Objective.speed, request.numerics: Numerics.same}
     unusual = [str(wanted.value) for wanted, each in usual.items() if wanted is not each]
     # Searches for different things do not replace each other.
@@ -410,9 +403,5 @@ def fit(request: TuneRequest) -> int:
         found = fitting.run()
         keep_result(fitting, found)
         return EXIT_OK if found.best is not None else EXIT_FAILED
-    except EkeError as error:
-        return complain(str(error), error.exit_code)
-    except OSError as error:
-        return complain(of_system(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from eke.training.batches.batches import MicroBatch
 
 OF_THE_MODEL = ("model", "peft", "task", "seed")
-"""Groups that make the model: the run's, whatever is typed."""
+"""Groups that make the model: always the run's."""
 
 OF_THE_EVALUATION = ("data", "precision", "attention", "hardware", "dataloader")
-"""Groups that may be typed. All others are about training: their defaults are taken."""
+"""Groups that overrides may change. All others are about training: their defaults are taken."""
 
 EVAL_BATCH = "batch.eval_per_device"
-"""May be typed, too."""
+"""May be overridden, too."""
 
 GENERATE, NEW_TOKENS = "evaluate.generate", "evaluate.max_new_tokens"
 """Keys of an evaluation alone: answers are written and compared; the most tokens of one."""
@@ -56,20 +56,15 @@ class Evaluation:
 
 
 def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
-    """Evaluate the model of a finished run.
+    """Evaluate the model of a finished run, given by its folder or id, on data to its last row.
 
-    Args:
-        run: its folder, or its id.
-        overrides: of `OF_THE_EVALUATION`; data that is named is evaluated to its last row.
-
-    Raises:
-        ConfigError: there is no such run, it has no model, or an override is wrong.
-        EkeError: the model is damaged, or does not fit into memory.
+    ConfigError if it has no model, or an override is not of `OF_THE_EVALUATION`; EkeError if the
+    model is damaged, or does not fit into memory.
     """
     paths = find_run(run, "evaluate", "")
     record = finished_record(paths)
     new_tokens, overrides = _generation(overrides)
-    if new_tokens:  # each sample in a row of its own
+    if new_tokens:  # each sample in its own row
         overrides = [*overrides, "data.packing=off"]
     plan = evaluation_plan(read_plan(paths), overrides)
     if new_tokens:
@@ -99,11 +94,7 @@ def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
 
 
 def _generation(overrides: Sequence[str]) -> tuple[int, list[str]]:
-    """Most tokens of a written answer, 0 where none is to be written; and the other overrides.
-
-    Raises:
-        ConfigError: a value is wrong.
-    """
+    """Most tokens of a written answer, 0 where none is to be written; and the other overrides."""
     own = {k: v for k, _, v in (w.partition("=") for w in overrides) if k in (GENERATE, NEW_TOKENS)}
     rest = [word for word in overrides if word.partition("=")[0] not in own]
     asked, most = own.get(GENERATE, "false"), own.get(NEW_TOKENS, str(MAX_NEW_TOKENS))
@@ -116,11 +107,7 @@ def _generation(overrides: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def _check_answers(plan: Plan) -> None:
-    """Check that answers can be written and compared.
-
-    Raises:
-        ConfigError: the samples have no prompts, or a package is missing.
-    """
+    """Raise ConfigError unless answers can be written and compared."""
     config = plan.config
     has_prompt = getattr(config.data, "prompt", None) or isinstance(config.data, Conversations)
     if config.task.option not in ("causal_lm", "seq2seq_lm") or not has_prompt:
@@ -133,11 +120,7 @@ def _check_answers(plan: Plan) -> None:
 
 
 def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
-    """The plan of an evaluation of a run's model.
-
-    Raises:
-        ConfigError: an override is not about the evaluation, or the data cannot be used.
-    """
+    """The plan of an evaluation of a run's model."""
     pairs = (word.partition("=") for word in overrides)
     typed = {key.lstrip("+~"): value for key, _, value in pairs}
     allowed = (*OF_THE_EVALUATION, EVAL_BATCH)
@@ -229,11 +212,7 @@ def _known_classes(folder: Path, record: Record) -> list[str]:
 
 
 def _classes(plan: Plan, known: list[str]) -> tuple[list[str], "Tensor | None"]:
-    """Names of the model's classes, and its numbers of the data's.
-
-    Raises:
-        ConfigError: the data has a class that the model does not know.
-    """
+    """Names of the model's classes, and its numbers of the data's."""
     import torch
 
     from eke.training.batches.tasks import class_names

@@ -17,7 +17,7 @@ from typing import Any
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, RunError
 from eke.common.files import is_locked, is_own, open_file, read_json
 from eke.common.paths import CHECKPOINT_FILES, EXPORT, RunPaths, SweepPaths, program, user_path
-from eke.common.text import format_bytes, format_number
+from eke.common.text import first_line, format_bytes, format_number
 from eke.config.schema import Config, PretrainedModel
 from eke.plan.planner import MODEL, Plan, change_of, read_plan
 from eke.plan.record import Outcome, Record, no_runs, read_record
@@ -28,20 +28,13 @@ ADAPTER = "adapter_"
 
 
 def export(run: str, folder: str, merge: bool = False, push: str | None = None) -> str:
-    """Write the model of a finished run.
+    """Write the model of a finished run; returns what was written, with warnings, for people.
 
     Args:
         run: its folder, or its id.
-        folder: where to; new or empty.
+        folder: where to; new or empty, and left so on errors.
         merge: put trained adapters into the weights of their base model.
         push: name of a repository on the hub; a new one is private.
-
-    Returns what was written, with warnings, for people.
-
-    Raises:
-        ConfigError: there is no such run, it has no model, or the folder is in use.
-        EkeError: the model is damaged, its base cannot be loaded, or the hub does not take it.
-        OSError: the disk is full; nothing is left in the folder.
     """
     paths, target = find_run(run), user_path(folder).resolve()
     record = finished_record(paths)
@@ -207,8 +200,7 @@ def _hub(name: str) -> Callable[[Path], str]:
         try:
             return what()
         except Exception as error:  # OSError, ValueError, or one of its HTTP library
-            line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise EkeError(f"--push {name}: {line}\n  -> {fix}") from error
+            raise EkeError(f"--push {name}: {first_line(error)}\n  -> {fix}") from error
 
     api = HfApi()
     ask(lambda: validate_repo_id(name), "--push OWNER/NAME")

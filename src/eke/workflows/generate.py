@@ -10,7 +10,7 @@ from typing import Any
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import read_json
 from eke.common.paths import user_path
-from eke.common.text import BYTE_VOCABULARY, EOS, NUM_SPECIAL_TOKENS
+from eke.common.text import BYTE_VOCABULARY, EOS, NUM_SPECIAL_TOKENS, first_line
 from eke.workflows.export import ADAPTER, checked_model, find_run, finished_record
 
 GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -55,10 +55,6 @@ class TextWriter:
         run: a run's folder or id, or a folder that `eke export` wrote.
         sampling: how tokens are chosen.
         raw: prompts are texts as they are, also where there is a chat template.
-
-    Raises:
-        ConfigError: there is no such run, it has no model, or the model writes no text.
-        EkeError: the model, or its tokenizer, cannot be loaded.
     """
 
     def __init__(self, run: str, sampling: Sampling, raw: bool = False) -> None:
@@ -100,26 +96,24 @@ class TextWriter:
         try:
             return getattr(library, name).from_pretrained(self.folder, **more)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise EkeError(f"{self.folder}: cannot be loaded: {line}") from error
+            raise EkeError(f"{self.folder}: cannot be loaded: {first_line(error)}") from error
 
     @cached_property
     def model(self) -> Any:
         """The model on the device at hand, for generation."""
         import torch
 
-        prefix, seq2seq = "Auto", "AutoModelForSeq2SeqLM"
-        content = {} if self.is_adapter else read_json(self.folder / "config.json")
-        names = content.get("architectures") or [""]
         if self.is_adapter:
-            prefix = "AutoPeft"
-            task = read_json(self.folder / f"{ADAPTER}config.json").get("task_type")
-            kind = seq2seq if task == "SEQ_2_SEQ_LM" else "AutoModelForCausalLM"
-        elif not names[0].endswith(GENERATIVE):
-            raise self._refuse(f"is a {names[0] or 'model without a class'}")
+            content = read_json(self.folder / f"{ADAPTER}config.json")
+            prefix, is_seq2seq = "AutoPeft", content.get("task_type") == "SEQ_2_SEQ_LM"
         else:
-            kind = seq2seq if content.get("is_encoder_decoder") else "AutoModelForCausalLM"
-        found = self._load(kind.replace("Auto", prefix, 1), dtype="auto", use_safetensors=True)
+            content = read_json(self.folder / "config.json")
+            prefix, is_seq2seq = "Auto", content.get("is_encoder_decoder")
+            names = content.get("architectures") or [""]
+            if not names[0].endswith(GENERATIVE):
+                raise self._refuse(f"is a {names[0] or 'model without a class'}")
+        kind = "ModelForSeq2SeqLM" if is_seq2seq else "ModelForCausalLM"
+        found = self._load(f"{prefix}{kind}", dtype="auto", use_safetensors=True)
         if self.is_adapter and (self.folder / "generation_config.json").is_file():
             found.generation_config = self._load("GenerationConfig")  # ends of turn, not the base's
         return found.eval().to("cuda" if torch.cuda.is_available() else "cpu")

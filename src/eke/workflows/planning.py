@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.process_env import is_first, machines_at_hand, ranks_are_started
@@ -58,6 +58,8 @@ from eke.workflows.auto_batch import (
 if TYPE_CHECKING:
     from eke.launch.interface import Launcher
 
+Key = TypeVar("Key", int, str)
+
 PLANNING = Means()
 """Budget of batch=auto if no run starts."""
 
@@ -69,8 +71,9 @@ def plan_for(
     refuse: bool | None = None,
     trace: bool = True,
     means: Means = PLANNING,
+    target: tuple[Device, str, int] | None = None,
 ) -> Plan:
-    """Check and plan one configuration.
+    """Check and plan one configuration; ConfigError with every rule it breaks.
 
     Args:
         composed: the requested configuration.
@@ -79,37 +82,17 @@ def plan_for(
         refuse: reject what cannot fit into memory; None: only if it will run.
         trace: spend seconds on a trace where formulas cannot tell whether there is room.
         means: budget of batch=auto.
-
-    Raises:
-        ConfigError: every rule it breaks.
+        target: device, why it is that one, and number of machines; None: the launcher's.
     """
-    if launcher is None:
-        device, reason = choose_device(composed.config.hardware.option)
-        num_nodes = machines_at_hand()
-    else:
-        device, reason, num_nodes = launcher.target(composed.config)
-    return plan_on(composed, device, reason, planning, refuse, num_nodes, trace, means)
-
-
-def plan_on(
-    composed: Composed,
-    device: Device,
-    reason: str,
-    planning: bool,
-    refuse: bool | None = None,
-    num_nodes: int = 1,
-    trace: bool = True,
-    means: Means = PLANNING,
-) -> Plan:
-    """Check and plan one configuration for a device; arguments and errors as of `plan_for`."""
+    device, reason, num_nodes = target or _target(composed.config, launcher)
     needed = composed.config.distributed.processes_per_node
     if not device.present and device.kind == "cuda" and needed > device.count:
         # How many there are is not declared, and the plan is about one of them.
         device = replace(device, count=needed)
         reason = f"{needed} of them taken for granted; {reason}"
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
-    choices = {**composed.choices, "attention": config.attention.option}
-    composed = replace(composed, choices=choices)
+    attention = {"attention": config.attention.option}
+    composed = replace(composed, choices={**composed.choices, **attention})
     if not is_set(composed, "task.num_labels"):
         config = follow_head(config)
 
@@ -118,9 +101,9 @@ def plan_on(
         return 0 if refused else plan_data(config, []).train  # what is refused is reported later
 
     config, first, _ = fine_tuned(resolve_tokenizer(config), composed, count)
-    recipe = adapted(composed, config, device, num_nodes)
+    config, choices, chosen = adapted(composed, config, device, num_nodes)
     # Once more, since a recipe may have chosen another optimizer.
-    config, again, remark = fine_tuned(recipe.config, composed, count)
+    config, again, remark = fine_tuned(config, composed, count)
     usual = {decision.key: decision for decision in (*first, *again)}
     refuse = not planning if refuse is None else refuse
     # The forecast shows it, in more detail; or the user knows.
@@ -128,9 +111,7 @@ def plan_on(
     facts = Facts(config, device, planning, num_nodes, partial(is_set, composed))
 
     def plan_of(each: Permitted) -> Plan:
-        made = make_plan(
-            each.config, recipe.choices, composed.overrides, device, reason, each.warnings
-        )
+        made = make_plan(each.config, choices, composed.overrides, device, reason, each.warnings)
         return replace(made, config_dir=str(composed.config_dir or ""))
 
     allowed = _allowed(facts, lenient, plan_of)
@@ -138,11 +119,17 @@ def plan_on(
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
     about_device, *others = plan.decisions
-    plan = replace(plan, decisions=(about_device, *recipe.decisions, *others))
+    plan = replace(plan, decisions=(about_device, *chosen, *others))
     plan = _explained(plan, usual, remark)
     if means.in_pool:  # its turn comes when others have ended
         plan = at_rest(plan)
     return weighed(plan, trace) if refuse and not seen_to_fit else plan
+
+
+def _target(config: Config, launcher: "Launcher | None") -> tuple[Device, str, int]:
+    if launcher is not None:
+        return launcher.target(config)
+    return *choose_device(config.hardware.option), machines_at_hand()
 
 
 def _explained(plan: Plan, usual: dict[str, Decision], remark: str) -> Plan:
@@ -231,17 +218,10 @@ def probe_aloud(plan: Plan, in_pool: bool = False) -> ProbeResult:
     return ProbeResult.fits if found.fits else ProbeResult.fails
 
 
-# --- what is shown of a plan ---------------------------------------------------------------------
-
-
 def plan_text(
     plan: Plan, *, as_json_text: bool = False, why: bool = False, trace: bool = False
 ) -> str:
-    """All there is to say of a plan that is not to be run.
-
-    For machines under the record's field paths; `why`: also what dominates its memory, and what
-    would make it fit; `trace`: spend seconds on a trace where none is kept.
-    """
+    """All there is to say of a plan that is not to be run; arguments as of `workflows.main`."""
     found = traced_forecast(plan) if trace else known_forecast(plan)
     time = forecast_time(plan)
     advice = composed_advice(plan, trace) if why else []
@@ -268,16 +248,15 @@ def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
     return ranked(each for each in seen if each.forecast.verdict in ROOM)
 
 
-def known_forecasts(plans: Mapping[str, Plan], trace: bool) -> dict[str, Forecast]:
-    """Memory forecast of each plan."""
-    found = {name: known_forecast(plan) for name, plan in plans.items()}
-    if unsure := [name for name, each in found.items() if trace and is_open(each)]:
-        line = PlanningLine()
-        asked = [plans[name] for name in unsure]
-        traced = traced_forecasts(asked, line.traced, processes=usable_cores())
-        line.close()
-        found |= dict(zip(unsure, traced, strict=True))
-    return found
+def open_forecasts(
+    plans: Mapping[Key, Plan], progress: Callable[[int, int], None]
+) -> dict[Key, Forecast]:
+    """Traced forecasts of the plans whose fit formulas cannot decide."""
+    unsure = {key: plan for key, plan in plans.items() if is_open(known_forecast(plan))}
+    if not unsure:
+        return {}
+    found = traced_forecasts(list(unsure.values()), progress, processes=usable_cores())
+    return dict(zip(unsure, found, strict=True))
 
 
 def composes(typed: Sequence[str], more: Sequence[str]) -> bool:
@@ -298,20 +277,14 @@ def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
         typed = [each for each in arguments.overrides if each != "plan_only=true"]
         several = ["-m"] if arguments.multirun else []
         fix = shlex.join(["eke", "plan", *several, *typed])
-        raise ConfigError(
-            Problem("--why", "", text, Fix(remark=f"{fix}   (or --why with one of them)"))
-        )
+        remark = f"{fix}   (or --why with one of them)"
+        raise ConfigError(Problem("--why", "", text, Fix(remark=remark)))
 
 
 def compare_on_all_devices(
     arguments: Arguments, *, as_json_text: bool = False, trace: bool = False
 ) -> str:
-    """One line for each device of the table.
-
-    Raises:
-        ConfigError: the configuration is wrong, whatever the device, or something would be run, or
-            several configurations are named.
-    """
+    """One line for each device of the table."""
     typed = [text for text in arguments.overrides if text != ALL_DEVICES]
     if arguments.multirun:
         why = "compares devices for one configuration, and -m has many"
@@ -327,14 +300,19 @@ def compare_on_all_devices(
         config = replace(composed.config, hardware=replace(composed.config.hardware, option=option))
         one = replace(composed, config=config, choices=composed.choices | {"hardware": option})
         try:
-            plans[option] = plan_on(one, device, f"declared by hardware={option}", planning=True)
+            target = device, f"declared by hardware={option}", 1
+            plans[option] = plan_for(one, planning=True, target=target)
         except ConfigError as error:
             refused[option] = (device.memory_bytes, error.short())
     if not plans:
         raise ConfigError(Problem("hardware", "all", next(iter(refused.values()))[1]))
     times = {option: forecast_time(plan) for option, plan in plans.items()}
     speeds = {option: (speed_cell(found), num_runs(found)) for option, found in times.items()}
-    rows = compare_devices(plans, known_forecasts(plans, trace), refused, speeds)
+    line = PlanningLine()
+    forecasts = {option: known_forecast(plan) for option, plan in plans.items()}
+    forecasts |= open_forecasts(plans, line.traced) if trace else {}
+    line.close()
+    rows = compare_devices(plans, forecasts, refused, speeds)
     if as_json_text:
         content = [
             {

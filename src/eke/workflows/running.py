@@ -31,11 +31,7 @@ FOR_STARTING = FOR_WRITING | {DOES_NOT_FIT}
 def plan_unless_answered(
     planned: Callable[[bool], Plan], place_of: Callable[[Plan], Place]
 ) -> Plan:
-    """The plan of a run that is to start, or of one that its record answers.
-
-    Raises:
-        ConfigError: every rule it breaks, unless they are about now and there is a record.
-    """
+    """The plan of a run that is to start, or that could not start now and its record answers."""
     try:
         return planned(False)
     except ConfigError as error:
@@ -92,10 +88,7 @@ def run_planned(plan: Plan, head: Head | None = None) -> int:
 def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float | None:
     """One job of a sweep that Hydra runs: its objective is the loss at the end.
 
-    Raises:
-        ConfigError: a rule rejects the run.
-        RunError: it did not end well.
-        KeyboardInterrupt: it was stopped, which also stops the next ones.
+    RunError if it did not end well; KeyboardInterrupt, which stops the sweep, if it was stopped.
     """
     composed = compose(overrides, config_dir, in_sweep=True)
     if composed.config.plan_only:

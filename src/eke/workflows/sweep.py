@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,14 +19,11 @@ from eke.estimate.memory import (
     Method,
     Verdict,
     as_json,
-    is_open,
     known_forecast,
     stop_tracing,
-    traced_forecasts,
 )
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
-from eke.hardware import usable_cores
 from eke.launch.interface import Launcher, find_launcher
 from eke.launch.processes.follow import open_board, watching
 from eke.launch.processes.run_dir import Place
@@ -44,23 +41,19 @@ from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
 from eke.workflows import print_once
-from eke.workflows.planning import means_of_a_cell, plan_for, weighed
+from eke.workflows.planning import means_of_a_cell, open_forecasts, plan_for, weighed
 from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """Of one run."""
-
-    memory: Forecast
-    time: StepTime | Unknown
+Outlook = tuple[Forecast, StepTime | Unknown]
+"""Memory and step time of one run."""
 
 
 def outlooks(jobs: Sequence[Job]) -> dict[int, Outlook]:
     """Job index -> forecast of its run; identical jobs share it."""
-    found = [(job, Outlook(known_forecast(job.plan), forecast_time(job.plan))) for job in jobs]
+    found = [(job, (known_forecast(job.plan), forecast_time(job.plan))) for job in jobs]
     return {number: each for job, each in found for number in job.cells}
 
 
@@ -78,10 +71,9 @@ def render_outlooks(cells: Sequence[Cell], found: Mapping[int, Outlook]) -> str:
 
 def _sources(found: Mapping[int, Outlook]) -> list[str]:
     """How many jobs' memory was traced, and how many values finished runs corrected."""
-    memory = [each.memory for each in found.values()]
-    traced = sum(each.method is not Method.closed_form for each in memory)
-    lines = [f"memory: expected, {traced} traced, {len(memory) - traced} by formulas"]
-    if times := [each.time for each in found.values() if isinstance(each.time, StepTime)]:
+    traced = sum(memory.method is not Method.closed_form for memory, _ in found.values())
+    lines = [f"memory: expected, {traced} traced, {len(found) - traced} by formulas"]
+    if times := [time for _, time in found.values() if isinstance(time, StepTime)]:
         corrected = sum(num_runs(each) > 0 for each in times)
         lines.append(f"step, samples/s: estimates, {corrected} of {len(times)} calibrated")
     return lines
@@ -90,9 +82,9 @@ def _sources(found: Mapping[int, Outlook]) -> list[str]:
 def _numbers(cell: Cell, found: Outlook | None) -> tuple[str, str, str, str]:
     if found is None:
         return cell.outcome, "", "", ""
-    memory = format_bytes(found.memory.peak.expected)
-    step = "" if isinstance(found.time, Unknown) else format_seconds(found.time.step_s.expected)
-    return found.memory.verdict.value, memory, step, speed_cell(found.time)
+    memory, time = found
+    step = "" if isinstance(time, Unknown) else format_seconds(time.step_s.expected)
+    return memory.verdict.value, format_bytes(memory.peak.expected), step, speed_cell(time)
 
 
 def _plain(cell: Cell, found: Outlook | None) -> dict[str, Any]:
@@ -100,17 +92,15 @@ def _plain(cell: Cell, found: Outlook | None) -> dict[str, Any]:
     plain: dict[str, Any] = {"overrides": list(cell.overrides), "run_id": cell.run_id or None}
     if found is None:
         return plain | {"outcome": cell.outcome, "rule": cell.rule or None, "reason": cell.reason}
-    return plain | {"memory": as_json(found.memory)} | time_as_json(found.time)
+    memory, time = found
+    return plain | {"memory": as_json(memory)} | time_as_json(time)
 
 
 def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> int:
     """Plan every job before the first one runs, then run them here or in a cluster.
 
     Rejected jobs are listed and skipped, equal ones run once, finished ones are cached: the same
-    command again finishes the sweep.
-
-    With `plan_only=true`, `as_json` prints each job's forecast as JSON, and `trace` spends seconds
-    on traces where formulas cannot tell.
+    command again finishes the sweep. `as_json` and `trace` as of `workflows.main`.
     """
     line = PlanningLine()
     expanded = expand(arguments.overrides, arguments.config_dir, line.composed)
@@ -153,7 +143,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     options = arguments.config_dir  # the command is valid from any working directory
     words = ("--config-dir", str(options.absolute())) if options else ()
     command = ("-m", *words, *arguments.overrides)
-    file = SweepFile(paths, command, cells, named(composed[0].choices))
+    name = composed[0].choices.get("sweep", "none")
+    file = SweepFile(paths, command, cells, "" if name == "none" else name)
 
     def bytes_at_risk(plan: Plan) -> int | None:
         found = known_forecast(plan)
@@ -162,12 +153,6 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
 
     ordered = smallest_first(jobs, bytes_at_risk)
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach)
-
-
-def named(choices: Mapping[str, str]) -> str:
-    """A sweep's name; empty for one of overrides only."""
-    name = choices.get("sweep", "none")
-    return "" if name == "none" else name
 
 
 def not_asked_for(
@@ -329,13 +314,10 @@ def weigh_open_cells(
     cells: Sequence[Cell], plans: list[Plan | None], progress: Callable[[int, int], None]
 ) -> None:
     """Trace the runs whose fit formulas cannot decide, and reject, in place, what does not fit."""
-    unsure = {n: plan for n, plan in enumerate(plans) if plan and is_open(known_forecast(plan))}
-    if not unsure:
-        return
-    found = traced_forecasts(list(unsure.values()), progress, processes=usable_cores())
-    for (number, plan), forecast in zip(unsure.items(), found, strict=True):
+    allowed = {number: plan for number, plan in enumerate(plans) if plan}
+    for number, forecast in open_forecasts(allowed, progress).items():
         try:
-            plans[number] = weighed(plan, found=forecast)
+            plans[number] = weighed(allowed[number], found=forecast)
         except ConfigError as error:
             plans[number] = None
             cells[number].refuse(error)

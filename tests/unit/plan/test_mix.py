@@ -114,18 +114,6 @@ def test_a_text_that_changes_is_refused(folder) -> None:
         check_inputs(plan)
 
 
-def test_rows_that_changed_and_are_gone_from_the_cache_are_refused(folder) -> None:
-    import shutil
-
-    plan = plan_of(*SHORT, listed(5, 3, 2))
-    shutil.rmtree(folder / "cache")
-    build_data(plan)  # prepared again
-    shutil.rmtree(folder / "cache")
-    write_jsonl(folder / "a.jsonl", numbered(60, more="other")[1:])
-    with pytest.raises(ChangedError, match="no longer what was planned"):
-        build_data(plan)
-
-
 @pytest.mark.parametrize(
     "typed",
     [

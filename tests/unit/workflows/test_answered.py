@@ -89,10 +89,3 @@ def test_a_sweep_has_what_is_finished_and_starts_no_more(
     ]
     assert "need up to" in cells[1]["reason"]
     assert "2 cells, 1 that cannot start now" in capsys.readouterr().out
-
-
-def test_a_sweep_of_which_nothing_can_start_has_not_been_typed_wrongly(
-    typed, full_disk, capsys
-) -> None:
-    assert workflows.main(["-m", *typed, "seed=4,5"]) == 1
-    assert capsys.readouterr().out.count("crashed: seed=") == 2

@@ -9,8 +9,7 @@ import torch
 from checkpoints import save_checkpoint
 from prepared import write_jsonl
 from sklearn.metrics import f1_score
-from support import last_wins
-from trained import record_of, train_job
+from trained import record_of
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -21,24 +20,17 @@ from transformers import (
 from eke.cli import main
 from eke.common.errors import ConfigError, EkeError
 from eke.common.paths import RunPaths, user_path
-from eke.config.compose import compose
-from eke.data.preparation.rows import prepare_store
-from eke.plan.planner import read_plan, write_plan
-from eke.plan.record import write_record
+from eke.plan.planner import read_plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.loop.generation import prompt_and_answer
 from eke.workflows.evaluate import evaluate, evaluation_plan
-from eke.workflows.planning import plan_for
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
 )
 
-SHORT = (
-    "model=pretrained", "data=jsonl", "data.path=rows.jsonl", "data.seq_len=64", "train.steps=3",
-    "train.eval_every=1", "optimizer.lr=0.01", "hardware=cpu", "tracker=none",
-)  # fmt: skip
+LONGER = ("data=jsonl", "train.steps=3", "train.eval_every=1")
 BERT = ("task=sequence_classification", "task.num_labels=3", "model.name_or_path=bert")
 KINDS = {
     "classes": (*BERT, "train.keep_best=f1_macro"),
@@ -53,35 +45,18 @@ LABELS = ("yes", "no", "maybe")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(run_folder, train_kind):
     """Kind -> the record of a finished run with an id of the same name."""
-    root, made = tmp_path_factory.mktemp("evaluate"), {}
     for family in ("bert", "llama", "t5"):
-        save_checkpoint(root / family, family, tokenizer=True)
+        save_checkpoint(run_folder / family, family, tokenizer=True)
     rows = [{"text": f"fox {n} dog", "label": LABELS[n % 3]} for n in range(60)]
-    write_jsonl(root / "rows.jsonl", rows)
+    write_jsonl(run_folder / "rows.jsonl", rows)
     # Two classes of three: by themselves they would have other numbers.
     other = [{"text": f"dog {n}", "label": LABELS[n % 2]} for n in range(21)]
-    write_jsonl(root / "other.jsonl", other)
-    write_jsonl(root / "one.jsonl", other[::2])
-    write_jsonl(root / "new.jsonl", [*other, {"text": "a fox", "label": "never"}])
-
-    def make(kind):
-        if kind not in made:
-            plan = plan_for(compose(last_wins(*SHORT, *KINDS[kind])), planning=False)
-            folder = root / "runs" / kind
-            folder.mkdir(parents=True)
-            job = train_job(plan, folder)
-            write_plan(job.paths, plan)
-            made[kind] = record_of(job)
-            write_record(job.paths, made[kind])
-        return made[kind]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        patch.setattr("eke.data.sources.request._prepare", prepare_store)
-        yield make
+    write_jsonl(run_folder / "other.jsonl", other)
+    write_jsonl(run_folder / "one.jsonl", other[::2])
+    write_jsonl(run_folder / "new.jsonl", [*other, {"text": "a fox", "label": "never"}])
+    return lambda kind: record_of(train_kind(kind, *LONGER, *KINDS[kind]))
 
 
 @pytest.mark.slow

@@ -9,12 +9,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from checkpoints import save_checkpoint
 from peft import PeftModel
-from prepared import write_jsonl
 from safetensors.torch import load_file
-from support import last_wins
-from trained import record_of, train_job
+from trained import record_of
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -24,21 +21,12 @@ from transformers import (
 
 from eke.cli import main
 from eke.common.paths import CHECKPOINT_FILES, RunPaths
-from eke.config.compose import compose
-from eke.data.preparation.rows import prepare_store
-from eke.plan.planner import write_plan
-from eke.plan.record import write_record
-from eke.workflows.planning import plan_for
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
 )
 
-TEMPLATE = (
-    "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<sep>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
-)
 KINDS = {
     "full": ("data=chat",),
     "lora": ("data=chat", "peft=lora", "precision=bf16"),
@@ -47,43 +35,13 @@ KINDS = {
     "random": ("data=synthetic", "peft=lora", "model=tiny", "model.hidden_size=32",
                "model.num_attention_heads=2", "model.intermediate_size=64"),
 }  # fmt: skip
-SHORT = (
-    "model=pretrained", "model.name_or_path=base", "data.path=rows.jsonl", "data.seq_len=64",
-    "train.steps=2", "train.eval_every=null", "optimizer.lr=0.01", "hardware=cpu", "tracker=none",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Kind -> the job of a finished run with an id of the same name, in a folder of its own."""
-    root, jobs = tmp_path_factory.mktemp("export"), {}
-    save_checkpoint(root / "base", tokenizer=True)
-    tokenizer = AutoTokenizer.from_pretrained(root / "base")
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(root / "base")
-    GenerationConfig(eos_token_id=2, pad_token_id=0).save_pretrained(root / "base")
-    talk = [{"role": "user", "content": "a fox?"}, {"role": "assistant", "content": "a dog"}]
-    rows = [{"messages": talk, "text": f"fox {n}", "label": "ny"[n % 2]} for n in range(40)]
-    write_jsonl(root / "rows.jsonl", rows)
-
-    def make(kind):
-        if kind not in jobs:
-            typed = last_wins(*SHORT, *KINDS[kind])
-            if kind == "random":
-                typed = tuple(t for t in typed if not t.startswith(("model.name", "data.path")))
-            plan = plan_for(compose(typed), planning=False)
-            folder = root / "runs" / kind
-            folder.mkdir(parents=True)
-            job = jobs[kind] = train_job(plan, folder)
-            write_plan(job.paths, plan)
-            write_record(job.paths, record_of(job))
-        return jobs[kind]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        patch.setattr("eke.data.sources.request._prepare", prepare_store)
-        yield make
+def trained(run_folder, chat_base, train_kind):
+    """Kind -> the job of a finished run with an id of the same name."""
+    GenerationConfig(eos_token_id=2, pad_token_id=0).save_pretrained(run_folder / "base")
+    return lambda kind: train_kind(kind, *KINDS[kind])
 
 
 @pytest.fixture
@@ -114,7 +72,7 @@ def logits(model):
 
 
 @pytest.mark.slow
-def test_a_model_is_what_was_trained(trained, export, tmp_path) -> None:
+def test_a_model_is_what_was_trained(trained, export, chat_base, tmp_path) -> None:
     code, out, err = export("full", tmp_path / "out")
     assert (code, err) == (0, "")
     found = names_in(tmp_path / "out")
@@ -124,7 +82,7 @@ def test_a_model_is_what_was_trained(trained, export, tmp_path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(logits(loaded), logits(trained("full").bare_model))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert tokenizer.chat_template == TEMPLATE
+    assert tokenizer.chat_template == chat_base
     assert loaded.generation_config.eos_token_id == [2, tokenizer.sep_token_id]
     card = (tmp_path / "out" / "README.md").read_text()
     record = record_of(trained("full"))

@@ -45,12 +45,6 @@ def test_the_first_trial_is_what_was_typed_also_with_a_recipe(recipe, capsys) ->
 
 
 @pytest.mark.slow
-def test_what_a_recipe_chose_may_still_be_changed(capsys) -> None:
-    fitting = prepare(wish("recipe=low_memory"))
-    assert len({each.point.values for each in fitting.candidates.found}) > 1
-
-
-@pytest.mark.slow
 def test_the_same_command_is_the_same_search_wherever_its_trials_run(capsys) -> None:
     one, same = prepare(wish("seed=1")), prepare(wish("seed=1", "launcher.cpu_slots=2"))
     other = prepare(wish("seed=2"))
@@ -63,14 +57,6 @@ def test_nothing_that_fits_is_told_with_what_to_type(own_machine, capsys) -> Non
     own_machine(700 * 2**20)
     with pytest.raises(ConfigError, match="eke plan --why"):
         prepare(wish("model.hidden_size=8192", "model.num_hidden_layers=40"))
-
-
-@pytest.mark.slow
-def test_what_would_be_tried_can_be_asked_for_any_device(capsys) -> None:
-    assert cli(["fit", *WORK, "plan_only=true", "hardware=h100"]) == 0
-    out = capsys.readouterr().out
-    assert "the best by estimate" in out
-    assert "NVIDIA H100" in out
 
 
 @pytest.mark.parametrize(
@@ -93,12 +79,6 @@ def test_searches_for_different_things_are_different_options(flags, name, capsys
     assert f"--name {name}_fit" in told
 
 
-@pytest.mark.slow
-def test_a_free_name_is_no_hindrance(capsys, tmp_path) -> None:
-    folder = ("--config-dir", str(tmp_path))
-    assert cli(["fit", *folder, "--name", "free", *WORK, "plan_only=true"]) == 0
-
-
 @pytest.mark.parametrize(
     ("key", "value", "usual"),
     [
@@ -114,14 +94,6 @@ def test_what_has_no_meaning_for_a_search_is_refused(key, value, usual) -> None:
     (problem,) = refused.value.problems
     assert (problem.key, problem.value) == (key, value.lower())
     assert str(problem.fix) == f"{key}={usual}"
-
-
-def test_several_values_of_a_key_are_no_start_of_a_search() -> None:
-    """Not a sweep either, which would train instead of searching."""
-    with pytest.raises(ConfigError) as refused:
-        prepare(wish("precision=bf16,fp32"))
-    (problem,) = refused.value.problems
-    assert (problem.key, str(problem.fix)) == ("precision", "")
 
 
 def values_of(fitting, axis: str) -> list[tuple[str, ...]]:

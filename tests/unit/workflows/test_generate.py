@@ -6,32 +6,16 @@ import json
 import pytest
 import torch
 from checkpoints import save_checkpoint
-from prepared import write_jsonl
-from support import last_wins
-from trained import record_of, train_job
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from eke.cli import main
-from eke.config.compose import compose
-from eke.data.preparation.rows import prepare_store
-from eke.plan.planner import write_plan
-from eke.plan.record import write_record
 from eke.workflows.export import export
-from eke.workflows.planning import plan_for
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
 )
 
-TEMPLATE = (
-    "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<sep>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
-)
-SHORT = (
-    "model=pretrained", "model.name_or_path=base", "data.path=rows.jsonl", "data.seq_len=64",
-    "train.steps=2", "train.eval_every=null", "optimizer.lr=0.01", "hardware=cpu", "tracker=none",
-)  # fmt: skip
 KINDS = {
     "chat": ("data=chat",),
     "lora": ("data=chat", "peft=lora"),
@@ -44,37 +28,10 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(run_folder, chat_base, train_kind):
     """Kind -> a finished run with an id of the same name."""
-    root, made = tmp_path_factory.mktemp("generate"), set()
-    for folder, family in (("base", "llama"), ("t5", "t5")):
-        save_checkpoint(root / folder, family, tokenizer=True)
-    tokenizer = AutoTokenizer.from_pretrained(root / "base")
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(root / "base")
-    talk = [{"role": "user", "content": "a fox?"}, {"role": "assistant", "content": "a dog"}]
-    rows = [{"messages": talk, "text": f"fox {n}", "label": "ny"[n % 2]} for n in range(40)]
-    write_jsonl(root / "rows.jsonl", rows)
-
-    def make(kind):
-        if kind not in made:
-            typed = last_wins(*SHORT, *KINDS[kind])
-            if kind == "bytes":
-                typed = tuple(t for t in typed if not t.startswith(("model.name", "data.path")))
-            plan = plan_for(compose(typed), planning=False)
-            folder = root / "runs" / kind
-            folder.mkdir(parents=True)
-            job = train_job(plan, folder)
-            write_plan(job.paths, plan)
-            write_record(job.paths, record_of(job))
-            made.add(kind)
-        return kind
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        patch.setattr("eke.data.sources.request._prepare", prepare_store)
-        yield make
+    save_checkpoint(run_folder / "t5", "t5", tokenizer=True)
+    return lambda kind: train_kind(kind, *KINDS[kind]) and kind
 
 
 def plain(folder, text: str, kind=AutoModelForCausalLM, **how) -> str:

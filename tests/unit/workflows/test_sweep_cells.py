@@ -3,7 +3,7 @@
 import pytest
 
 from eke.config.sweep import expand
-from eke.workflows.sweep import describe_sweep, named, plan_cells
+from eke.workflows.sweep import describe_sweep, plan_cells
 
 SMALL = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20")
 
@@ -36,14 +36,3 @@ def test_repetitions_that_were_typed_are_rounds() -> None:
 def test_the_rule_of_a_refused_cell() -> None:
     cells, _ = cells_of("precision=fp32,tf32")
     assert [(cell.outcome, bool(cell.rule)) for cell in cells] == [("", False), ("refused", True)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("typed", "name"),
-    [(("sweep=precision_ladder",), "precision_ladder"), (("precision=fp32,bf16",), "")],
-    ids=["named", "typed"],
-)
-def test_the_name_of_a_sweep(typed, name) -> None:
-    _, expanded = cells_of(*typed)
-    assert named(expanded.cells[0].composed.choices) == name

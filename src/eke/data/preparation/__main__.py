@@ -1,4 +1,4 @@
-"""`python -m eke.data.preparation REQUEST`: prepare the tokens of a request (`-`: of stdin).
+"""`python -m eke.data.preparation`: prepare the tokens of the request on standard input.
 
 The last line of standard output is JSON: `{"folder": ...}`, or `{"problems": [...]}` with code 2.
 """
@@ -8,31 +8,23 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 
 from eke.common.errors import ConfigError
 from eke.common.process_env import end_with_parent
 from eke.data.sources import request_from_json
 
-USAGE = """\
-usage: python -m eke.data.preparation REQUEST
-tokenizes a dataset for eke; REQUEST is a JSON file, or - for standard input"""
 
-
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Prepare the data; returns the exit code: 0, or 2 for invalid input."""
-    if len(arguments) != 1 or (arguments[0].startswith("-") and arguments[0] != "-"):
-        sys.stderr.write(f"{USAGE}\n")
-        return 2
     signal.signal(signal.SIGTERM, _leave)
     end_with_parent(signal.SIGTERM, str(os.getppid()))
-    text = sys.stdin.read() if arguments[0] == "-" else Path(arguments[0]).read_text()
+    request = request_from_json(sys.stdin.read())
     from eke.data.preparation.rows import prepare_store  # slow: after the signal handler is set
 
     answer: dict[str, object]
     try:
-        answer = {"folder": str(prepare_store(request_from_json(text)))}
+        answer = {"folder": str(prepare_store(request))}
     except ConfigError as error:
         answer = {"problems": [dataclasses.asdict(p) for p in error.problems]}
     sys.stdout.write(json.dumps(answer) + "\n")
@@ -47,7 +39,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 if __name__ == "__main__":
     try:
-        code = main(sys.argv[1:])
+        code = main()
     except KeyboardInterrupt:
         code = 75
     sys.stdout.flush()

@@ -7,13 +7,10 @@ with its number and not the end of the file.
 import contextlib
 import csv
 import difflib
-import gzip
 import io
 import json
-import lzma
 import re
 import shlex
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +22,7 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, first_line, format_value
-from eke.data.sources import HubSource, PrepareRequest, other_format
+from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
 
 MAX_NAMES = 10_000
 """Limit on distinct text labels; a column with more is not a class label."""
@@ -90,18 +87,14 @@ class Columns:
         pairs = [(f"data.{key}", getattr(self.request, key)) for key in keys]
         return [(key, column) for key, column in pairs if column is not None]
 
-    @property
+    @cached_property
     def names_wanted(self) -> list[str]:
         """Each wanted column once."""
         return list(dict.fromkeys(column for _, column in self.wanted))
 
     def take(self, row: Mapping[str, Any]) -> Fields:
-        """Read the texts and the label of a row.
-
-        Raises:
-            BadRowError: a column is missing, empty, or of the wrong type.
-        """
-        if any(column not in self.seen for _, column in self.wanted):
+        """Read the texts and the label of a row; BadRowError if it cannot be used."""
+        if any(column not in self.seen for column in self.names_wanted):
             self.seen.update(dict.fromkeys(map(str, row)))
         texts = [self._text(row, c) for key, c in self.wanted if key != "data.label"]
         if self.request.label is None:
@@ -120,8 +113,10 @@ class Columns:
             return self._number(value)
         if self.request.problem == "single":
             return self._class(self._checked(value))
-        if isinstance(value, str) and self.request.option == "csv":
-            value = _list_of(value)
+        if self.request.option == "csv":
+            value = parse_list(value)
+            if isinstance(value, str):
+                value = [part.strip() for part in re.split("[,;]", value) if part.strip()]
         if not isinstance(value, list):
             raise self._unsuited(value, "not a list of classes", "single")
         each = [self._checked(item) for item in value]
@@ -180,15 +175,9 @@ class Columns:
         return self.names.setdefault(value, len(self.names))
 
     def require_in(self, names: list[str], file: str = "") -> None:
-        """Check that a table has every wanted column.
+        """Raise ConfigError unless a table has every wanted column.
 
-        Args:
-            names: the table's columns.
-            file: its path; empty for a Hub dataset, and for the columns of all rows together.
-
-        Raises:
-            ConfigError: columns are missing, with the closest name, or with an earlier file that
-                has them.
+        `file` is empty for a Hub dataset, and for the columns of all rows together.
         """
         missing = [(key, column) for key, column in self.wanted if column not in names]
         if not missing:
@@ -201,23 +190,17 @@ class Columns:
     def _unlike_the_first(self, file: str, column: str, names: list[str]) -> Problem:
         is_evaluation = any(file == path for _, path in self.request.evaluation)
         key = "data.eval_path" if is_evaluation else "data.path"
-        why = (
-            f"{self.first_table} has a column {_shown(column)}, and this file has none; it has: "
-            f"{_listed(names)}"
-        )
-        fix = Fix("data.eval_path=FILE")
-        return Problem(key, file, why, fix if is_evaluation else _override(key, self.first_table))
+        why = f"{self.first_table} has a column {_shown(column)}, and this file has none"
+        why += f"; it has: {_listed(names)}"
+        fix = Fix("data.eval_path=FILE") if is_evaluation else _override(key, self.first_table)
+        return Problem(key, file, why, fix)
 
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
-        pair = self._pair(there) if key == "data.text" else ()
-        used = {c for _, c in self.wanted}
-        free = [name for name in there if name not in used]
-        only = free if len(free) == 1 else []
-        near = closest(column, free)
-        close = [near] if near else only
+        free = [name for name in there if name not in self.names_wanted]
+        near = closest(column, free) or (free[0] if len(free) == 1 else None)
         why = f"there is no such column; there are: {_listed(there)}"
-        fix = _override(key, close[0]) if close else Fix(f"{key}=COLUMN")
-        if pair:
+        fix = _override(key, near) if near else Fix(f"{key}=COLUMN")
+        if key == "data.text" and (pair := self._pair(there)):
             both = map(_override, ("data.prompt", "data.response"), pair)
             fix = Fix(*(word for each in both for word in each.words))
         return Problem(key, column, why, fix)
@@ -233,9 +216,6 @@ class Columns:
 
         The numbering is the checkpoint head's, or that of transformers' default names (`LABEL_0`),
         if it covers all labels; otherwise their sorted order.
-
-        Raises:
-            ConfigError: there are more labels than classes.
         """
         plain = tuple(f"LABEL_{number}" for number in range(self.request.num_labels))
         choices = (self.request.head_labels, plain, tuple(sorted(self.names)))
@@ -246,9 +226,8 @@ class Columns:
             fix = Fix(f"task.num_labels={len(names)}")
             raise ConfigError(Problem("task.num_labels", str(self.request.num_labels), why, fix))
         if self.request.streamed and len(names) < self.request.num_labels:
-            why = (
-                f"is a name; the first rows have {len(names)} of {self.request.num_labels} classes"
-            )
+            counts = f"{len(names)} of {self.request.num_labels} classes"
+            why = f"is a name; the first rows have {counts}"
             fix = Fix("data.streaming=false", remark="or whole numbers from 0 on as labels")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
         known = [(number, name) for number, name in enumerate(names) if name in self.names]
@@ -256,11 +235,7 @@ class Columns:
 
 
 def check_unicode(text: str, place: str) -> None:
-    """Refuse halves of characters, which are no text.
-
-    Raises:
-        BadRowError: there is one.
-    """
+    """Raise BadRowError for halves of characters, which are no text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -273,12 +248,12 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     return row[column]
 
 
-def _list_of(text: str) -> Any:
-    """Classes in one value of csv: JSON, or separated by commas or semicolons."""
-    if text.lstrip().startswith("["):
+def parse_list(value: Any) -> Any:
+    """The list that a text in JSON stands for; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(text)
-    return [part.strip() for part in re.split("[,;]", text) if part.strip()]
+            return json.loads(value)
+    return value
 
 
 def _kind(value: Any) -> str:
@@ -336,24 +311,11 @@ def values_of(row: Row) -> dict[str, Any]:
     return row[1]() if callable(row[1]) else row[1]
 
 
-def unreadable(file: str, error: Exception) -> ConfigError:
-    """Error for a file that cannot be read completely."""
-    fix = Fix("data.path=FILE_OR_FOLDER")
-    damaged = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-    words = str(error).lower()
-    if isinstance(error, damaged) or "compressed" in words or "zstd" in type(error).__module__:
-        why = f"the compressed file is cut short or damaged: {error}"
-    else:
-        why = f"cannot be read: {getattr(error, 'strerror', None) or first_line(error)}"
-    return ConfigError(Problem("data.path", file, why, fix))
-
-
 def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
     """Yield number and bytes (as latin-1) of each line, including its line end.
 
-    Raises:
-        ConfigError: the file is unreadable, damaged or UTF-16, or a line has more than `limit`
-            bytes (the rest of it is not read).
+    ConfigError if the file is damaged or UTF-16, or a line has more than `limit` bytes (the rest
+    of it is not read).
     """
     try:
         for number, text in enumerate(_texts(file, limit + 1), 1):
@@ -367,7 +329,7 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
     except ConfigError:
         raise
     except Exception as error:  # raised by a decompressor or the system
-        raise unreadable(file, error) from error
+        raise unreadable(error, value=file) from error
 
 
 def _too_long(file: str, number: int, limit: int) -> ConfigError:
@@ -424,32 +386,24 @@ def _parse(line: str, wanted: list[str]) -> dict[str, Any]:
 
 
 def csv_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
-    """Yield each record by the names in the header; None for a blank line.
-
-    Raises:
-        ConfigError: a wanted column is missing, or a record is too long.
-    """
-    csv.field_size_limit(2**31 - 1)
-    limit, start, size = columns.request.max_row_bytes, 1, 0
-
-    def texts() -> Iterator[str]:
-        nonlocal size
-        for _, line in lines(file, limit):
-            size += len(line)  # a value may have many lines
-            if size > limit:
-                raise _too_long(file, start, limit)
-            # Invalid UTF-8 becomes surrogates, which are reported with their column.
-            yield line.encode("latin-1").decode(errors="surrogateescape")
-
-    reader = csv.reader(texts(), strict=True)
+    """Yield each record by the names in the header; None for a blank line."""
+    limit = columns.request.max_row_bytes
+    csv.field_size_limit(limit)  # a value may have many lines
+    # Invalid UTF-8 becomes surrogates, which are reported with their column.
+    texts = (
+        line.encode("latin-1").decode(errors="surrogateescape") for _, line in lines(file, limit)
+    )
+    reader = csv.reader(texts, strict=True)
     header: list[str] | None = None
     while True:
-        start, size = reader.line_num + 1, 0
+        start = reader.line_num + 1
         try:
             record = next(reader)
         except StopIteration:
             break
         except csv.Error as error:
+            if "field limit" in str(error):
+                raise _too_long(file, start, limit) from error
             yield f"{name}:{start}", BadRowError(f"is not CSV: {error}")
             continue
         if not record:
@@ -482,11 +436,7 @@ def _header(file: str, record: list[str], columns: Columns) -> list[str]:
 
 
 def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
-    """Yield each row of a parquet file, restricted to the wanted columns.
-
-    Raises:
-        ConfigError: the file is not parquet, or a wanted column is missing.
-    """
+    """Yield each row of a parquet file, restricted to the wanted columns."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -505,23 +455,16 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
         for number, row in enumerate(rows, 1):
             yield f"{name} row {number}", row
     except Exception as error:  # a page that does not decompress
-        raise unreadable(file, error) from error
+        raise unreadable(error, value=file) from error
 
 
 def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
-    """Yield each row of one split.
-
-    Raises:
-        ConfigError: the dataset, its configuration, its split or a column does not exist.
-    """
+    """Yield each row of one split; ConfigError if it, the dataset or a column does not exist."""
     split = source.eval_split if evaluation else source.split
     assert split is not None
     loaded = _loaded(source)
     if split not in loaded:
-        there, key = (
-            [str(name) for name in loaded],
-            "data.eval_split" if evaluation else "data.split",
-        )
+        key, there = "data.eval_split" if evaluation else "data.split", list(map(str, loaded))
         close = difflib.get_close_matches(split, there, 1) or there
         why = f"there is no such split; there are: {', '.join(there)}"
         raise ConfigError(Problem(key, split, why, Fix(f"{key}={close[0]}")))

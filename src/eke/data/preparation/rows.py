@@ -1,7 +1,8 @@
 """Prepare a store of rows or documents: truncation, counts, training and evaluation splits."""
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +26,29 @@ from eke.data.preparation.lines import (
     values_of,
 )
 from eke.data.preparation.tokenizers import (
-    MARGIN_TOKENS,
     Encoded,
     Ends,
     Tokenizer,
+    beginnings,
     encode_stream,
     ends_of,
     is_doubled,
+    is_too_short,
     load_request_tokenizer,
     part_of,
 )
 from eke.data.preparation.writer import Splits, Writer, locked, parts_of, temporary
 from eke.data.sources import (
+    CHUNK_BYTES,
+    Piece,
     PrepareRequest,
     TokenStream,
     first_fit,
     other_format,
     read_manifest,
     store_folder,
+    unreadable,
 )
-
-CHUNK_BYTES = 1 << 20
-"""Bytes read and tokenized at a time, extended to the next line end."""
 
 _NONE = np.zeros(0, np.int64)
 
@@ -55,29 +57,26 @@ REPLACEMENT = "\ufffd"
 
 
 def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer) -> dict[str, Any]:
-    """Tokenize every document; returns the manifest's counts.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
+    """Tokenize every document; returns the manifest's counts."""
+    assert request.corpus is not None
     is_causal = request.task == "causal_lm"  # other tasks add special tokens to each window
     streams, replaced, doubled, last = [], 0, 0, ""
     ends: Ends = ((), ())
     writer.append("tokens", [])
 
-    def texts(piece: tuple[str, int, int, str, bool]) -> Iterator[str]:
+    def texts(piece: Piece) -> Iterator[str]:
         nonlocal replaced, last
         last = ""
-        for text, wrong in _texts(*piece[:3]):
+        for text, wrong in _texts(piece):
             replaced += wrong
             last = text if text.strip() else last
             yield text
 
-    for evaluation in (False, True):
+    for evaluation, pieces in ((False, request.corpus.train), (True, request.corpus.evaluation)):
         for number, label in enumerate(request.labels):
             start = writer.counts["tokens"]
-            for piece in request.pieces:
-                if piece[3] == label and piece[4] is evaluation:
+            for piece in pieces:
+                if piece.label == label:
                     first = writer.counts["tokens"]
                     beginning = tokenizer.beginning if is_causal else _NONE
                     writer.append("tokens", beginning)
@@ -93,7 +92,7 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
             streams.append(TokenStream(evaluation, number, start, size))
     writer.note(repr(streams))
     return {
-        "num_rows": len(request.pieces),
+        "num_rows": len(request.corpus.pieces()),
         "num_replaced": replaced,
         "num_doubled": doubled,
         "streams": tuple(streams),
@@ -101,30 +100,28 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
     }
 
 
-def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
-    """Yield a document in chunks of whole lines, each with its number of replaced characters.
+def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
+    """Yield a document by chunks, to the next line end, with the number of replaced characters.
 
     A character that straddles two spans of a file belongs to the first.
     """
     try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            end = start + size
+        with open(piece.path, "rb") as file:
+            file.seek(piece.start)
+            end = piece.start + piece.size
             while (place := file.tell()) < end:
                 data = file.read(min(CHUNK_BYTES, end - place))
                 if not data:
                     return
                 data += file.readline(min(CHUNK_BYTES, end - file.tell()))
                 data += _continuation(file)  # a chunk must not end inside a character
-                if 0 < place == start:
+                if 0 < place == piece.start:
                     data = data.lstrip(_CONTINUATION)
                 text = data.decode(errors="replace")
                 before = data.count(REPLACEMENT.encode())
                 yield text, text.count(REPLACEMENT) - before
     except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        fix = Fix("data.path=FILE_OR_FOLDER")
-        raise ConfigError(Problem("data.path", path, why, fix)) from error
+        raise unreadable(error, value=str(piece.path)) from error
 
 
 _CONTINUATION = bytes(range(0x80, 0xC0))
@@ -142,28 +139,6 @@ def _continuation(file: Any) -> bytes:
 NUM_NAMED = 5
 """Bad rows listed in the manifest."""
 
-
-@dataclass
-class Counts:
-    """The statistics of a `Manifest` that are taken row by row."""
-
-    num_rows: int = 0
-    num_bad: int = 0
-    num_empty: int = 0
-    num_truncated: int = 0
-    num_other_prompts: int = 0
-    num_doubled: int = 0
-    num_held: int = 0
-    bad_rows: list[str] = field(default_factory=list)
-    first_row: Ends = ((), ())
-
-    def bad(self, place: str, reason: str) -> None:
-        """Count a bad row."""
-        self.num_bad += 1
-        if len(self.bad_rows) < NUM_NAMED:
-            self.bad_rows.append(f"{place} {reason}")
-
-
 Sequence = tuple[np.ndarray, int]
 """Tokens, and how many of them have no loss, the prompt's or the source's; or are the first
 text's."""
@@ -175,7 +150,8 @@ class Sequences:
 
     request: PrepareRequest
     tokenizer: Tokenizer
-    counts: Counts = field(default_factory=Counts)
+    counts: Counter[str] = field(default_factory=Counter)
+    """By their names in the manifest."""
 
     def of(self, batch: list[Fields]) -> list[Sequence | None]:
         """The sequence of each row; None if it has no token to learn."""
@@ -196,7 +172,7 @@ class Sequences:
         found: list[Sequence | None] = []
         for parts in zip(*made, strict=True):
             useful = all(part.is_useful for part in parts)
-            self.counts.num_truncated += useful and any(part.is_cut for part in parts)
+            self.counts["num_truncated"] += useful and any(part.is_cut for part in parts)
             tokens = np.concatenate([part.ids for part in parts])
             cut = len(parts[0].ids) if len(parts) > 1 else parts[0].cut
             found.append((tokens, cut) if useful else None)
@@ -206,24 +182,14 @@ class Sequences:
         """Texts with the tokenizer's prefix; EOS follows those that are not truncated."""
         limit = self.request.seq_len
         found: list[Sequence | None] = []
-        for text, encoded in zip(texts, self._beginnings_of(texts, limit), strict=True):
+        parts = beginnings(texts, limit, self.tokenizer.encode)
+        for text, (_, encoded) in zip(texts, parts, strict=True):
             tokens = self.tokenizer.ended(self.tokenizer.begun(encoded.ids), text)
             useful = len(encoded.ids) > 0
-            self.counts.num_truncated += useful and len(tokens) > limit
+            self.counts["num_truncated"] += useful and len(tokens) > limit
             tokens = tokens[:limit]
             # A single token has no target.
             found.append((tokens, 0) if useful and len(tokens) > 1 else None)
-        return found
-
-    def _beginnings_of(self, texts: list[str], limit: int) -> list[Encoded]:
-        """Tokenize as much of each text as fills a row."""
-        encode = self.tokenizer.encode
-        parts = [part_of(text, limit) for text in texts]
-        found = encode(parts)
-        for number, text in enumerate(texts):
-            while _too_short(text, parts[number], len(found[number].ids), limit):
-                parts[number] = part_of(text, len(parts[number]))
-                found[number] = encode([parts[number]])[0]
         return found
 
     def _separator(self, prompt: str, response: str) -> str:
@@ -248,7 +214,7 @@ class Sequences:
         found: list[Sequence | None] = []
         for pair, (prompt, response), both, first in zip(pairs, parts, joined, alone, strict=True):
             cut = _border(both, first, len(prompt))
-            while _too_short(pair[0], prompt, cut, limit) or _too_short(
+            while is_too_short(pair[0], prompt, cut, limit) or is_too_short(
                 pair[1], response, len(both.ids) - cut, limit
             ):
                 prompt = part_of(pair[0], len(prompt), True)
@@ -257,9 +223,8 @@ class Sequences:
                 cut = _border(both, first, len(prompt))
             asked, answer = both.ids[:cut], both.ids[cut:]
             if len(prompt) == len(pair[0]):
-                self.counts.num_other_prompts += not np.array_equal(
-                    both.ids[: len(first.ids)], first.ids
-                )
+                is_other = not np.array_equal(both.ids[: len(first.ids)], first.ids)
+                self.counts["num_other_prompts"] += is_other
                 asked = self.tokenizer.begun(asked)[len(self.tokenizer.beginning) :]
             found.append(self._cut(asked, answer, self.tokenizer.ended(answer, pair[1])))
         return found
@@ -272,13 +237,8 @@ class Sequences:
         tokens = np.concatenate([start, kept])
         if not len(answer) or len(tokens) < 2:
             return None
-        self.counts.num_truncated += len(tokens) < len(beginning) + len(asked) + len(ended)
+        self.counts["num_truncated"] += len(tokens) < len(beginning) + len(asked) + len(ended)
         return tokens, len(start)
-
-
-def _too_short(text: str, part: str, num_tokens: int, limit: int) -> bool:
-    """Whether more of the text must be tokenized to fill the row."""
-    return len(part) < len(text) and num_tokens <= limit + MARGIN_TOKENS
 
 
 def _border(both: Encoded, first: Encoded, place: int) -> int:
@@ -321,30 +281,29 @@ class RowStore:
 
     def __init__(self, request: PrepareRequest, tokenizer: Tokenizer, writer: Writer) -> None:
         self.request, self.tokenizer, self.writer = request, tokenizer, writer
-        self.counts, self.columns = Counts(), Columns(request)
+        self.counts, self.columns = Counter[str](), Columns(request)
+        self.bad_rows: list[str] = []
+        self.first_row: Ends = ((), ())
         self.sequences = Sequences(request, tokenizer, self.counts)
         self.splits = Splits(writer, request.eval_frac)
         self.chat = ChatRows(request, tokenizer) if request.train_on else None
         self.too_long: list[int] = []  # tokens of conversations that were too long
 
     def fill(self) -> dict[str, object]:
-        """Read all rows; returns the manifest's counts.
-
-        Raises:
-            ConfigError: a file is damaged, a column is missing, or no row is usable.
-        """
+        """Read all rows; returns the manifest's counts."""
         for name in ("tokens", "offsets", "cuts", "train", "evaluation"):
             self.writer.append(name, [0] if name == "offsets" else [])
         if self.request.problem == "multi_label":
             self.writer.append("labels", [])
             self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
+        rows, held = (read_rows(self.request, each, self.columns) for each in (False, True))
         if self.request.streamed:
-            self._read_beginning(split)
+            self._read_beginning(rows, held if split else rows)
         else:
-            self._read(self._rows(evaluation=False), False if split else None)
+            self._read(rows, False if split else None)
             if split:
-                self._read(self._rows(evaluation=True), True)
+                self._read(held, True)
         self._check_usable()
         self._ensure_both_splits()
         label_names = self._number_labels()
@@ -352,16 +311,20 @@ class RowStore:
         if self.request.packing:
             self._pack("train")
             self._pack("evaluation")
-        found = {"bad_fix": self._bad_fix(), "label_names": label_names}
-        return asdict(self.counts) | found | (self.chat.found() if self.chat else {})
+        return {
+            **self.counts,
+            "bad_rows": self.bad_rows,
+            "first_row": self.first_row,
+            "bad_fix": self._bad_fix(),
+            "label_names": label_names,
+            **(self.chat.found() if self.chat else {}),
+        }
 
-    def _read_beginning(self, split: bool) -> None:
+    def _read_beginning(self, rows: Iterator[Row | None], held: Iterator[Row | None]) -> None:
         """Read the evaluation of a stream, and first rows to train on: what it is like."""
         self.writer.note(self.request.content)  # for all that is not read here
-        rows = self._rows(evaluation=False)
-        held = self._rows(evaluation=True) if split else rows
         self._read(self._until(held, "evaluation", self.request.streamed), True)
-        self.counts.num_held = 0 if split else self.counts.num_rows
+        self.counts["num_held"] = self.counts["num_rows"] if held is rows else 0
         self._read(self._until(rows, "train", SEEN_ROWS), False)
 
     def _until(self, rows: Iterator[Row | None], part: str, count: int) -> Iterator[Row | None]:
@@ -374,28 +337,20 @@ class RowStore:
         hub = self.request.hub
         return bool(self.request.evaluation) or (hub is not None and hub.eval_split is not None)
 
-    def _rows(self, *, evaluation: bool) -> Iterator[Row | None]:
-        return read_rows(self.request, evaluation, self.columns)
-
     def _read(self, rows: Iterator[Row | None], evaluation: bool | None) -> None:
         """Store the rows of one source; with `evaluation` None they are split by hash."""
         most = 1 if self.request.streamed else BATCH_ROWS  # a stream must not read ahead
         counts, characters = self.counts, 0
         batch: list[Fields] = []
         for row in rows:
-            counts.num_rows += 1
+            counts["num_rows"] += 1
             if row is None:
-                counts.num_empty += 1
+                counts["num_empty"] += 1
                 continue
             try:
                 fields = (self.chat or self.columns).take(values_of(row))
             except BadRowError as bad:
-                counts.bad(row[0], str(bad))
-                if isinstance(bad, TooLongError):
-                    self.too_long.append(bad.num_tokens)
-                is_hopeless = counts.num_bad + counts.num_empty == counts.num_rows
-                if counts.num_bad >= HOPELESS_ROWS and is_hopeless:
-                    self._check_usable()
+                self._count_bad(row[0], bad)
                 continue
             batch.append(fields)
             characters += sum(map(len, fields.texts))
@@ -404,21 +359,27 @@ class RowStore:
                 batch, characters = [], 0
         self._write(batch, evaluation)
 
-    def _check_usable(self) -> None:
-        """Check that some row is usable.
+    def _count_bad(self, place: str, bad: BadRowError) -> None:
+        counts = self.counts
+        counts["num_bad"] += 1
+        if len(self.bad_rows) < NUM_NAMED:
+            self.bad_rows.append(f"{place} {bad}")
+        if isinstance(bad, TooLongError):
+            self.too_long.append(bad.num_tokens)
+        is_hopeless = counts["num_bad"] + counts["num_empty"] == counts["num_rows"]
+        if counts["num_bad"] >= HOPELESS_ROWS and is_hopeless:
+            self._check_usable()
 
-        Raises:
-            ConfigError: none is; a missing column is reported instead if there is one.
-        """
+    def _check_usable(self) -> None:
+        """Raise ConfigError if no row is usable, about a missing column if there is one."""
         if self.writer.counts["train"] + self.writer.counts["evaluation"]:
             return
-        counts = self.counts
         if self.columns.seen:
             self.columns.require_in(list(self.columns.seen))
-        if counts.num_bad:
-            why = f"none of {counts.num_rows} rows can be used: {'; '.join(counts.bad_rows)}"
-        else:
-            why = f"all of {counts.num_rows} rows are empty" if counts.num_rows else "has no rows"
+        num_rows = self.counts["num_rows"]
+        why = f"all of {num_rows} rows are empty" if num_rows else "has no rows"
+        if self.bad_rows:
+            why = f"none of {num_rows} rows can be used: {'; '.join(self.bad_rows)}"
         files = [name for name, _ in self.request.train]
         other = other_format(self.request.option, files)  # empty for the Hub
         fix = Fix(self._bad_fix() or other or "data.path=FILE_OR_FOLDER")
@@ -428,13 +389,14 @@ class RowStore:
 
     def _bad_fix(self) -> str:
         """Fix for too few labels or tokens; empty if most bad rows have another reason."""
-        if self.too_long and len(self.too_long) * 2 >= self.counts.num_bad:
+        num_bad = self.counts["num_bad"]
+        if self.too_long and len(self.too_long) * 2 >= num_bad:
             return f"data.seq_len={max(self.too_long)}"
         for problem, count in self.columns.suited.most_common(1):
-            if count * 2 > self.counts.num_rows:
+            if count * 2 > self.counts["num_rows"]:
                 return f"task.problem={problem}"
         largest = self.columns.largest
-        most = self.columns.too_large * 2 >= self.counts.num_bad
+        most = self.columns.too_large * 2 >= num_bad
         helps = most and largest >= self.request.num_labels > 0
         return f"task.num_labels={largest + 1}" if helps else ""
 
@@ -443,13 +405,13 @@ class RowStore:
             return
         made = [(row.ids, 0) for row in batch] if self.chat else self.sequences.of(batch)
         kept = [(row, *m) for row, m in zip(batch, made, strict=True) if m is not None]
-        self.counts.num_empty += len(batch) - len(kept)
+        self.counts["num_empty"] += len(batch) - len(kept)
         if not kept:
             return
-        if not any(self.counts.first_row):
-            self.counts.first_row = ends_of(self.tokenizer, kept[0][1])
+        if not any(self.first_row):
+            self.first_row = ends_of(self.tokenizer, kept[0][1])
         special = self.tokenizer.vocabulary.special
-        self.counts.num_doubled += sum(is_doubled(tokens, special) for _, tokens, _ in kept)
+        self.counts["num_doubled"] += sum(is_doubled(tokens, special) for _, tokens, _ in kept)
         first, start = self.writer.counts["cuts"], self.writer.counts["tokens"]
         sizes = np.array([len(tokens) for _, tokens, _ in kept], np.int64)
         self.writer.append("tokens", np.concatenate([tokens for _, tokens, _ in kept]))
@@ -469,11 +431,7 @@ class RowStore:
         self.writer.append("values" if self.request.problem == "regression" else "labels", labels)
 
     def _ensure_both_splits(self) -> None:
-        """Check that both splits have rows; moves one if they come from one source.
-
-        Raises:
-            ConfigError: there is a single row, or a separate source has none.
-        """
+        """Raise ConfigError unless both splits have rows; moves one if all are of one source."""
         counts = self.writer.counts
         if counts["train"] and counts["evaluation"]:
             return
@@ -497,11 +455,7 @@ class RowStore:
         return names
 
     def _check_classes(self, names: tuple[str, ...]) -> None:
-        """Check that training has two classes, or numbers that differ.
-
-        Raises:
-            ConfigError: all training rows have one class or number, or of several classes none.
-        """
+        """Raise ConfigError unless training has two classes, or numbers that differ."""
         train = self.writer.read("train")
         if self.request.label is None or len(train) < 2:
             return
@@ -516,8 +470,8 @@ class RowStore:
         name = next((str(names[n] if names else n) for n in seen), "none")
         what = "of one class only" if self.request.problem == "single" else "all with the label"
         why = f"{format_number(len(train), 'row')} to train on, {what}: {name}"
-        if self.counts.num_bad:
-            why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
+        if self.bad_rows:
+            why += f"; rows that cannot be used: {'; '.join(self.bad_rows)}"
         # Files are often sorted by class, and a stream reads only their beginning.
         other = "data.streaming=false" if self.request.streamed else "data.label=COLUMN"
         fix = Fix(self._bad_fix() or other)
@@ -532,11 +486,7 @@ class RowStore:
 
 
 def prepare_store(request: PrepareRequest) -> Path:
-    """Prepare the store of a request unless it exists; returns its folder.
-
-    Raises:
-        ConfigError: the input is unusable, or the cache folder cannot be written.
-    """
+    """Prepare the store of a request unless it exists; returns its folder."""
     folder = store_folder(request.key)
     with locked(folder):
         if read_manifest(folder) is not None:
@@ -545,7 +495,7 @@ def prepare_store(request: PrepareRequest) -> Path:
         with temporary(folder) as unfinished:
             writer = Writer(unfinished, tokenizer.vocabulary)
             try:
-                if request.pieces:
+                if request.corpus:
                     counted = fill_documents(request, tokenizer, writer)
                 else:
                     counted = RowStore(request, tokenizer, writer).fill()

@@ -1,16 +1,17 @@
 """Tokenizers: eke's bytes, or any that AutoTokenizer loads."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP, first_line
 from eke.data.sources import BYTE_TOKENS, BYTES, Frame, PrepareRequest, Vocabulary
+
+T = TypeVar("T", bound=Sized)
 
 CHARACTERS_PER_TOKEN = 16
 """First estimate of the text that fills a row; more is tokenized if it is too short."""
@@ -27,6 +28,9 @@ class Encoded:
     """int64, shape (tokens,)."""
     ends: np.ndarray | None
     """End of each token in characters, shape (tokens,); None for tokenizers without offsets."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,12 @@ class Tokenizer:
         frame = self.vocabulary.target_frame if target else self.vocabulary.frame
         if limit <= frame.size:
             return [FramedText(np.zeros(0, np.int64), True, False) for _ in texts]
-        parts = [part_of(text, limit, self.keeps_end) for text in texts]
+
+        def framed(parts: list[str]) -> list[np.ndarray]:
+            return self.frame(parts, target, None)
+
         found = []
-        for text, part, ids in zip(texts, parts, self.frame(parts, target, None), strict=True):
-            while len(part) < len(text) and len(ids) <= limit + MARGIN_TOKENS:
-                part = part_of(text, len(part), self.keeps_end)
-                ids = self.frame([part], target, None)[0]
+        for part, ids in beginnings(texts, limit, framed, self.keeps_end):
             useful = len(ids) > frame.size
             if is_cut := len(ids) > limit:
                 ids = self.frame([part], target, limit)[0]
@@ -142,11 +146,7 @@ def encode_stream(tokenizer: Tokenizer, chunks: Iterable[str]) -> Iterator[np.nd
 def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[int, int] | None:
     """Find a joint: the number of tokens before it in each; None without a match.
 
-    Args:
-        before: tokens of a text whose last `size` characters begin `after`.
-        after: tokens of these characters and of those that follow.
-        shift: position of `after` in the text of `before`, in characters.
-        size: characters in both.
+    The last `size` characters of the text of `before`, from `shift` on, begin that of `after`.
     """
     assert before.ends is not None
     assert after.ends is not None
@@ -190,12 +190,28 @@ def part_of(text: str, limit: int, keep_end: bool = False) -> str:
     return text[-most:] if keep_end else text[:most]
 
 
-def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
-    """Load the tokenizer of a request.
+def is_too_short(text: str, part: str, num_tokens: int, limit: int) -> bool:
+    """Whether more of the text must be tokenized to fill the row."""
+    return len(part) < len(text) and num_tokens <= limit + MARGIN_TOKENS
 
-    Raises:
-        ConfigError: it cannot be loaded, or lacks a token the task needs.
-    """
+
+def beginnings(
+    texts: Sequence[str],
+    limit: int,
+    tokenize: Callable[[list[str]], list[T]],
+    keep_end: bool = False,
+) -> Iterator[tuple[str, T]]:
+    """Tokenize as much of each text as fills a row: that part, and what `tokenize` makes of it."""
+    parts = [part_of(text, limit, keep_end) for text in texts]
+    for text, part, found in zip(texts, parts, tokenize(parts), strict=True):
+        while is_too_short(text, part, len(found), limit):
+            part = part_of(text, len(part), keep_end)
+            found = tokenize([part])[0]
+        yield part, found
+
+
+def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
+    """Load the tokenizer of a request; ConfigError if it lacks a token the task needs."""
     if request.tokenizer == BYTES:
         return _byte_tokenizer(request)
     loaded = _auto_tokenizer(request.tokenizer)
@@ -295,10 +311,6 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
 
 
 def _auto_tokenizer(name: str) -> Any:
-    if Path(name).name == "tokenizer.json" and Path(name).is_file():
-        why = "is a file, and tokenizers are named by their folder"
-        fix = Fix(f"data.tokenizer={Path(name).parent}")
-        raise ConfigError(Problem("data.tokenizer", name, why, fix))
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
@@ -308,7 +320,7 @@ def _auto_tokenizer(name: str) -> Any:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError ...
         why = f"AutoTokenizer cannot load it: {first_line(error)[:200]}"
-        remark = "a Hub name needs a connection once; or data.tokenizer=bytes"
+        remark = "not a file; a Hub name needs a connection once; or data.tokenizer=bytes"
         fix = Fix("data.tokenizer=FOLDER", remark=remark)
         raise ConfigError(Problem("data.tokenizer", name, why, fix)) from error
 

@@ -4,10 +4,11 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +17,7 @@ import numpy as np
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import fsync_directory, open_file, own_folder, remove_tree
 from eke.data.preparation.lines import Fields
-from eke.data.sources import Manifest, Vocabulary, array_dtype, cache_folder, write_manifest
+from eke.data.sources import MANIFEST, Manifest, Vocabulary, array_dtype, cache_folder
 
 
 def disk_error(error: OSError) -> ConfigError:
@@ -127,7 +128,7 @@ class Writer:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def finish(self, key: str, **counted: Any) -> Manifest:
+    def finish(self, key: str, **counted: Any) -> None:
         """Close all files and write the manifest."""
         self.close()
         manifest = Manifest(
@@ -138,8 +139,8 @@ class Writer:
             counts=dict(self.counts),
             **counted,
         )
-        write_manifest(self.folder, manifest)
-        return manifest
+        text = json.dumps(asdict(manifest), indent=1)
+        (self.folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 @dataclass
@@ -152,13 +153,7 @@ class Splits:
     """Of all rows by their numbers, until both splits have one."""
 
     def add(self, rows: list[Fields], first: int, evaluation: bool | None) -> None:
-        """Assign rows to a split.
-
-        Args:
-            rows: consecutive rows of the store.
-            first: index of the first one.
-            evaluation: the split, if the source sets it; None splits by hash.
-        """
+        """Assign consecutive rows, from `first` on; with `evaluation` None by their hashes."""
         if evaluation is not None:
             numbers = list(range(first, first + len(rows)))
             self.writer.append("evaluation" if evaluation else "train", numbers)

@@ -1,6 +1,6 @@
 """Data sources without torch: text, files of rows, prepared tokens, sample lengths."""
 
-from eke.data.sources.cache import cache_folder, files_digest, looking_once, stamp
+from eke.data.sources.cache import CHUNK_BYTES, cache_folder, files_digest, looking_once, stamp
 from eke.data.sources.draws import Draws
 from eke.data.sources.packing import Packs, first_fit, mix_seed, synthetic_length, synthetic_lengths
 from eke.data.sources.request import (
@@ -17,6 +17,7 @@ from eke.data.sources.source_files import (
     Piece,
     count_windows,
     fingerprint,
+    labels_of,
     largest_labels,
     longest_window,
     open_corpus,
@@ -24,12 +25,14 @@ from eke.data.sources.source_files import (
     read_piece,
     standard_library,
     text_files,
+    unreadable,
     window_length,
 )
 from eke.data.sources.store import (
     AUTO,
     BYTE_TOKENS,
     BYTES,
+    MANIFEST,
     Frame,
     Manifest,
     Store,
@@ -39,5 +42,4 @@ from eke.data.sources.store import (
     read_manifest,
     store_folder,
     tokenizer_of,
-    write_manifest,
 )

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -15,7 +15,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import Refused, hold_folder, own_folder, read_text, write_atomic
 
 CHUNK_BYTES = 1 << 20
-"""Bytes read at a time while hashing."""
+"""Bytes read at a time."""
 
 
 def cache_folder() -> Path:
@@ -25,11 +25,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _checked(folder: Path) -> Path:
-    """Check that no other user made the folder, from which tokens and reports' scripts come.
-
-    Raises:
-        ConfigError: another user did.
-    """
+    """Check that no other user made the folder, from which tokens and reports' scripts come."""
     try:
         with hold_folder(folder), hold_folder(folder.resolve(), own=True):
             return folder
@@ -46,22 +42,13 @@ def stamp(path: Path | int) -> tuple[int, ...]:
 
     Size and mtime are not enough: `cp -p` and archives preserve them, and files of one size made in
     the same clock tick differ only in their inode.
-
-    Raises:
-        OSError: the file does not exist.
     """
     found = os.stat(path)
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str:
-    """Return a cached hash of files, or compute it; invalid cache entries are ignored.
-
-    Args:
-        listing: the files and their stamps; JSON-ready.
-        digits: hex digits of the hash.
-        compute: reads the files and hashes them.
-    """
+    """Return a cached hash of files, or compute it: `listing` has the files and their stamps."""
     name = hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]
     cached = cache_folder() / "fingerprints" / name
     try:
@@ -71,27 +58,18 @@ def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str
     if re.fullmatch(f"[0-9a-f]{{{digits}}}", kept):
         return kept
     result = compute()[:digits]
-    remember(cached, result)
+    with suppress(OSError):
+        own_folder(cached.parent)
+        write_atomic(cached, result)
     return result
 
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
-    """Hash names (not locations) and contents of files in their order: 32 hex digits.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    listed = list(files)
-    listing = [[name, str(path.absolute()), *stamp(path)] for name, path in listed]
-
-    def compute() -> str:
-        sizes = [path.stat().st_size for _, path in listed]
-        return content_hash(
-            (f"{name}\0{size}\0", path, 0, size)
-            for (name, path), size in zip(listed, sizes, strict=True)
-        )
-
-    return digest_once(listing, 32, compute)
+    """Hash names (not locations) and contents of files in their order: 32 hex digits."""
+    stamps = [(name, path, stamp(path)) for name, path in files]
+    listing = [[name, str(path.absolute()), *found] for name, path, found in stamps]
+    parts = [(f"{name}\0{size}\0", path, 0, size) for name, path, (size, *_) in stamps]
+    return digest_once(listing, 32, lambda: content_hash(parts))
 
 
 def content_hash(parts: Iterable[tuple[str, Path, int, int]]) -> str:
@@ -105,15 +83,6 @@ def content_hash(parts: Iterable[tuple[str, Path, int, int]]) -> str:
                 digest.update(chunk)
                 size -= len(chunk)
     return digest.hexdigest()
-
-
-def remember(path: Path, text: str) -> None:
-    """Write a text to the cache; errors are ignored."""
-    try:
-        own_folder(path.parent)
-        write_atomic(path, text)
-    except OSError:
-        return
 
 
 P = ParamSpec("P")
@@ -140,13 +109,11 @@ def once(look: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(look)
     def answer(*args: P.args, **kwargs: P.kwargs) -> T:
-        found = _found.get()
-        if found is None:
+        if (found := _found.get()) is None:
             return look(*args, **kwargs)
-        key = (look, args, tuple(sorted(kwargs.items())))
-        if key not in found:
-            found[key] = look(*args, **kwargs)
-        kept: T = found[key]
+        if look not in found:
+            found[look] = functools.cache(look)
+        kept: T = found[look](*args, **kwargs)
         return kept
 
     return answer

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -29,29 +30,21 @@ class Packs:
         return self.members[self.offsets[number] : self.offsets[number + 1]]
 
 
-class _Free:
-    """Free tokens of every row, as a segment tree of maxima."""
-
-    def __init__(self, capacity: int, count: int) -> None:
-        self.capacity = capacity
-        self.width = 1
-        while self.width < count:
-            self.width *= 2
-        self.tree = [capacity] * (2 * self.width)
-
-    def take(self, length: int) -> int:
-        """Take `length` tokens of the first row that has them; returns the row."""
-        tree, node = self.tree, 1
-        while node < self.width:
+def _rows_of(lengths: list[int], capacity: int) -> Iterator[int]:
+    """Yield the first row with room for each sample, by a segment tree of rows' free tokens."""
+    width = 1 << (len(lengths) - 1).bit_length()
+    tree = [capacity] * (2 * width)
+    for length in lengths:
+        node = 1
+        while node < width:
             node *= 2
             if tree[node] < length:
                 node += 1
-        found = node - self.width
         tree[node] -= length
+        yield node - width
         while node > 1:
             node //= 2
             tree[node] = max(tree[2 * node], tree[2 * node + 1])
-        return found
 
 
 WINDOW = 1 << 16
@@ -59,11 +52,7 @@ WINDOW = 1 << 16
 
 
 def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
-    """Pack every sample into the first row with room for it.
-
-    Args:
-        lengths: tokens of each sample, at most `capacity`.
-        capacity: tokens of a row.
+    """Pack samples of at most `capacity` tokens, each into the first row with room for it.
 
     Source: Johnson 1973, Near-Optimal Bin Packing Algorithms: at most 1.7 times the fewest rows.
     """
@@ -72,8 +61,7 @@ def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
     members, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for start in range(0, len(lengths), WINDOW):
         window = np.asarray(lengths[start : start + WINDOW])
-        free = _Free(capacity, len(window))
-        rows = np.fromiter((free.take(int(n)) for n in window), np.int64, len(window))
+        rows = np.fromiter(_rows_of(window.tolist(), capacity), np.int64, len(window))
         members.append(start + np.argsort(rows, kind="stable"))
         sizes.append(np.bincount(rows))
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
@@ -90,37 +78,20 @@ def mix_seed(*parts: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def shortest(data: Synthetic) -> int:
-    """Minimum length of a sample."""
-    if data.lengths is Lengths.uniform:
-        return data.min_len or max(2, data.seq_len // 2)
-    return data.min_len or 2
-
-
-def median(data: Synthetic) -> int:
-    """Median of lognormal lengths before clipping."""
-    return data.median_len or max(2, data.seq_len // 4)
-
-
 def synthetic_length(data: Synthetic, longest: int, split: int, index: int) -> int:
-    """Tokens of one sample.
-
-    Args:
-        data: its distribution.
-        longest: tokens of the longest sample (source and target together in seq2seq).
-        split: 0 training, 1 evaluation.
-        index: number of the sample.
-    """
+    """Tokens of a sample of the training (0) or evaluation split (1); `longest` is the maximum."""
     if data.lengths is Lengths.fixed:
         return longest
     share = (mix_seed(data.data_seed, split, index, _LENGTH) + 0.5) / 2**63
-    low = shortest(data)
+    is_uniform = data.lengths is Lengths.uniform
+    low = data.min_len or (max(2, data.seq_len // 2) if is_uniform else 2)
     assert low <= longest, "a rule rejects it"
-    if data.lengths is Lengths.uniform:
+    if is_uniform:
         return min(longest, low + int(share * (longest - low + 1)))
     # 2**63 shares leave room for +-9 standard deviations; rounding may make the last one 1.0.
     share = min(max(share, 2**-53), 1 - 2**-53)
-    drawn = median(data) * math.exp(data.sigma * NormalDist().inv_cdf(share))
+    median = data.median_len or max(2, data.seq_len // 4)  # before clipping
+    drawn = median * math.exp(data.sigma * NormalDist().inv_cdf(share))
     return round(min(max(drawn, low), longest))
 
 

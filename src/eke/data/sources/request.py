@@ -11,7 +11,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import cattrs
 
@@ -35,10 +34,10 @@ from eke.config.schema import (
 )
 from eke.data.sources.cache import CHUNK_BYTES, content_hash, files_digest
 from eke.data.sources.source_files import (
-    Piece,
+    Corpus,
     find_files,
     fingerprint,
-    largest_labels,
+    labels_of,
     open_corpus,
     unreadable,
 )
@@ -76,8 +75,8 @@ class PrepareRequest:
     train: Named = ()
     evaluation: Named = ()
     """Empty: `eval_frac` of the rows."""
-    pieces: tuple[tuple[str, int, int, str, bool], ...] = ()
-    """Documents: file, start, bytes, class, for evaluation."""
+    corpus: Corpus | None = None
+    """Documents, instead of rows."""
     labels: tuple[str, ...] = ()
     """Classes of documents in the order of their numbers."""
     hub: HubSource | None = None
@@ -115,7 +114,7 @@ class PrepareRequest:
     def key(self) -> str:
         """Cache key, 32 hex digits; independent of the location of the files."""
         content = dataclasses.asdict(self)
-        for place in ("path", "train", "evaluation", "pieces", "max_row_bytes"):
+        for place in ("path", "train", "evaluation", "corpus", "max_row_bytes"):
             del content[place]
         if not self.train_on:
             for place in ("messages", "chat_template", "train_on"):
@@ -134,7 +133,7 @@ class PrepareRequest:
 
     def to_json(self) -> str:
         """Serialize to one line."""
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps(dataclasses.asdict(self), default=str)  # paths
 
 
 def request_from_json(text: str) -> PrepareRequest:
@@ -143,11 +142,7 @@ def request_from_json(text: str) -> PrepareRequest:
 
 
 def request_of(config: Config) -> PrepareRequest | None:
-    """The request of a configuration; None for synthetic data and for text as bytes.
-
-    Raises:
-        ConfigError: files are missing, empty or unreadable.
-    """
+    """The request of a configuration; None for synthetic data and for text as bytes."""
     data = config.data
     if isinstance(data, PythonSource | Text):
         return None if tokenizer_of(data) == BYTES else _documents(config, data)
@@ -162,23 +157,19 @@ def request_of(config: Config) -> PrepareRequest | None:
 
 def _common(config: Config) -> PrepareRequest:
     data, target_len, tokenizer = config.data, 0, tokenizer_of(config.data)
-    path = data.option
-    if isinstance(data, LocalRows | Text):
-        path = data.path
-    elif isinstance(data, HubRows):
-        path = data.name
     if isinstance(config.task, Seq2SeqLM):
         target_len = config.task.target_len or config.data.seq_len
     labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 0
+    content = tokenizer_content(tokenizer)  # of a folder
     return PrepareRequest(
         option=data.option,
-        path=path,
+        path=getattr(data, "path", getattr(data, "name", data.option)),
         content="",
         task=config.task.option,
         num_labels=labels,
         problem=config.task.problem.value,
-        tokenizer=_absolute(tokenizer),
-        tokenizer_content=tokenizer_content(tokenizer),
+        tokenizer=str(user_path(tokenizer).absolute()) if content else tokenizer,
+        tokenizer_content=content,
         seq_len=data.seq_len,
         target_len=target_len,
         packing=data.packing is Packing.on,
@@ -194,9 +185,7 @@ def _conversations(config: Config, data: Conversations) -> PrepareRequest:
         try:
             template = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            why = f"cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}"
-            fix = Fix("data.chat_template=FILE")
-            raise ConfigError(Problem("data.chat_template", str(file), why, fix)) from error
+            raise unreadable(error, "data.chat_template", str(file), "FILE") from error
     return dataclasses.replace(
         _common(config),
         messages=data.messages,
@@ -267,20 +256,12 @@ def _hub(request: PrepareRequest, data: HubRows) -> PrepareRequest:
 def _documents(config: Config, data: PythonSource | Text) -> PrepareRequest:
     corpus = open_corpus(config)
     assert corpus is not None
-    if isinstance(config.task, SequenceClassification):
-        labels = largest_labels(corpus, config.task.num_labels)
-    else:
-        labels = sorted({piece.label for piece in corpus.pieces()})
-
-    def listed(pieces: tuple[Piece, ...], kept: bool) -> list[tuple[str, int, int, str, bool]]:
-        return [(str(p.path.absolute()), p.start, p.size, p.label, kept) for p in pieces]
-
     return dataclasses.replace(
         _common(config),
         option="text",
         content=fingerprint(corpus),
-        pieces=tuple(listed(corpus.train, False) + listed(corpus.evaluation, True)),
-        labels=tuple(labels),
+        corpus=corpus,
+        labels=tuple(labels_of(config, corpus)),
         # Windows are cut when the store is opened.
         seq_len=0,
         target_len=0,
@@ -318,36 +299,24 @@ def tokenizer_content(tokenizer: str) -> str:
         raise unreadable(error, "data.tokenizer", tokenizer, "bytes") from error
 
 
-def _absolute(tokenizer: str) -> str:
-    folder = user_path(tokenizer)
-    return str(folder.absolute()) if tokenizer != BYTES and folder.is_dir() else tokenizer
-
-
 MOMENT_S = 1.0
 """Seconds before the user sees a progress message."""
 
 
 def open_store(request: PrepareRequest) -> Store:
-    """Open the prepared tokens of a request; prepare them first if needed.
-
-    Raises:
-        ConfigError: preparation failed: files, columns, tokenizer or disk.
-    """
+    """Open the prepared tokens of a request; prepare them first if needed."""
     folder = store_folder(request.key)
-    manifest = read_manifest(folder)
-    if manifest is None:
+    if (manifest := read_manifest(folder)) is None:
         _prepare(request)
         manifest = read_manifest(folder)
     if manifest is None:
-        why = f"the prepared tokens disappeared from {folder}"
-        fix = Fix(remark="export XDG_CACHE_HOME=FOLDER")
-        raise ConfigError(Problem("data", request.option, why, fix))
+        raise ConfigError(_unforeseen(request, 0, f"there are no tokens in {folder}"))
     return Store(folder, manifest)
 
 
 def _prepare(request: PrepareRequest) -> None:
     child = subprocess.Popen(
-        module_command("eke.data.preparation", "-"),
+        module_command("eke.data.preparation"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -371,20 +340,17 @@ def _prepare(request: PrepareRequest) -> None:
     if child.returncode == 0:
         return
     try:
-        answer = json.loads(out.splitlines()[-1])
-        problems = [_problem(**problem) for problem in answer["problems"]]
-    except (ValueError, IndexError, KeyError, TypeError):
-        problems = [_unforeseen(request, child.returncode, err)]
-    raise ConfigError(problems)
-
-
-def _problem(fix: dict[str, Any], **rest: Any) -> Problem:
-    return Problem(**rest, fix=Fix(*fix["words"], remark=fix["remark"]))
+        problems = json.loads(out.splitlines()[-1])["problems"]
+    except (ValueError, LookupError):
+        raise ConfigError(_unforeseen(request, child.returncode, err)) from None
+    for problem in problems:
+        problem["fix"] = Fix(*problem["fix"]["words"], remark=problem["fix"]["remark"])
+    raise ConfigError([Problem(**problem) for problem in problems])
 
 
 def _unforeseen(request: PrepareRequest, code: int, err: str) -> Problem:
-    last = next((line for line in reversed(err.splitlines()) if line.strip()), "no output")
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    why = f"the process that prepares the data {how}: {last.strip()[:300]}"
+    why = f"the process that prepares the data {how}: {(lines or ['no output'])[-1][:300]}"
     fix = Fix(remark="free memory, then the same command") if code == -9 else Fix("data=synthetic")
     return Problem("data", request.option, why, fix)

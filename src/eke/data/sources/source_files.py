@@ -17,7 +17,7 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
-from eke.common.text import closest_path
+from eke.common.text import closest_path, first_line
 from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
 from eke.data.sources.cache import content_hash, digest_once, once, stamp
 
@@ -25,17 +25,11 @@ from eke.data.sources.cache import content_hash, digest_once, once, stamp
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:
     """Find the files of a path: name relative to it and absolute path, sorted by name.
 
-    Args:
-        option: `jsonl`, `csv` or `parquet`.
-        key: key path of the value.
-        typed: file, folder or glob.
-        pattern: file names in a folder; None: the format's suffixes.
-
-    Raises:
-        ConfigError: the path does not exist, nothing matches, or a file is empty or unreadable.
+    `typed` is the value of `key`: a file, folder or glob. `pattern` is of names in a folder; None:
+    the format's suffixes. ConfigError if nothing matches, or a file is empty or unreadable.
     """
     path = user_path(typed)
-    if not typed or not _exists(path, key, typed):
+    if not typed or not os.path.exists(path):  # False also for what is no path: a null character
         matches = glob.glob(str(path), recursive=True) if typed else []
         found = [Path(p) for p in matches if os.path.isfile(p)]
         root = Path(os.path.commonpath([p.parent for p in found])) if found else path
@@ -70,21 +64,8 @@ def other_format(option: str, files: Iterable[str]) -> str:
     return "".join(f"data={other}" for other in [*others, *rest][:1])
 
 
-def _exists(path: Path, key: str, typed: str) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError) as error:  # a name that is too long, a null character
-        why = f"is no path: {getattr(error, 'strerror', None) or error}"
-        shown = typed if len(typed) <= 60 else typed[:57] + "..."
-        raise ConfigError(Problem(key, shown, why, Fix(f"{key}=FILE_OR_FOLDER"))) from error
-
-
 def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
-    """Find files below a folder by a pattern of their names, unsorted.
-
-    Raises:
-        ConfigError: the pattern is invalid.
-    """
+    """Find files below a folder by a pattern of their names, unsorted."""
     try:
         return [path for path in folder.rglob(pattern) if path.is_file()]
     except (ValueError, NotImplementedError) as error:  # pathlib's, for "" and for "/etc/*"
@@ -102,7 +83,7 @@ def _in_folder(folder: Path, option: str, pattern: str | None) -> list[Path]:
 
 
 def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None) -> Problem:
-    if typed and path.is_dir():
+    if typed and os.path.isdir(path):
         wanted = pattern or " or ".join(f"*{ending}" for ending in ENDINGS[option][:2])
         others = sorted({p.suffix for p in path.rglob("*") if p.is_file() and p.suffix})
         there = f"; there are files that end in {', '.join(others[:5])}" if others else ""
@@ -119,11 +100,7 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
 
 
 def _check(file: Path, key: str) -> None:
-    """Check that a file is readable and not empty.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise ConfigError unless a file is readable and not empty."""
     fix = Fix(f"{key}=FILE_OR_FOLDER")
     if not file.is_file():  # a FIFO would block, and can be read only once
         raise ConfigError(Problem(key, str(file), "is not a regular file", fix))
@@ -136,15 +113,13 @@ def _check(file: Path, key: str) -> None:
 
 
 def unreadable(
-    error: OSError, key: str = "data.path", value: str = "", instead: str = "FILE_OR_FOLDER"
+    error: Exception, key: str = "data.path", value: str = "", instead: str = "FILE_OR_FOLDER"
 ) -> ConfigError:
-    """For files that the system does not let be read."""
-    why = f"cannot be read: {error.strerror}"
-    return ConfigError(Problem(key, value or str(error.filename), why, Fix(f"{key}={instead}")))
+    """For files that the system, a decompressor or a library cannot read."""
+    why = f"cannot be read: {getattr(error, 'strerror', None) or first_line(error)}"
+    value = value or str(getattr(error, "filename", ""))
+    return ConfigError(Problem(key, value, why, Fix(f"{key}={instead}")))
 
-
-EVAL_FRAC = 0.1
-"""Fraction of the standard library's files used for evaluation."""
 
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 """Third-party packages, and tests (a third of the bytes, much of it data)."""
@@ -173,21 +148,9 @@ class Corpus:
         """All byte ranges."""
         return self.train + self.evaluation
 
-    def restricted_to(self, labels: Iterable[str]) -> "Corpus":
-        """The same split, restricted to some classes."""
-        keep = set(labels)
-        return Corpus(
-            tuple(piece for piece in self.train if piece.label in keep),
-            tuple(piece for piece in self.evaluation if piece.label in keep),
-        )
-
 
 def open_corpus(config: Config) -> Corpus | None:
-    """The text source of `config.data`; None if the data is not text.
-
-    Raises:
-        ConfigError: `data.path` has no text, or fewer folders than the task has classes.
-    """
+    """The text source of `config.data`, None if it is not text; ConfigError if it has none."""
     if isinstance(config.data, PythonSource):
         corpus = standard_library()
     elif isinstance(config.data, Text):
@@ -196,36 +159,26 @@ def open_corpus(config: Config) -> Corpus | None:
     else:
         return None
     if isinstance(config.task, SequenceClassification):
-        return _classes(corpus, config.data, config.task.num_labels)
+        return _classes(corpus, config.task.num_labels, isinstance(config.data, Text))
     return corpus
 
 
-def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corpus:
+def _classes(corpus: Corpus, num_labels: int, is_text: bool) -> Corpus:
+    """The largest classes of a corpus; ConfigError where there are fewer."""
     labels = largest_labels(corpus, num_labels)
-    if len(labels) < num_labels:
+    if (count := len(labels)) < num_labels:
         why = (
-            f"a text's classes are its folders, and only {len(labels)} have files for both "
+            f"a text's classes are its folders, and only {count} have files for both "
             "training and evaluation"
         )
-        fewer = (
-            f"task.num_labels={len(labels)}" if len(labels) > 1 else "data.path=FOLDER_OF_FOLDERS"
-        )
-        fix = _more_classes(corpus, data, num_labels) or Fix(fewer)
+        folders = {piece.label for piece in corpus.pieces()} - {""}
+        possible = min(num_labels, len(folders)) if is_text else count
+        words = [f"task.num_labels={possible}"] if possible < num_labels else []
+        words += ["data.eval_frac=0.5"] if possible > count else []
+        fix = Fix(*words) if possible > 1 else Fix("data.path=FOLDER_OF_FOLDERS")
         raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
-    return corpus.restricted_to(labels)
-
-
-def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Fix:
-    """Override that yields as many of the requested classes as exist; empty if none does."""
-    if not isinstance(data, Text):
-        return Fix()
-    wanted = min(num_labels, len({piece.label for piece in corpus.pieces() if piece.label}))
-    fewer = [f"task.num_labels={wanted}"] if wanted < num_labels else []
-    for share in (data.eval_frac, 0.2, 0.3, 0.4, 0.5):
-        files = text_files(user_path(data.path), data.pattern, share)
-        if wanted > 1 and len(largest_labels(files, wanted)) == wanted:
-            return Fix(*fewer, *([f"data.eval_frac={share:g}"] if share != data.eval_frac else []))
-    return Fix()
+    parts = (corpus.train, corpus.evaluation)
+    return Corpus(*(tuple(piece for piece in part if piece.label in labels) for part in parts))
 
 
 @cache
@@ -239,17 +192,14 @@ def standard_library() -> Corpus:
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
         paths += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
-    return _split(root, paths, EVAL_FRAC)
+    return _split(root, paths, eval_frac=0.1)
 
 
 @once
 def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     """A text source: one file, evaluated on its end, or a folder, evaluated on some files.
 
-    With `eval_frac` 1 all of it is both.
-
-    Raises:
-        ConfigError: the path does not exist or has no text.
+    With `eval_frac` 1 all of it is both. ConfigError if the path does not exist or has no text.
     """
     if path.is_file() and (rows := other_format("text", [path.name])):
         why = "has rows, but data=text trains on the raw file, including markup and column names"
@@ -305,6 +255,13 @@ def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
     return [label for label, _ in sizes.most_common(num_labels)]
 
 
+def labels_of(config: Config, corpus: Corpus) -> list[str]:
+    """Labels of a corpus in the order of their numbers: the classes, else all folders."""
+    if isinstance(config.task, SequenceClassification):
+        return largest_labels(corpus, config.task.num_labels)
+    return sorted({piece.label for piece in corpus.pieces()})
+
+
 def window_length(config: Config) -> int:
     """Tokens of text per sample; in seq2seq, source and target together."""
     if isinstance(config.task, Seq2SeqLM):
@@ -335,9 +292,6 @@ def fingerprint(corpus: Corpus) -> str:
     """Hash names, bounds and contents: 16 hex digits of SHA-256.
 
     Cached by path and stamp, since hashing the standard library takes about a second.
-
-    Raises:
-        ConfigError: a file cannot be read.
     """
     pieces = corpus.pieces()
     parts = [

@@ -4,7 +4,6 @@
 the tokenizer's vocabulary. `eke.data.preparation` writes them.
 """
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,12 +167,6 @@ def store_folder(key: str) -> Path:
     return cache_folder() / "data" / key
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, the last file of a store."""
-    text = json.dumps(dataclasses.asdict(manifest), indent=1)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-
-
 def read_manifest(folder: Path) -> Manifest | None:
     """Read the manifest; None if it is missing or a file has the wrong size."""
     try:
@@ -201,11 +194,7 @@ class Store:
     manifest: Manifest
 
     def array(self, name: str) -> "np.ndarray":
-        """One array, memory-mapped and read-only.
-
-        Raises:
-            OSError: the file does not exist.
-        """
+        """One array, memory-mapped and read-only."""
         import numpy as np  # slow import, needed by few plans
 
         dtype = array_dtype(name, self.manifest.token_bytes)

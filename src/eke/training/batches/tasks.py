@@ -27,7 +27,7 @@ from eke.data.sources import (
     Store,
     Vocabulary,
     first_fit,
-    largest_labels,
+    labels_of,
     open_corpus,
     open_store,
     read_manifest,
@@ -291,7 +291,7 @@ def class_names(plan: Plan) -> tuple[str, ...]:
         return _open(plan).manifest.label_names
     corpus = open_corpus(config)
     assert corpus is not None, "all that is neither synthetic nor rows is text"
-    return tuple(largest_labels(corpus, config.task.num_labels))
+    return tuple(labels_of(config, corpus))
 
 
 def chat_manifest(plan: Plan) -> Manifest | None:
@@ -349,10 +349,6 @@ def _bytes(plan: Plan, keep: int, evaluation: bool) -> Source:
     config = plan.config
     corpus = open_corpus(config)
     assert corpus is not None, "all that is neither synthetic nor prepared is text"
-    if isinstance(config.task, SequenceClassification):
-        labels = largest_labels(corpus, config.task.num_labels)
-    else:
-        labels = sorted({piece.label for piece in corpus.pieces()})
     pieces = corpus.evaluation if evaluation else corpus.train
     check = partial(check_inputs, plan)
-    return pack_windows(pieces, window_length(config), labels, keep, check)
+    return pack_windows(pieces, window_length(config), labels_of(config, corpus), keep, check)

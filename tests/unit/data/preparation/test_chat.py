@@ -18,8 +18,7 @@ from eke.data.preparation.chat import (
     read_conversation,
 )
 from eke.data.preparation.lines import BadRowError
-from eke.data.preparation.tokenizers import Encoded, load_request_tokenizer
-from eke.data.sources import PrepareRequest
+from eke.data.preparation.tokenizers import Encoded
 
 COUNT = 400
 """Conversations for each template."""
@@ -106,28 +105,6 @@ def test_the_oracle_agrees(name: str) -> None:
         assert mask.tolist() == expected, ([text[a:b] for a, b in spans], messages)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_tokens_are_those_of_the_tokenizer(name: str, tmp_path: Path) -> None:
-    """Ids as `apply_chat_template` makes them; a token with a trained character is trained."""
-    family, rng = FAMILIES[name], random.Random(name)
-    loaded = saved(family, tmp_path)
-    tokenizer = load_request_tokenizer(
-        PrepareRequest(option="chat", path="", content="", tokenizer=str(tmp_path))
-    )
-    template = template_of(family)
-    for _ in range(40):
-        messages = conversation_of(family, rng)
-        pieces = family.write(messages)
-        text = "".join(piece for piece, _ in pieces)
-        trained = np.concatenate([np.full(len(p), t) for p, t in pieces])
-        given = read_conversation({"messages": messages}, "messages")
-        ids, mask = encode_conversation(template, tokenizer, given, "assistant", 10**6)
-        assert ids.tolist() == loaded.apply_chat_template(messages)["input_ids"]
-        offsets = loaded(text, add_special_tokens=False, return_offsets_mapping=True)
-        expected = [bool(trained[a:b].any()) for a, b in offsets["offset_mapping"]]
-        assert mask.tolist() == expected, messages
-
-
 def one(messages: list[Message], name: str = "chatml", train_on: str = "assistant", **row: Any):
     given = read_conversation({"messages": messages, **row}, "messages")
     family = FAMILIES[name]
@@ -187,15 +164,6 @@ def with_template(template: str, messages: list[Message], special: tuple[str, ..
 def test_a_template_that_hides_what_is_generated_is_refused(template: str, reason: str) -> None:
     with pytest.raises(BadRowError, match=reason):
         with_template(template, [ASK, SAY])
-
-
-def test_marks_of_the_template_are_followed() -> None:
-    template = (
-        "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}"
-        "{{ m.content + '<e>' }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
-    )
-    _, mask = with_template(template, [ASK, SAY, ASK, SAY])
-    assert "".join(str(int(m)) for m in mask) == ("0" * 19 + "1111") * 2
 
 
 def test_an_answer_may_be_marked_in_parts() -> None:

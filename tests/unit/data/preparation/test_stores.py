@@ -45,18 +45,10 @@ def all_texts(store):
 # --- formats ------------------------------------------------------------------------------------
 
 
-def write_csv(path):
-    lines = ["text,label,ask,say", *(",".join(row.values()) for row in ROWS)]
-    path.write_text("\n".join(lines))
-
-
-def write_parquet(path):
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
-
-
 def test_every_format_has_the_same_tokens(rows_file, tmp_path) -> None:
-    write_csv(tmp_path / "a.csv")
-    write_parquet(tmp_path / "a.parquet")
+    lines = ["text,label,ask,say", *(",".join(row.values()) for row in ROWS)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     stores = [
         store_of(f"data={option}", f"data.path={tmp_path / 'a'}.{option}", "data.seq_len=16")
         for option in ("jsonl", "csv", "parquet")
@@ -98,18 +90,15 @@ def test_the_split_is_of_the_content(rows_file, tmp_path) -> None:
     assert not set(after) & set(texts_of(store, "train"))
 
 
-def test_two_rows_are_one_each(tmp_path) -> None:
-    file = write_jsonl(tmp_path / "a.jsonl", [{"text": "same"}, {"text": "same"}])
-    store = store_of("data=jsonl", f"data.path={file}")
-    assert (texts_of(store, "train"), texts_of(store, "evaluation")) == (["same"], ["same"])
-
-
-def test_a_row_that_crosses_takes_its_equals_along(tmp_path) -> None:
-    """Three times each of two texts: none of them is both trained on and evaluated on."""
-    file = write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in ("one", "two") * 3])
+@pytest.mark.parametrize(
+    ("texts", "parts"),
+    [(["same"] * 2, [["same"]] * 2), (["one", "two"] * 3, [["one"] * 3, ["two"] * 3])],
+    ids=["two rows are one each", "a row that crosses takes its equals along"],
+)
+def test_both_splits_have_rows(texts, parts, tmp_path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
     store = store_of("data=jsonl", f"data.path={file}", "data.eval_frac=0.001")
-    splits = sorted(texts_of(store, split) for split in ("train", "evaluation"))
-    assert splits == [["one"] * 3, ["two"] * 3]
+    assert sorted(texts_of(store, split) for split in ("train", "evaluation")) == parts
 
 
 # --- what a row becomes -------------------------------------------------------------------------
@@ -135,32 +124,12 @@ def test_bytes_begin_and_end_as_the_family_wants(task, first, last, rows_file) -
     assert rows_of(store) == coded
 
 
-@pytest.mark.parametrize(
-    ("special", "task", "first", "last"),
-    [
-        (GPT, ("model=tiny_gpt2",), None, "<|endoftext|>"),
-    ],
-    ids=["gpt2"],
-)
-def test_tokenizers_begin_and_end_as_their_family_wants(
-    special, task, first, last, rows_file, tmp_path
-) -> None:
-    from transformers import AutoTokenizer
-
-    folder = save_bpe(tmp_path / "tokenizer", special)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    store = store_of("data=jsonl", f"data.path={rows_file}", f"data.tokenizer={folder}", *task)
-    frame = [[] if t is None else [tokenizer.convert_tokens_to_ids(t)] for t in (first, last)]
-    expected = [
-        [*frame[0], *tokenizer(row["text"], add_special_tokens=False)["input_ids"], *frame[1]]
-        for row in ROWS
-    ]
-    assert rows_of(store) == expected
+def test_without_a_padding_token_the_end_of_text_is_one(rows_file, tmp_path) -> None:
+    folder = save_bpe(tmp_path / "tokenizer", GPT)
+    store = store_of("data=jsonl", f"data.path={rows_file}", f"data.tokenizer={folder}")
     vocabulary = store.manifest.vocabulary
-    assert vocabulary.size == len(tokenizer)
-    assert vocabulary.pad_is_eos == (tokenizer.pad_token is None)
-    wanted = tokenizer.pad_token_id if tokenizer.pad_token else tokenizer.eos_token_id
-    assert vocabulary.pad == wanted
+    assert vocabulary.pad_is_eos
+    assert vocabulary.pad == vocabulary.eos < vocabulary.size
 
 
 def test_what_is_too_long_is_cut_and_counted(tmp_path) -> None:
@@ -219,18 +188,6 @@ def test_long_pairs_keep_the_end_of_one_and_the_start_of_the_other(
     assert tuple(texts) == kept
     assert (row[-1] == EOS) is is_whole
     assert store.manifest.num_truncated == (0 if kept == (f"{ask}\n", say) else 2)
-
-
-def test_source_and_target_of_a_translation(rows_file) -> None:
-    typed = ("data=jsonl", f"data.path={rows_file}", "data.prompt=ask", "data.response=say",
-             "model=tiny_t5", "task=seq2seq_lm", "task.target_len=3")  # fmt: skip
-    data = build_data(plan_of(*typed, "train.steps=1"))
-    for number in range(5):
-        sample = data.train[0, number]
-        source, target = sample["input_ids"].tolist(), sample["labels"].tolist()
-        assert source[-1] == target[-1] == EOS
-        assert len(target) <= 3
-        assert bytes(t - 8 for t in source[:-1]).decode()[0] == "q"
 
 
 def test_text_labels_are_numbered_in_sorted_order(rows_file) -> None:
@@ -334,6 +291,7 @@ def test_where_the_file_lies_does_not_count_but_what_it_says_does(rows_file, tmp
 
     one, two = plan("one"), plan("two")
     assert (one.run_id, one.store) == (two.run_id, two.store)
+    assert plan_of(*one.overrides, "optimizer=sgd").store == one.store
     with open(tmp_path / "two" / "a.jsonl", "a") as file:
         file.write('{"text": "one more"}\n')
     assert plan("two").run_id != one.run_id
@@ -377,13 +335,13 @@ def test_a_damaged_store_is_made_again(damage, rows_file) -> None:
 
 
 def start(request, tmp_path, name="request"):
-    """`python -m eke.data.preparation FILE`; its output goes into a file."""
+    """`python -m eke.data.preparation`; its output goes into a file."""
     asked = tmp_path / f"{name}.json"
     asked.write_text(request.to_json())
-    with open(tmp_path / f"{name}.out", "w") as out:
+    with open(tmp_path / f"{name}.out", "w") as out, open(asked) as given:
         return subprocess.Popen(
-            [sys.executable, "-m", "eke.data.preparation", str(asked)],
-            env=environment(tmp_path), stdout=out, stderr=subprocess.DEVNULL,
+            [sys.executable, "-m", "eke.data.preparation"],
+            env=environment(tmp_path), stdin=given, stdout=out, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
 

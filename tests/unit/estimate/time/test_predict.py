@@ -13,7 +13,7 @@ from eke.estimate.time import StepTime, Unknown
 from eke.estimate.time.rates import Span
 from eke.estimate.time.time_history import prior_time
 from eke.hardware import DEVICES, Device
-from eke.workflows.planning import plan_on
+from eke.workflows.planning import plan_for
 
 
 def expected(plan) -> float:
@@ -160,7 +160,7 @@ def test_random_configurations_have_ranges_in_order(seed, tmp_path, monkeypatch)
         option = rng.choice(sorted(DEVICES))
         try:
             composed = compose([*dict.fromkeys(command), "plan_only=true"])
-            plan = plan_on(composed, DEVICES[option], "drawn", planning=True)
+            plan = plan_for(composed, planning=True, target=(DEVICES[option], "drawn", 1))
         except ConfigError:
             continue
         found = prior_time(plan)

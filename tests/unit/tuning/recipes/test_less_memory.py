@@ -11,7 +11,7 @@ from eke.hardware import DEVICES
 from eke.plan.planner import Plan
 from eke.rules.techniques import Numerics, Published, Technique
 from eke.tuning.chooser import cost_of
-from eke.workflows.planning import plan_on
+from eke.workflows.planning import plan_for
 
 LOW, LARGE = "recipe=low_memory", "recipe=large_model_one_gpu"
 
@@ -24,7 +24,7 @@ def planned_with(capacity: int, *overrides: str) -> Plan:
     """`eke plan` for a GPU like an H200 with so much memory."""
     device = replace(DEVICES["h200"], memory_bytes=capacity, available_bytes=capacity)
     composed = compose([*overrides, "hardware=h200", "tracker=none"], in_sweep=True)
-    return plan_on(composed, device, "made up", planning=True)
+    return plan_for(composed, planning=True, target=(device, "made up", 1))
 
 
 @pytest.mark.slow
