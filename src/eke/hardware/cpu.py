@@ -4,10 +4,11 @@ import difflib
 import importlib.util
 import os
 import platform
-import re
+import runpy
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import MIB
@@ -170,8 +171,7 @@ def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
     return next((known[str(p)] for p in (place, *place.parents) if str(p) in known), "")
 
 
-@dataclass(frozen=True)
-class TorchBuild:
+class TorchBuild(NamedTuple):
     """One installed build of torch."""
 
     version: str
@@ -181,20 +181,13 @@ class TorchBuild:
 
 
 def torch_build() -> TorchBuild | None:
-    """Read the installed torch's build from its `version.py` (importing it takes seconds)."""
-    with suppress(ImportError, ValueError, OSError):
+    """The installed torch's build, from its `version.py` alone: importing torch takes seconds."""
+    with suppress(ImportError, ValueError, OSError, SyntaxError, KeyError):
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.origin:
-            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-            return parse_version_file(text)
+            facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+            return TorchBuild(facts["__version__"], facts["cuda"])
     return None
-
-
-def parse_version_file(text: str) -> TorchBuild | None:
-    """Read torch's `version.py`: `__version__ = '2.13.0+cpu'`, `cuda: Optional[str] = None`."""
-    version = re.search(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-    cuda = re.search(r"^cuda\s*(?::[^=]*)?=\s*(?:None|['\"]([^'\"]*)['\"])", text, re.MULTILINE)
-    return TorchBuild(version[1], cuda[1] or None) if version and cuda else None
 
 
 def detect() -> Device:
@@ -202,21 +195,11 @@ def detect() -> Device:
 
     Never raises: without an answer from the driver the CPU is used, and the note says so.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    with nvidia.session() as (library, reason):
-        gpus: list[Gpu] = []
-        if library is not None:
-            try:
-                mine = nvidia.seen_by_one_process(library, nvidia.visible_handles(library))
-                gpus = [nvidia.query_gpu(library, handle) for handle in mine]
-            except library.NVMLError as error:
-                gpus, reason = [], f"the NVIDIA driver does not answer: {error}"
-            else:
-                reason = "the NVIDIA driver lists no GPU"
-                if visible is not None:
-                    reason = f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU visible"
+    gpus, reason = nvidia.ask_driver(nvidia.visible_gpus)
     if not gpus:
-        return cpu_device(f"CPU: {reason}")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU visible"
+        return cpu_device(f"CPU: {reason or (nvidia.NO_GPU if visible is None else hidden)}")
     build = torch_build()
     if build is not None and build.cuda is None:
         return cpu_device(

@@ -101,7 +101,8 @@ def environment() -> dict[str, Any]:
 
     Unknown values are absent.
     """
-    driver, cuda_driver = nvidia.ask_driver(nvidia.driver_versions) or (None, None)
+    drivers, _ = nvidia.ask_driver(nvidia.driver_versions)
+    driver, cuda_driver = drivers or (None, None)
     known: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),

@@ -29,7 +29,7 @@ def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
     """
     if device.kind != "cuda":
         return None
-    used = nvidia.ask_driver(_processes_by_pid)
+    used, _ = nvidia.ask_driver(_processes_by_pid)
     if used is None:
         return None
     own = _own_processes(proc, set(used))
@@ -123,7 +123,7 @@ class DeviceSlot:
 
 def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
     """Slots of the visible GPUs and MIG slices, by UUID; several runs may share one."""
-    uuids = nvidia.ask_driver(
+    uuids, _ = nvidia.ask_driver(
         lambda nvml: [str(nvml.nvmlDeviceGetUUID(each)) for each in nvidia.visible_handles(nvml)]
     )
     return [
@@ -156,7 +156,7 @@ def processes_on(uuid: str) -> list[int] | None:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         return [int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
 
-    return nvidia.ask_driver(processes)
+    return nvidia.ask_driver(processes)[0]
 
 
 def free_bytes(slot: DeviceSlot) -> int | None:
@@ -168,4 +168,4 @@ def free_bytes(slot: DeviceSlot) -> int | None:
         handle = nvml.nvmlDeviceGetHandleByUUID(slot.device)
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
 
-    return nvidia.ask_driver(free)
+    return nvidia.ask_driver(free)[0]
