@@ -20,7 +20,7 @@ from pathlib import Path
 
 from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.files import hold_folder, open_shared_lock, read_text, try_lock
-from eke.common.paths import SHARED_DEVICE, SweepPaths
+from eke.common.paths import SHARED_DEVICE, RunPaths, SweepPaths
 from eke.common.process_env import machines_at_hand
 from eke.common.text import format_bytes
 from eke.config.schema import Config
@@ -35,7 +35,6 @@ from eke.hardware import (
     resident_bytes,
 )
 from eke.launch.interface import Launcher, StartedSweep, Target
-from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun, Probed, probe
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
@@ -335,7 +334,7 @@ class FreeMemory:
         return [job for job in self.running if job.grant is not None and job.grant.uses(slot)]
 
 
-def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
+def start_run(plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
     """Start a run on its devices; errors as of `LiveRun`."""
     size, cores = plan.batch.world_size, grant.cores()
     environment = grant.environment(size) | ({SHARED_DEVICE: "1"} if grant.shared else {})
@@ -343,7 +342,7 @@ def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
     try:
         if cores:  # the kernel hands them on, so no code runs between fork and exec
             os.sched_setaffinity(0, cores)
-        return LiveRun(plan, place, size, environment, grant.descriptors)
+        return LiveRun(plan, paths, size, environment, grant.descriptors)
     finally:
         if cores:
             os.sched_setaffinity(0, before)
@@ -366,7 +365,7 @@ class Pool(StartedSweep):
     books: Books
     devices: Mapping[str, Devices]
     """By kind."""
-    start: Callable[[Plan, Place, Grant], LiveRun] = start_run
+    start: Callable[[Plan, RunPaths, Grant], LiveRun] = start_run
     heard: list[int] = field(default_factory=list)
     """Signals that ask to stop."""
     room: Callable[[Plan, Sequence[Job]], FreeMemory] = FreeMemory
@@ -451,7 +450,7 @@ class Pool(StartedSweep):
             place = self.books.place_of(job.plan)
             if self.books.answer(job, place):
                 return
-            live = self.start(job.plan, place, grant)
+            live = self.start(job.plan, place.paths, grant)
             job.live, job.pid = live, live.pid
         except BusyError as error:
             job.not_before = time.monotonic() + BUSY_S
@@ -487,7 +486,7 @@ def probe_in_pool(plan: Plan) -> Probed:
     if grant is None:
         return Probed(None, devices.why or "there are too few devices")
     try:
-        return probe(plan, lambda trial, place: start_run(trial, place, grant))
+        return probe(plan, lambda trial, paths: start_run(trial, paths, grant))
     finally:
         grant.release()
 

@@ -84,7 +84,7 @@ def run_planned(plan: Plan, head: Head | None = None) -> int:
         become_worker(place.paths)
     print_once("")
     stop_tracing()
-    record = run_single(plan, place, head)
+    record = run_single(plan, place.paths, head)
     print_once("\n" + render_summary(record, str(place.paths.folder)))
     return record.exit_code
 
@@ -106,7 +106,7 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
     place = place_of(plan)
     print_once(f"\n{' '.join(overrides)}")
     stop_tracing()
-    record = place.record or run_single(plan, place)
+    record = place.record or run_single(plan, place.paths)
     print_once(f"  {record.outcome}: {place.note or place.paths.folder}")
     if record.exit_code == EXIT_RESUMABLE:
         raise KeyboardInterrupt

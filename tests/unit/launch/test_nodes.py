@@ -30,9 +30,7 @@ from eke.launch.processes.nodes import (
     Line,
     follow,
     read_invitation,
-    write_invitation,
 )
-from eke.launch.processes.run_dir import Place
 from eke.launch.processes.worker_process import Spot, worker_command
 from eke.plan.planner import Plan
 from eke.plan.record import DeadRank, Failure, Record, write_dead_rank
@@ -201,7 +199,7 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     file = tmp_path / "nodes.json"
-    write_invitation(file, Invitation("7.0.0", "localhost", port, "secret"))
+    file.write_text(json.dumps(Invitation("7.0.0", "localhost", port, "secret")._asdict()))
     began = time.monotonic()
     with pytest.raises(EkeError, match=f"localhost:{port}.*refused"):
         follow(file, SlurmTask(1, 2, "7.0.0"), timeout_s=60)
@@ -375,7 +373,7 @@ def test_uneven_shares_start_other_processes_than_planned(option, world_size, nu
 def test_without_other_machines_all_processes_are_here(tmp_path, monkeypatch) -> None:
     started = []
     monkeypatch.setattr(nodes, "LiveRun", lambda plan, place, count: started.append(count))
-    nodes.launch_attempt(with_processes("ddp", 4, 2), Place(RunPaths(tmp_path), None, ""), None)
+    nodes.launch_attempt(with_processes("ddp", 4, 2), RunPaths(tmp_path), None)
     assert started == [4]
 
 
@@ -430,7 +428,7 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
     monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
     with Head(file, SlurmTask(0, 2, "s")) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
-        led = nodes.launch_attempt(plan, Place(RunPaths(tmp_path), None, ""), first)
+        led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
         assert not led.is_over()
         line.close()
         wait_until(led.is_over)
@@ -446,7 +444,7 @@ def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None
     monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
     with Head(file, SlurmTask(0, 2, "s")) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
-        led = nodes.launch_attempt(plan, Place(RunPaths(tmp_path), None, ""), first)
+        led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
         line.close()
         wait_until(first.trouble)
         assert led.finish() == record_for("a", "preempted", 7)

@@ -6,9 +6,9 @@ import shlex
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem
 from eke.common.files import Refused, is_locked, open_file, own_folder, read_text, try_lock
@@ -31,20 +31,19 @@ MAX_BESIDE = 1000
 """Folders of one identity; more is a mistake in a script."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A run's folder, and what is known about it."""
 
     paths: RunPaths
-    record: Record | None
+    record: Record | None = None
     """A final record that answers the request; None when there is work to do."""
-    note: str
+    note: str = ""
     """Why this folder, for the user; empty for a new run."""
     outdated: tuple[str, ...] = ()
     """Differences since the finished run it is placed alongside; empty if there is none."""
 
 
-def changes_since(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
+def changes_since(_: RunPaths, record: Record, plan: Plan) -> list[str]:
     """Differences between the machine of a finished run and this one, formatted."""
     return changed_fingerprint(record.machine, plan.machine)
 
@@ -56,17 +55,12 @@ def find_place(
     changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
     old: Container[str] | None = None,
 ) -> Place:
-    """The folder for a plan. A final record is never written over.
+    """The folder for a plan: `<run_id>`, `<run_id>-2`, ... A final record is never written over.
 
-    Unfinished runs are continued. A final record answers the request when machine and software are
-    the same; otherwise, or with `rerun`, the run goes to a new folder: `<run_id>`, `<run_id>-2`,
-    ... The same holds for a renamed folder: its record identifies the run.
-
-    `changes_since` tells what has changed since a finished run: nothing, if its record answers.
-    `old` are the folders that existed before `rerun` was requested; None for all.
-
-    Raises:
-        EkeError: there is a record that cannot be read.
+    Unfinished runs are continued. A final record, also in a renamed folder, answers when nothing
+    has changed since; otherwise, or with `rerun`, the run goes to a new folder. `old` are the
+    folders that existed before `rerun` was requested; None for all. EkeError: a record cannot be
+    read.
     """
     passed, outdated = "", tuple[str, ...]()
     for number in range(1, MAX_BESIDE):
@@ -108,7 +102,7 @@ def _renamed(runs: Path, run_id: str) -> list[tuple[RunPaths, Record]]:
 
 @lru_cache(maxsize=1)
 def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
-    """Finished runs in folders that eke would name otherwise: of a thousand, none as a rule."""
+    """Finished runs in folders that eke would name otherwise."""
     found = []
     with os.scandir(runs) as entries:
         odd = sorted(entry.name for entry in entries if not USUAL_NAME.fullmatch(entry.name))
@@ -140,25 +134,11 @@ def _readable(paths: RunPaths) -> Record | None:
         raise EkeError(f"{error}\nNothing was changed. {fix}") from error
 
 
-def _lock(descriptor: int) -> bool:
-    """Take the lock, or know that it is held: `eke sync` holds it for microseconds to look."""
-    for _ in range(LOCK_TRIES - 1):
-        if try_lock(descriptor):
-            return True
-        time.sleep(LOCK_PAUSE_S)
-    return try_lock(descriptor)
-
-
 @contextmanager
 def claim(paths: RunPaths) -> Iterator[int]:
-    """Lock the run folder against other processes; created if missing.
+    """Lock the run folder, made if missing; BusyError, or ConfigError where that is impossible.
 
-    Yields the lock's file descriptor. Handed to the worker, it keeps the folder held until the
-    worker is gone as well, even when this process is killed.
-
-    Raises:
-        BusyError: another process works on this run.
-        ConfigError: the folder cannot be made or written, or its file system has no locks.
+    Yields the lock's descriptor: handed to the worker, it holds the folder until both are gone.
     """
     try:
         own_folder(paths.folder)
@@ -175,7 +155,10 @@ def claim(paths: RunPaths) -> Iterator[int]:
         raise ConfigError(problem) from error
     try:
         try:
-            is_ours = _lock(descriptor)
+            tries = 1  # `eke sync` holds it for microseconds, to look
+            while not (is_ours := try_lock(descriptor)) and tries < LOCK_TRIES:
+                time.sleep(LOCK_PAUSE_S)
+                tries += 1
         except OSError as error:
             raise without_locks(paths.folder.parent, error) from error
         if not is_ours:

@@ -39,10 +39,9 @@ FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps
 
 
 def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> list[Job]:
-    """Order jobs so that one that runs out of memory skips as many others as possible.
+    """Sort the first round's jobs that may run out of memory by it, within their positions.
 
-    Jobs of the first round that may run out are sorted by expected memory, within their positions;
-    all others keep theirs.
+    One that runs out then skips as many others as possible.
     """
     first = min((job.plan.config.repeat for job in jobs), default=0)
     found = {
@@ -96,17 +95,15 @@ def _flat(plan: Plan) -> dict[str, Any]:
     pairs = [pair for pair in _walk(plan.config) if not pair[0].startswith(_AROUND)]
     found = {key: value for key, value in pairs if not key.endswith(".option")}
     found["batch.per_device"] = plan.batch.per_device
-    for resolved in ("batch.accumulation", "batch.target", "batch.eval_per_device"):
-        found.pop(resolved, None)  # looked at above
     found["model"] = type(plan.config.model).__name__
     return found
 
 
 _AROUND = (
     "tracker.", "paths.", "hardware.", "rerun", "plan_only", "ignore_forecast", "launcher.",
-    "train.log_every",
+    "train.log_every", "batch.accumulation", "batch.target", "batch.eval_per_device",
 )  # fmt: skip
-"""Starts of keys of what surrounds a run."""
+"""Starts of keys of what surrounds a run, or is compared as resolved."""
 
 
 def _walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -138,10 +135,7 @@ class Books:
         return [job for job in self.jobs if job.outcome is None]
 
     def answer_from_records(self) -> None:
-        """Resolve, before anything starts, the jobs that earlier runs answer.
-
-        The reason why finished runs no longer count is printed once for all.
-        """
+        """Settle the jobs that earlier runs answer, and print once why others no longer count."""
         places: list[Place] = []
         for job in self.jobs:
             try:
@@ -219,10 +213,9 @@ def done_again(places: Sequence[Place]) -> list[str]:
 
 
 class Rerun:
-    """One request to rerun a sweep; commands issued before it is fulfilled share it.
+    """One request to rerun a sweep; commands issued before it is met share it.
 
-    Its file holds, of each run, the folders that were finished before. It is fulfilled once all
-    others have a final record that is not set aside.
+    Its file holds, of each run, the folders that were finished before.
     """
 
     def __init__(self, paths: SweepPaths, jobs: Sequence[Job]) -> None:

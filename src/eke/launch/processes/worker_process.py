@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Protocol
 
@@ -49,6 +50,20 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     return {**child_environment(), **own, **(extra or {})}
 
 
+def start_process(
+    command: Sequence[str],
+    log: Path,
+    descriptors: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+) -> "subprocess.Popen[bytes]":
+    """Start a process that prints into a log, in a session of its own; OSError if that fails."""
+    with open(open_file(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
+            start_new_session=True, pass_fds=descriptors,
+        )  # fmt: skip
+
+
 class Watched(Protocol):
     """Processes that another one waits for."""
 
@@ -82,7 +97,7 @@ StartWorker = Callable[
 
 
 class Worker:
-    """A worker's process group, from its start to its end."""
+    """A worker's process group."""
 
     def __init__(
         self,
@@ -92,21 +107,11 @@ class Worker:
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
     ) -> None:
-        """Start it."""
+        """Start it; OSError where that fails."""
         # Two machines that append to one file of a network file system overwrite each other.
         file = paths.node_log(spot.node) if spot and spot.node else paths.log
         command = worker_command(paths, num_processes, spot)
-        log_file = open_file(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        with open(log_file, "ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=worker_environment(environment),
-                start_new_session=True,
-                pass_fds=descriptors,
-            )
+        self.process = start_process(command, file, descriptors, worker_environment(environment))
 
     def is_over(self) -> bool:
         """Whether it has ended."""
@@ -122,11 +127,8 @@ class Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def finish(self) -> int:
-        """Wait for its end; returns subprocess's code (negative: a signal).
-
-        Its children (loader processes, a tracker's service) end with it.
-        """
-        self.kill()
+        """Wait for its end; returns subprocess's code (negative: a signal)."""
+        self.kill()  # also its children: loader processes, a tracker's service
         return self.process.wait()
 
 
@@ -136,10 +138,7 @@ def forward_signals(
     kill: Callable[[], None],
     say: str = "stopping after this step; once more kills",
 ) -> Iterator[list[int]]:
-    """The first Ctrl-C or SIGTERM asks the workers to save and stop, the second kills them.
-
-    Yields the signals heard so far.
-    """
+    """The first stop signal asks the workers to save, the second kills them; yields all so far."""
     heard: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:

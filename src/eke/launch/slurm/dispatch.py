@@ -217,8 +217,7 @@ class Cluster(StartedSweep):
         if phase is not Phase.over and seen is not None:
             self.missed.pop(job.number, None)
             if phase is Phase.runs and job.live is None and seen.state != "COMPLETING":
-                place = Place(paths_of(job), None, "")
-                job.live, job.where = ClusterRun(job.plan, place, element), seen.node
+                job.live, job.where = ClusterRun(job.plan, paths_of(job), element), seen.node
                 self.books.started(job)
             elif phase is Phase.waits:
                 self.note_waiting(job, element, seen)
@@ -236,9 +235,8 @@ class Cluster(StartedSweep):
 
     def run_of(self, job: Job, state: str = "") -> ClusterRun:
         """A run whose job is over, in this state."""
-        place = Place(paths_of(job), None, "")
         stamp = self.stamps.get(job.number, 0)
-        return ClusterRun(job.plan, place, self.elements[job.number], True, state, stamp)
+        return ClusterRun(job.plan, paths_of(job), self.elements[job.number], True, state, stamp)
 
     def note_waiting(self, job: Job, element: str, seen: Element) -> None:
         """Its job is in the queue, perhaps again."""

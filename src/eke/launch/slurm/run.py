@@ -13,7 +13,7 @@ from eke.common.errors import BusyError, EkeError, RunError
 from eke.common.files import append_line, read_json, read_text
 from eke.common.paths import RunPaths
 from eke.hardware import software_now, software_places
-from eke.launch.processes.run_dir import Place, claim
+from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import machine_of
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import OUT_OF_MEMORY, outcome_of
@@ -52,7 +52,7 @@ class ClusterRun:
     """One run whose job is on a node."""
 
     plan: Plan
-    place: Place
+    paths: RunPaths
     element: str
     """SLURM's name of its job: `123_4`."""
     over: bool = False
@@ -103,7 +103,7 @@ class ClusterRun:
 
     def newest(self) -> Record | None:
         """The newest attempt's record; unless final, none from before the job. Or EkeError."""
-        paths = self.place.paths
+        paths = self.paths
         record = read_record(paths)
         if record is None or Outcome[record.outcome].is_final:
             return record
@@ -113,17 +113,17 @@ class ClusterRun:
 
     def record_cancelled(self) -> Record:
         """Record that the job was cancelled, so that it is not submitted again."""
-        with claim(self.place.paths):
+        with claim(self.paths):
             record = self.newest()
             if record is None or Outcome[record.outcome] not in STOPPED:
-                raise BusyError(f"run {self.place.paths.folder.name} has just been worked on")
+                raise BusyError(f"run {self.paths.folder.name} has just been worked on")
             record.outcome, record.exit_code = Outcome.cancelled.name, Outcome.cancelled.exit_code
             self.write(record)
             return record
 
     def record_lost(self) -> Record:
         """Write the record of a job that wrote none."""
-        paths, state = self.place.paths, self.last_state
+        paths, state = self.paths, self.last_state
         with claim(paths):
             if record := self.newest():
                 return record
@@ -141,9 +141,9 @@ class ClusterRun:
 
     def write(self, record: Record) -> None:
         """Write the record of a folder that is claimed; RunError where that fails."""
-        folder = self.place.paths.folder
+        folder = self.paths.folder
         try:
-            write_record(self.place.paths, record)
+            write_record(self.paths, record)
         except OSError as error:
             raise RunError(f"{folder} cannot be written: {error.strerror}") from error
 

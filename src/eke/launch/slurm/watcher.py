@@ -21,7 +21,7 @@ from eke.common.streams import open_streams
 from eke.common.text import format_number
 from eke.hardware import choose_device, machine_fingerprint, option_of
 from eke.launch.processes.nodes import Head, follow, launch_attempt
-from eke.launch.processes.run_dir import Place, claim
+from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import WORKER_PHASE
 from eke.launch.processes.sweep import MAX_CRASHES, worth_of
 from eke.launch.processes.worker_process import STOP_SIGNALS
@@ -165,7 +165,7 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
             head.gather(plan.config.distributed.timeout_s)
     except EkeError as error:
         return note_misplaced(paths, plan, str(error))
-    live = launch_attempt(plan, Place(paths, None, ""), head)
+    live = launch_attempt(plan, paths, head)
     why: Outcome | None = None
     try:
         while not live.is_over():

@@ -1,6 +1,5 @@
 """A pool: every run once, one run's end never another's, signals, crashes, memory."""
 
-import dataclasses
 import os
 import signal
 from collections import deque
@@ -128,8 +127,8 @@ def test_finished_runs_that_answer_no_more_are_told_once_with_the_reason(
     differs = {"a": ("torch: 1 -> 2", "eke_source: x -> y"), "b": ("eke_source: x -> y",)}
     differs["d"] = differs["a"]
     pool = make_pool(jobs, gpus(1))
-    pool.books.place_of = lambda plan: dataclasses.replace(
-        whatever(plan), outdated=differs.get(plan.run_id, ())
+    pool.books.place_of = lambda plan: whatever(plan)._replace(
+        outdated=differs.get(plan.run_id, ())
     )
     pool.wait()
     assert pool.books.board.notes == [

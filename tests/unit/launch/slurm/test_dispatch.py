@@ -23,7 +23,7 @@ def test_waits_runs_and_is_done(submitted, cluster) -> None:
     cluster.put("100_0", "RUNNING")
     look(made)
     assert (job.where, job.waiting_for) == ("n1", "")
-    assert job.live.place.paths == paths_of(job)
+    assert job.live.paths == paths_of(job)
     leave(job, "ok", 20)
     cluster.end("100_0", "COMPLETED")
     look(made)
