@@ -12,8 +12,7 @@ from eke.common.paths import RunPaths, SweepPaths
 from eke.common.plugins import LAUNCHERS, load_plugin, plugin_names
 from eke.config.schema import Config, unused_cluster_overrides
 from eke.hardware import Device, choose_device
-from eke.launch.processes.run_dir import Place
-from eke.launch.processes.running_run import place_of
+from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import Plan
@@ -111,7 +110,7 @@ class Launcher(Protocol):
 
     def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
         """The folder of a run, and the final record in it; `old` as in `find_place`."""
-        return place_of(plan, old)
+        return find_place(plan, old)
 
     def request(self, plan: Plan) -> Hashable:
         """The resources a run requests; identical runs should request the same.

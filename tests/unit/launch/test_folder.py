@@ -17,7 +17,8 @@ import eke.plan.record
 from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
-from eke.launch.processes.run_dir import claim, find_place
+from eke.launch.processes import run_dir
+from eke.launch.processes.run_dir import Place, claim
 from eke.plan.record import Outcome, read_record, start_attempt, write_record
 
 
@@ -42,6 +43,14 @@ def leave(runs, plan):
         return paths
 
     return leave
+
+
+def find_place(runs, plan, rerun: bool) -> Place:
+    """Where a plan goes in this folder of runs."""
+    config = dataclasses.replace(
+        plan.config, rerun=rerun, paths=dataclasses.replace(plan.config.paths, runs=str(runs))
+    )
+    return run_dir.find_place(dataclasses.replace(plan, config=config))
 
 
 FINAL = ["ok", "oom", "diverged"]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem
 from eke.common.files import Refused, is_locked, open_file, own_folder, read_text, try_lock
-from eke.common.paths import RunPaths
+from eke.common.paths import RunPaths, user_path
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, UnreadableRecord, read_record
@@ -49,11 +49,9 @@ def changes_since(_: RunPaths, record: Record, plan: Plan) -> list[str]:
 
 
 def find_place(
-    runs: Path,
     plan: Plan,
-    rerun: bool,
-    changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
     old: Container[str] | None = None,
+    changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
 ) -> Place:
     """The folder for a plan: `<run_id>`, `<run_id>-2`, ... A final record is never written over.
 
@@ -62,6 +60,7 @@ def find_place(
     folders that existed before `rerun` was requested; None for all. EkeError: a record cannot be
     read.
     """
+    runs, rerun = user_path(plan.config.paths.runs), plan.config.rerun
     passed, outdated = "", tuple[str, ...]()
     for number in range(1, MAX_BESIDE):
         paths = RunPaths(runs / (plan.run_id if number == 1 else f"{plan.run_id}-{number}"))

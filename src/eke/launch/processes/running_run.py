@@ -6,7 +6,7 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +15,10 @@ import yaml
 
 from eke.common.errors import ChangedError, RunError
 from eke.common.files import last_bytes, write_atomic
-from eke.common.paths import RunPaths, user_path
+from eke.common.paths import RunPaths
 from eke.config.schema import Batch, Tracker
 from eke.hardware import environment
-from eke.launch.processes.run_dir import Place, claim, find_place
+from eke.launch.processes.run_dir import claim
 from eke.launch.processes.worker_process import Spot, StartWorker, Worker, forward_signals
 from eke.plan.planner import (
     Plan,
@@ -146,11 +146,6 @@ def log_tail(paths: RunPaths) -> str:
         lines = last_bytes(paths.log, LOG_LIMIT).decode(errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES:])
     return ""
-
-
-def place_of(plan: Plan, old: Container[str] | None = None) -> Place:
-    """Where this run is, or will be; `old` as in `find_place`."""
-    return find_place(user_path(plan.config.paths.runs), plan, plan.config.rerun, old=old)
 
 
 def write_down(paths: RunPaths, plan: Plan) -> None:

@@ -25,8 +25,7 @@ from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing
 from eke.launch.processes.follow import Board
-from eke.launch.processes.run_dir import Place
-from eke.launch.processes.running_run import place_of
+from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import CHANGED, Job, Running, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
@@ -120,7 +119,7 @@ class Books:
     jobs: Sequence[Job]
     board: Board
     ledger: SweepFile
-    place_of: Callable[[Plan], Place] = place_of
+    place_of: Callable[[Plan], Place] = find_place
 
     def running(self) -> list[Job]:
         """Jobs with a worker."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
-from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.common.paths import RunPaths, SweepPaths
 from eke.common.streams import speak
 from eke.common.text import format_number
 from eke.config.schema import Config
@@ -79,12 +79,7 @@ class Cluster(StartedSweep):
         return self.paths.launcher(NAME)
 
     def submit(self) -> None:
-        """Submit every run that is neither done nor queued.
-
-        Raises:
-            BusyError: another process keeps submitting runs of this folder.
-            EkeError: SLURM gives no answer.
-        """
+        """Submit every run neither done nor queued; EkeError if SLURM or other processes forbid."""
         self.books.ledger.flush(at_once=True)
         self.books.answer_from_records()
         if self.books.unfinished():
@@ -98,9 +93,6 @@ class Cluster(StartedSweep):
         """Submit the runs without a job; those that no longer fit into the queue stay for later.
 
         A run rejected by sbatch is recorded with its message; the others continue.
-
-        Raises:
-            EkeError: SLURM gives no answer.
         """
         settle_intents(self.folder, [*map(paths_of, self.not_started())], self.sleep)
         queue, jobs = scheduler.queue(), self.not_started()
@@ -127,12 +119,7 @@ class Cluster(StartedSweep):
             self.books.end(job, Outcome.crashed, str(why))
 
     def submit_group(self, request: Request, group: list[Job], lock: int) -> None:
-        """Submit runs with the same request, in as many arrays as necessary.
-
-        Raises:
-            SubmissionRefused: not even one more run is taken.
-            EkeError: it is unknown whether some are queued.
-        """
+        """Submit runs with the same request; SubmissionRefused: not even one more is taken."""
         while group:
             now, group = group[: self.most], group[self.most :]
             try:
@@ -336,12 +323,8 @@ class SlurmLauncher(Launcher):
         return cluster
 
     def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
-        """The folder of a run; a finished run answers as long as its plan would be the same.
-
-        Nodes may have other software (an image) or another CPU than the machine that plans.
-        """
-        runs = user_path(plan.config.paths.runs)
-        return find_place(runs, plan, plan.config.rerun, changes_since_planning, old)
+        """The folder of a run; nodes may have another CPU or software than where it is planned."""
+        return find_place(plan, old, changes_since_planning)
 
     def request(self, plan: Plan) -> Request:
         """The resources of a run's job."""

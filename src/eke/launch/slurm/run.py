@@ -75,31 +75,24 @@ class ClusterRun:
         scheduler.cancel([self.element])
 
     def finish(self) -> Record:
-        """Its record; written here for a job that ended without one.
-
-        Raises:
-            BusyError: another process works on this run, so that it has not ended.
-            EkeError: the folder cannot be read or written.
-        """
-        record = self.newest()
-        if record is None:
-            return self.record_lost()
-        stopped = Outcome[record.outcome] in STOPPED
-        if stopped and outcome_of(self.last_state) is Outcome.cancelled:
-            return self.record_cancelled()
-        return record
-
-    def tells_all(self) -> bool:
-        """Whether its record is complete; False if missing or unreadable.
-
-        A stopped worker does not know the cause: scancel may have killed the watcher before it
-        could report it.
-        """
+        """Its record, written here for a job that left none; BusyError: it has not ended."""
         try:
             record = self.newest()
-        except EkeError:
-            return False
-        return record is not None and Outcome[record.outcome] not in STOPPED
+            if record is None:
+                return self.record_lost()
+            stopped = Outcome[record.outcome] in STOPPED
+            if stopped and outcome_of(self.last_state) is Outcome.cancelled:
+                return self.record_cancelled()
+            return record
+        except OSError as error:
+            raise RunError(f"{self.paths.folder} cannot be written: {error.strerror}") from error
+
+    def tells_all(self) -> bool:
+        """Whether its record is there and has the cause, which a stopped worker does not know."""
+        with suppress(EkeError):
+            record = self.newest()
+            return record is not None and Outcome[record.outcome] not in STOPPED
+        return False
 
     def newest(self) -> Record | None:
         """The newest attempt's record; unless final, none from before the job. Or EkeError."""
@@ -118,7 +111,7 @@ class ClusterRun:
             if record is None or Outcome[record.outcome] not in STOPPED:
                 raise BusyError(f"run {self.paths.folder.name} has just been worked on")
             record.outcome, record.exit_code = Outcome.cancelled.name, Outcome.cancelled.exit_code
-            self.write(record)
+            write_record(self.paths, record)
             return record
 
     def record_lost(self) -> Record:
@@ -136,16 +129,8 @@ class ClusterRun:
             record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
             record.machine = machine_of(attempts, self.plan)
             note_predictions(record, self.plan, state == OUT_OF_MEMORY)
-            self.write(record)
+            write_record(paths, record)
             return record
-
-    def write(self, record: Record) -> None:
-        """Write the record of a folder that is claimed; RunError where that fails."""
-        folder = self.paths.folder
-        try:
-            write_record(self.paths, record)
-        except OSError as error:
-            raise RunError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def where_it_printed(paths: RunPaths, element: str, outcome: Outcome) -> str:
@@ -153,15 +138,11 @@ def where_it_printed(paths: RunPaths, element: str, outcome: Outcome) -> str:
     ticket = read_ticket(paths)
     if ticket is None:
         return ""
-    submission = Path(ticket.submission)
-    log = job_log(submission.parent, element)
+    log = job_log(Path(ticket.submission).parent, element)
     if log.exists():
         return f"; what it printed: {log}"
-    if submission.exists():
-        unseen = f"; nothing in {log}: do the nodes see that folder?"
-        return unseen if outcome is Outcome.crashed else ""
-    gone = submission if submission.parent.exists() else submission.parent
-    return f"; {gone}, without which no job can start, is gone"
+    unseen = f"; nothing in {log}: do the nodes see that folder?"
+    return unseen if outcome is Outcome.crashed else ""
 
 
 def stamp_of(paths: RunPaths) -> int:
@@ -172,10 +153,9 @@ def stamp_of(paths: RunPaths) -> int:
 
 
 def note_software(submission: Path, command_prefix: str = "") -> str:
-    """Write down what is here, behind what others have seen.
+    """Append the software here to the submission's file; what differs from others', or empty.
 
-    Returns what differs from what they saw in the same place, and what helps; empty: nothing, or
-    the file cannot be written. `command_prefix` may name an image, whose content may have moved.
+    `command_prefix` may name an image, whose content may have moved.
     """
     file, now = submission.with_suffix(".software"), software_now()
     places = {
@@ -193,12 +173,8 @@ def note_software(submission: Path, command_prefix: str = "") -> str:
             break
         before, seen = json.loads(line)
         shared = {part for part, place in places.items() if seen.get(part) == place}
-        changes = changed_fingerprint(
-            {part: before[part] for part in shared}, {part: now[part] for part in shared}
-        )
-        if changes:
-            told = "; ".join(changes)
-            return (
-                f"the software has changed since the sweep was started ({told}) -> start it again"
-            )
+        old, new = ({part: each[part] for part in shared} for each in (before, now))
+        if changes := changed_fingerprint(old, new):
+            told = f"the software has changed since the sweep was started ({'; '.join(changes)})"
+            return f"{told} -> start it again"
     return ""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import read_json, write_json
@@ -97,11 +97,7 @@ def make_request(plan: Plan) -> Request:
 
 
 def read_minutes(text: str) -> int | None:
-    """A time limit in whole minutes, rounded up; None if sbatch would not read it.
-
-    sbatch knows `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
-    `days-hours:minutes` and `days-hours:minutes:seconds` (its manual, --time).
-    """
+    """A time limit of sbatch's (its manual, --time) in whole minutes, rounded up; else None."""
     found = _TIME.fullmatch(text.strip())
     if not found:
         return None
@@ -213,10 +209,7 @@ def submission_file(folder: Path, submission: Submission) -> Path:
 
 
 def job_log(folder: Path, element: str) -> Path:
-    """Output of the job itself, outside its worker, in its submission's folder.
-
-    `element` is SLURM's name of it, `123_4`; `%A_%a` in a batch script.
-    """
+    """Output of the job `element`, as SLURM names it, outside its worker."""
     return folder / f"{element}.log"
 
 
@@ -251,10 +244,7 @@ def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
 
 
 def name_in_runs(path: Path, submission: Submission) -> dict[RunPaths, Ticket | None]:
-    """Have each of its runs name an intent: no other sweep may submit them meanwhile.
-
-    Returns what they named before, for `put_back`.
-    """
+    """Have each of its runs name an intent; returns what they named before, for `put_back`."""
     before: dict[RunPaths, Ticket | None] = {}
     for number, run in enumerate(submission.runs):
         paths = RunPaths(Path(run))
@@ -289,8 +279,7 @@ def read_ticket(paths: RunPaths) -> Ticket | None:
     return ticket if isinstance(ticket.submission, str) else None
 
 
-@dataclass(frozen=True)
-class Newest:
+class Newest(NamedTuple):
     """The newest job of a run, in the queue or not."""
 
     path: Path
@@ -300,10 +289,7 @@ class Newest:
     """Of its element."""
 
     def element(self, job_ids: Mapping[str, str] | None = None) -> str:
-        """SLURM's name of it, `123_4`; empty while unknown.
-
-        `job_ids` of queued jobs, by name: sbatch may have accepted one whose answer was lost.
-        """
+        """SLURM's name of it, `123_4`; empty if unknown, also to the queue (job ids by name)."""
         job_id = self.submission.job_id or (job_ids or {}).get(self.submission.name, "")
         return f"{job_id}_{self.number}" if job_id else ""
 

@@ -63,13 +63,9 @@ def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
 def submitting(
     folder: Path, patience_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
-    """Lock the ledgers of all sweeps that share a runs folder, so that no run is submitted twice.
+    """Lock the ledgers of all sweeps of a runs folder; yields the lock, for sbatch to hold as well.
 
-    Yields the lock, for sbatch to hold as well.
-
-    Raises:
-        BusyError: another process submits, or its sbatch still runs.
-        ConfigError: the folder's file system has no locks.
+    BusyError: another process submits, or its sbatch still runs. ConfigError: there are no locks.
     """
     own_folder(folder)
     runs = folder.parents[1]
@@ -120,11 +116,9 @@ def _intents(
 def submit_array(
     folder: Path, sweep: str, request: Request, jobs: Sequence[Job], lock: int
 ) -> Submission:
-    """Freeze the plans of these runs into their folders and submit them as one array.
+    """Submit runs with frozen plans as one array; SubmissionRefused leaves nothing behind.
 
-    Raises:
-        SubmissionRefused: sbatch rejects them; nothing is left behind.
-        EkeError: it is unknown whether sbatch accepted it; the intent stays.
+    EkeError: it is unknown whether sbatch accepted it; the intent stays.
     """
     profile = jobs[0].plan.config.slurm
     runs = [str(Path(job.folder).absolute()) for job in jobs]

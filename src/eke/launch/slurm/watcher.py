@@ -93,13 +93,7 @@ def main(arguments: list[str]) -> int:
 
 
 def help_out(paths: RunPaths, task: SlurmTask) -> int:
-    """Run as a follower machine; the first machine decides on the job.
-
-    SLURM's signals reach every machine: the first one asks, and all processes agree.
-
-    Raises:
-        EkeError: the first one is not to be found, or the plan cannot be read.
-    """
+    """Run as a follower machine; the first one decides, also about signals. EkeError without it."""
     plan, problem = read_plan(paths), ""
     try:
         for_this_node(plan)
@@ -152,12 +146,7 @@ def watch_run(
 
 
 def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> Record:
-    """Start the worker and wait for it; SLURM's stop signal is forwarded once, with its reason.
-
-    Raises:
-        BusyError: another process works on this run.
-        EkeError: the folder cannot be read or written, or this node does not match the plan.
-    """
+    """Start the worker and wait for it; SLURM's stop signal is forwarded once, with its reason."""
     plan = read_plan(paths)
     try:
         plan = for_this_node(plan)
@@ -184,8 +173,7 @@ def with_reason(
 ) -> Record:
     """The record of an interrupted run with the reason that SLURM gives.
 
-    The worker may have been signalled before this process: scancel reaches every process of a job
-    at once, and a worker that has just started dies of it; `exit_code` is then the negative signal.
+    scancel reaches every process at once, and a worker that has just started dies of it.
     """
     if why is None or record.outcome == why.name:
         return record
@@ -204,10 +192,9 @@ def reason_of(
 ) -> Outcome:
     """Reason for a signal from SLURM.
 
-    A time limit announces itself with the signal that the script asks for. Preemption, the limit
-    itself and scancel all send SIGTERM; the controller's state distinguishes them (seen in 22.05):
-    a job in its preemption grace time still runs, a requeued one has one restart more than it
-    knows, and a cancelled one is completing.
+    Preemption, the time limit itself and scancel all send SIGTERM. By the controller (seen in
+    22.05) a preempted job still runs, or has one restart more than it knows; a cancelled one is
+    completing.
     """
     if number in (signal.SIGUSR1, signal.SIGUSR2):
         return Outcome.timeout
