@@ -36,13 +36,8 @@ arch/arm64/kernel/cpuinfo.c."""
 
 def cpu_device(note: str = "") -> Device:
     """This machine's CPU as one device; the note says why not a GPU."""
-    return Device(
-        kind="cpu",
-        name=cpu_name(),
-        memory_bytes=memory_limit(),
-        available_bytes=memory_available(),
-        note=note,
-    )
+    limit, available = memory_limit(), memory_available()
+    return Device("cpu", cpu_name(), 1, limit, available, note=note)
 
 
 def usable_cores() -> int:
@@ -51,11 +46,7 @@ def usable_cores() -> int:
 
 
 def bfloat16_units(proc: Path = _PROC) -> tuple[str, ...]:
-    """This CPU's instructions that multiply bfloat16, by the kernel's names; empty without any.
-
-    `avx512_bf16` and `amx_bf16` on x86, `bf16` on ARM. Without them PyTorch converts to float32
-    around each product, which is slower than float32 itself.
-    """
+    """This CPU's instructions that multiply bfloat16; without any, float32 is faster."""
     flags = _cpuinfo(proc, "flags", "Features").split()
     return tuple(name for name in BFLOAT16_UNITS if name in flags)
 
@@ -85,11 +76,9 @@ def memory_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
 
 def memory_available(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Bytes available now, rounded down to 256 MiB; None if Linux does not report it.
+    """Bytes available now, to the machine (proc(5), MemAvailable) and in cgroups; None if unknown.
 
-    The least of the kernel's estimate for the machine (proc(5), MemAvailable) and of what the
-    limits of this process's cgroups leave. Rounded so that a plan does not change with small
-    changes of other processes.
+    Rounded down to 256 MiB: a plan does not change with small changes of other processes.
     """
     free = [
         limit - used
@@ -129,8 +118,7 @@ def _limits_above(proc: Path, cgroups: Path) -> list[tuple[int, Path, str]]:
     found = []
     for line in lines:
         # hierarchy:controllers:path; version 2 has an empty list of controllers
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
             found += _limits(cgroups, path, LIMIT_V2)
             # both versions mounted at once: systemd's hybrid layout
@@ -141,11 +129,7 @@ def _limits_above(proc: Path, cgroups: Path) -> list[tuple[int, Path, str]]:
 
 
 def _limits(root: Path, path: str, file: str) -> list[tuple[int, Path, str]]:
-    """Limits in `file` from the cgroup at `path` up to `root`.
-
-    Inside a container `path` may be the host's and not exist here; the root is then the
-    container's. Version 1 writes about 2**63 for "no limit", which is more than any machine has.
-    """
+    """Limits in `file` from the cgroup at `path`, which a container may not have, up to `root`."""
     folder = root / path.strip().lstrip("/")
     found = []
     for place in (folder, *folder.parents):
@@ -191,10 +175,7 @@ def torch_build() -> TorchBuild | None:
 
 
 def detect() -> Device:
-    """The device torch would train on here: the visible GPUs, else the CPU; `note` says why.
-
-    Never raises: without an answer from the driver the CPU is used, and the note says so.
-    """
+    """The device torch would train on here: the visible GPUs, else the CPU; `note` says why."""
     gpus, reason = nvidia.ask_driver(nvidia.visible_gpus)
     if not gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -227,13 +208,9 @@ def _gpu_device(gpus: list[Gpu]) -> Device:
 
 
 def choose_device(option: str) -> tuple[Device, str]:
-    """The device that `hardware=<option>` plans for, and the reason in one clause.
+    """The device that `hardware=<option>` plans for, and why; ConfigError: no such option.
 
-    A device of the table is `present` only where this machine has that very model; its count and
-    memory are then this machine's.
-
-    Raises:
-        ConfigError: no such option.
+    A device of the table is `present`, with this machine's count, where it has that very model.
     """
     if option == "cpu":
         device = cpu_device("CPU: hardware=cpu")

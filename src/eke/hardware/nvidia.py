@@ -45,11 +45,10 @@ def ask_driver(question: Callable[[Any], T]) -> tuple[T | None, str]:
 
 
 def visible_handles(nvml: Any) -> list[Any]:
-    """Handles of the GPUs visible to CUDA, in the order of CUDA_VISIBLE_DEVICES.
+    """Handles of the GPUs, or their slices, visible to CUDA, in CUDA_VISIBLE_DEVICES' order.
 
-    A GPU in MIG mode is replaced by its slices, if any. CUDA stops at the first entry it does not
-    know (-1 is the usual way to hide all), and torch takes a repeated one for an empty list
-    (`torch.cuda._parse_visible_devices`).
+    CUDA stops at the first entry it does not know (-1 is the usual way to hide all); torch takes
+    a repeated one for an empty list (`torch.cuda._parse_visible_devices`).
     """
     handles = {}
     for index in range(nvml.nvmlDeviceGetCount()):

@@ -19,7 +19,7 @@ from eke.common.paths import RunPaths
 from eke.config.schema import Batch, Tracker
 from eke.hardware import environment
 from eke.launch.processes.run_dir import claim
-from eke.launch.processes.worker_process import Spot, StartWorker, Worker, forward_signals
+from eke.launch.processes.worker_process import Spot, Worker, WorkerProcess, forward_signals
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -166,12 +166,12 @@ class LiveRun:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
-        start: StartWorker = Worker,
+        start: Callable[..., WorkerProcess] = Worker,
     ) -> None:
         """Claim the folder, write the plan into it and start the worker.
 
-        `descriptors` are further locks, held as long as the worker lives. BusyError: another
-        process works on this run. RunError: it cannot be started.
+        `descriptors` are further locks, held as long as the worker lives; `start` has Worker's
+        arguments. BusyError: another process works on this run. RunError: it cannot be started.
         """
         self.plan, self.paths = plan, paths
         self._asked, self._given_up = 0, False

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from eke.common.errors import ConfigError
 from eke.common.files import own_folder, write_json
@@ -18,8 +18,9 @@ from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
 from eke.launch.processes.follow import RunView, open_view
-from eke.launch.processes.nodes import Head, launch_attempt
-from eke.launch.processes.worker_process import Watched, forward_signals
+from eke.launch.processes.nodes import Head, LedRun, launch_attempt
+from eke.launch.processes.running_run import LiveRun
+from eke.launch.processes.worker_process import forward_signals
 from eke.plan.identity import meaningful
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome, Record
@@ -60,14 +61,6 @@ def are_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIO
     return f"{number} attempts in a row trained for {times}; the same command goes on"
 
 
-class Running(Watched, Protocol):
-    """One attempt at a run, in a separate process."""
-
-    def finish(self) -> Record:
-        """Its record."""
-        ...
-
-
 @dataclass(eq=False)
 class Job:
     """One run of a sweep."""
@@ -89,7 +82,8 @@ class Job:
     folder: str = ""
     reused: bool = False
     """Answered from the record of an earlier run."""
-    live: Running | None = None
+    live: Any = None
+    """Its attempt while it runs: `LiveRun`, or `ClusterRun` of a job; None while it does not."""
     grant: "Grant | None" = None
     pid: int = 0
     """Of its worker, or of what has started its workers; 0 where that is on another machine."""
@@ -275,7 +269,7 @@ POLL_S = 0.1
 """Between two looks at the worker."""
 
 
-def show_until_over(live: Watched, view: RunView) -> None:
+def show_until_over(live: LiveRun | LedRun, view: RunView) -> None:
     """Show an attempt while it lasts; a signal for this process is passed on to it."""
     with forward_signals(live.ask, live.kill):
         while not live.is_over():

@@ -26,7 +26,7 @@ from eke.common.text import format_number
 from eke.config.schema import Checkpointing
 from eke.launch.processes.follow import Board
 from eke.launch.processes.run_dir import Place, find_place
-from eke.launch.processes.sweep import CHANGED, Job, Running, SweepFile
+from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
 
@@ -124,10 +124,6 @@ class Books:
     def running(self) -> list[Job]:
         """Jobs with a worker."""
         return [job for job in self.jobs if job.live is not None]
-
-    def live(self) -> list[Running]:
-        """The workers."""
-        return [job.live for job in self.jobs if job.live is not None]
 
     def unfinished(self) -> list[Job]:
         """Jobs without an outcome."""

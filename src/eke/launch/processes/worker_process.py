@@ -64,8 +64,10 @@ def start_process(
         )  # fmt: skip
 
 
-class Watched(Protocol):
-    """Processes that another one waits for."""
+class WorkerProcess(Protocol):
+    """A worker from its start to its end: `Worker`, or `PrefixedWorker` on another machine."""
+
+    process: "subprocess.Popen[bytes]"
 
     def is_over(self) -> bool:
         """Whether it has ended."""
@@ -73,31 +75,17 @@ class Watched(Protocol):
 
     def ask(self, number: int) -> None:
         """Hand a signal on."""
-        ...
 
     def kill(self) -> None:
         """End it at once."""
-        ...
-
-
-class WorkerProcess(Watched, Protocol):
-    """A worker from its start to its end; see `Worker`."""
-
-    process: "subprocess.Popen[bytes]"
 
     def finish(self) -> int:
         """Wait for its end; returns its exit code (negative: a signal)."""
         ...
 
 
-StartWorker = Callable[
-    [RunPaths, int, Mapping[str, str] | None, Sequence[int], "Spot | None"], WorkerProcess
-]
-"""Starts a worker; arguments as of `Worker`."""
-
-
 class Worker:
-    """A worker's process group."""
+    """A worker's process group, from its start to its end."""
 
     def __init__(
         self,

@@ -189,7 +189,8 @@ class Cluster(StartedSweep):
         try:
             self.cancel_skipped(queue)
             if self.not_started():
-                self.submit_again()
+                with contextlib.suppress(BusyError), submitting(self.folder) as lock:
+                    self.submit_missing(lock)
         except EkeError as error:
             for job in self.not_started():
                 job.waiting_for = str(error)
@@ -223,7 +224,7 @@ class Cluster(StartedSweep):
     def run_of(self, job: Job, state: str = "") -> ClusterRun:
         """A run whose job is over, in this state."""
         stamp = self.stamps.get(job.number, 0)
-        return ClusterRun(job.plan, paths_of(job), self.elements[job.number], True, state, stamp)
+        return ClusterRun(job.plan, paths_of(job), self.elements[job.number], state, stamp)
 
     def note_waiting(self, job: Job, element: str, seen: Element) -> None:
         """Its job is in the queue, perhaps again."""
@@ -267,11 +268,6 @@ class Cluster(StartedSweep):
         scheduler.cancel(list(skipped.values()))
         for number in skipped:
             del self.elements[number]
-
-    def submit_again(self) -> None:
-        """Put back lost runs, and those that did not fit before; errors as of submit_missing."""
-        with contextlib.suppress(BusyError), submitting(self.folder) as lock:
-            self.submit_missing(lock)
 
     def not_started(self) -> Sequence[Job]:
         """Jobs that have to go into the queue."""

@@ -15,7 +15,6 @@ from eke.common.paths import RunPaths
 from eke.hardware import software_now, software_places
 from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import machine_of
-from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import OUT_OF_MEMORY, outcome_of
 from eke.launch.slurm.submission import job_log, read_ticket
 from eke.plan.identity import changed_fingerprint
@@ -55,24 +54,10 @@ class ClusterRun:
     paths: RunPaths
     element: str
     """SLURM's name of its job: `123_4`."""
-    over: bool = False
-    """Whether the job has left the queue."""
     last_state: str = ""
     """Of the job, once it is over and if SLURM still knows it."""
     stamp: int = 0
     """Of an earlier job's record (see stamp_of)."""
-
-    def is_over(self) -> bool:
-        """Whether its job has left the queue."""
-        return self.over
-
-    def ask(self, _: int) -> None:
-        """Ask SLURM to end it: the run saves first."""
-        scheduler.cancel([self.element])
-
-    def kill(self) -> None:
-        """Cancel it; SLURM kills processes still alive after KillWait."""
-        scheduler.cancel([self.element])
 
     def finish(self) -> Record:
         """Its record, written here for a job that left none; BusyError: it has not ended."""
