@@ -90,20 +90,16 @@ def lease_folder() -> Path:
 
 def try_lease(name: str) -> int | None:
     """Lock a lease; returns its descriptor, None if it is held. EkeError without locks."""
-    try:
-        descriptor = open_shared_lock(lease_folder() / f"{name}.lock")
-    except OSError as error:
-        why = f"{error.filename}: {error.strerror or error}"
-        raise EkeError(f"no device can be leased: {why}; {ELSEWHERE}") from error
-    try:
-        is_ours = try_lock(descriptor)
-    except OSError as error:
-        os.close(descriptor)
-        why = f"its file system has no locks ({error.strerror})"
-        raise EkeError(f"{lease_folder()}: {why}; {ELSEWHERE}") from error
-    if not is_ours:
-        os.close(descriptor)
-        return None
+    with contextlib.ExitStack() as opened:
+        try:
+            descriptor = open_shared_lock(lease_folder() / f"{name}.lock")
+            opened.callback(os.close, descriptor)
+            if not try_lock(descriptor):
+                return None
+        except OSError as error:
+            why = f"{error.filename or lease_folder()}: {error.strerror or error}"
+            raise EkeError(f"no device can be leased: {why}; {ELSEWHERE}") from error
+        opened.pop_all()
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def run_composed(composed: Composed) -> int:
             signal.signal(listened, lambda *_: None)
         follow(invitation, task, composed.config.distributed.timeout_s)
         return EXIT_OK
-    with Head(invitation, task) as head:
+    with closing(Head(invitation, task)) as head:
         return run_planned(plan_for(composed, planning=False, means=means), head)
 
 

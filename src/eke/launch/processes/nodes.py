@@ -143,12 +143,6 @@ class Head:
             raise EkeError(f"{file}: cannot invite other machines: {error.strerror}") from error
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def __enter__(self) -> "Head":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def gather(self, timeout_s: float) -> None:
         """Wait for the others; raises EkeError if some do not come in time, or cannot take part."""
         deadline = time.monotonic() + timeout_s
@@ -360,13 +354,8 @@ def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> 
 
     `problem` tells it why this machine cannot take part.
     """
-    line = connect(file, task, timeout_s, problem)
-    said: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    threading.Thread(target=_listen, args=[line, said], daemon=True).start()
-    try:
-        Follower(line, task).serve(said)
-    finally:
-        line.close()
+    with contextlib.closing(connect(file, task, timeout_s, problem)) as line:
+        Follower(line, task).serve()
 
 
 def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line:
@@ -397,8 +386,10 @@ class Follower:
         self._line, self._task = line, task
         self._worker: Worker | None = None
 
-    def serve(self, said: "queue.Queue[dict[str, Any] | None]") -> None:
+    def serve(self) -> None:
         """Follow the first machine's commands; returns once it releases us, or is gone."""
+        said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._listen, args=[said], daemon=True).start()
         while True:
             try:
                 message = said.get(timeout=WORKER_POLL_S)
@@ -440,8 +431,7 @@ class Follower:
         self._worker = None
         self._line.send({"idle": True})
 
-
-def _listen(line: Line, said: "queue.Queue[dict[str, Any] | None]") -> None:
-    while (message := line.receive()) is not None:
-        said.put(message)
-    said.put(None)
+    def _listen(self, said: "queue.Queue[dict[str, Any] | None]") -> None:
+        while (message := self._line.receive()) is not None:
+            said.put(message)
+        said.put(None)

@@ -279,23 +279,6 @@ def paths_of(job: Job) -> RunPaths:
     return RunPaths(Path(job.folder))
 
 
-def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
-    """Every array with its batch script, and what all take at most; errors as of `arrays`."""
-    parts, hours = [], 0.0
-    found = arrays(jobs, scheduler.max_array_size())
-    for request, group in found:
-        profile = group[0].plan.config.slurm
-        intent = new_submission(sweep, [], profile.max_restarts)
-        path = submission_file(paths.launcher(NAME), intent).absolute()
-        text = script_text(request, profile, intent.name, path, len(group))
-        parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
-        if objection := scheduler.objection_to(text):
-            parts += [f"whether this array would be taken now: {objection}\n"]
-        hours += request.gpu_hours * len(group)
-    jobs_text = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"
-    return "\n".join([*parts, f"{jobs_text}, at most {hours:.1f} GPU-hours; nothing was submitted"])
-
-
 class SlurmLauncher(Launcher):
     """Runs as jobs of a SLURM cluster."""
 
@@ -327,8 +310,23 @@ class SlurmLauncher(Launcher):
         return make_request(plan)
 
     def preview(self, jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
-        """The batch scripts."""
-        return describe_arrays(jobs, paths, sweep) if jobs else ""
+        """Every array with its batch script, and what all take at most; errors as of `arrays`."""
+        if not jobs:
+            return ""
+        parts, hours = [], 0.0
+        found = arrays(jobs, scheduler.max_array_size())
+        for request, group in found:
+            profile = group[0].plan.config.slurm
+            intent = new_submission(sweep, [], profile.max_restarts)
+            path = submission_file(paths.launcher(NAME), intent).absolute()
+            text = script_text(request, profile, intent.name, path, len(group))
+            parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
+            if objection := scheduler.objection_to(text):
+                parts += [f"whether this array would be taken now: {objection}\n"]
+            hours += request.gpu_hours * len(group)
+        total = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"
+        parts += [f"{total}, at most {hours:.1f} GPU-hours; nothing was submitted"]
+        return "\n".join(parts)
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
         """The newest job of each run; squeue is called once."""

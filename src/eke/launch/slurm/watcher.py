@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,9 +81,11 @@ def main(arguments: list[str]) -> int:
         mine = this_task()
         if mine.node:
             return help_out(paths, mine)
-        with ExitStack() as held:
-            head = held.enter_context(Head(paths.invitation, mine)) if mine.count > 1 else None
-            return watch_run(paths, submission, Ticket(str(file), number), heard, head)
+        ticket = Ticket(str(file), number)
+        if mine.count == 1:
+            return watch_run(paths, submission, ticket, heard)
+        with closing(Head(paths.invitation, mine)) as head:
+            return watch_run(paths, submission, ticket, heard, head)
     except BusyError as error:
         return log_and_exit(f"{error}; this job leaves it alone", EXIT_RESUMABLE)
     except EkeError as error:

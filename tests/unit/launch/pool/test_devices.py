@@ -169,7 +169,7 @@ def test_leases_need_locks(leases, monkeypatch) -> None:
 
     monkeypatch.setattr(fcntl, "flock", flock)
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(EkeError, match=r"has no locks \(No locks .*export EKE_LEASES=FOLDER"):
+    with pytest.raises(EkeError, match=r"No locks available.*export EKE_LEASES=FOLDER"):
         try_lease("GPU-0")
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -14,7 +14,7 @@ from eke.launch.processes.run_dir import claim
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.dispatch import Cluster, describe_arrays, paths_of
+from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
 from eke.launch.slurm.submission import jobs_of, read_submissions
 from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, freeze, submit_array, submitting
 from eke.plan.planner import read_plan
@@ -288,7 +288,7 @@ def test_a_run_that_somebody_works_on_is_left_out(jobs_here, make_cluster, clust
 def test_a_dry_run_shows_scripts_and_asks_for_nothing(jobs_here, plan_with, sweep, cluster) -> None:
     jobs = jobs_here(3)
     with_values(jobs, plan_with, [{}, {}, {"resources.time": "2:00:00"}])
-    text = describe_arrays(jobs, sweep, "0123456789ab")
+    text = SlurmLauncher().preview(jobs, sweep, "0123456789ab")
     assert text.count("#!/bin/bash") == 2
     assert text.endswith("3 runs in 2 arrays, at most 4.0 GPU-hours; nothing was submitted")
     assert "array of 2 runs, at most 60 min each, 1 GPU, 1 core" in text
