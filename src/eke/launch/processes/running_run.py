@@ -44,11 +44,10 @@ from eke.plan.record import (
 from eke.tuning.advice import note_predictions
 
 LOG_LIMIT = 1 << 20
-"""Bytes of train.log among which they are."""
+"""Bytes of train.log that are read for them."""
 
 LOG_LINES = 40
-"""Lines of train.log that go into the record of a run that died without a word: a traceback through
-Accelerate and torch has thirty."""
+"""Lines of train.log in the record of a run that left none: a traceback has thirty."""
 
 
 WORKER_PHASE = "worker"
@@ -286,10 +285,9 @@ def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) 
 
 
 def trial_of(plan: Plan) -> Plan:
-    """The plan of the trial: nothing is saved, sent or read.
+    """The plan of the trial, of which nothing is saved or sent.
 
-    Of several accumulated micro-batches two are enough: the gradients of the first are there when
-    the second is computed.
+    Two accumulated micro-batches are enough: the second meets the gradients of the first.
     """
     config = plan.config
     batch = Batch(

@@ -318,9 +318,8 @@ REQUEUE_CODE = 99
 """Exit code of a run's watcher that requeues its job."""
 
 STRAGGLERS_S = int(ALONE_S) + 300
-"""How long the tasks of a step may go on once one has ended. They end within seconds of each other,
-and within ALONE_S where the first one is lost; one that dies before it can be heard of (its node
-has no such Python, say) would have the others hold their nodes for `distributed.timeout_s`."""
+"""How long the tasks of a step may go on once one has ended: within ALONE_S, unless one died before
+it could be heard of (its node has no such Python, say)."""
 
 _AFTER = f"""\
 code=$?
