@@ -180,14 +180,6 @@ def test_a_single_run_has_no_launcher(typed, train_main) -> None:
     assert f"python train.py -m {typed} plan_only=true" in done.text
 
 
-@pytest.mark.slow
-def test_a_named_sweep(train_main) -> None:
-    done = train_main("-m", "sweep=precision_ladder", "plan_only=true")
-    assert done.code == 0, done.text
-    for precision in ("fp32", "bf16", "fp16"):
-        assert f"precision={precision}" in done.out
-
-
 def test_another_launcher_is_not_silently_ignored(train_main) -> None:
     done = train_main("-m", "seed=1,2", "hydra/launcher=joblib")
     assert done.code == 2

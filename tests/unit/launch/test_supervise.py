@@ -90,14 +90,6 @@ def test_what_the_worker_prints_goes_into_the_log(run, paths, capsys) -> None:
     assert capsys.readouterr().err == "out\nerr\n"
 
 
-def test_the_last_look_comes_after_the_end(run) -> None:
-    view = SilentView()
-    run("time.sleep(0.05)", view)
-    assert view.looks[-1] is True
-    assert view.looks.count(True) == 1
-    assert len(view.looks) > 1
-
-
 def alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -188,13 +180,6 @@ def test_the_worker_finds_eke_and_its_supervisor(paths, monkeypatch) -> None:
     assert variables["EKE_SUPERVISOR"] == str(os.getpid())
     assert variables["PYTHONPATH"].endswith(f"{os.pathsep}/somewhere")
     assert worker_command(paths)[1:] == ["-P", "-m", "eke.training.loop.worker", str(paths.folder)]
-    assert worker_command(paths, 3)[1:] == [
-        "-P",
-        "-m",
-        "eke.training.loop.agent",
-        str(paths.folder),
-        "3",
-    ]
     found = subprocess.run(
         [sys.executable, "-c", "import eke; print(eke.__file__)"],
         env=variables,

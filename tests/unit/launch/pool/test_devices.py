@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from eke.common.errors import EkeError
-from eke.hardware import cpu_slots
 from eke.launch.local import (
     find_devices,
     holder_of,
@@ -172,19 +171,6 @@ def test_leases_need_locks(leases, monkeypatch) -> None:
     with pytest.raises(EkeError, match=r"No locks available.*export EKE_LEASES=FOLDER"):
         try_lease("GPU-0")
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_cpu_is_one_slot_with_all_cores_or_several_with_their_own() -> None:
-    (whole,) = cpu_slots(1)
-    assert whole.cores == ()
-    cores = sorted(os.sched_getaffinity(0))
-    two = cpu_slots(2)
-    assert [slot.name for slot in two] == ["CPU 0", "CPU 1"]
-    if len(cores) > 1:
-        assert not {*two[0].cores} & {*two[1].cores}
-    many = cpu_slots(len(cores) + 3)
-    assert all(len(slot.cores) == 1 for slot in many), "more slots than cores share them"
-    assert {core for slot in many for core in slot.cores} == {*cores}
 
 
 def test_runs_that_share_a_cpu_use_as_many_threads_as_they_have_cores(plan, monkeypatch) -> None:

@@ -64,14 +64,6 @@ def test_a_job_that_is_put_back_waits_and_runs_again(submitted, cluster) -> None
     assert cluster.submitted == [1]
 
 
-def test_what_is_leaving_is_not_started(submitted, cluster) -> None:
-    made = submitted()
-    cluster.put("100_0", "COMPLETING")
-    look(made, 2 * MISSED)
-    assert made.books.running() == []
-    assert made.books.jobs[0].outcome is None
-
-
 def test_what_is_held_names_the_command(submitted, cluster) -> None:
     made = submitted()
     cluster.put("100_0", "REQUEUE_HOLD", "launch failed requeued held")
@@ -79,11 +71,12 @@ def test_what_is_held_names_the_command(submitted, cluster) -> None:
     assert made.books.jobs[0].waiting_for.endswith("; scontrol release 100_0")
 
 
-@pytest.mark.parametrize("state", ["NEW_IN_26", "", "?"])
-def test_an_unknown_state_is_not_the_end(state, submitted, cluster) -> None:
+@pytest.mark.parametrize("state", ["NEW_IN_26", "", "?", "COMPLETING"])
+def test_an_unknown_state_is_neither_the_end_nor_a_start(state, submitted, cluster) -> None:
     made = submitted()
     cluster.put("100_0", state)
     look(made, 2 * MISSED)
+    assert made.books.running() == []
     assert made.books.jobs[0].outcome is None
     assert cluster.submitted == [1]
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 
 import pytest
@@ -15,8 +14,8 @@ from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
-from eke.launch.slurm.submission import jobs_of, read_submissions
-from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, freeze, submit_array, submitting
+from eke.launch.slurm.submission import jobs_of
+from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, submitting
 from eke.plan.planner import read_plan
 from eke.plan.record import Outcome
 
@@ -48,11 +47,6 @@ def test_equal_requests_go_into_one_array(jobs_here, plan_with) -> None:
     with_values(jobs, plan_with, [{}, hours, {}, {"resources.time": "120"}, {"slurm.grace_s": 60}])
     found = arrays(jobs, 1001)
     assert [[job.number for job in group] for _, group in found] == [[0, 2], [1, 3], [4]]
-
-
-def test_processes_make_a_request(make_jobs) -> None:
-    found = arrays(make_jobs(1, 2, 1), 1001)
-    assert [(request.gpus, len(group)) for request, group in found] == [(1, 2), (2, 1)]
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(10, [7]), (7, [7]), (3, [3, 3, 1]), (1, [1] * 7)])
@@ -116,19 +110,6 @@ def test_what_sbatch_refuses_keeps_no_other_request_out(
     assert {each.stat().st_mode & 0o777 for each in sweep.launcher("slurm").glob("*.sbatch")} <= {
         0o600
     }
-
-
-def test_a_lost_answer_keeps_the_intent(jobs_here, cluster, sweep, monkeypatch) -> None:
-    jobs = jobs_here(2)
-    for job in jobs:
-        freeze(job)
-    monkeypatch.setattr(scheduler, "submit", lambda *_: _raise(EkeError("sbatch gave no answer")))
-    request, group = arrays(jobs, 10)[0]
-    with submitting(sweep.launcher("slurm")) as lock, pytest.raises(EkeError, match="no answer"):
-        submit_array(sweep.launcher("slurm"), "s", request, group, lock)
-    ((_, intent),) = read_submissions(sweep.launcher("slurm"))
-    assert intent.job_id == ""
-    assert intent.runs == tuple(str(paths_of(job).folder) for job in jobs)
 
 
 def _raise(error: BaseException):
@@ -294,10 +275,3 @@ def test_a_dry_run_shows_scripts_and_asks_for_nothing(jobs_here, plan_with, swee
     assert "array of 2 runs, at most 60 min each, 1 GPU, 1 core" in text
     assert cluster.asked == []
     assert not sweep.folder.exists()
-
-
-def test_a_ledger_is_json_and_nothing_is_pickled(jobs_here, make_cluster, cluster, sweep) -> None:
-    make_cluster(jobs_here(2)).submit()
-    (file,) = sweep.launcher("slurm").glob("*.json")
-    content = json.loads(file.read_text())
-    assert (content["schema_version"], content["job_id"], len(content["runs"])) == (1, "100", 2)
