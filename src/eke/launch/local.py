@@ -40,7 +40,7 @@ from eke.tuning.refuse_oom import cannot_fit, refuse_what_cannot_fit
 
 MAX_OVERTAKEN = 8
 """Runs that may be started before one that waits for more devices than are free; then what gets
-free is kept for it. A number of runs and not a time: runs of a sweep last about equally long."""
+free is kept for it."""
 
 
 def start_what_fits(due: Iterable[Job], take: Callable[[Job, bool], bool]) -> None:

@@ -254,8 +254,8 @@ def _in_order(by_node: dict[int, str]) -> str:
 
 
 LEFT_BEHIND_S = 30.0
-"""How long processes here may go on when those of another machine are gone: gloo fails at once, and
-what waits for NCCL would wait for `distributed.timeout_s`."""
+"""How long processes here may go on when those of another machine are gone: NCCL would wait for
+`distributed.timeout_s`."""
 
 
 class LedRun:
@@ -338,12 +338,10 @@ LOOK_S = 0.5
 """Between two looks for the invitation."""
 
 GONE_S = 15.0
-"""Time without a listener at the first machine's address: it listens before announcing it, and
-until it releases us. Else its death in between would hold all machines for `timeout_s`."""
+"""Time without a listener at the first machine's address, after which it is dead."""
 
 WORKER_END_S = 30.0
-"""Time for processes to end after those of the first machine: the end is agreed, and nothing more
-is written."""
+"""Time for processes to end after those of the first machine, which has agreed on the end."""
 
 ALONE_S = 600.0
 """The same where the first machine's watcher is gone: its processes, if they are there, save."""

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from eke.launch.local import Grant
 
 MAX_CRASHES = 2
-"""Times a run may crash in one command without getting any further: once may be the machine's
-fault, twice at the same step is the program's."""
+"""Times a run may crash in one command without getting any further: the second is no chance."""
 
 MAX_INTERRUPTIONS = 5
 """Maximum external stops without progress within one command."""

@@ -1,9 +1,8 @@
 """State of a sweep's runs: their outcomes, which need not run, and requests to run all again.
 
-A run that needs at least as much memory as one that ran out of it is skipped. That order holds
-whatever the model: the same run with a larger micro-batch, longer samples, more layers, without
-checkpointing, or with float32 in place of 16-bit weights needs no less. Anything else that differs
-(another optimizer, another attention kernel, autocast) leaves two runs without an order.
+A run that needs at least as much memory as one that ran out of it is skipped: the same run with a
+larger micro-batch, longer samples, more layers, without checkpointing, or with float32 in place of
+16-bit weights. Anything else that differs leaves two runs without an order.
 """
 
 import contextlib

@@ -1,8 +1,4 @@
-"""Worker process in a separate process group, supervised to its end.
-
-The worker prints into train.log and nowhere else, so the log is complete even after a crash in
-native code, and a single run, a pool and SLURM can use the same worker.
-"""
+"""Worker process in a separate process group, which prints into train.log and nowhere else."""
 
 import os
 import signal
@@ -21,8 +17,7 @@ from eke.common.process_env import child_environment, module_command
 from eke.common.streams import speak
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that stop a supervisor: Ctrl-C, `kill`, and a batch system's warning before a time
-limit."""
+"""Signals that stop a supervisor: Ctrl-C, `kill`, a batch system's warning before a limit."""
 
 
 @dataclass(frozen=True)

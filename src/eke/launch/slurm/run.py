@@ -1,7 +1,7 @@
 """One run in a cluster: its folder, its record, and the software its jobs find.
 
-Nodes and images may have other software than the machine that plans. A change is therefore another
-version in the same place, as the planner or an earlier job saw it; each appends a line to one file.
+Nodes may have other software than the machine that plans: a change is another version in the same
+place, as the planner or an earlier job saw it.
 """
 
 import json
@@ -101,17 +101,17 @@ class ClusterRun:
 
     def record_lost(self) -> Record:
         """Write the record of a job that wrote none."""
-        paths, state = self.paths, self.last_state
+        paths, state, outcome = self.paths, self.last_state, outcome_of(self.last_state)
         with claim(paths):
             if record := self.newest():
                 return record
             rows, _ = metrics.read_rows(paths.metrics)
             attempts = read_attempts(paths)
-            attempt = max(0, len(attempts) - 1)
             told = state or "and SLURM remembers no reason"
-            told += where_it_printed(paths, self.element, outcome_of(state))
+            told += where_it_printed(paths, self.element, outcome)
             failure = Failure("job", f"its job is over and left no record: {told}")
-            record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
+            attempt = max(0, len(attempts) - 1)
+            record = outline_record(self.plan, rows, attempt, outcome, failure)
             record.machine = machine_of(attempts, self.plan)
             note_predictions(record, self.plan, state == OUT_OF_MEMORY)
             write_record(paths, record)

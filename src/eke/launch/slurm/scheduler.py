@@ -90,22 +90,17 @@ _FOREIGN = re.compile(
     rf"SLURMD?_(?!(CONF|JWT)$)|SQUEUE_|SACCT_|SCONTROL_|SCANCEL_|SRUN_|(?!{_DEFAULTS})SBATCH_"
     rf"|{RANK_VARIABLES}"
 )
-"""Input variables of SLURM's commands (their manuals), of the job that this process may be in or
-the user's own: they would hide jobs, add GPUs, nodes or tasks to those that a run asks for
-(`SBATCH_GRES`, `SBATCH_GPUS`, `SLURM_NTASKS`), contradict them (`SBATCH_CPUS_PER_GPU`), or take
-from a job what it needs (`SBATCH_EXPORT`, `SBATCH_INPUT`). Use `slurm.options` for options of eke's
-jobs."""
+"""Input variables of SLURM's commands (their manuals), of a surrounding job or the user's own: they
+would hide jobs, add to what a run asks for (`SBATCH_GRES`, `SLURM_NTASKS`), contradict it
+(`SBATCH_CPUS_PER_GPU`), or take from a job what it needs (`SBATCH_EXPORT`)."""
 
 _LOST = re.compile(r"timed out|zero bytes|exit code -", re.I)
-"""In sbatch's message when the controller, or sbatch itself, was gone before the answer: it is
-unknown whether the job was accepted."""
-
+"""In sbatch's message when it is unknown whether the job was accepted."""
 
 _OUT_OF_REACH = re.compile(
     r"establish a configuration source|fetch_config|contact slurm controller", re.I
 )
-"""In what commands say of a machine that belongs to no cluster, or whose controller is down: SLURM
-22.05, several lines of it."""
+"""In what commands of SLURM 22.05 say without a cluster, or when its controller is down."""
 
 ELSEWHERE = "Submit from a login node, or leave hydra/launcher=slurm out to run here"
 

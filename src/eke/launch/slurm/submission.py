@@ -1,8 +1,7 @@
 """Resource requests, batch scripts and the ledger of submissions.
 
 The ledger is written before sbatch is called and completed when it has answered. A kill in between
-leaves an intent, which each of its runs names: the next command asks SLURM for a job of that name
-before it submits any of them again.
+leaves an intent, named by its runs: the next command first asks SLURM for a job of that name.
 """
 
 import contextlib
@@ -51,8 +50,7 @@ _OWN = {
     **{name: "" for name in ("array", "error", "job-name", "no-requeue", "open-mode", "output")},
     **{name: "" for name in ("parsable", "requeue", "test-only", "wait", "wrap")},
 }
-"""Options of sbatch that eke sets, and the key that changes them; empty where none does. Of an
-option that is there twice, SLURM takes either: the ledger would say what is not so."""
+"""Options of sbatch that eke sets, and the key that changes them; empty where none does."""
 
 
 @dataclass(frozen=True)

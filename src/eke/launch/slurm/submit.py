@@ -32,8 +32,8 @@ from eke.launch.slurm.submission import (
 )
 
 GIVEN_UP_S = 30.0
-"""After this time an intent unknown to SLURM will not appear: its caller is gone, and so is sbatch,
-which holds the ledger's lock while it lives."""
+"""After this time an intent unknown to SLURM will not appear: its caller and sbatch, which holds
+the ledger's lock, are gone."""
 
 LOOK_S = 1.0
 """Between two questions about it, or two looks at a lock."""
@@ -42,8 +42,7 @@ LOCK = ".submitting"
 """Name of the lock in the folder of all runs."""
 
 PATIENCE_S = 60.0
-"""Wait for other processes to finish submitting: a thousand plans are written and an array is
-submitted within seconds."""
+"""Longest wait for other processes that submit, which takes seconds."""
 
 
 def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:

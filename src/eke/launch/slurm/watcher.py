@@ -1,8 +1,7 @@
 """Entry point of a cluster job: `python -m eke.launch.slurm.watcher SUBMISSION`; no torch.
 
-It finds its run by its place in the array, starts the usual worker, forwards SLURM's signals, and
-tells SLURM by its exit code whether to requeue the job. On several machines the first one does so;
-the others start processes on its command.
+It starts the usual worker of its element of the array, forwards SLURM's signals, and tells by its
+exit code whether to requeue the job. On several machines the others follow the first one.
 """
 
 import os
