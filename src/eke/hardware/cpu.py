@@ -13,7 +13,7 @@ from typing import NamedTuple
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import MIB
 from eke.hardware import nvidia
-from eke.hardware.datasheets import DEVICES, Device, option_of, with_datasheet
+from eke.hardware.datasheets import DEVICES, Device, device_option, with_datasheet
 from eke.hardware.nvidia import Gpu
 
 _PROC = Path("/proc")
@@ -221,7 +221,7 @@ def choose_device(option: str) -> tuple[Device, str]:
         why = f"not one of the {len(known)} known devices: {', '.join(known)}"
         raise ConfigError(Problem("hardware", option, why, Fix(f"hardware={nearest[0]}")))
     found = detect()
-    if option == "auto" or option_of(found.name) == option:
+    if option == "auto" or device_option(found.name) == option:
         return found, found.note
     declared = DEVICES[option]
     reason = f"declared by hardware={option}, for planning only: this machine has {found.name}"

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import socket
 import stat
 import threading
@@ -307,26 +306,6 @@ def test_a_line_that_breaks_off_is_the_end() -> None:
     assert line.receive() is None
     line.close()
     assert not line.send({}), "nobody is there"
-
-
-def test_the_end_of_a_step_leaves_no_child(shell_worker) -> None:
-    """A follower whose own process is told to stop goes on: the processes decide together."""
-    file = shell_worker / "nodes.json"
-    (shell_worker / "command").write_text("sleep 0.3")
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
-    try:
-        with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
-            (thread,) = started(file, 2)
-            first.gather(PATIENCE_S)
-            first.begin(shell_worker, 1)
-            os.kill(os.getpid(), signal.SIGTERM)
-            first.end()
-            assert not first.trouble()
-        thread.join(PATIENCE_S)
-        assert heard
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 BY_TORCHRUN = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}

@@ -162,18 +162,6 @@ def test_the_worker_is_in_a_group_of_its_own(run, paths) -> None:
     assert int(group) != os.getpgid(0)
 
 
-def test_an_error_while_watching_leaves_no_worker(run, paths) -> None:
-    class BrokenView:
-        def update(self, last: bool = False) -> None:
-            if (paths.folder / "ready").exists():
-                raise RuntimeError("the terminal is gone")
-
-    with pytest.raises(RuntimeError, match="terminal"):
-        run(f"open(sys.argv[1] + '/pid', 'w').write(str(os.getpid()))\n{READY}\ntime.sleep(600)",
-            BrokenView())  # fmt: skip
-    assert not alive(int((paths.folder / "pid").read_text()))
-
-
 def test_the_worker_finds_eke_and_its_supervisor(paths, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     variables = worker_environment()

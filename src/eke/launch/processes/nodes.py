@@ -271,8 +271,7 @@ class LedRun:
         self._killed_for = ""
         head.gather(plan.config.distributed.timeout_s)
         own_folder(paths.folder)
-        self._endpoint = head.begin(paths.folder, plan.processes_per_node)
-        spot = Spot(0, head.count, self._endpoint)
+        spot = Spot(0, head.count, head.begin(paths.folder, plan.processes_per_node))
         try:
             self._live = LiveRun(plan, paths, plan.processes_per_node, spot=spot)
         except BaseException:

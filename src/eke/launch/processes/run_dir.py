@@ -1,5 +1,6 @@
 """Run folders: return a finished record, continue an attempt, or take a new folder."""
 
+import itertools
 import os
 import re
 import shlex
@@ -27,9 +28,6 @@ LOCK_PAUSE_S = 0.02
 USUAL_NAME = re.compile(r"[0-9a-f]{16}(-\d+)?")
 """Of a run's folder."""
 
-MAX_BESIDE = 1000
-"""Folders of one identity; more is a mistake in a script."""
-
 
 class Place(NamedTuple):
     """A run's folder, and what is known about it."""
@@ -48,12 +46,17 @@ def changes_since(_: RunPaths, record: Record, plan: Plan) -> list[str]:
     return changed_fingerprint(record.machine, plan.machine)
 
 
+def folder_names(run_id: str) -> Iterator[str]:
+    """Names of a run's folders: `<run_id>`, `<run_id>-2`, ..."""
+    return (f"{run_id}-{n}" if n > 1 else run_id for n in itertools.count(1))
+
+
 def find_place(
     plan: Plan,
     old: Container[str] | None = None,
     changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
 ) -> Place:
-    """The folder for a plan: `<run_id>`, `<run_id>-2`, ... A final record is never written over.
+    """The folder for a plan. A final record is never written over.
 
     Unfinished runs are continued. A final record, also in a renamed folder, answers when nothing
     has changed since; otherwise, or with `rerun`, the run goes to a new folder. `old` are the
@@ -62,8 +65,8 @@ def find_place(
     """
     runs, rerun = user_path(plan.config.paths.runs), plan.config.rerun
     passed, outdated = "", tuple[str, ...]()
-    for number in range(1, MAX_BESIDE):
-        paths = RunPaths(runs / (plan.run_id if number == 1 else f"{plan.run_id}-{number}"))
+    for name in folder_names(plan.run_id):
+        paths = RunPaths(runs / name)
         if not paths.folder.exists():
             break
         record = _readable(paths)
@@ -77,8 +80,6 @@ def find_place(
         outdated = () if rerun else tuple(changes)
         why = "rerun=true" if again else "; ".join(changes)
         passed = f"beside {paths.folder.name}: {why}"
-    else:
-        raise EkeError(f"{runs}: more than {MAX_BESIDE} folders of run {plan.run_id}")
     for kept, record in () if rerun else _renamed(runs, plan.run_id):
         if not changes_since(kept, record, plan):
             return _answer(kept, record, plan)

@@ -20,11 +20,11 @@ from typing import Any
 
 from eke.common.errors import ConfigError, EkeError
 from eke.common.files import open_file, own_folder, read_json, write_json
-from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.common.paths import RunPaths, SweepPaths
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing
 from eke.launch.processes.follow import Board
-from eke.launch.processes.run_dir import Place, find_place
+from eke.launch.processes.run_dir import Place, find_place, folder_names
 from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
@@ -228,9 +228,10 @@ class Rerun:
             else:
                 self._state = {"begun": uuid.uuid4().hex, "old": {}, "met": None}
             old = self._state["old"]
-            for plan in (job.plan for job in self.jobs):
-                names = old.get(plan.run_id, _folders(plan))
-                old[plan.run_id] = [name for name in names if _is_final(runs / name)]
+            for run_id in (job.plan.run_id for job in self.jobs):
+                there = itertools.takewhile(lambda n: (runs / n).exists(), folder_names(run_id))
+                names = old.get(run_id, there)
+                old[run_id] = [name for name in names if _is_final(runs / name)]
             self._write()
 
     @property
@@ -272,13 +273,6 @@ class Rerun:
                 held.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-
-
-def _folders(plan: Plan) -> Iterator[str]:
-    """Names of a run's folders that are there."""
-    runs = user_path(plan.config.paths.runs)
-    names = (f"{plan.run_id}-{n}" if n > 1 else plan.run_id for n in itertools.count(1))
-    return itertools.takewhile(lambda name: (runs / name).exists(), names)
 
 
 def _is_final(folder: Path) -> bool:

@@ -38,7 +38,7 @@ from eke.launch.slurm.submit import (
     PATIENCE_S,
     arrays,
     describe_request,
-    freeze,
+    freeze_run,
     settle_intents,
     submit_array,
     submitting,
@@ -143,7 +143,7 @@ class Cluster(StartedSweep):
                 return False
             if job.number in self.stamps:
                 return True
-            freeze(job)
+            freeze_run(job)
         except BusyError as error:
             job.waiting_for = str(error)
             return False
@@ -341,7 +341,8 @@ class SlurmLauncher(Launcher):
         for paths, job in zip(runs, newest, strict=True):
             if job is not None:
                 # A submission that sbatch did not answer is known by its name only.
-                name = job.element(named) or (job.submission.name if problem else "")
+                name = job.submission.element(job.number, named)
+                name = name or (job.submission.name if problem else "")
                 status = JobStatus("", where=f"job {name}", silent=problem if name else "")
                 if seen := queue.get(name):
                     is_over = phase_of(seen.state) is Phase.over

@@ -171,9 +171,10 @@ class Submission:
     job_id: str = ""
     """SLURM's; empty while it is unknown whether sbatch accepted it."""
 
-    def element(self, number: int) -> str:
-        """SLURM's name of one element: `123_4`."""
-        return f"{self.job_id}_{number}"
+    def element(self, number: int, job_ids: Mapping[str, str] | None = None) -> str:
+        """SLURM's name of an element, `123_4`; empty if unknown, also to the queue's `job_ids`."""
+        job_id = self.job_id or (job_ids or {}).get(self.name, "")
+        return f"{job_id}_{number}" if job_id else ""
 
 
 @dataclass(frozen=True)
@@ -286,11 +287,6 @@ class Newest(NamedTuple):
     number: int
     """Of its element."""
 
-    def element(self, job_ids: Mapping[str, str] | None = None) -> str:
-        """SLURM's name of it, `123_4`; empty if unknown, also to the queue (job ids by name)."""
-        job_id = self.submission.job_id or (job_ids or {}).get(self.submission.name, "")
-        return f"{job_id}_{self.number}" if job_id else ""
-
 
 def newest_of(runs: Iterable[RunPaths]) -> list[Newest | None]:
     """The newest job of each run; None if missing or unreadable. Each submission is read once."""
@@ -309,7 +305,7 @@ def newest_of(runs: Iterable[RunPaths]) -> list[Newest | None]:
 
 def jobs_of(runs: Iterable[RunPaths]) -> list[str]:
     """SLURM's name of each run's newest job, `123_4`; empty if there is none that is known."""
-    return [newest.element() if newest else "" for newest in newest_of(runs)]
+    return [n.submission.element(n.number) if n else "" for n in newest_of(runs)]
 
 
 REQUEUE_CODE = 99

@@ -145,7 +145,7 @@ def forget(path: Path) -> None:
         path.with_suffix(ending).unlink(missing_ok=True)
 
 
-def freeze(job: Job) -> None:
+def freeze_run(job: Job) -> None:
     """Write the plan into the run's folder, which then no longer changes; BusyError or EkeError."""
     paths = RunPaths(Path(job.folder))
     try:

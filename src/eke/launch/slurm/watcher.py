@@ -18,7 +18,7 @@ from eke.common.paths import RunPaths
 from eke.common.process_env import SlurmTask, this_task
 from eke.common.streams import open_streams
 from eke.common.text import format_number
-from eke.hardware import choose_device, machine_fingerprint, option_of
+from eke.hardware import choose_device, device_option, machine_fingerprint
 from eke.launch.processes.nodes import Head, follow, launch_attempt
 from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import WORKER_PHASE
@@ -213,8 +213,8 @@ def reason_of(
 def for_this_node(plan: Plan) -> Plan:
     """The plan with this node's own facts; EkeError if the run was not planned for such a node."""
     device, _ = choose_device("auto" if plan.device.kind == "cuda" else "cpu")
-    option = option_of(device.name)
-    same = device.name == plan.device.name or (option and option == option_of(plan.device.name))
+    option = device_option(device.name)
+    same = device.name == plan.device.name or (option and option == device_option(plan.device.name))
     if plan.device.kind == "cuda" and not same:
         raise EkeError(
             f"planned for {plan.device.name}, and this node has {device.name}: "

@@ -129,7 +129,7 @@ def test_a_cancellation_without_an_answer_is_tried_again(
 
 @pytest.mark.parametrize("count", [10, 1000])
 def test_one_question_a_look(count, submitted, cluster, monkeypatch) -> None:
-    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze", lambda _: None)
+    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze_run", lambda _: None)
     monkeypatch.setattr(ClusterRun, "record_lost", lambda run: record_for("x", "crashed"))
     made = submitted(count)
     cluster.asked.clear()

@@ -24,7 +24,7 @@ from eke.launch.slurm.submission import (
 from eke.launch.slurm.submit import (
     GIVEN_UP_S,
     arrays,
-    freeze,
+    freeze_run,
     settle_intents,
     submit_array,
 )
@@ -179,7 +179,7 @@ def test_no_job_without_tickets(jobs_here, cluster, folder, monkeypatch) -> None
     """Of three runs one has its ticket when the launcher is killed: sbatch was not called."""
     jobs = jobs_here(3)
     for job in jobs:
-        freeze(job)
+        freeze_run(job)
     written = []
 
     def die_at_the_second(paths, ticket) -> None:

@@ -205,7 +205,7 @@ def test_a_plan_is_frozen_once_however_often_it_is_handed_in(
     jobs_here, make_cluster, cluster, monkeypatch
 ) -> None:
     frozen: list[Job] = []
-    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze", frozen.append)
+    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze_run", frozen.append)
     cluster.room = 0
     made = make_cluster(jobs_here(3))
     made.submit()
