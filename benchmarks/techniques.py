@@ -30,7 +30,7 @@ from eke.common.errors import ConfigError
 from eke.common.files import plain, write_atomic
 from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
-from eke.hardware import Device, detect, environment, option_of
+from eke.hardware import Device, detect, device_option, environment
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE
 from eke.rules import RULES, Facts, Severity, check
@@ -111,7 +111,7 @@ def short_name(device: Device) -> str:
     """`cpu`, or a GPU's option or name: `h200`."""
     if device.kind == "cpu":
         return "cpu"
-    return option_of(device.name) or device.name.lower().replace(" ", "_")
+    return device_option(device.name) or device.name.lower().replace(" ", "_")
 
 
 def begin(file: Path, device: Device) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from pathlib import Path
 from rank_server import RankServer, modules_of
 from support import PATIENCE_S
 
-from eke.launch.processes.run_dir import claim, find_place
+from eke.common.paths import RunPaths
+from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import settle
 from eke.plan.planner import Plan, write_plan
 from eke.plan.record import Record, read_attempts
@@ -23,9 +24,8 @@ def train_in_ranks(
         runs: where its folder is to be; no record of it may be there.
         environment: of each rank.
     """
-    place = find_place(runs, plan, rerun=False)
-    assert place.record is None, place.note
-    paths = place.paths
+    paths = RunPaths(runs / plan.run_id)
+    assert not paths.record.exists()
     with claim(paths):
         write_plan(paths, plan)
         before = len(read_attempts(paths))

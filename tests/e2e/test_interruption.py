@@ -6,54 +6,27 @@ import signal
 import time
 
 import pytest
-from live import SHORT, record_of, rows_of, run_folders
+from live import SHORT, curve, record_of, rows_of, run_folders, undisturbed_curve
 from support import PATIENCE_S, last_wins
 
+pytestmark = pytest.mark.slow
+
 LONG = last_wins(
-    *SHORT,
-    "train.steps=120",
-    "train.checkpoint_every=20",
-    "train.log_every=5",
-    "data.num_samples=50",
-    "model.dropout=0.1",
-    "model=tiny_bert",
-    "task=masked_lm",
-    "schedule=linear",
-    "batch.per_device=8",
-)
+    *SHORT, "train.steps=120", "train.checkpoint_every=20", "train.log_every=5",
+    "data.num_samples=50", "model.dropout=0.1", "model=tiny_bert", "task=masked_lm",
+    "schedule=linear", "batch.per_device=8",
+)  # fmt: skip
 """Dropout, masking and uneven last batches: every random state and the data position matter."""
-
-
-def curve(folder) -> list[tuple[float, float]]:
-    best: dict[int, dict] = {}
-    for row in rows_of(folder):
-        if "train/loss" in row:
-            best[row["train/global_step"]] = row
-    return [(best[s]["train/loss"], best[s]["train/grad_norm"]) for s in sorted(best)]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The curve of the same configuration, never interrupted."""
-    import subprocess
-    import sys
-
-    from support import REPO, environment
-
-    tmp = tmp_path_factory.mktemp("undisturbed")
-    subprocess.run(
-        [sys.executable, str(REPO / "train.py"), *LONG],
-        cwd=tmp,
-        env=environment(tmp),
-        check=True,
-        capture_output=True,
-    )
-    (folder,) = run_folders(tmp)
-    assert len(curve(folder)) == 120
-    return curve(folder)
+    found = undisturbed_curve(tmp_path_factory.mktemp("undisturbed"), *LONG)
+    assert len(found) == 120
+    return found
 
 
-@pytest.mark.slow
 def test_kill_9_of_the_worker(start, train_py, tmp_path, undisturbed) -> None:
     live = start(*LONG)
     live.wait_for_step(50)
@@ -72,7 +45,6 @@ def test_kill_9_of_the_worker(start, train_py, tmp_path, undisturbed) -> None:
     assert record_of(folder)["attempt"] == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "outcome"),
     [
@@ -96,7 +68,6 @@ def test_asked_to_stop(number, outcome, start, train_py, tmp_path, undisturbed) 
     assert curve(folder) == undisturbed
 
 
-@pytest.mark.slow
 def test_who_asks_twice_has_cancelled_it(start, tmp_path) -> None:
     live = start(*last_wins(*LONG, "train.steps=1000000"))
     live.wait_for_step(5)
@@ -111,7 +82,6 @@ def test_who_asks_twice_has_cancelled_it(start, tmp_path) -> None:
     assert record_of(folder)["outcome"] == "cancelled"
 
 
-@pytest.mark.slow
 def test_killing_the_supervisor_stops_the_worker_cleanly(start, train_py, tmp_path, undisturbed):
     live = start(*LONG)
     live.wait_for_step(30)
@@ -127,7 +97,6 @@ def test_killing_the_supervisor_stops_the_worker_cleanly(start, train_py, tmp_pa
     assert curve(folder) == undisturbed
 
 
-@pytest.mark.slow
 def test_damaged_checkpoints_are_skipped(start, train_py, tmp_path, undisturbed) -> None:
     live = start(*LONG)
     live.wait_for_step(70)
@@ -144,7 +113,6 @@ def test_damaged_checkpoints_are_skipped(start, train_py, tmp_path, undisturbed)
     assert curve(folder) == undisturbed
 
 
-@pytest.mark.slow
 def test_without_any_checkpoint_it_starts_over(start, train_py, tmp_path, undisturbed) -> None:
     live = start(*LONG)
     live.wait_for_step(30)
@@ -156,7 +124,6 @@ def test_without_any_checkpoint_it_starts_over(start, train_py, tmp_path, undist
     assert curve(folder) == undisturbed
 
 
-@pytest.mark.slow
 def test_a_curve_that_was_deleted_is_missed(start, train_py, tmp_path) -> None:
     live = start(*LONG)
     live.wait_for_step(70)
@@ -172,7 +139,6 @@ def test_a_curve_that_was_deleted_is_missed(start, train_py, tmp_path) -> None:
     assert any(said in warning for warning in record_of(folder)["warnings"])
 
 
-@pytest.mark.slow
 def test_two_at_once_on_one_run(start, train_py) -> None:
     endless = last_wins(*LONG, "train.steps=1000000")
     live = start(*endless)
@@ -184,7 +150,6 @@ def test_two_at_once_on_one_run(start, train_py) -> None:
     live.finish()
 
 
-@pytest.mark.slow
 def test_a_torn_record_is_reported_and_kept(train_py, tmp_path) -> None:
     assert train_py(*SHORT).code == 0
     (folder,) = run_folders(tmp_path)

@@ -8,19 +8,16 @@ import subprocess
 import sys
 
 import pytest
-from live import SHORT, attempts, curve, record_of, run_folders
+from live import SHORT, attempts, curve, record_of, run_folders, undisturbed_curve
 from slurm_support import CLUSTER, pids_of, wait_until
-from support import PATIENCE_S, REPO, environment, last_wins
+from support import PATIENCE_S, environment, last_wins
 
 pytestmark = pytest.mark.slow
 
 LONG = last_wins(
-    *SHORT,
-    "train.steps=400",
-    "train.log_every=5",
-    "train.checkpoint_every=50",
+    *SHORT, "train.steps=400", "train.log_every=5", "train.checkpoint_every=50",
     "model.dropout=0.1",
-)
+)  # fmt: skip
 
 
 def cells_of(tmp_path) -> list[dict]:
@@ -38,13 +35,7 @@ def eke(tmp_path, *arguments: str) -> subprocess.CompletedProcess:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> list[tuple[float, float]]:
     """The curve of the same run on this machine, never interrupted."""
-    tmp = tmp_path_factory.mktemp("undisturbed")
-    subprocess.run(
-        [sys.executable, str(REPO / "train.py"), *LONG, "hardware=cpu"],
-        cwd=tmp, env=environment(tmp), check=True, capture_output=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    (folder,) = run_folders(tmp)
-    return curve(folder)
+    return undisturbed_curve(tmp_path_factory.mktemp("undisturbed"), *LONG, "hardware=cpu")
 
 
 def test_a_search_tries_its_candidates_on_nodes(cluster, tmp_path) -> None:

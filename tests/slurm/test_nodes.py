@@ -7,21 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import SHORT, attempts, curve, record_of, run_folders
+from live import SHORT, attempts, curve, record_of, run_folders, undisturbed_curve
 from slurm_support import CLUSTER, Cluster, pids_of, wait_until
 from support import PATIENCE_S, REPO, environment, last_wins
 
 pytestmark = pytest.mark.slow  # a real SLURM
 
 RANKS = last_wins(
-    *SHORT,
-    "train.steps=240",
-    "train.log_every=5",
-    "train.checkpoint_every=50",
-    "model.dropout=0.1",
-    "distributed=ddp",
-    "distributed.num_processes=2",
-)
+    *SHORT, "train.steps=240", "train.log_every=5", "train.checkpoint_every=50",
+    "model.dropout=0.1", "distributed=ddp", "distributed.num_processes=2",
+)  # fmt: skip
 
 NODES = (*RANKS, "distributed.num_nodes=2")
 
@@ -29,13 +24,7 @@ NODES = (*RANKS, "distributed.num_nodes=2")
 @pytest.fixture(scope="module")
 def on_one_machine(tmp_path_factory) -> list[tuple[float, float]]:
     """The curve of two processes on this machine, never interrupted."""
-    tmp = tmp_path_factory.mktemp("one")
-    subprocess.run(
-        [sys.executable, str(REPO / "train.py"), *RANKS, "hardware=cpu"],
-        cwd=tmp, env=environment(tmp), check=True, capture_output=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    (folder,) = run_folders(tmp)
-    return curve(folder)
+    return undisturbed_curve(tmp_path_factory.mktemp("one"), *RANKS, "hardware=cpu")
 
 
 def run_of(tmp_path: Path) -> Path:

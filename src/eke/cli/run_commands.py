@@ -40,7 +40,7 @@ from eke.common.paths import RunPaths, SweepPaths, program, user_path
 from eke.common.streams import is_heard, printable, speak, unfiltered
 from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
-from eke.launch.processes.follow import Tail, progress_texts, watchers_in
+from eke.launch.processes.follow import Tail, watchers_in
 from eke.launch.processes.status import (
     ACTIVE,
     NO_FOLDER,
@@ -222,7 +222,7 @@ def status(options: argparse.Namespace) -> int:
 def status_table(standings: Sequence[RunStatus]) -> str:
     """One line per run, the reasons for failing or waiting, and the number in each state."""
     rows = [
-        (s.state, *progress_texts(s.newest, s.total)[:2], s.where, run_name(s), words)
+        (s.state, *s.newest.texts(s.total)[:2], s.where, run_name(s), words)
         for s, words in zip(standings, own_words(standings), strict=True)
     ]
     lines = align([HEADER, *rows])
@@ -308,7 +308,7 @@ def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableT
     room = max(3, height - 6)
     for each, words in ordered[:room]:
         bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=10)
-        cells = map(Text, progress_texts(each.newest, each.total))
+        cells = map(Text, each.newest.texts(each.total))
         label = Text(printable(words), no_wrap=True, overflow="ellipsis")
         style = STYLES.get(each.state, "red")
         table.add_row(each.state, bar if each.total else "", *cells, label, style=style)

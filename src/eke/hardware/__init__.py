@@ -1,7 +1,7 @@
 """Hardware: detected devices and datasheets; importable without torch."""
 
 from eke.hardware.cpu import bfloat16_units, choose_device, detect, file_system, usable_cores
-from eke.hardware.datasheets import DEVICES, Device, option_of
+from eke.hardware.datasheets import DEVICES, Device, device_option
 from eke.hardware.fingerprint import environment, machine_fingerprint, software_now, software_places
 from eke.hardware.processes import (
     DeviceSlot,

@@ -4,15 +4,16 @@ import difflib
 import importlib.util
 import os
 import platform
-import re
+import runpy
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import MIB
 from eke.hardware import nvidia
-from eke.hardware.datasheets import DEVICES, Device, option_of, with_datasheet
+from eke.hardware.datasheets import DEVICES, Device, device_option, with_datasheet
 from eke.hardware.nvidia import Gpu
 
 _PROC = Path("/proc")
@@ -35,13 +36,8 @@ arch/arm64/kernel/cpuinfo.c."""
 
 def cpu_device(note: str = "") -> Device:
     """This machine's CPU as one device; the note says why not a GPU."""
-    return Device(
-        kind="cpu",
-        name=cpu_name(),
-        memory_bytes=memory_limit(),
-        available_bytes=memory_available(),
-        note=note,
-    )
+    limit, available = memory_limit(), memory_available()
+    return Device("cpu", cpu_name(), 1, limit, available, note=note)
 
 
 def usable_cores() -> int:
@@ -50,11 +46,7 @@ def usable_cores() -> int:
 
 
 def bfloat16_units(proc: Path = _PROC) -> tuple[str, ...]:
-    """This CPU's instructions that multiply bfloat16, by the kernel's names; empty without any.
-
-    `avx512_bf16` and `amx_bf16` on x86, `bf16` on ARM. Without them PyTorch converts to float32
-    around each product, which is slower than float32 itself.
-    """
+    """This CPU's instructions that multiply bfloat16; without any, float32 is faster."""
     flags = _cpuinfo(proc, "flags", "Features").split()
     return tuple(name for name in BFLOAT16_UNITS if name in flags)
 
@@ -84,11 +76,9 @@ def memory_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
 
 def memory_available(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Bytes available now, rounded down to 256 MiB; None if Linux does not report it.
+    """Bytes available now, to the machine (proc(5), MemAvailable) and in cgroups; None if unknown.
 
-    The least of the kernel's estimate for the machine (proc(5), MemAvailable) and of what the
-    limits of this process's cgroups leave. Rounded so that a plan does not change with small
-    changes of other processes.
+    Rounded down to 256 MiB: a plan does not change with small changes of other processes.
     """
     free = [
         limit - used
@@ -128,8 +118,7 @@ def _limits_above(proc: Path, cgroups: Path) -> list[tuple[int, Path, str]]:
     found = []
     for line in lines:
         # hierarchy:controllers:path; version 2 has an empty list of controllers
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
             found += _limits(cgroups, path, LIMIT_V2)
             # both versions mounted at once: systemd's hybrid layout
@@ -140,11 +129,7 @@ def _limits_above(proc: Path, cgroups: Path) -> list[tuple[int, Path, str]]:
 
 
 def _limits(root: Path, path: str, file: str) -> list[tuple[int, Path, str]]:
-    """Limits in `file` from the cgroup at `path` up to `root`.
-
-    Inside a container `path` may be the host's and not exist here; the root is then the
-    container's. Version 1 writes about 2**63 for "no limit", which is more than any machine has.
-    """
+    """Limits in `file` from the cgroup at `path`, which a container may not have, up to `root`."""
     folder = root / path.strip().lstrip("/")
     found = []
     for place in (folder, *folder.parents):
@@ -170,8 +155,7 @@ def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
     return next((known[str(p)] for p in (place, *place.parents) if str(p) in known), "")
 
 
-@dataclass(frozen=True)
-class TorchBuild:
+class TorchBuild(NamedTuple):
     """One installed build of torch."""
 
     version: str
@@ -181,42 +165,22 @@ class TorchBuild:
 
 
 def torch_build() -> TorchBuild | None:
-    """Read the installed torch's build from its `version.py` (importing it takes seconds)."""
-    with suppress(ImportError, ValueError, OSError):
+    """The installed torch's build, from its `version.py` alone: importing torch takes seconds."""
+    with suppress(ImportError, ValueError, OSError, SyntaxError, KeyError):
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.origin:
-            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-            return parse_version_file(text)
+            facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+            return TorchBuild(facts["__version__"], facts["cuda"])
     return None
 
 
-def parse_version_file(text: str) -> TorchBuild | None:
-    """Read torch's `version.py`: `__version__ = '2.13.0+cpu'`, `cuda: Optional[str] = None`."""
-    version = re.search(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-    cuda = re.search(r"^cuda\s*(?::[^=]*)?=\s*(?:None|['\"]([^'\"]*)['\"])", text, re.MULTILINE)
-    return TorchBuild(version[1], cuda[1] or None) if version and cuda else None
-
-
 def detect() -> Device:
-    """The device torch would train on here: the visible GPUs, else the CPU; `note` says why.
-
-    Never raises: without an answer from the driver the CPU is used, and the note says so.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    with nvidia.session() as (library, reason):
-        gpus: list[Gpu] = []
-        if library is not None:
-            try:
-                mine = nvidia.seen_by_one_process(library, nvidia.visible_handles(library))
-                gpus = [nvidia.query_gpu(library, handle) for handle in mine]
-            except library.NVMLError as error:
-                gpus, reason = [], f"the NVIDIA driver does not answer: {error}"
-            else:
-                reason = "the NVIDIA driver lists no GPU"
-                if visible is not None:
-                    reason = f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU visible"
+    """The device torch would train on here: the visible GPUs, else the CPU; `note` says why."""
+    gpus, reason = nvidia.ask_driver(nvidia.visible_gpus)
     if not gpus:
-        return cpu_device(f"CPU: {reason}")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU visible"
+        return cpu_device(f"CPU: {reason or (nvidia.NO_GPU if visible is None else hidden)}")
     build = torch_build()
     if build is not None and build.cuda is None:
         return cpu_device(
@@ -244,13 +208,9 @@ def _gpu_device(gpus: list[Gpu]) -> Device:
 
 
 def choose_device(option: str) -> tuple[Device, str]:
-    """The device that `hardware=<option>` plans for, and the reason in one clause.
+    """The device that `hardware=<option>` plans for, and why; ConfigError: no such option.
 
-    A device of the table is `present` only where this machine has that very model; its count and
-    memory are then this machine's.
-
-    Raises:
-        ConfigError: no such option.
+    A device of the table is `present`, with this machine's count, where it has that very model.
     """
     if option == "cpu":
         device = cpu_device("CPU: hardware=cpu")
@@ -261,7 +221,7 @@ def choose_device(option: str) -> tuple[Device, str]:
         why = f"not one of the {len(known)} known devices: {', '.join(known)}"
         raise ConfigError(Problem("hardware", option, why, Fix(f"hardware={nearest[0]}")))
     found = detect()
-    if option == "auto" or option_of(found.name) == option:
+    if option == "auto" or device_option(found.name) == option:
         return found, found.note
     declared = DEVICES[option]
     reason = f"declared by hardware={option}, for planning only: this machine has {found.name}"

@@ -238,7 +238,7 @@ def _model(name: str) -> str:
     return name.strip()
 
 
-def option_of(name: str) -> str | None:
+def device_option(name: str) -> str | None:
     """The option that describes exactly the model the driver calls `name`; None for any other."""
     wanted = _model(name)
     return next((o for o, device in DEVICES.items() if _model(device.name) == wanted), None)
@@ -246,7 +246,7 @@ def option_of(name: str) -> str | None:
 
 def with_datasheet(device: Device) -> Device:
     """A device that was found, with the peaks and bandwidths of its datasheet where it is known."""
-    option = option_of(device.name) or _SAME_PEAKS.get(_model(device.name))
+    option = device_option(device.name) or _SAME_PEAKS.get(_model(device.name))
     if option is None:
         return device
     known = DEVICES[option]

@@ -43,10 +43,7 @@ def software_now() -> dict[str, str]:
 
 
 def software_places() -> dict[str, tuple[str, int]]:
-    """Folder and inode of each part of `software_now`; an upgrade leaves both unchanged.
-
-    A changed version at the same place is an upgrade; elsewhere it is another installation.
-    """
+    """Folder and inode of each part of `software_now`; an upgrade leaves both unchanged."""
     folders = {"eke_source": str(package_folder().parent), "python": sys.prefix}
     for name in (*LIBRARIES, *OF_DATA):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -97,11 +94,9 @@ _GIT_TIMEOUT_S = 5.0
 
 
 def environment() -> dict[str, Any]:
-    """Time (UTC, ISO 8601), host, software and scheduler of this process, JSON-ready.
-
-    Unknown values are absent.
-    """
-    driver, cuda_driver = nvidia.ask_driver(nvidia.driver_versions) or (None, None)
+    """Time (UTC, ISO 8601), host, software and scheduler of this process; absent if unknown."""
+    drivers, _ = nvidia.ask_driver(nvidia.driver_versions)
+    driver, cuda_driver = drivers or (None, None)
     known: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
@@ -124,10 +119,9 @@ def slurm_job_id(variables: Mapping[str, str]) -> str | None:
 
 
 def git_state(package: Path) -> dict[str, Any] | None:
-    """Commit and dirty flag of the checkout whose `src/eke` is `package`.
+    """Commit and dirty flag of the checkout whose `src/eke` is `package`; None if there is none.
 
-    None if `package` is installed elsewhere (a virtual environment may be inside another project's
-    checkout, whose commit would be wrong), has no commit yet, or git fails.
+    A virtual environment may be inside another project's checkout, whose commit would be wrong.
     """
     checkout = package.parents[1]
     if package.parent.name != "src" or not (checkout / ".git").exists():

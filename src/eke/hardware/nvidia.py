@@ -5,13 +5,15 @@ GPU) and does not fix the choice of devices before the worker starts.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+NO_GPU = "the NVIDIA driver lists no GPU"
 
 
 @dataclass(frozen=True)
@@ -23,38 +25,30 @@ class Gpu:
     capability: tuple[int, int] | None
 
 
-@contextmanager
-def session() -> Iterator[tuple[Any | None, str]]:
-    """Yield the initialised `pynvml` module and an empty string, or None and the reason."""
+def ask_driver(question: Callable[[Any], T]) -> tuple[T | None, str]:
+    """The result of a function of the `pynvml` module; None, and why, without an answer."""
     try:
         import pynvml
     except ImportError:
-        yield None, "nvidia-ml-py is not installed"
-        return
+        return None, "nvidia-ml-py is not installed"
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        yield None, f"no usable NVIDIA driver: {error}"
-        return
+        return None, f"no usable NVIDIA driver: {error}"
     try:
-        yield pynvml, ""
+        return question(pynvml), ""
+    except (pynvml.NVMLError, AttributeError) as error:
+        return None, f"the NVIDIA driver does not answer: {error}"
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
 
-def ask_driver(question: Callable[[Any], T]) -> T | None:
-    """The result of a function of the `pynvml` module; None without an answer of the driver."""
-    with session() as (library, _):
-        return _ask(library, lambda: question(library)) if library else None
-
-
 def visible_handles(nvml: Any) -> list[Any]:
-    """Handles of the GPUs visible to CUDA, in the order of CUDA_VISIBLE_DEVICES.
+    """Handles of the GPUs, or their slices, visible to CUDA, in CUDA_VISIBLE_DEVICES' order.
 
-    A GPU in MIG mode is replaced by its slices, if any. CUDA stops at the first entry it does not
-    know (-1 is the usual way to hide all), and torch takes a repeated one for an empty list
-    (`torch.cuda._parse_visible_devices`).
+    CUDA stops at the first entry it does not know (-1 is the usual way to hide all); torch takes
+    a repeated one for an empty list (`torch.cuda._parse_visible_devices`).
     """
     handles = {}
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -86,13 +80,14 @@ def _listed(nvml: Any, visible: str, handles: dict[int, Any]) -> list[Any]:
     return chosen
 
 
-def seen_by_one_process(nvml: Any, handles: Sequence[Any]) -> list[Any]:
-    """The devices that one CUDA process enumerates: a single slice, or all whole GPUs.
+def visible_gpus(nvml: Any) -> list[Gpu]:
+    """What one CUDA process enumerates: a single slice, or all visible whole GPUs.
 
     Source: NVIDIA's MIG User Guide, "CUDA Device Enumeration".
     """
+    handles = visible_handles(nvml)
     slices = [handle for handle in handles if _is_slice(nvml, handle)]
-    return slices[:1] or list(handles)
+    return [query_gpu(nvml, handle) for handle in slices[:1] or handles]
 
 
 def _slices(nvml: Any, handle: Any) -> list[Any]:
@@ -185,17 +180,13 @@ class GpuReport:
 
 def report_gpus() -> GpuReport:
     """Query the driver; never raises."""
-    with session() as (library, reason):
-        if library is None:
-            return GpuReport(reason)
-        try:
-            count = int(library.nvmlDeviceGetCount())
-            handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-            states = tuple(_state(library, n, handle) for n, handle in enumerate(handles))
-        except library.NVMLError as error:
-            return GpuReport(f"the NVIDIA driver does not answer: {error}")
-        absent = "" if states else "the NVIDIA driver lists no GPU"
-        return GpuReport(absent, *driver_versions(library), states)
+
+    def report(nvml: Any) -> GpuReport:
+        states = tuple(_state(nvml, number) for number in range(nvml.nvmlDeviceGetCount()))
+        return GpuReport("" if states else NO_GPU, *driver_versions(nvml), states)
+
+    found, reason = ask_driver(report)
+    return found or GpuReport(reason)
 
 
 def driver_versions(library: Any) -> tuple[str | None, str | None]:
@@ -213,7 +204,8 @@ def _ask(library: Any, question: Callable[[], T]) -> T | None:
         return None
 
 
-def _state(library: Any, index: int, handle: Any) -> GpuState:
+def _state(library: Any, index: int) -> GpuState:
+    handle = library.nvmlDeviceGetHandleByIndex(index)
     described = query_gpu(library, handle)
 
     def ask(name: str, *arguments: Any, part: Callable[[Any], Any] = int) -> Any:

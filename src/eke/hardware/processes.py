@@ -6,7 +6,7 @@ A run that shares its device has no valid speed measurement.
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,12 @@ _PROC = Path("/proc")
 def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
     """Processes of other runs with a CUDA context on the visible GPUs: `pid 42 (python, 2.50 GiB)`.
 
-    This process, its ancestors and descendants, and under torchrun the other ranks belong to the
-    run. None if unknown: on a CPU, without a driver, or if the driver reports process ids of the
-    host outside the container (then this process's context cannot be distinguished; before it has
-    one, all are foreign).
+    None if unknown: on a CPU, without a driver, or in a container whose process ids the driver does
+    not know (before this process has a context, all are foreign).
     """
     if device.kind != "cuda":
         return None
-    used = nvidia.ask_driver(_processes_by_pid)
+    used, _ = nvidia.ask_driver(_processes_by_pid)
     if used is None:
         return None
     own = _own_processes(proc, set(used))
@@ -112,7 +110,7 @@ class DeviceSlot:
     """Identity of the device: a GPU's UUID, or `cpu-0`."""
     lease: str
     """Name of its lock on this machine."""
-    cores: tuple[int, ...] = field(default=())
+    cores: tuple[int, ...] = ()
     """Cores of a run; empty: all."""
 
     @property
@@ -123,7 +121,7 @@ class DeviceSlot:
 
 def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
     """Slots of the visible GPUs and MIG slices, by UUID; several runs may share one."""
-    uuids = nvidia.ask_driver(
+    uuids, _ = nvidia.ask_driver(
         lambda nvml: [str(nvml.nvmlDeviceGetUUID(each)) for each in nvidia.visible_handles(nvml)]
     )
     return [
@@ -134,10 +132,7 @@ def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
 
 
 def cpu_slots(count: int) -> list[DeviceSlot]:
-    """Slots of this machine's CPU for `count` runs at once; its cores are divided equally.
-
-    A single run may use all cores; otherwise each has its own while there are enough.
-    """
+    """Slots of this machine's CPU for `count` runs at once; several divide its cores equally."""
     if count == 1:
         return [DeviceSlot("CPU", "cpu-0", "cpu-0")]
     cores = sorted(os.sched_getaffinity(0))
@@ -156,7 +151,7 @@ def processes_on(uuid: str) -> list[int] | None:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         return [int(each.pid) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
 
-    return nvidia.ask_driver(processes)
+    return nvidia.ask_driver(processes)[0]
 
 
 def free_bytes(slot: DeviceSlot) -> int | None:
@@ -168,4 +163,4 @@ def free_bytes(slot: DeviceSlot) -> int | None:
         handle = nvml.nvmlDeviceGetHandleByUUID(slot.device)
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
 
-    return nvidia.ask_driver(free)
+    return nvidia.ask_driver(free)[0]

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem, RunError
-from eke.common.files import is_locked, open_file, read_json, write_json
+from eke.common.files import is_locked, read_json, write_json
 from eke.common.paths import SUPERVISOR, RunPaths, SweepPaths, source_folder, user_path
 from eke.common.process_env import RANK_VARIABLES, TRACKED_RUN_VARIABLES
 from eke.config.schema import Config
@@ -21,10 +21,9 @@ from eke.launch.interface import JobStatus, Launcher, Target, declared_target
 from eke.launch.local import Devices, FreeMemory, Grant, Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
-from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun
 from eke.launch.processes.sweep_state import Books
-from eke.launch.processes.worker_process import Spot, worker_command
+from eke.launch.processes.worker_process import Spot, start_process, worker_command
 from eke.plan.planner import Plan
 
 CALL_S = 60.0
@@ -79,12 +78,7 @@ class PrefixedWorker:
         prefix: Sequence[str],
         ticket: str,
     ) -> None:
-        """Start the worker once no earlier one is alive.
-
-        Raises:
-            BusyError: an earlier worker may still be alive.
-            RunError: the prefix cannot be started.
-        """
+        """Start the worker; BusyError if an earlier one may be alive, OSError if that fails."""
         self.paths, self.prefix, self.ticket = paths, prefix, paths.folder / ticket
         self._calls: list[subprocess.Popen[bytes]] = []
         if self.ticket.exists():
@@ -106,35 +100,26 @@ class PrefixedWorker:
             "supervisor": SUPERVISOR,
         }
         write_json(self.ticket, order)
-        self.process = self._open("start", ticket, order_digest(order), descriptors=descriptors)
+        far = far_command(prefix, "start", paths.folder, ticket, order_digest(order))
+        self.process = start_process(far, paths.log, descriptors)
 
-    def _open(self, *action: str, descriptors: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
-        name, *rest = action
-        file = open_file(self.paths.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        with open(file, "ab") as log:
-            try:
-                return subprocess.Popen(
-                    far_command(self.prefix, name, self.paths.folder, *rest),
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    start_new_session=True, pass_fds=descriptors,
-                )  # fmt: skip
-            except OSError as error:
-                why = error.strerror or error
-                raise RunError(f"{self.prefix[0]} cannot be started: {why}") from error
+    def _call(self, action: str, *rest: str) -> None:
+        """Act on the worker through the prefix, without waiting for it."""
+        with contextlib.suppress(OSError):
+            far = far_command(self.prefix, action, self.paths.folder, *rest)
+            self._calls.append(start_process(far, self.paths.log))
 
     def is_over(self) -> bool:
         """Whether the prefix has ended."""
         return self.process.poll() is not None
 
     def ask(self, number: int) -> None:
-        """Hand a signal on, without waiting for the prefix: it saves a checkpoint and stops."""
-        with contextlib.suppress(RunError):
-            self._calls.append(self._open("signal", str(number)))
+        """Hand a signal on: it saves a checkpoint and stops."""
+        self._call("signal", str(number))
 
     def kill(self) -> None:
-        """SIGKILL to the worker's process group, without waiting for the prefix."""
-        with contextlib.suppress(RunError):
-            self._calls.append(self._open("end"))
+        """SIGKILL to the worker's process group."""
+        self._call("end")
 
     def finish(self) -> int:
         """Make sure that the worker is gone, else RunError; returns its exit code (-signal)."""
@@ -169,11 +154,7 @@ class CommandLauncher(Launcher):
         return config.launcher.prefix
 
     def target(self, config: Config) -> Target:
-        """The device behind the prefixes, as `hardware` declares it.
-
-        Raises:
-            ConfigError: nothing says which one, or there is no usable prefix.
-        """
+        """The device behind the prefixes, as `hardware` declares it; ConfigError without any."""
         prefixes, runs = self.prefixes(config), str(user_path(config.paths.runs).absolute())
         key, fix, problems = "launcher.prefix", Fix("launcher.prefix=[ssh HOST]"), []
         if not prefixes:
@@ -206,11 +187,11 @@ class CommandLauncher(Launcher):
         room = partial(FreeMemory, free=lambda _: None)
         return Pool(books, kinds, self.start_run, room=room)
 
-    def start_run(self, plan: Plan, place: Place, grant: Grant) -> LiveRun:
+    def start_run(self, plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
         """Start a run behind the prefix that it was granted."""
-        prefix, ticket = shlex.split(grant.slots[0].device), place.paths.ticket(self.name).name
+        prefix, ticket = shlex.split(grant.slots[0].device), paths.ticket(self.name).name
         worker = partial(PrefixedWorker, prefix=prefix, ticket=ticket)
-        return LiveRun(plan, place, plan.batch.world_size, {}, grant.descriptors, start=worker)
+        return LiveRun(plan, paths, plan.batch.world_size, {}, grant.descriptors, start=worker)
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
         """Workers that are alive; those whose starter is gone are looked for behind the prefix."""

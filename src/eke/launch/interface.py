@@ -1,7 +1,7 @@
 """Interface of a launcher, and the registry of all launchers."""
 
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
@@ -12,8 +12,7 @@ from eke.common.paths import RunPaths, SweepPaths
 from eke.common.plugins import LAUNCHERS, load_plugin, plugin_names
 from eke.config.schema import Config, unused_cluster_overrides
 from eke.hardware import Device, choose_device
-from eke.launch.processes.run_dir import Place
-from eke.launch.processes.running_run import place_of
+from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import Plan
@@ -29,8 +28,7 @@ class Target(NamedTuple):
     """Machines that the run can use."""
 
 
-@dataclass(frozen=True)
-class JobStatus:
+class JobStatus(NamedTuple):
     """A run that a launcher has handed over, as the launcher sees it."""
 
     name: str
@@ -49,8 +47,7 @@ class StartedSweep(Protocol):
     def wait(self) -> bool:
         """Show the runs until all have ended; returns whether a stop signal arrived.
 
-        Raises:
-            KeyboardInterrupt: Ctrl-C, where the runs continue without this process.
+        KeyboardInterrupt: Ctrl-C, where the runs continue without this process.
         """
         ...
 
@@ -84,19 +81,11 @@ class Launcher(Protocol):
     """Keys of `launcher` that have no effect."""
 
     def target(self, config: Config) -> Target:
-        """The device that a run is planned for.
-
-        Raises:
-            ConfigError: nothing says which one.
-        """
+        """The device that a run is planned for; ConfigError: nothing says which one."""
         ...
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> StartedSweep:
-        """Start the runs of the sweep, by its identity, that have no final record.
-
-        Raises:
-            EkeError: none can be started.
-        """
+        """Start the sweep's runs that have no final record; EkeError: none can be started."""
         ...
 
     def unused(self, overrides: Sequence[str]) -> list[str]:
@@ -111,14 +100,10 @@ class Launcher(Protocol):
 
     def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
         """The folder of a run, and the final record in it; `old` as in `find_place`."""
-        return place_of(plan, old)
+        return find_place(plan, old)
 
     def request(self, plan: Plan) -> Hashable:
-        """The resources a run requests; identical runs should request the same.
-
-        Raises:
-            ConfigError: the request is invalid.
-        """
+        """The resources a run requests, the same for identical runs; ConfigError: it is invalid."""
         return None
 
     def preview(self, jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
@@ -130,11 +115,7 @@ class Launcher(Protocol):
         return {}
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Have jobs, by their names in `status`, save a checkpoint and end.
-
-        Raises:
-            EkeError: some may not have been reached.
-        """
+        """Have jobs, by their names in `status`, save and end; EkeError: some may not."""
 
     def log_of(self, paths: RunPaths) -> Path:
         """Output of a run, or of its job before the run began."""
@@ -143,12 +124,7 @@ class Launcher(Protocol):
 
 @cache
 def find_launcher(name: str) -> Launcher:
-    """The launcher of an option of `hydra/launcher`; nothing is imported before it is needed.
-
-    Raises:
-        ConfigError: there is none of this name.
-        EkeError: it cannot be imported.
-    """
+    """The launcher of an option of `hydra/launcher`, imported now; ConfigError: there is none."""
     found = load_plugin(LAUNCHERS, name)
     if found is None:
         why = f"there is none of this name: {', '.join(plugin_names(LAUNCHERS))}"
@@ -183,11 +159,7 @@ def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
 
 
 def declared_target(config: Config, num_nodes: int = 1) -> Target:
-    """The device of other machines, as `hardware` declares it.
-
-    Raises:
-        ConfigError: nothing says what they have, and this machine has no GPU to go by.
-    """
+    """The device of other machines, as `hardware` declares it; ConfigError: it does not."""
     option = config.hardware.option
     found, _ = choose_device(option)
     if option == "auto" and found.kind == "cpu":

@@ -1,13 +1,8 @@
 """Launcher `local`: runs of a sweep on this machine, which one process starts and supervises.
 
-A run gets all its devices at once; for one that waits for many they are kept as they get free.
-First come first served: small runs fill gaps, large runs never starve.
-
-A lease is a lock (flock) on a file named after the device, shared by all users of the machine. The
-kernel frees it when its last holder is gone: the pool, and the worker it was handed to.
-
-Free memory is read right before each start, since the kernel may kill a process that exceeds it;
-the sweep was planned for idle devices.
+First come first served: small runs fill gaps, and devices are kept for a large one as they get
+free. A lease is a lock (flock) on a file named after the device, shared by all users of the
+machine; the kernel frees it when the pool and the worker that it was handed to are gone.
 """
 
 import contextlib
@@ -20,7 +15,7 @@ from pathlib import Path
 
 from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.files import hold_folder, open_shared_lock, read_text, try_lock
-from eke.common.paths import SHARED_DEVICE, SweepPaths
+from eke.common.paths import SHARED_DEVICE, RunPaths, SweepPaths
 from eke.common.process_env import machines_at_hand
 from eke.common.text import format_bytes
 from eke.config.schema import Config
@@ -35,7 +30,6 @@ from eke.hardware import (
     resident_bytes,
 )
 from eke.launch.interface import Launcher, StartedSweep, Target
-from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun, Probed, probe
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
@@ -46,16 +40,14 @@ from eke.tuning.refuse_oom import cannot_fit, refuse_what_cannot_fit
 
 MAX_OVERTAKEN = 8
 """Runs that may be started before one that waits for more devices than are free; then what gets
-free is kept for it. A number of runs and not a time: runs of a sweep last about equally long."""
+free is kept for it."""
 
 
-def start_what_fits(due: Iterable[Job], take: Callable[[Job, bool], bool]) -> list[Job]:
-    """Start every job that can be started, in order; returns them.
+def start_what_fits(due: Iterable[Job], take: Callable[[Job, bool], bool]) -> None:
+    """Start every job that can be started, in order.
 
-    `take` starts a job if its devices can be had, and says so; its flag says to keep what is free
-    until there are enough.
+    `take` starts a job if its devices can be had; its flag says to keep what is free until then.
     """
-    started: list[Job] = []
     passed_over: list[Job] = []
     too_many: dict[str, int] = {}
     for job in due:
@@ -67,10 +59,8 @@ def start_what_fits(due: Iterable[Job], take: Callable[[Job, bool], bool]) -> li
             wanted = 0 if starves else job.num_devices
             too_many[job.kind] = min(wanted, too_many.get(job.kind, wanted))
             continue
-        started.append(job)
         for other in passed_over:
             other.overtaken += other.kind == job.kind
-    return started
 
 
 LEASES = "EKE_LEASES"
@@ -100,20 +90,16 @@ def lease_folder() -> Path:
 
 def try_lease(name: str) -> int | None:
     """Lock a lease; returns its descriptor, None if it is held. EkeError without locks."""
-    try:
-        descriptor = open_shared_lock(lease_folder() / f"{name}.lock")
-    except OSError as error:
-        why = f"{error.filename}: {error.strerror or error}"
-        raise EkeError(f"no device can be leased: {why}; {ELSEWHERE}") from error
-    try:
-        is_ours = try_lock(descriptor)
-    except OSError as error:
-        os.close(descriptor)
-        why = f"its file system has no locks ({error.strerror})"
-        raise EkeError(f"{lease_folder()}: {why}; {ELSEWHERE}") from error
-    if not is_ours:
-        os.close(descriptor)
-        return None
+    with contextlib.ExitStack() as opened:
+        try:
+            descriptor = open_shared_lock(lease_folder() / f"{name}.lock")
+            opened.callback(os.close, descriptor)
+            if not try_lock(descriptor):
+                return None
+        except OSError as error:
+            why = f"{error.filename or lease_folder()}: {error.strerror or error}"
+            raise EkeError(f"no device can be leased: {why}; {ELSEWHERE}") from error
+        opened.pop_all()
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
@@ -179,10 +165,7 @@ class Grant:
 
 
 def occupied(device: str) -> str:
-    """Why a GPU cannot be used now: a process without a lease computes on it.
-
-    A finished run of ours also counts until the driver has freed its memory.
-    """
+    """Why a GPU cannot be used now: a process without a lease computes on it, or has just ended."""
     if not device.startswith(("GPU-", "MIG-")):
         return ""
     found = processes_on(device)
@@ -217,10 +200,9 @@ class Devices:
         return min(job.num_devices, self.count) if job.kind == "cpu" else job.num_devices
 
     def take(self, count: int, *, gather: bool = False, suits: Suits | None = None) -> Grant | None:
-        """Lease so many different devices, or none; only those that suit.
+        """Lease so many different devices that suit, or none.
 
-        `gather` keeps what is free until there are enough, for the next call. One pool at a time
-        may do that.
+        `gather`, by one pool at a time, keeps what is free for the next call.
         """
         if not gather:
             self.let_go()
@@ -272,11 +254,12 @@ def _close(taken: dict[DeviceSlot, int]) -> None:
     taken.clear()
 
 
-def find_devices(kind: str, num_cpu_slots: int, runs_per_device: int) -> Devices:
-    """This machine's devices of a kind, `cuda` or `cpu`, for as many runs at once."""
-    if kind == "cuda":
-        return Devices(gpu_slots(runs_per_device), shared=runs_per_device > 1)
-    return Devices(cpu_slots(num_cpu_slots), shared=num_cpu_slots > 1)
+def find_devices(plan: Plan) -> Devices:
+    """This machine's devices that a run may use, shared as its configuration says."""
+    launcher = plan.config.launcher
+    if plan.device.kind == "cuda":
+        return Devices(gpu_slots(launcher.runs_per_device), shared=launcher.runs_per_device > 1)
+    return Devices(cpu_slots(launcher.cpu_slots), shared=launcher.cpu_slots > 1)
 
 
 @dataclass
@@ -335,7 +318,7 @@ class FreeMemory:
         return [job for job in self.running if job.grant is not None and job.grant.uses(slot)]
 
 
-def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
+def start_run(plan: Plan, paths: RunPaths, grant: Grant) -> LiveRun:
     """Start a run on its devices; errors as of `LiveRun`."""
     size, cores = plan.batch.world_size, grant.cores()
     environment = grant.environment(size) | ({SHARED_DEVICE: "1"} if grant.shared else {})
@@ -343,7 +326,7 @@ def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
     try:
         if cores:  # the kernel hands them on, so no code runs between fork and exec
             os.sched_setaffinity(0, cores)
-        return LiveRun(plan, place, size, environment, grant.descriptors)
+        return LiveRun(plan, paths, size, environment, grant.descriptors)
     finally:
         if cores:
             os.sched_setaffinity(0, before)
@@ -366,7 +349,7 @@ class Pool(StartedSweep):
     books: Books
     devices: Mapping[str, Devices]
     """By kind."""
-    start: Callable[[Plan, Place, Grant], LiveRun] = start_run
+    start: Callable[[Plan, RunPaths, Grant], LiveRun] = start_run
     heard: list[int] = field(default_factory=list)
     """Signals that ask to stop."""
     room: Callable[[Plan, Sequence[Job]], FreeMemory] = FreeMemory
@@ -392,7 +375,7 @@ class Pool(StartedSweep):
 
     def step(self) -> None:
         """Look at every worker, and start what can be started."""
-        ended = [job for job in self.books.running() if job.live and job.live.is_over()]
+        ended = [job for job in self.books.running() if job.live.is_over()]
         for job in ended:
             self.collect(job)
         now = time.monotonic()
@@ -408,13 +391,13 @@ class Pool(StartedSweep):
 
     def ask(self, number: int) -> None:
         """Hand a signal on to every worker."""
-        for live in self.books.live():
-            live.ask(number)
+        for job in self.books.running():
+            job.live.ask(number)
 
     def kill(self) -> None:
         """End every worker."""
-        for live in self.books.live():
-            live.kill()
+        for job in self.books.running():
+            job.live.kill()
 
     def try_to_start(self, job: Job, gather: bool) -> bool:
         """Start a job, or settle it otherwise; False when its devices cannot be had now."""
@@ -451,7 +434,7 @@ class Pool(StartedSweep):
             place = self.books.place_of(job.plan)
             if self.books.answer(job, place):
                 return
-            live = self.start(job.plan, place, grant)
+            live = self.start(job.plan, place.paths, grant)
             job.live, job.pid = live, live.pid
         except BusyError as error:
             job.not_before = time.monotonic() + BUSY_S
@@ -464,11 +447,10 @@ class Pool(StartedSweep):
 
     def collect(self, job: Job) -> None:
         """Take the record of a worker that has ended, and free its devices."""
-        live, grant = job.live, job.grant
-        assert live is not None
+        grant = job.grant
         assert grant is not None
         try:
-            self.books.settle(job, live.finish(), stopping=bool(self.heard))
+            self.books.settle(job, job.live.finish(), stopping=bool(self.heard))
         except EkeError as error:
             job.end(Outcome.crashed, error.short())
         except Exception as error:  # whatever it left: the others continue
@@ -482,20 +464,14 @@ class Pool(StartedSweep):
 
 def probe_in_pool(plan: Plan) -> Probed:
     """Run the trial of a plan as its run would start, on free devices; errors as of `probe`."""
-    devices = devices_for(plan)
+    devices = find_devices(plan)
     grant = devices.take(plan.batch.world_size * plan.batch.devices)
     if grant is None:
         return Probed(None, devices.why or "there are too few devices")
     try:
-        return probe(plan, lambda trial, place: start_run(trial, place, grant))
+        return probe(plan, lambda trial, paths: start_run(trial, paths, grant))
     finally:
         grant.release()
-
-
-def devices_for(plan: Plan) -> Devices:
-    """This machine's devices that a run may use, shared as its configuration says."""
-    launcher = plan.config.launcher
-    return find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)
 
 
 class LocalLauncher(Launcher):
@@ -511,4 +487,4 @@ class LocalLauncher(Launcher):
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> Pool:
         """Make the pool; its runs start in `wait`."""
         plans = {job.kind: job.plan for job in books.jobs}
-        return Pool(books, {kind: devices_for(plan) for kind, plan in plans.items()})
+        return Pool(books, {kind: find_devices(plan) for kind, plan in plans.items()})

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +13,7 @@ from eke.config.compose import Composed, compose
 from eke.estimate.memory import forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
 from eke.launch.processes.nodes import Head, follow
-from eke.launch.processes.run_dir import Place
-from eke.launch.processes.running_run import place_of
+from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import FOR_WRITING, run_single
 from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
 from eke.plan.planner import Plan, render_plan
@@ -53,21 +53,22 @@ def run_composed(composed: Composed) -> int:
     check_started_tasks("a run", composed.config.distributed.num_nodes)
     means = means_of_a_run(composed.config)
     if task.count == 1:
-        return run_planned(plan_unless_answered(partial(plan_for, composed, means=means), place_of))
+        planned = partial(plan_for, composed, means=means)
+        return run_planned(plan_unless_answered(planned, find_place))
     invitation = user_path(composed.config.paths.runs) / f".nodes-{task.step}.json"
     if task.node:
         for listened in STOP_SIGNALS:  # the first machine asks its processes, and all agree
             signal.signal(listened, lambda *_: None)
         follow(invitation, task, composed.config.distributed.timeout_s)
         return EXIT_OK
-    with Head(invitation, task) as head:
+    with closing(Head(invitation, task)) as head:
         return run_planned(plan_for(composed, planning=False, means=means), head)
 
 
 def run_planned(plan: Plan, head: Head | None = None) -> int:
     """Run a plan, or answer from its record; returns the exit code."""
     check_started_ranks(plan.config.distributed.option, plan.batch.world_size)
-    place = place_of(plan)
+    place = find_place(plan)
     if place.record is not None:
         print_once(render_summary(place.record, str(place.paths.folder)))
         print_once(f"  {place.note}")
@@ -80,7 +81,7 @@ def run_planned(plan: Plan, head: Head | None = None) -> int:
         become_worker(place.paths)
     print_once("")
     stop_tracing()
-    record = run_single(plan, place, head)
+    record = run_single(plan, place.paths, head)
     print_once("\n" + render_summary(record, str(place.paths.folder)))
     return record.exit_code
 
@@ -95,11 +96,11 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
         print_once(render_plan(plan_for(composed, planning=True, means=Means())))
         return None
     means = means_of_a_run(composed.config)
-    plan = plan_unless_answered(partial(plan_for, composed, means=means), place_of)
-    place = place_of(plan)
+    plan = plan_unless_answered(partial(plan_for, composed, means=means), find_place)
+    place = find_place(plan)
     print_once(f"\n{' '.join(overrides)}")
     stop_tracing()
-    record = place.record or run_single(plan, place)
+    record = place.record or run_single(plan, place.paths)
     print_once(f"  {record.outcome}: {place.note or place.paths.folder}")
     if record.exit_code == EXIT_RESUMABLE:
         raise KeyboardInterrupt

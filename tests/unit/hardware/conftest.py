@@ -98,8 +98,9 @@ class FakeNvml:
         if version and gpu.reserved_mib is None:
             raise NVMLError("Function Not Found")
         total = gpu.memory_mib * MIB
-        free = total - sum(n or 0 for _, n in gpu.processes)
-        return SimpleNamespace(total=total, free=free, reserved=(gpu.reserved_mib or 0) * MIB)
+        used = sum(n or 0 for _, n in gpu.processes)
+        reserved = (gpu.reserved_mib or 0) * MIB
+        return SimpleNamespace(total=total, free=total - used, used=used, reserved=reserved)
 
     def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> tuple[int, int]:
         if gpu.capability is None:
@@ -108,6 +109,18 @@ class FakeNvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes]
+
+    def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
+        return 41
+
+    def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:
+        return 99_500
+
+    def nvmlDeviceGetPowerManagementLimit(self, gpu: FakeGpu) -> int:
+        return 700_000
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:
+        return 0x1 | 0x4 | 0x40
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return "580.65.06"

@@ -193,7 +193,3 @@ def test_the_cpu_is_one_device_without_a_capability_or_invented_peaks():
 def test_units_for_bfloat16(text, units, tmp_path) -> None:
     write(tmp_path / "cpuinfo", f"processor : 0\n{text}")
     assert bfloat16_units(tmp_path) == units
-
-
-def test_units_where_linux_says_nothing(tmp_path) -> None:
-    assert bfloat16_units(tmp_path) == ()

@@ -7,7 +7,7 @@ import pytest
 
 from eke.common.errors import ConfigError
 from eke.hardware import DEVICES, choose_device, detect
-from eke.hardware.cpu import TorchBuild, parse_version_file, torch_build
+from eke.hardware.cpu import TorchBuild, torch_build
 
 detect_module = importlib.import_module("eke.hardware.cpu")  # its function has the same name
 H200 = "NVIDIA H200"
@@ -156,30 +156,6 @@ def test_without_torch_the_gpus_are_still_shown(machine, monkeypatch):
     machine(H200)
     monkeypatch.setattr(detect_module, "torch_build", lambda: None)
     assert detect().kind == "cuda"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param(
-            "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n",
-            TorchBuild("2.13.0+cpu", None),
-            id="cpu",
-        ),
-        pytest.param(
-            "__version__ = '2.13.0'\ndebug = False\ncuda: Optional[str] = '13.0'\n",
-            TorchBuild("2.13.0", "13.0"),
-            id="cuda",
-        ),
-        pytest.param(
-            '__version__ = "2.1"\ncuda = "12.1"\n', TorchBuild("2.1", "12.1"), id="unannotated"
-        ),
-        pytest.param("__version__ = '3.0'\n", None, id="no-cuda-line"),
-        pytest.param("cuda: Optional[str] = _probe()\n__version__ = '3.0'\n", None, id="computed"),
-    ],
-)
-def test_version_file_of_torch(text, expected):
-    assert parse_version_file(text) == expected
 
 
 def test_the_installed_torch_agrees_with_its_files():

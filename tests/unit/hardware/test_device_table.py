@@ -3,7 +3,7 @@
 import pytest
 
 from eke.common.paths import conf_folder
-from eke.hardware import DEVICES, Device, option_of
+from eke.hardware import DEVICES, Device, device_option
 from eke.hardware.datasheets import with_datasheet
 
 
@@ -83,14 +83,14 @@ def test_peak_follows_from_the_chip_dense_and_accumulated_in_float32(option: str
     ],
 )
 def test_a_driver_name_is_one_model_or_none(name: str, option: str | None):
-    assert option_of(name) == option
+    assert device_option(name) == option
 
 
 def test_another_memory_size_of_the_same_chip_has_the_same_peaks():
     found = [with_datasheet(Device("cuda", f"Tesla V100-SXM2-{n}GB")) for n in (16, 32)]
     assert found[0].peak_flops == found[1].peak_flops
     assert found[0].memory_bytes_per_s == found[1].memory_bytes_per_s == 900e9
-    assert option_of("Tesla V100-SXM2-32GB") is None
+    assert device_option("Tesla V100-SXM2-32GB") is None
 
 
 def test_an_unknown_model_has_no_peaks():

@@ -38,19 +38,18 @@ def gpu(machine, monkeypatch):
     return make
 
 
-def test_the_run_itself_is_not_foreign(gpu, proc):
-    gpu((ME, MIB), (CHILD, MIB), (LAUNCHER, None))
-    assert foreign_processes(GPU, proc) == []
-
-
-def test_somebody_else_is_named_with_what_it_holds(gpu, proc):
-    gpu((ME, MIB), (OTHER, 2048 * MIB))
-    assert foreign_processes(GPU, proc) == [f"pid {OTHER} (python, 2.00 GiB)"]
-
-
-def test_memory_the_driver_does_not_say_is_left_out(gpu, proc):
-    gpu((OTHER, None))
-    assert foreign_processes(GPU, proc) == [f"pid {OTHER} (python)"]
+@pytest.mark.parametrize(
+    ("processes", "named"),
+    [
+        ([(ME, MIB), (CHILD, MIB), (LAUNCHER, None)], []),
+        ([(ME, MIB), (OTHER, 2048 * MIB)], [f"pid {OTHER} (python, 2.00 GiB)"]),
+        ([(OTHER, None)], [f"pid {OTHER} (python)"]),
+    ],
+    ids=["the run itself", "somebody else", "memory that the driver does not say"],
+)
+def test_who_is_foreign(processes, named, gpu, proc):
+    gpu(*processes)
+    assert foreign_processes(GPU, proc) == named
 
 
 def test_memory_adds_up_over_gpus(machine, proc, monkeypatch):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from eke.common.errors import BusyError, ConfigError, EkeError, RunError
+from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.files import write_json
 from eke.common.paths import RunPaths
 from eke.launch.command import CommandLauncher, PrefixedWorker, call
@@ -147,5 +147,5 @@ def test_a_lock_that_another_user_has_planted_is_not_obeyed(paths, tmp_path) -> 
 
 
 def test_a_prefix_that_is_not_there_is_named(paths, monkeypatch) -> None:
-    with pytest.raises(RunError, match="no-such-program cannot be started"):
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
         start(paths, monkeypatch, "", prefix=["no-such-program"])

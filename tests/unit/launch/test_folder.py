@@ -17,8 +17,9 @@ import eke.plan.record
 from eke.common.errors import BusyError, ConfigError, EkeError
 from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
-from eke.launch.processes.run_dir import claim, find_place
-from eke.plan.record import Outcome, read_record, start_attempt, write_record
+from eke.launch.processes import run_dir
+from eke.launch.processes.run_dir import Place, claim
+from eke.plan.record import read_record, start_attempt, write_record
 
 
 @pytest.fixture
@@ -44,13 +45,16 @@ def leave(runs, plan):
     return leave
 
 
+def find_place(runs, plan, rerun: bool) -> Place:
+    """Where a plan goes in this folder of runs."""
+    config = dataclasses.replace(
+        plan.config, rerun=rerun, paths=dataclasses.replace(plan.config.paths, runs=str(runs))
+    )
+    return run_dir.find_place(dataclasses.replace(plan, config=config))
+
+
 FINAL = ["ok", "oom", "diverged"]
 UNFINISHED = ["crashed", "preempted", "cancelled", "timeout"]
-
-
-def test_the_outcomes_are_these() -> None:
-    final = {o.value for o in Outcome if o.is_final}
-    assert final == set(FINAL)
 
 
 def test_a_new_run_gets_the_folder_of_its_identity(runs, plan) -> None:
@@ -262,19 +266,6 @@ def test_a_claim_ends_with_its_block(paths) -> None:
             pytest.fail("held twice")
 
 
-def test_a_claim_ends_with_an_error(paths) -> None:
-    with pytest.raises(RuntimeError), claim(paths):
-        raise RuntimeError
-    with claim(paths):
-        pass
-
-
-def test_a_claim_makes_the_folder(tmp_path) -> None:
-    paths = RunPaths(tmp_path / "new" / "runs" / "run")
-    with claim(paths):
-        assert paths.folder.is_dir()
-
-
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
 def test_a_folder_that_can_be_used_no_more_since_a_rule_has_looked(
     code, paths, monkeypatch
@@ -325,13 +316,6 @@ def test_a_file_system_without_locks_is_said_and_no_other_process_made_up(
         pytest.fail("held without a lock")
     (problem,) = caught.value.problems
     assert (problem.key, problem.value) == ("paths.runs", str(paths.folder.parent))
-
-
-def test_claiming_leaves_the_record_alone(paths) -> None:
-    record = dataclasses.replace(bare_record(), outcome="crashed")
-    write_record(paths, record)
-    with claim(paths):
-        assert read_record(paths) == record
 
 
 def test_a_glance_at_the_lock_does_not_make_a_run_busy(paths) -> None:

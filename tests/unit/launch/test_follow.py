@@ -39,15 +39,6 @@ def test_what_was_there_before_is_not_shown_again(tmp_path) -> None:
     assert tail.lines() == ["now"]
 
 
-def test_a_letter_cut_in_two_is_shown_whole(tmp_path) -> None:
-    tail = Tail(tmp_path / "log")
-    letter = "ü\n".encode()
-    append(tmp_path / "log", letter[:1])
-    assert tail.lines() == []
-    append(tmp_path / "log", letter[1:])
-    assert tail.lines() == ["ü"]
-
-
 def test_bytes_that_are_no_text_end_nothing(tmp_path) -> None:
     tail = Tail(tmp_path / "log")
     append(tmp_path / "log", b"\xff\xfe\nnext\n")

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from eke.common.errors import RunError
-from eke.launch.processes.run_dir import Place, claim
+from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import LiveRun
 
 
@@ -28,7 +28,7 @@ def test_a_worker_that_cannot_be_started_frees_its_folder(
 
     monkeypatch.setattr("subprocess.Popen", start)
     with pytest.raises(RunError, match=words):
-        LiveRun(plan, Place(paths, None, ""), 1)
+        LiveRun(plan, paths, 1)
     with claim(paths):
         pass
 
@@ -36,13 +36,13 @@ def test_a_worker_that_cannot_be_started_frees_its_folder(
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT], ids=["rights", "gone"])
 def test_an_interpreter_that_cannot_be_executed_is_named(number, paths, plan, monkeypatch) -> None:
     """Nothing is wrong with the folder: an environment was moved, or lost its rights, meanwhile."""
-    python = paths.folder / "python"
+    python = paths.folder.parent / "python"
     if number == errno.EACCES:
         python.touch(mode=0o600)
     monkeypatch.setattr(sys, "executable", str(python))
-    words = rf"^{python}, which runs eke, cannot be executed any more: {os.strerror(number)}$"
+    words = rf"^{python} cannot be started: {os.strerror(number)}$"
     with pytest.raises(RunError, match=words):
-        LiveRun(plan, Place(paths, None, ""), 1)
+        LiveRun(plan, paths, 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -53,7 +53,7 @@ def test_a_worker_that_does_not_listen_yet_is_cancelled_and_has_not_crashed(
 
     command = "eke.launch.processes.worker_process.worker_command"
     monkeypatch.setattr(command, lambda *_: ["sleep", "600"])
-    live = LiveRun(plan, Place(paths, None, ""), 1)
+    live = LiveRun(plan, paths, 1)
     live.ask(number)
     live.worker.process.wait()
     record = live.finish()

@@ -6,7 +6,7 @@ import pytest
 from unit.launch.scripted import record_for
 
 from eke.common.paths import RunPaths, SweepPaths
-from eke.launch.processes.running_run import place_of
+from eke.launch.processes.run_dir import find_place
 from eke.launch.processes.sweep import CHANGED, Job
 from eke.launch.processes.sweep_state import Rerun
 from eke.launch.slurm import SlurmLauncher
@@ -39,7 +39,7 @@ def jobs(plan, runs):
     return jobs
 
 
-def work(job: Job, rerun: Rerun, outcome: str = "ok", where=place_of) -> str:
+def work(job: Job, rerun: Rerun, outcome: str = "ok", where=find_place) -> str:
     """Do a run, or have it answered; returns its folder's name, `=` before it if answered."""
     place = where(job.plan, rerun.old)
     job.folder = str(place.paths.folder)
@@ -53,7 +53,7 @@ def work(job: Job, rerun: Rerun, outcome: str = "ok", where=place_of) -> str:
     return ("=" if place.record else "") + place.paths.folder.name
 
 
-def typed(sweep, jobs, stop_after: int = 3, outcomes=("ok",) * 3, where=place_of) -> list[str]:
+def typed(sweep, jobs, stop_after: int = 3, outcomes=("ok",) * 3, where=find_place) -> list[str]:
     """One command, which may be interrupted after some runs."""
     rerun = Rerun(sweep, jobs)
     done = [work(j, rerun, o, where) for j, o in zip(jobs[:stop_after], outcomes, strict=False)]
@@ -61,7 +61,7 @@ def typed(sweep, jobs, stop_after: int = 3, outcomes=("ok",) * 3, where=place_of
     return done
 
 
-@pytest.mark.parametrize("where", [place_of, SlurmLauncher().place_of], ids=["here", "slurm"])
+@pytest.mark.parametrize("where", [find_place, SlurmLauncher().place_of], ids=["here", "slurm"])
 def test_an_interrupted_one_goes_on_and_a_finished_one_begins_anew(sweep, jobs, where) -> None:
     assert typed(sweep, jobs(), where=where) == ["a", "b", "c"]
     assert typed(sweep, jobs(), stop_after=1, where=where) == ["a-2"]

@@ -7,7 +7,7 @@ import pytest
 from unit.plan.record.samples import bare_record, step_row
 
 from eke.common.text import GIB
-from eke.launch.processes.running_run import LOG_LINES, describe_exit, log_tail, settle
+from eke.launch.processes.running_run import LOG_LINES, log_tail, settle
 from eke.plan.record import (
     DeadRank,
     Failure,
@@ -78,11 +78,6 @@ def test_a_worker_that_died_before_its_first_word_is_an_attempt(paths, plan) -> 
     record = settle(paths, plan, 1, attempts_before=0)
     assert (record.outcome, record.attempt, record.steps_done) == ("crashed", 0, 0)
     assert record.failure.traceback == ""
-
-
-def test_running_out_of_memory_is_named_as_a_reason_of_sigkill() -> None:
-    assert "memory" in describe_exit(-signal.SIGKILL)
-    assert "memory" not in describe_exit(-signal.SIGTERM)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ import pytest
 from unit.launch.scripted import record_for
 from unit.plan.record.samples import step_row
 
-import eke.launch.processes.status as standing_module
 from eke.common.errors import ConfigError, EkeError
-from eke.common.files import is_locked
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.follow import watching
 from eke.launch.processes.run_dir import claim
@@ -19,7 +17,7 @@ from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
 from eke.plan.planner import write_plan
-from eke.plan.record import Failure, Outcome, start_attempt, write_record
+from eke.plan.record import Failure, start_attempt, write_record
 
 
 class Queue(dict):
@@ -281,12 +279,13 @@ def test_a_sweep_is_found_by_whatever_name(named, run, tmp_path, monkeypatch) ->
     assert (found.state, found.paths.folder.name) == ("ok", "x")
 
 
-def test_all_runs_of_a_folder(run, tmp_path) -> None:
-    run("b")
-    run("a")
+def test_all_runs_of_a_folder_are_one_question(run, tmp_path, queue) -> None:
+    run("b", element=1)
+    run("a", element=2)
     run("no plan", planned=False)
     write_cells(tmp_path, {"run_id": "a"})
     assert [s.paths.folder.name for s in find_standings(tmp_path / "runs")] == ["a", "b"]
+    assert queue.asked == 1
 
 
 def test_nothing_there(tmp_path) -> None:
@@ -301,40 +300,3 @@ def test_a_sweep_that_cannot_be_read(text, tmp_path) -> None:
     sweep.sweep.write_text(text)
     with pytest.raises(EkeError, match="not a readable sweep"):
         find_standings(sweep.folder)
-
-
-def test_looking_holds_nothing(run) -> None:
-    paths = run()
-    assert not is_locked(paths.lock)
-    with claim(paths):
-        assert is_locked(paths.lock)
-    assert not is_locked(paths.lock)
-
-
-@pytest.mark.slow
-def test_thousands_of_runs_are_one_question(tmp_path, queue, monkeypatch) -> None:
-    count, runs = 2000, tmp_path / "runs"
-    file = tmp_path / "eke-s-1.json"
-    folders = [runs / f"{n:04}" for n in range(count)]
-    write_submission(file, Submission("eke-s-1", tuple(map(str, folders)), 5, 0.0, "5"))
-    ticket = {"submission": str(file), "stalled": 0}
-    record = json.dumps({"outcome": "ok", "steps_done": 20})
-    for number, folder in enumerate(folders):
-        folder.mkdir(parents=True)
-        (folder / "slurm.json").write_text(json.dumps({**ticket, "element": number}))
-        (folder / "plan.json").write_text('{"steps": {"total": 20}}')
-        if number % 2:
-            (folder / "record.json").write_text(record)
-        queue[f"5_{number}"] = Element("PENDING", "", "", "Priority")
-    reads = []
-
-    def read(path, *limit):
-        reads.append(path)
-        return true(path, *limit)
-
-    true = standing_module.read_json
-    monkeypatch.setattr(standing_module, "read_json", read)
-    found = find_standings(runs)
-    assert {s.state for s in found} == {Outcome.ok.name, "queued"}
-    assert queue.asked == 1
-    assert len(reads) <= 2 * count

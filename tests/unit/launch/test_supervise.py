@@ -90,14 +90,6 @@ def test_what_the_worker_prints_goes_into_the_log(run, paths, capsys) -> None:
     assert capsys.readouterr().err == "out\nerr\n"
 
 
-def test_the_last_look_comes_after_the_end(run) -> None:
-    view = SilentView()
-    run("time.sleep(0.05)", view)
-    assert view.looks[-1] is True
-    assert view.looks.count(True) == 1
-    assert len(view.looks) > 1
-
-
 def alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -170,31 +162,12 @@ def test_the_worker_is_in_a_group_of_its_own(run, paths) -> None:
     assert int(group) != os.getpgid(0)
 
 
-def test_an_error_while_watching_leaves_no_worker(run, paths) -> None:
-    class BrokenView:
-        def update(self, last: bool = False) -> None:
-            if (paths.folder / "ready").exists():
-                raise RuntimeError("the terminal is gone")
-
-    with pytest.raises(RuntimeError, match="terminal"):
-        run(f"open(sys.argv[1] + '/pid', 'w').write(str(os.getpid()))\n{READY}\ntime.sleep(600)",
-            BrokenView())  # fmt: skip
-    assert not alive(int((paths.folder / "pid").read_text()))
-
-
 def test_the_worker_finds_eke_and_its_supervisor(paths, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     variables = worker_environment()
     assert variables["EKE_SUPERVISOR"] == str(os.getpid())
     assert variables["PYTHONPATH"].endswith(f"{os.pathsep}/somewhere")
     assert worker_command(paths)[1:] == ["-P", "-m", "eke.training.loop.worker", str(paths.folder)]
-    assert worker_command(paths, 3)[1:] == [
-        "-P",
-        "-m",
-        "eke.training.loop.agent",
-        str(paths.folder),
-        "3",
-    ]
     found = subprocess.run(
         [sys.executable, "-c", "import eke; print(eke.__file__)"],
         env=variables,

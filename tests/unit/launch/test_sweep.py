@@ -19,7 +19,6 @@ from eke.launch.processes.sweep import (
     sweep_exit_code,
     sweep_id,
     sweep_paths,
-    write_sweep,
 )
 from eke.launch.processes.sweep_state import Books
 from eke.plan.record import Outcome
@@ -54,7 +53,7 @@ def test_the_file_holds_every_cell(tmp_path) -> None:
         Cell(CELLS[0], run_id="1", folder="runs/1", outcome="ok", reused=True),
         Cell(CELLS[1], outcome="refused", reason="needs Ampere", row="fast", round=2),
     ]
-    write_sweep(paths, ["python", "train.py", "-m"], cells, "precision_ladder")
+    SweepFile(paths, ["python", "train.py", "-m"], cells, "precision_ladder").flush()
     content = json.loads(paths.sweep.read_text())
     assert content["command"] == ["python", "train.py", "-m"]
     assert [c["overrides"] for c in content["cells"]] == [list(cell) for cell in CELLS]

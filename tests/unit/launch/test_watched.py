@@ -41,13 +41,6 @@ def test_several_are_known_and_a_killed_one_is_forgotten(sweep, monkeypatch) -> 
     assert list(sweep.folder.iterdir()) == []
 
 
-def test_its_name_says_who_it_is(sweep) -> None:
-    assert sweep.who_watches(sweep.watcher("gpu-node.example.org", 12)) == (
-        "gpu-node.example.org",
-        "12",
-    )
-
-
 @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
 def test_a_folder_that_takes_no_lock_stops_no_sweep(code, sweep, monkeypatch) -> None:
     def refuse(*_, **__) -> None:

@@ -76,16 +76,15 @@ class NewestStep(NamedTuple):
         """Seconds to the last step, by the newest step's time."""
         return None if self.step_s is None else self.step_s * max(0, total - self.step)
 
-
-def progress_texts(newest: NewestStep, total: int) -> tuple[str, str, str, str]:
-    """Step, loss, time of a step and time left, as tables show them; unknown values are empty."""
-    left = newest.left_s(total)
-    return (
-        f"{newest.step}/{total}" if total else "",
-        "" if newest.loss is None else f"{newest.loss:.4f}",
-        "" if newest.step_s is None else format_seconds(newest.step_s),
-        "" if left is None else format_seconds(left),
-    )
+    def texts(self, total: int) -> tuple[str, str, str, str]:
+        """Step, loss, time of a step and time left, as tables show them; empty where unknown."""
+        left = self.left_s(total)
+        return (
+            f"{self.step}/{total}" if total else "",
+            "" if self.loss is None else f"{self.loss:.4f}",
+            "" if self.step_s is None else format_seconds(self.step_s),
+            "" if left is None else format_seconds(left),
+        )
 
 
 def newest_step(paths: RunPaths) -> NewestStep:
@@ -135,20 +134,27 @@ def _print_line(text: str, above: Any = None) -> None:
     above.console.print(Text(printable(text)))
 
 
+def _terminal() -> Any:
+    """A console of rich on stderr; None where that is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console
+
+    return Console(file=unfiltered(sys.stderr), highlight=False)
+
+
 @contextmanager
 def open_view(paths: RunPaths, total_steps: int) -> Iterator[RunView]:
     """A progress bar on a terminal, plain lines elsewhere."""
-    if not sys.stderr.isatty():
+    if (console := _terminal()) is None:
         yield RunView(paths)
         return
     from rich import progress
-    from rich.console import Console
 
     columns = (
         "training", progress.BarColumn(), progress.MofNCompleteColumn(), "{task.fields[loss]}",
         progress.TimeElapsedColumn(), "left", progress.TimeRemainingColumn(),
     )  # fmt: skip
-    console = Console(file=unfiltered(sys.stderr), highlight=False)
     with progress.Progress(*columns, console=console, transient=True) as bar:
         bar.add_task("run", total=total_steps, loss="")
         yield RunView(paths, bar)
@@ -228,7 +234,7 @@ def waiting_job(jobs: "Sequence[Job]") -> "Job | None":
 
 def progress_columns(job: "Job") -> tuple[str, str, str, str]:
     """Step, loss, time of a step and time left; empty what is not known yet."""
-    return progress_texts(newest_step(RunPaths(Path(job.folder))), job.plan.steps.total)
+    return newest_step(RunPaths(Path(job.folder))).texts(job.plan.steps.total)
 
 
 def counts(jobs: "Sequence[Job]") -> str:
@@ -267,13 +273,11 @@ def describe_end(job: "Job") -> str:
 @contextmanager
 def open_board(total: int) -> Iterator[Board]:
     """A table on a terminal, plain lines elsewhere; `total`: jobs of the sweep."""
-    if not sys.stderr.isatty():
+    if (console := _terminal()) is None:
         yield Board(total)
         return
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=unfiltered(sys.stderr), highlight=False)
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield Board(total, live)
 

@@ -14,15 +14,13 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eke.common.errors import EkeError
 from eke.common.files import own_folder, read_json, write_atomic
 from eke.common.paths import RunPaths
 from eke.common.process_env import SlurmTask
-from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun, describe_exit, end_of_ranks
 from eke.launch.processes.worker_process import Spot, Worker
 from eke.plan.planner import Plan
@@ -35,8 +33,7 @@ MAX_LINE = 65536
 """Bytes; a peer that sends more is not one of ours."""
 
 
-@dataclass(frozen=True)
-class Invitation:
+class Invitation(NamedTuple):
     """Where the first machine listens."""
 
     step: str
@@ -44,11 +41,6 @@ class Invitation:
     host: str
     port: int
     secret: str
-
-
-def write_invitation(file: Path, invitation: Invitation) -> None:
-    """Write it whole, for the user's own eyes; OSError: the folder cannot be written."""
-    write_atomic(file, json.dumps(asdict(invitation)), mode=0o600)
 
 
 def read_invitation(file: Path, step: str) -> Invitation | None:
@@ -145,16 +137,11 @@ class Head:
             host = host_name() if address == ANY_ADDRESS else address
             self._secret = secrets.token_hex(16)
             own_folder(file.parent)
-            write_invitation(file, Invitation(task.step, host, port, self._secret))
+            invitation = Invitation(task.step, host, port, self._secret)
+            write_atomic(file, json.dumps(invitation._asdict()), mode=0o600)
         except OSError as error:
             raise EkeError(f"{file}: cannot invite other machines: {error.strerror}") from error
         threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> "Head":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def gather(self, timeout_s: float) -> None:
         """Wait for the others; raises EkeError if some do not come in time, or cannot take part."""
@@ -267,28 +254,26 @@ def _in_order(by_node: dict[int, str]) -> str:
 
 
 LEFT_BEHIND_S = 30.0
-"""How long processes here may go on when those of another machine are gone: gloo fails at once, and
-what waits for NCCL would wait for `distributed.timeout_s`."""
+"""How long processes here may go on when those of another machine are gone: NCCL would wait for
+`distributed.timeout_s`."""
 
 
 class LedRun:
     """One attempt at a run on several machines, in a claimed folder; see LiveRun."""
 
-    def __init__(self, plan: Plan, place: Place, head: Head) -> None:
+    def __init__(self, plan: Plan, paths: RunPaths, head: Head) -> None:
         """Wait for the other machines, claim the folder and have all of them start.
 
-        BusyError: another process works on this run. EkeError: machines are missing, or the folder
-        cannot be written.
+        BusyError: another process works on this run. EkeError: machines or rights are missing.
         """
-        self.plan, self.place, self._head = plan, place, head
+        self.paths, self._head = paths, head
         self._left_behind: float | None = None
         self._killed_for = ""
         head.gather(plan.config.distributed.timeout_s)
-        own_folder(place.paths.folder)
-        self._endpoint = head.begin(place.paths.folder, plan.processes_per_node)
-        spot = Spot(0, head.count, self._endpoint)
+        own_folder(paths.folder)
+        spot = Spot(0, head.count, head.begin(paths.folder, plan.processes_per_node))
         try:
-            self._live = LiveRun(plan, place, plan.processes_per_node, spot=spot)
+            self._live = LiveRun(plan, paths, plan.processes_per_node, spot=spot)
         except BaseException:
             head.end()
             raise
@@ -327,22 +312,22 @@ class LedRun:
         failure = record.failure  # of a lost machine, unless a process that failed is known
         if failure is None or not trouble:
             return record
-        unexplained = self._killed_for and not end_of_ranks(self.place.paths, record.attempt)
+        unexplained = self._killed_for and not end_of_ranks(self.paths, record.attempt)
         if not failure.lost_contact and not unexplained:
             return record
         failure.message = trouble
         record.outcome, record.exit_code = Outcome.crashed.name, Outcome.crashed.exit_code
-        write_record(self.place.paths, record)
+        write_record(self.paths, record)
         return record
 
 
 def launch_attempt(
-    plan: Plan, place: Place, head: Head | None, num_processes: int | None = None
+    plan: Plan, paths: RunPaths, head: Head | None, num_processes: int | None = None
 ) -> LiveRun | LedRun:
     """Start one attempt, here and on the machines that this one leads; errors as of LedRun."""
     if head is not None:
-        return LedRun(plan, place, head)
-    return LiveRun(plan, place, num_processes or plan.batch.world_size)
+        return LedRun(plan, paths, head)
+    return LiveRun(plan, paths, num_processes or plan.batch.world_size)
 
 
 WORKER_POLL_S = 0.1
@@ -352,32 +337,22 @@ LOOK_S = 0.5
 """Between two looks for the invitation."""
 
 GONE_S = 15.0
-"""Time without a listener at the first machine's address: it listens before announcing it, and
-until it releases us. Else its death in between would hold all machines for `timeout_s`."""
+"""Time without a listener at the first machine's address, after which it is dead."""
 
 WORKER_END_S = 30.0
-"""Time for processes to end after those of the first machine: the end is agreed, and nothing more
-is written."""
+"""Time for processes to end after those of the first machine, which has agreed on the end."""
 
 ALONE_S = 600.0
 """The same where the first machine's watcher is gone: its processes, if they are there, save."""
 
 
 def follow(file: Path, task: SlurmTask, timeout_s: float, problem: str = "") -> None:
-    """Take part in the run that the first machine leads, until it lets us go.
+    """Take part in the run that the first machine leads, until it lets us go; EkeError without it.
 
     `problem` tells it why this machine cannot take part.
-
-    Raises:
-        EkeError: the first one is not to be found.
     """
-    line = connect(file, task, timeout_s, problem)
-    said: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    threading.Thread(target=_listen, args=[line, said], daemon=True).start()
-    try:
-        Follower(line, task).serve(said)
-    finally:
-        line.close()
+    with contextlib.closing(connect(file, task, timeout_s, problem)) as line:
+        Follower(line, task).serve()
 
 
 def connect(file: Path, task: SlurmTask, timeout_s: float, problem: str) -> Line:
@@ -408,8 +383,10 @@ class Follower:
         self._line, self._task = line, task
         self._worker: Worker | None = None
 
-    def serve(self, said: "queue.Queue[dict[str, Any] | None]") -> None:
+    def serve(self) -> None:
         """Follow the first machine's commands; returns once it releases us, or is gone."""
+        said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._listen, args=[said], daemon=True).start()
         while True:
             try:
                 message = said.get(timeout=WORKER_POLL_S)
@@ -451,8 +428,7 @@ class Follower:
         self._worker = None
         self._line.send({"idle": True})
 
-
-def _listen(line: Line, said: "queue.Queue[dict[str, Any] | None]") -> None:
-    while (message := line.receive()) is not None:
-        said.put(message)
-    said.put(None)
+    def _listen(self, said: "queue.Queue[dict[str, Any] | None]") -> None:
+        while (message := self._line.receive()) is not None:
+            said.put(message)
+        said.put(None)

@@ -1,18 +1,19 @@
 """Run folders: return a finished record, continue an attempt, or take a new folder."""
 
+import itertools
 import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem
 from eke.common.files import Refused, is_locked, open_file, own_folder, read_text, try_lock
-from eke.common.paths import RunPaths
+from eke.common.paths import RunPaths, user_path
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, UnreadableRecord, read_record
@@ -27,50 +28,45 @@ LOCK_PAUSE_S = 0.02
 USUAL_NAME = re.compile(r"[0-9a-f]{16}(-\d+)?")
 """Of a run's folder."""
 
-MAX_BESIDE = 1000
-"""Folders of one identity; more is a mistake in a script."""
 
-
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A run's folder, and what is known about it."""
 
     paths: RunPaths
-    record: Record | None
+    record: Record | None = None
     """A final record that answers the request; None when there is work to do."""
-    note: str
+    note: str = ""
     """Why this folder, for the user; empty for a new run."""
     outdated: tuple[str, ...] = ()
     """Differences since the finished run it is placed alongside; empty if there is none."""
 
 
-def changes_since(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
+def changes_since(_: RunPaths, record: Record, plan: Plan) -> list[str]:
     """Differences between the machine of a finished run and this one, formatted."""
     return changed_fingerprint(record.machine, plan.machine)
 
 
+def folder_names(run_id: str) -> Iterator[str]:
+    """Names of a run's folders: `<run_id>`, `<run_id>-2`, ..."""
+    return (f"{run_id}-{n}" if n > 1 else run_id for n in itertools.count(1))
+
+
 def find_place(
-    runs: Path,
     plan: Plan,
-    rerun: bool,
-    changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
     old: Container[str] | None = None,
+    changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
 ) -> Place:
     """The folder for a plan. A final record is never written over.
 
-    Unfinished runs are continued. A final record answers the request when machine and software are
-    the same; otherwise, or with `rerun`, the run goes to a new folder: `<run_id>`, `<run_id>-2`,
-    ... The same holds for a renamed folder: its record identifies the run.
-
-    `changes_since` tells what has changed since a finished run: nothing, if its record answers.
-    `old` are the folders that existed before `rerun` was requested; None for all.
-
-    Raises:
-        EkeError: there is a record that cannot be read.
+    Unfinished runs are continued. A final record, also in a renamed folder, answers when nothing
+    has changed since; otherwise, or with `rerun`, the run goes to a new folder. `old` are the
+    folders that existed before `rerun` was requested; None for all. EkeError: a record cannot be
+    read.
     """
+    runs, rerun = user_path(plan.config.paths.runs), plan.config.rerun
     passed, outdated = "", tuple[str, ...]()
-    for number in range(1, MAX_BESIDE):
-        paths = RunPaths(runs / (plan.run_id if number == 1 else f"{plan.run_id}-{number}"))
+    for name in folder_names(plan.run_id):
+        paths = RunPaths(runs / name)
         if not paths.folder.exists():
             break
         record = _readable(paths)
@@ -84,8 +80,6 @@ def find_place(
         outdated = () if rerun else tuple(changes)
         why = "rerun=true" if again else "; ".join(changes)
         passed = f"beside {paths.folder.name}: {why}"
-    else:
-        raise EkeError(f"{runs}: more than {MAX_BESIDE} folders of run {plan.run_id}")
     for kept, record in () if rerun else _renamed(runs, plan.run_id):
         if not changes_since(kept, record, plan):
             return _answer(kept, record, plan)
@@ -108,7 +102,7 @@ def _renamed(runs: Path, run_id: str) -> list[tuple[RunPaths, Record]]:
 
 @lru_cache(maxsize=1)
 def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
-    """Finished runs in folders that eke would name otherwise: of a thousand, none as a rule."""
+    """Finished runs in folders that eke would name otherwise."""
     found = []
     with os.scandir(runs) as entries:
         odd = sorted(entry.name for entry in entries if not USUAL_NAME.fullmatch(entry.name))
@@ -140,25 +134,11 @@ def _readable(paths: RunPaths) -> Record | None:
         raise EkeError(f"{error}\nNothing was changed. {fix}") from error
 
 
-def _lock(descriptor: int) -> bool:
-    """Take the lock, or know that it is held: `eke sync` holds it for microseconds to look."""
-    for _ in range(LOCK_TRIES - 1):
-        if try_lock(descriptor):
-            return True
-        time.sleep(LOCK_PAUSE_S)
-    return try_lock(descriptor)
-
-
 @contextmanager
 def claim(paths: RunPaths) -> Iterator[int]:
-    """Lock the run folder against other processes; created if missing.
+    """Lock the run folder, made if missing; BusyError, or ConfigError where that is impossible.
 
-    Yields the lock's file descriptor. Handed to the worker, it keeps the folder held until the
-    worker is gone as well, even when this process is killed.
-
-    Raises:
-        BusyError: another process works on this run.
-        ConfigError: the folder cannot be made or written, or its file system has no locks.
+    Yields the lock's descriptor: handed to the worker, it holds the folder until both are gone.
     """
     try:
         own_folder(paths.folder)
@@ -175,7 +155,10 @@ def claim(paths: RunPaths) -> Iterator[int]:
         raise ConfigError(problem) from error
     try:
         try:
-            is_ours = _lock(descriptor)
+            tries = 1  # `eke sync` holds it for microseconds, to look
+            while not (is_ours := try_lock(descriptor)) and tries < LOCK_TRIES:
+                time.sleep(LOCK_PAUSE_S)
+                tries += 1
         except OSError as error:
             raise without_locks(paths.folder.parent, error) from error
         if not is_ours:

@@ -4,24 +4,22 @@ import dataclasses
 import errno
 import re
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from eke.common.errors import ChangedError, RunError
 from eke.common.files import last_bytes, write_atomic
-from eke.common.paths import RunPaths, user_path
+from eke.common.paths import RunPaths
 from eke.config.schema import Batch, Tracker
 from eke.hardware import environment
-from eke.launch.processes.run_dir import Place, claim, find_place
-from eke.launch.processes.worker_process import Spot, StartWorker, Worker, forward_signals
+from eke.launch.processes.run_dir import claim
+from eke.launch.processes.worker_process import Spot, Worker, WorkerProcess, forward_signals
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -46,11 +44,10 @@ from eke.plan.record import (
 from eke.tuning.advice import note_predictions
 
 LOG_LIMIT = 1 << 20
-"""Bytes of train.log among which they are."""
+"""Bytes of train.log that are read for them."""
 
 LOG_LINES = 40
-"""Lines of train.log that go into the record of a run that died without a word: a traceback through
-Accelerate and torch has thirty."""
+"""Lines of train.log in the record of a run that left none: a traceback has thirty."""
 
 
 WORKER_PHASE = "worker"
@@ -65,8 +62,7 @@ def settle(
 ) -> Record:
     """The record of the attempt that just ended; written here when the worker could not.
 
-    No exit code, which is negative for a signal, overrides a written outcome. `given_up`: it was
-    stopped, and killed when the user did not wait, or died of the signal.
+    `exit_code` is negative for a signal; `given_up`: it was stopped, and died before it had saved.
     """
     attempts = read_attempts(paths)
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
@@ -151,11 +147,6 @@ def log_tail(paths: RunPaths) -> str:
     return ""
 
 
-def place_of(plan: Plan, old: Container[str] | None = None) -> Place:
-    """Where this run is, or will be; `old` as in `find_place`."""
-    return find_place(user_path(plan.config.paths.runs), plan, plan.config.rerun, old=old)
-
-
 def write_down(paths: RunPaths, plan: Plan) -> None:
     """Write a plan into its folder, for the worker and for people; OSError if that fails."""
     write_plan(paths, plan)
@@ -164,40 +155,36 @@ def write_down(paths: RunPaths, plan: Plan) -> None:
 
 
 class LiveRun:
-    """One attempt at a run, in a claimed folder. `finish` must be called once it is over.
-
-    `descriptors` are further locks that are held as long as the worker lives.
-    """
+    """One attempt at a run, in a claimed folder. `finish` must be called once it is over."""
 
     def __init__(
         self,
         plan: Plan,
-        place: Place,
+        paths: RunPaths,
         num_processes: int,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
-        start: StartWorker = Worker,
+        start: Callable[..., WorkerProcess] = Worker,
     ) -> None:
         """Claim the folder, write the plan into it and start the worker.
 
-        Raises:
-            BusyError: another process works on this run.
-            RunError: the folder cannot be written.
+        `descriptors` are further locks, held as long as the worker lives; `start` has Worker's
+        arguments. BusyError: another process works on this run. RunError: it cannot be started.
         """
-        self.plan, self.place = plan, place
+        self.plan, self.paths = plan, paths
         self._asked, self._given_up = 0, False
         self._held = ExitStack()
         try:
-            lock = self._held.enter_context(claim(place.paths))
-            write_down(place.paths, plan)
-            self._attempts_before = len(read_attempts(place.paths))
+            lock = self._held.enter_context(claim(paths))
+            write_down(paths, plan)
+            self._attempts_before = len(read_attempts(paths))
             locks = [lock, *descriptors]
-            self.worker = start(place.paths, num_processes, environment, locks, spot)
+            self.worker = start(paths, num_processes, environment, locks, spot)
         except BaseException as error:
             self._held.close()
             if isinstance(error, OSError):
-                raise _unwritable(place, error) from error
+                raise _unwritable(paths.folder, error) from error
             raise
 
     @property
@@ -228,24 +215,24 @@ class LiveRun:
         """The record of this attempt; ends its worker. RunError: the folder is unwritable."""
         try:
             code = self.worker.finish()
-            remove_swap(swap_folder(self.plan, self.place.paths))  # what a killed worker has left
-            paths, before = self.place.paths, self._attempts_before
+            remove_swap(swap_folder(self.plan, self.paths))  # what a killed worker has left
+            paths, before = self.paths, self._attempts_before
             # A worker that has just started does not listen yet.
             stopped = self._given_up or 0 < self._asked == -code
             return settle(paths, self.plan, code, before, stopped)
         except OSError as error:
-            raise _unwritable(self.place, error) from error
+            raise _unwritable(self.paths.folder, error) from error
         finally:
             self._held.close()
 
 
-def _unwritable(place: Place, error: OSError) -> RunError:
+def _unwritable(folder: Path, error: OSError) -> RunError:
+    why = error.strerror or error
     if error.errno in (errno.ENOMEM, errno.EAGAIN):
-        return RunError(f"the machine has no room for another process: {error.strerror}")
-    if error.filename == sys.executable:  # in subprocess's convention
-        why = error.strerror or error
-        return RunError(f"{sys.executable}, which runs eke, cannot be executed any more: {why}")
-    return RunError(f"{place.paths.folder} cannot be written: {error.strerror or error}")
+        return RunError(f"the machine has no room for another process: {why}")
+    if error.filename and not Path(error.filename).is_relative_to(folder):  # subprocess's
+        return RunError(f"{error.filename} cannot be started: {why}")
+    return RunError(f"{folder} cannot be written: {why}")
 
 
 LIMIT_S = 900.0
@@ -258,8 +245,7 @@ STEPS = 2
 """The optimizer's states are made in the first step, and coexist with activations in the second."""
 
 
-@dataclass(frozen=True)
-class Probed:
+class Probed(NamedTuple):
     """How a probe ended."""
 
     fits: bool | None
@@ -268,14 +254,10 @@ class Probed:
     """Why it did not fit, or what else went wrong, in one line."""
 
 
-def probe(plan: Plan, start: Callable[[Plan, Place], LiveRun] | None = None) -> Probed:
-    """Run the trial of a plan on this machine, with all its processes, and clean up behind it.
+def probe(plan: Plan, start: Callable[[Plan, RunPaths], LiveRun] | None = None) -> Probed:
+    """Run the trial of a plan on this machine; KeyboardInterrupt after a stop signal.
 
     `start` starts its processes; usually on all visible devices.
-
-    Raises:
-        KeyboardInterrupt: stopped by a signal; no process is left.
-        RunError: the folder for temporary files cannot be written.
     """
     running: list[LiveRun] = []
 
@@ -288,8 +270,8 @@ def probe(plan: Plan, start: Callable[[Plan, Place], LiveRun] | None = None) -> 
         forward_signals(kill, kill, "stopping the probe") as heard,
     ):
         paths = RunPaths(Path(folder) / "run")
-        trial, place = trial_of(plan), Place(paths, None, "")
-        live = start(trial, place) if start else LiveRun(trial, place, trial.batch.world_size)
+        trial = trial_of(plan)
+        live = start(trial, paths) if start else LiveRun(trial, paths, trial.batch.world_size)
         running.append(live)
         deadline = time.monotonic() + LIMIT_S
         while not (live.is_over() or heard or time.monotonic() > deadline):
@@ -303,10 +285,9 @@ def probe(plan: Plan, start: Callable[[Plan, Place], LiveRun] | None = None) -> 
 
 
 def trial_of(plan: Plan) -> Plan:
-    """The plan of the trial: nothing is saved, sent or read.
+    """The plan of the trial, of which nothing is saved or sent.
 
-    Of several accumulated micro-batches two are enough: the gradients of the first are there when
-    the second is computed.
+    Two accumulated micro-batches are enough: the second meets the gradients of the first.
     """
     config = plan.config
     batch = Batch(
@@ -334,11 +315,7 @@ def trial_of(plan: Plan) -> Plan:
 
 
 def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
-    """Memory outcome of a trial's record.
-
-    A process ended by SIGKILL also ran out of memory: nothing else signals these processes, and the
-    kernel kills them first when the machine's memory is short.
-    """
+    """Memory outcome of a trial's record: only the kernel, short of memory, ends it by SIGKILL."""
     if record.outcome == Outcome.ok.name:
         return Probed(True)
     if record.outcome == Outcome.oom.name:

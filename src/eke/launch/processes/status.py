@@ -43,7 +43,7 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run, now."""
+    """One run, now; `launcher`, `job` and `silent` as of its `JobStatus`."""
 
     paths: RunPaths
     label: str
@@ -60,11 +60,9 @@ class RunStatus:
     note: str = ""
     """Why it failed, or what it waits for."""
     launcher: str = ""
-    """The launcher that has its job; empty if none has."""
     job: str = ""
-    """The launcher's name of its job, while that waits or runs."""
+    """Empty unless it waits or runs."""
     silent: str = ""
-    """Why the launcher could not tell what its job does; empty if it could, or there is none."""
     step_s: float | None = None
     """Seconds that the newest step took, of a run that is running."""
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from eke.common.errors import ConfigError
 from eke.common.files import own_folder, write_json
@@ -18,9 +18,9 @@ from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
 from eke.launch.processes.follow import RunView, open_view
-from eke.launch.processes.nodes import Head, launch_attempt
-from eke.launch.processes.run_dir import Place
-from eke.launch.processes.worker_process import Watched, forward_signals
+from eke.launch.processes.nodes import Head, LedRun, launch_attempt
+from eke.launch.processes.running_run import LiveRun
+from eke.launch.processes.worker_process import forward_signals
 from eke.plan.identity import meaningful
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome, Record
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from eke.launch.local import Grant
 
 MAX_CRASHES = 2
-"""Times a run may crash in one command without getting any further: once may be the machine's
-fault, twice at the same step is the program's."""
+"""Times a run may crash in one command without getting any further: the second is no chance."""
 
 MAX_INTERRUPTIONS = 5
 """Maximum external stops without progress within one command."""
@@ -53,23 +52,12 @@ def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[f
 
 
 def are_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIONS) -> str:
-    """Why the newest of these attempts (`worth_of`) are no use: longer to start than to train.
-
-    Empty where they are, where there are fewer, and where they got nowhere, which is counted.
-    """
+    """Why the newest attempts (`worth_of`), if so many, are no use; empty: use, or none at all."""
     gained, started = (sum(w[k] for w in worths[-number:]) for k in (0, 1))
     if not 0 < number <= len(worths) or not 0 < gained < started:
         return ""
     times = f"{format_seconds(gained)}, and their starts took {format_seconds(started)}"
     return f"{number} attempts in a row trained for {times}; the same command goes on"
-
-
-class Running(Watched, Protocol):
-    """One attempt at a run, in a separate process."""
-
-    def finish(self) -> Record:
-        """Its record."""
-        ...
 
 
 @dataclass(eq=False)
@@ -93,7 +81,8 @@ class Job:
     folder: str = ""
     reused: bool = False
     """Answered from the record of an earlier run."""
-    live: Running | None = None
+    live: Any = None
+    """Its attempt while it runs: `LiveRun`, or `ClusterRun` of a job; None while it does not."""
     grant: "Grant | None" = None
     pid: int = 0
     """Of its worker, or of what has started its workers; 0 where that is on another machine."""
@@ -163,7 +152,7 @@ WRITE_S = 1.0
 
 @dataclass
 class Cell:
-    """One point of a sweep, before and after it ran."""
+    """One point of a sweep, before and after it ran; fields as of `Job`."""
 
     overrides: tuple[str, ...]
     run_id: str = ""
@@ -172,15 +161,12 @@ class Cell:
     outcome: str = ""
     """A member name of Outcome; empty while it has not run."""
     reason: str = ""
-    """Why it was rejected, or how it failed."""
     reused: bool = False
-    """Answered from the record of an earlier run."""
     row: str = ""
     """Name of its row in the sweep's definition; empty where there are none."""
     round: int = 0
     """Repetition of its configuration: the key `repeat`."""
     rule: str = ""
-    """The rule that kept it from running; empty when none did, or one without an identifier."""
 
     def refuse(self, error: ConfigError) -> None:
         """Mark it as invalid, or as not possible now, with the first rule that rejects it."""
@@ -205,8 +191,8 @@ _HOW = (*(f"{group}{end}" for group in LAUNCH_GROUPS for end in ".="), "plan_onl
 def sweep_id(cells: Sequence[tuple[str, ...]], own: Sequence[Config] = ()) -> str:
     """12 hex digits: the same command is the same sweep, wherever it is sent.
 
-    `cells` are the overrides of each job; `own` what they compose to where the user's options
-    (`--config-dir`) take part: the overrides then depend on the files in that folder.
+    `cells`: overrides of each job; `own`: what they compose to, if that depends on the user's files
+    (`--config-dir`).
     """
     texts: list[Any] = [[t for t in cell if not t.startswith(_HOW)] for cell in cells]
     texts += [meaningful(make_converter().unstructure(config)) for config in own]
@@ -218,27 +204,8 @@ def sweep_paths(runs: str, identity: str) -> SweepPaths:
     return SweepPaths(user_path(runs) / f"sweep-{identity}")
 
 
-def write_sweep(
-    paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell], name: str = ""
-) -> None:
-    """Write sweep.json atomically."""
-    own_folder(paths.folder)
-    content = {
-        "schema_version": 1,
-        "name": name,
-        "directory": os.getcwd(),
-        "command": list(command),
-        "cells": [asdict(c) for c in cells],
-    }
-    write_json(paths.sweep, masked(content))
-
-
 class SweepFile:
-    """sweep.json kept up to date while the sweep runs.
-
-    It is a view: records are the truth, so that a kill between two writes loses nothing, and a
-    thousand cached jobs need not write a thousand files.
-    """
+    """sweep.json kept up to date while the sweep runs; the records are the truth."""
 
     def __init__(
         self, paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell], name: str = ""
@@ -254,19 +221,27 @@ class SweepFile:
         self._is_current = False
 
     def flush(self, at_once: bool = False) -> None:
-        """Write it, if anything has changed and the last time is a while ago.
-
-        A full disk ends no run: the write is retried, and `problem` holds the reason.
-        """
+        """Write it if anything has changed, now and then; `problem`: why that failed."""
         now = time.monotonic()
         if self._is_current or (now - self._written < WRITE_S and not at_once):
             return
         self._written = now
         try:
-            write_sweep(self.paths, self.command, self.cells, self.name)
+            self._write()
             self._is_current, self.problem = True, ""
         except OSError as error:
             self.problem = error.strerror or str(error)
+
+    def _write(self) -> None:
+        own_folder(self.paths.folder)
+        content = {
+            "schema_version": 1,
+            "name": self.name,
+            "directory": os.getcwd(),
+            "command": list(self.command),
+            "cells": [asdict(cell) for cell in self.cells],
+        }
+        write_json(self.paths.sweep, masked(content))
 
 
 def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
@@ -293,7 +268,7 @@ POLL_S = 0.1
 """Between two looks at the worker."""
 
 
-def show_until_over(live: Watched, view: RunView) -> None:
+def show_until_over(live: LiveRun | LedRun, view: RunView) -> None:
     """Show an attempt while it lasts; a signal for this process is passed on to it."""
     with forward_signals(live.ask, live.kill):
         while not live.is_over():
@@ -301,10 +276,10 @@ def show_until_over(live: Watched, view: RunView) -> None:
             time.sleep(POLL_S)
 
 
-def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
+def run_single(plan: Plan, paths: RunPaths, head: Head | None = None) -> Record:
     """Run, or continue, the plan in its folder, and show it; errors as of `launch_attempt`."""
-    with open_view(place.paths, plan.steps.total) as view:
-        live = launch_attempt(plan, place, head, 1 if ranks_are_started() else None)
+    with open_view(paths, plan.steps.total) as view:
+        live = launch_attempt(plan, paths, head, 1 if ranks_are_started() else None)
         try:
             show_until_over(live, view)
         finally:

@@ -1,9 +1,8 @@
 """State of a sweep's runs: their outcomes, which need not run, and requests to run all again.
 
-A run that needs at least as much memory as one that ran out of it is skipped. That order holds
-whatever the model: the same run with a larger micro-batch, longer samples, more layers, without
-checkpointing, or with float32 in place of 16-bit weights needs no less. Anything else that differs
-(another optimizer, another attention kernel, autocast) leaves two runs without an order.
+A run that needs at least as much memory as one that ran out of it is skipped: the same run with a
+larger micro-batch, longer samples, more layers, without checkpointing, or with float32 in place of
+16-bit weights. Anything else that differs leaves two runs without an order.
 """
 
 import contextlib
@@ -21,13 +20,12 @@ from typing import Any
 
 from eke.common.errors import ConfigError, EkeError
 from eke.common.files import open_file, own_folder, read_json, write_json
-from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.common.paths import RunPaths, SweepPaths
 from eke.common.text import format_number
 from eke.config.schema import Checkpointing
 from eke.launch.processes.follow import Board
-from eke.launch.processes.run_dir import Place
-from eke.launch.processes.running_run import place_of
-from eke.launch.processes.sweep import CHANGED, Job, Running, SweepFile
+from eke.launch.processes.run_dir import Place, find_place, folder_names
+from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
 
@@ -39,10 +37,9 @@ FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps
 
 
 def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> list[Job]:
-    """Order jobs so that one that runs out of memory skips as many others as possible.
+    """Sort the first round's jobs that may run out of memory by it, within their positions.
 
-    Jobs of the first round that may run out are sorted by expected memory, within their positions;
-    all others keep theirs.
+    One that runs out then skips as many others as possible.
     """
     first = min((job.plan.config.repeat for job in jobs), default=0)
     found = {
@@ -96,17 +93,15 @@ def _flat(plan: Plan) -> dict[str, Any]:
     pairs = [pair for pair in _walk(plan.config) if not pair[0].startswith(_AROUND)]
     found = {key: value for key, value in pairs if not key.endswith(".option")}
     found["batch.per_device"] = plan.batch.per_device
-    for resolved in ("batch.accumulation", "batch.target", "batch.eval_per_device"):
-        found.pop(resolved, None)  # looked at above
     found["model"] = type(plan.config.model).__name__
     return found
 
 
 _AROUND = (
     "tracker.", "paths.", "hardware.", "rerun", "plan_only", "ignore_forecast", "launcher.",
-    "train.log_every",
+    "train.log_every", "batch.accumulation", "batch.target", "batch.eval_per_device",
 )  # fmt: skip
-"""Starts of keys of what surrounds a run."""
+"""Starts of keys of what surrounds a run, or is compared as resolved."""
 
 
 def _walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -123,25 +118,18 @@ class Books:
     jobs: Sequence[Job]
     board: Board
     ledger: SweepFile
-    place_of: Callable[[Plan], Place] = place_of
+    place_of: Callable[[Plan], Place] = find_place
 
     def running(self) -> list[Job]:
         """Jobs with a worker."""
         return [job for job in self.jobs if job.live is not None]
-
-    def live(self) -> list[Running]:
-        """The workers."""
-        return [job.live for job in self.jobs if job.live is not None]
 
     def unfinished(self) -> list[Job]:
         """Jobs without an outcome."""
         return [job for job in self.jobs if job.outcome is None]
 
     def answer_from_records(self) -> None:
-        """Resolve, before anything starts, the jobs that earlier runs answer.
-
-        The reason why finished runs no longer count is printed once for all.
-        """
+        """Settle the jobs that earlier runs answer, and print once why others no longer count."""
         places: list[Place] = []
         for job in self.jobs:
             try:
@@ -219,10 +207,9 @@ def done_again(places: Sequence[Place]) -> list[str]:
 
 
 class Rerun:
-    """One request to rerun a sweep; commands issued before it is fulfilled share it.
+    """One request to rerun a sweep; commands issued before it is met share it.
 
-    Its file holds, of each run, the folders that were finished before. It is fulfilled once all
-    others have a final record that is not set aside.
+    Its file holds, of each run, the folders that were finished before.
     """
 
     def __init__(self, paths: SweepPaths, jobs: Sequence[Job]) -> None:
@@ -241,9 +228,10 @@ class Rerun:
             else:
                 self._state = {"begun": uuid.uuid4().hex, "old": {}, "met": None}
             old = self._state["old"]
-            for plan in (job.plan for job in self.jobs):
-                names = old.get(plan.run_id, _folders(plan))
-                old[plan.run_id] = [name for name in names if _is_final(runs / name)]
+            for run_id in (job.plan.run_id for job in self.jobs):
+                there = itertools.takewhile(lambda n: (runs / n).exists(), folder_names(run_id))
+                names = old.get(run_id, there)
+                old[run_id] = [name for name in names if _is_final(runs / name)]
             self._write()
 
     @property
@@ -285,13 +273,6 @@ class Rerun:
                 held.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-
-
-def _folders(plan: Plan) -> Iterator[str]:
-    """Names of a run's folders that are there."""
-    runs = user_path(plan.config.paths.runs)
-    names = (f"{plan.run_id}-{n}" if n > 1 else plan.run_id for n in itertools.count(1))
-    return itertools.takewhile(lambda name: (runs / name).exists(), names)
 
 
 def _is_final(folder: Path) -> bool:

@@ -1,8 +1,4 @@
-"""Worker process in a separate process group, supervised to its end.
-
-The worker prints into train.log and nowhere else, so the log is complete even after a crash in
-native code, and a single run, a pool and SLURM can use the same worker.
-"""
+"""Worker process in a separate process group, which prints into train.log and nowhere else."""
 
 import os
 import signal
@@ -11,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Protocol
 
@@ -20,8 +17,7 @@ from eke.common.process_env import child_environment, module_command
 from eke.common.streams import speak
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that stop a supervisor: Ctrl-C, `kill`, and a batch system's warning before a time
-limit."""
+"""Signals that stop a supervisor: Ctrl-C, `kill`, a batch system's warning before a limit."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,24 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     return {**child_environment(), **own, **(extra or {})}
 
 
-class Watched(Protocol):
-    """Processes that another one waits for."""
+def start_process(
+    command: Sequence[str],
+    log: Path,
+    descriptors: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+) -> "subprocess.Popen[bytes]":
+    """Start a process that prints into a log, in a session of its own; OSError if that fails."""
+    with open(open_file(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
+            start_new_session=True, pass_fds=descriptors,
+        )  # fmt: skip
+
+
+class WorkerProcess(Protocol):
+    """A worker from its start to its end: `Worker`, or `PrefixedWorker` on another machine."""
+
+    process: "subprocess.Popen[bytes]"
 
     def is_over(self) -> bool:
         """Whether it has ended."""
@@ -58,27 +70,13 @@ class Watched(Protocol):
 
     def ask(self, number: int) -> None:
         """Hand a signal on."""
-        ...
 
     def kill(self) -> None:
         """End it at once."""
-        ...
-
-
-class WorkerProcess(Watched, Protocol):
-    """A worker from its start to its end; see `Worker`."""
-
-    process: "subprocess.Popen[bytes]"
 
     def finish(self) -> int:
         """Wait for its end; returns its exit code (negative: a signal)."""
         ...
-
-
-StartWorker = Callable[
-    [RunPaths, int, Mapping[str, str] | None, Sequence[int], "Spot | None"], WorkerProcess
-]
-"""Starts a worker; arguments as of `Worker`."""
 
 
 class Worker:
@@ -92,21 +90,11 @@ class Worker:
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
     ) -> None:
-        """Start it."""
+        """Start it; OSError where that fails."""
         # Two machines that append to one file of a network file system overwrite each other.
         file = paths.node_log(spot.node) if spot and spot.node else paths.log
         command = worker_command(paths, num_processes, spot)
-        log_file = open_file(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        with open(log_file, "ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=worker_environment(environment),
-                start_new_session=True,
-                pass_fds=descriptors,
-            )
+        self.process = start_process(command, file, descriptors, worker_environment(environment))
 
     def is_over(self) -> bool:
         """Whether it has ended."""
@@ -122,11 +110,8 @@ class Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def finish(self) -> int:
-        """Wait for its end; returns subprocess's code (negative: a signal).
-
-        Its children (loader processes, a tracker's service) end with it.
-        """
-        self.kill()
+        """Wait for its end; returns subprocess's code (negative: a signal)."""
+        self.kill()  # also its children: loader processes, a tracker's service
         return self.process.wait()
 
 
@@ -136,10 +121,7 @@ def forward_signals(
     kill: Callable[[], None],
     say: str = "stopping after this step; once more kills",
 ) -> Iterator[list[int]]:
-    """The first Ctrl-C or SIGTERM asks the workers to save and stop, the second kills them.
-
-    Yields the signals heard so far.
-    """
+    """The first stop signal asks the workers to save, the second kills them; yields all so far."""
     heard: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:

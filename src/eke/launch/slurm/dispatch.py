@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
-from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.common.paths import RunPaths, SweepPaths
 from eke.common.streams import speak
 from eke.common.text import format_number
 from eke.config.schema import Config
@@ -38,7 +38,7 @@ from eke.launch.slurm.submit import (
     PATIENCE_S,
     arrays,
     describe_request,
-    freeze,
+    freeze_run,
     settle_intents,
     submit_array,
     submitting,
@@ -79,12 +79,7 @@ class Cluster(StartedSweep):
         return self.paths.launcher(NAME)
 
     def submit(self) -> None:
-        """Submit every run that is neither done nor queued.
-
-        Raises:
-            BusyError: another process keeps submitting runs of this folder.
-            EkeError: SLURM gives no answer.
-        """
+        """Submit every run neither done nor queued; EkeError if SLURM or other processes forbid."""
         self.books.ledger.flush(at_once=True)
         self.books.answer_from_records()
         if self.books.unfinished():
@@ -98,9 +93,6 @@ class Cluster(StartedSweep):
         """Submit the runs without a job; those that no longer fit into the queue stay for later.
 
         A run rejected by sbatch is recorded with its message; the others continue.
-
-        Raises:
-            EkeError: SLURM gives no answer.
         """
         settle_intents(self.folder, [*map(paths_of, self.not_started())], self.sleep)
         queue, jobs = scheduler.queue(), self.not_started()
@@ -127,12 +119,7 @@ class Cluster(StartedSweep):
             self.books.end(job, Outcome.crashed, str(why))
 
     def submit_group(self, request: Request, group: list[Job], lock: int) -> None:
-        """Submit runs with the same request, in as many arrays as necessary.
-
-        Raises:
-            SubmissionRefused: not even one more run is taken.
-            EkeError: it is unknown whether some are queued.
-        """
+        """Submit runs with the same request; SubmissionRefused: not even one more is taken."""
         while group:
             now, group = group[: self.most], group[self.most :]
             try:
@@ -156,7 +143,7 @@ class Cluster(StartedSweep):
                 return False
             if job.number in self.stamps:
                 return True
-            freeze(job)
+            freeze_run(job)
         except BusyError as error:
             job.waiting_for = str(error)
             return False
@@ -202,7 +189,8 @@ class Cluster(StartedSweep):
         try:
             self.cancel_skipped(queue)
             if self.not_started():
-                self.submit_again()
+                with contextlib.suppress(BusyError), submitting(self.folder) as lock:
+                    self.submit_missing(lock)
         except EkeError as error:
             for job in self.not_started():
                 job.waiting_for = str(error)
@@ -217,8 +205,7 @@ class Cluster(StartedSweep):
         if phase is not Phase.over and seen is not None:
             self.missed.pop(job.number, None)
             if phase is Phase.runs and job.live is None and seen.state != "COMPLETING":
-                place = Place(paths_of(job), None, "")
-                job.live, job.where = ClusterRun(job.plan, place, element), seen.node
+                job.live, job.where = ClusterRun(job.plan, paths_of(job), element), seen.node
                 self.books.started(job)
             elif phase is Phase.waits:
                 self.note_waiting(job, element, seen)
@@ -236,9 +223,8 @@ class Cluster(StartedSweep):
 
     def run_of(self, job: Job, state: str = "") -> ClusterRun:
         """A run whose job is over, in this state."""
-        place = Place(paths_of(job), None, "")
         stamp = self.stamps.get(job.number, 0)
-        return ClusterRun(job.plan, place, self.elements[job.number], True, state, stamp)
+        return ClusterRun(job.plan, paths_of(job), self.elements[job.number], state, stamp)
 
     def note_waiting(self, job: Job, element: str, seen: Element) -> None:
         """Its job is in the queue, perhaps again."""
@@ -283,11 +269,6 @@ class Cluster(StartedSweep):
         for number in skipped:
             del self.elements[number]
 
-    def submit_again(self) -> None:
-        """Put back lost runs, and those that did not fit before; errors as of submit_missing."""
-        with contextlib.suppress(BusyError), submitting(self.folder) as lock:
-            self.submit_missing(lock)
-
     def not_started(self) -> Sequence[Job]:
         """Jobs that have to go into the queue."""
         return [job for job in self.books.unfinished() if job.number not in self.elements]
@@ -296,23 +277,6 @@ class Cluster(StartedSweep):
 def paths_of(job: Job) -> RunPaths:
     """Its run's files."""
     return RunPaths(Path(job.folder))
-
-
-def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
-    """Every array with its batch script, and what all take at most; errors as of `arrays`."""
-    parts, hours = [], 0.0
-    found = arrays(jobs, scheduler.max_array_size())
-    for request, group in found:
-        profile = group[0].plan.config.slurm
-        intent = new_submission(sweep, [], profile.max_restarts)
-        path = submission_file(paths.launcher(NAME), intent).absolute()
-        text = script_text(request, profile, intent.name, path, len(group))
-        parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
-        if objection := scheduler.objection_to(text):
-            parts += [f"whether this array would be taken now: {objection}\n"]
-        hours += request.gpu_hours * len(group)
-    jobs_text = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"
-    return "\n".join([*parts, f"{jobs_text}, at most {hours:.1f} GPU-hours; nothing was submitted"])
 
 
 class SlurmLauncher(Launcher):
@@ -338,20 +302,31 @@ class SlurmLauncher(Launcher):
         return cluster
 
     def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
-        """The folder of a run; a finished run answers as long as its plan would be the same.
-
-        Nodes may have other software (an image) or another CPU than the machine that plans.
-        """
-        runs = user_path(plan.config.paths.runs)
-        return find_place(runs, plan, plan.config.rerun, changes_since_planning, old)
+        """The folder of a run; nodes may have another CPU or software than where it is planned."""
+        return find_place(plan, old, changes_since_planning)
 
     def request(self, plan: Plan) -> Request:
         """The resources of a run's job."""
         return make_request(plan)
 
     def preview(self, jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
-        """The batch scripts."""
-        return describe_arrays(jobs, paths, sweep) if jobs else ""
+        """Every array with its batch script, and what all take at most; errors as of `arrays`."""
+        if not jobs:
+            return ""
+        parts, hours = [], 0.0
+        found = arrays(jobs, scheduler.max_array_size())
+        for request, group in found:
+            profile = group[0].plan.config.slurm
+            intent = new_submission(sweep, [], profile.max_restarts)
+            path = submission_file(paths.launcher(NAME), intent).absolute()
+            text = script_text(request, profile, intent.name, path, len(group))
+            parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
+            if objection := scheduler.objection_to(text):
+                parts += [f"whether this array would be taken now: {objection}\n"]
+            hours += request.gpu_hours * len(group)
+        total = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"
+        parts += [f"{total}, at most {hours:.1f} GPU-hours; nothing was submitted"]
+        return "\n".join(parts)
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
         """The newest job of each run; squeue is called once."""
@@ -366,7 +341,8 @@ class SlurmLauncher(Launcher):
         for paths, job in zip(runs, newest, strict=True):
             if job is not None:
                 # A submission that sbatch did not answer is known by its name only.
-                name = job.element(named) or (job.submission.name if problem else "")
+                name = job.submission.element(job.number, named)
+                name = name or (job.submission.name if problem else "")
                 status = JobStatus("", where=f"job {name}", silent=problem if name else "")
                 if seen := queue.get(name):
                     is_over = phase_of(seen.state) is Phase.over

@@ -1,7 +1,7 @@
 """One run in a cluster: its folder, its record, and the software its jobs find.
 
-Nodes and images may have other software than the machine that plans. A change is therefore another
-version in the same place, as the planner or an earlier job saw it; each appends a line to one file.
+Nodes may have other software than the machine that plans: a change is another version in the same
+place, as the planner or an earlier job saw it.
 """
 
 import json
@@ -13,9 +13,8 @@ from eke.common.errors import BusyError, EkeError, RunError
 from eke.common.files import append_line, read_json, read_text
 from eke.common.paths import RunPaths
 from eke.hardware import software_now, software_places
-from eke.launch.processes.run_dir import Place, claim
+from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import machine_of
-from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import OUT_OF_MEMORY, outcome_of
 from eke.launch.slurm.submission import job_log, read_ticket
 from eke.plan.identity import changed_fingerprint
@@ -52,58 +51,37 @@ class ClusterRun:
     """One run whose job is on a node."""
 
     plan: Plan
-    place: Place
+    paths: RunPaths
     element: str
     """SLURM's name of its job: `123_4`."""
-    over: bool = False
-    """Whether the job has left the queue."""
     last_state: str = ""
     """Of the job, once it is over and if SLURM still knows it."""
     stamp: int = 0
     """Of an earlier job's record (see stamp_of)."""
 
-    def is_over(self) -> bool:
-        """Whether its job has left the queue."""
-        return self.over
-
-    def ask(self, _: int) -> None:
-        """Ask SLURM to end it: the run saves first."""
-        scheduler.cancel([self.element])
-
-    def kill(self) -> None:
-        """Cancel it; SLURM kills processes still alive after KillWait."""
-        scheduler.cancel([self.element])
-
     def finish(self) -> Record:
-        """Its record; written here for a job that ended without one.
-
-        Raises:
-            BusyError: another process works on this run, so that it has not ended.
-            EkeError: the folder cannot be read or written.
-        """
-        record = self.newest()
-        if record is None:
-            return self.record_lost()
-        stopped = Outcome[record.outcome] in STOPPED
-        if stopped and outcome_of(self.last_state) is Outcome.cancelled:
-            return self.record_cancelled()
-        return record
-
-    def tells_all(self) -> bool:
-        """Whether its record is complete; False if missing or unreadable.
-
-        A stopped worker does not know the cause: scancel may have killed the watcher before it
-        could report it.
-        """
+        """Its record, written here for a job that left none; BusyError: it has not ended."""
         try:
             record = self.newest()
-        except EkeError:
-            return False
-        return record is not None and Outcome[record.outcome] not in STOPPED
+            if record is None:
+                return self.record_lost()
+            stopped = Outcome[record.outcome] in STOPPED
+            if stopped and outcome_of(self.last_state) is Outcome.cancelled:
+                return self.record_cancelled()
+            return record
+        except OSError as error:
+            raise RunError(f"{self.paths.folder} cannot be written: {error.strerror}") from error
+
+    def tells_all(self) -> bool:
+        """Whether its record is there and has the cause, which a stopped worker does not know."""
+        with suppress(EkeError):
+            record = self.newest()
+            return record is not None and Outcome[record.outcome] not in STOPPED
+        return False
 
     def newest(self) -> Record | None:
         """The newest attempt's record; unless final, none from before the job. Or EkeError."""
-        paths = self.place.paths
+        paths = self.paths
         record = read_record(paths)
         if record is None or Outcome[record.outcome].is_final:
             return record
@@ -113,39 +91,31 @@ class ClusterRun:
 
     def record_cancelled(self) -> Record:
         """Record that the job was cancelled, so that it is not submitted again."""
-        with claim(self.place.paths):
+        with claim(self.paths):
             record = self.newest()
             if record is None or Outcome[record.outcome] not in STOPPED:
-                raise BusyError(f"run {self.place.paths.folder.name} has just been worked on")
+                raise BusyError(f"run {self.paths.folder.name} has just been worked on")
             record.outcome, record.exit_code = Outcome.cancelled.name, Outcome.cancelled.exit_code
-            self.write(record)
+            write_record(self.paths, record)
             return record
 
     def record_lost(self) -> Record:
         """Write the record of a job that wrote none."""
-        paths, state = self.place.paths, self.last_state
+        paths, state, outcome = self.paths, self.last_state, outcome_of(self.last_state)
         with claim(paths):
             if record := self.newest():
                 return record
             rows, _ = metrics.read_rows(paths.metrics)
             attempts = read_attempts(paths)
-            attempt = max(0, len(attempts) - 1)
             told = state or "and SLURM remembers no reason"
-            told += where_it_printed(paths, self.element, outcome_of(state))
+            told += where_it_printed(paths, self.element, outcome)
             failure = Failure("job", f"its job is over and left no record: {told}")
-            record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
+            attempt = max(0, len(attempts) - 1)
+            record = outline_record(self.plan, rows, attempt, outcome, failure)
             record.machine = machine_of(attempts, self.plan)
             note_predictions(record, self.plan, state == OUT_OF_MEMORY)
-            self.write(record)
+            write_record(paths, record)
             return record
-
-    def write(self, record: Record) -> None:
-        """Write the record of a folder that is claimed; RunError where that fails."""
-        folder = self.place.paths.folder
-        try:
-            write_record(self.place.paths, record)
-        except OSError as error:
-            raise RunError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def where_it_printed(paths: RunPaths, element: str, outcome: Outcome) -> str:
@@ -153,15 +123,11 @@ def where_it_printed(paths: RunPaths, element: str, outcome: Outcome) -> str:
     ticket = read_ticket(paths)
     if ticket is None:
         return ""
-    submission = Path(ticket.submission)
-    log = job_log(submission.parent, element)
+    log = job_log(Path(ticket.submission).parent, element)
     if log.exists():
         return f"; what it printed: {log}"
-    if submission.exists():
-        unseen = f"; nothing in {log}: do the nodes see that folder?"
-        return unseen if outcome is Outcome.crashed else ""
-    gone = submission if submission.parent.exists() else submission.parent
-    return f"; {gone}, without which no job can start, is gone"
+    unseen = f"; nothing in {log}: do the nodes see that folder?"
+    return unseen if outcome is Outcome.crashed else ""
 
 
 def stamp_of(paths: RunPaths) -> int:
@@ -172,10 +138,9 @@ def stamp_of(paths: RunPaths) -> int:
 
 
 def note_software(submission: Path, command_prefix: str = "") -> str:
-    """Write down what is here, behind what others have seen.
+    """Append the software here to the submission's file; what differs from others', or empty.
 
-    Returns what differs from what they saw in the same place, and what helps; empty: nothing, or
-    the file cannot be written. `command_prefix` may name an image, whose content may have moved.
+    `command_prefix` may name an image, whose content may have moved.
     """
     file, now = submission.with_suffix(".software"), software_now()
     places = {
@@ -193,12 +158,8 @@ def note_software(submission: Path, command_prefix: str = "") -> str:
             break
         before, seen = json.loads(line)
         shared = {part for part, place in places.items() if seen.get(part) == place}
-        changes = changed_fingerprint(
-            {part: before[part] for part in shared}, {part: now[part] for part in shared}
-        )
-        if changes:
-            told = "; ".join(changes)
-            return (
-                f"the software has changed since the sweep was started ({told}) -> start it again"
-            )
+        old, new = ({part: each[part] for part in shared} for each in (before, now))
+        if changes := changed_fingerprint(old, new):
+            told = f"the software has changed since the sweep was started ({'; '.join(changes)})"
+            return f"{told} -> start it again"
     return ""

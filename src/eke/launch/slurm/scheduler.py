@@ -90,22 +90,17 @@ _FOREIGN = re.compile(
     rf"SLURMD?_(?!(CONF|JWT)$)|SQUEUE_|SACCT_|SCONTROL_|SCANCEL_|SRUN_|(?!{_DEFAULTS})SBATCH_"
     rf"|{RANK_VARIABLES}"
 )
-"""Input variables of SLURM's commands (their manuals), of the job that this process may be in or
-the user's own: they would hide jobs, add GPUs, nodes or tasks to those that a run asks for
-(`SBATCH_GRES`, `SBATCH_GPUS`, `SLURM_NTASKS`), contradict them (`SBATCH_CPUS_PER_GPU`), or take
-from a job what it needs (`SBATCH_EXPORT`, `SBATCH_INPUT`). Use `slurm.options` for options of eke's
-jobs."""
+"""Input variables of SLURM's commands (their manuals), of a surrounding job or the user's own: they
+would hide jobs, add to what a run asks for (`SBATCH_GRES`, `SLURM_NTASKS`), contradict it
+(`SBATCH_CPUS_PER_GPU`), or take from a job what it needs (`SBATCH_EXPORT`)."""
 
 _LOST = re.compile(r"timed out|zero bytes|exit code -", re.I)
-"""In sbatch's message when the controller, or sbatch itself, was gone before the answer: it is
-unknown whether the job was accepted."""
-
+"""In sbatch's message when it is unknown whether the job was accepted."""
 
 _OUT_OF_REACH = re.compile(
     r"establish a configuration source|fetch_config|contact slurm controller", re.I
 )
-"""In what commands say of a machine that belongs to no cluster, or whose controller is down: SLURM
-22.05, several lines of it."""
+"""In what commands of SLURM 22.05 say without a cluster, or when its controller is down."""
 
 ELSEWHERE = "Submit from a login node, or leave hydra/launcher=slurm out to run here"
 
@@ -150,25 +145,15 @@ class SubmissionRefused(EkeError):
 
 
 def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
-    """Output of a SLURM command, which no shell reads.
+    """Output of a SLURM command, which holds `descriptors`, too: locks.
 
-    It holds `descriptors`, too: locks, in case this process is killed.
-
-    Raises:
-        SaidNo: it rejects the request.
-        EkeError: it is missing, or does not answer.
+    SaidNo: it rejects the request. EkeError: it is missing, or does not answer.
     """
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE_S,
-            env=clean_environment(os.environ),
-            pass_fds=descriptors,
-        )
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=PATIENCE_S, env=clean_environment(os.environ), pass_fds=descriptors,
+        )  # fmt: skip
     except FileNotFoundError as error:
         why = "is not there: this machine knows no SLURM"
         raise EkeError(f"{command[0]} {why}. {ELSEWHERE}") from error
@@ -191,10 +176,9 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def options_of(script: Path) -> list[str]:
-    """The options that a batch script asks for, as arguments of sbatch.
+    """The options of a batch script, as arguments of sbatch.
 
-    The user's own `SBATCH_PARTITION` and the like replace lines of a script, and not arguments
-    (manual of sbatch, input environment variables): as defaults they hold for what is left open.
+    `SBATCH_PARTITION` and the like replace lines of a script, but no arguments (sbatch's manual).
     """
     lines = script.read_text(encoding="utf-8").splitlines()
     asked = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
@@ -202,12 +186,7 @@ def options_of(script: Path) -> list[str]:
 
 
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
-    """Submit a batch script; returns the array's job id.
-
-    Raises:
-        SubmissionRefused: sbatch rejects it.
-        EkeError: there is no answer, or none that makes sense.
-    """
+    """Submit a batch script; returns the job id. SubmissionRefused, or EkeError without answer."""
     try:
         said = ask(["sbatch", "--parsable", *options_of(script), str(script)], descriptors)
     except SaidNo as error:
@@ -252,8 +231,7 @@ def ids_by_name(found: Mapping[str, Element]) -> dict[str, str]:
 def last_states(elements: Sequence[str]) -> dict[str, str]:
     """The last state of jobs no longer in the queue; unknown jobs are absent.
 
-    Accounting remembers for months, but learns late; without it the controller does for some
-    minutes (MinJobAge). One query per array.
+    Accounting learns late; the controller remembers for some minutes (MinJobAge).
     """
     if not elements:
         return {}

@@ -1,8 +1,7 @@
 """Resource requests, batch scripts and the ledger of submissions.
 
 The ledger is written before sbatch is called and completed when it has answered. A kill in between
-leaves an intent, which each of its runs names: the next command asks SLURM for a job of that name
-before it submits any of them again.
+leaves an intent, named by its runs: the next command first asks SLURM for a job of that name.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import read_json, write_json
@@ -51,8 +50,7 @@ _OWN = {
     **{name: "" for name in ("array", "error", "job-name", "no-requeue", "open-mode", "output")},
     **{name: "" for name in ("parsable", "requeue", "test-only", "wait", "wrap")},
 }
-"""Options of sbatch that eke sets, and the key that changes them; empty where none does. Of an
-option that is there twice, SLURM takes either: the ledger would say what is not so."""
+"""Options of sbatch that eke sets, and the key that changes them; empty where none does."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +95,7 @@ def make_request(plan: Plan) -> Request:
 
 
 def read_minutes(text: str) -> int | None:
-    """A time limit in whole minutes, rounded up; None if sbatch would not read it.
-
-    sbatch knows `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
-    `days-hours:minutes` and `days-hours:minutes:seconds` (its manual, --time).
-    """
+    """A time limit of sbatch's (its manual, --time) in whole minutes, rounded up; else None."""
     found = _TIME.fullmatch(text.strip())
     if not found:
         return None
@@ -177,9 +171,10 @@ class Submission:
     job_id: str = ""
     """SLURM's; empty while it is unknown whether sbatch accepted it."""
 
-    def element(self, number: int) -> str:
-        """SLURM's name of one element: `123_4`."""
-        return f"{self.job_id}_{number}"
+    def element(self, number: int, job_ids: Mapping[str, str] | None = None) -> str:
+        """SLURM's name of an element, `123_4`; empty if unknown, also to the queue's `job_ids`."""
+        job_id = self.job_id or (job_ids or {}).get(self.name, "")
+        return f"{job_id}_{number}" if job_id else ""
 
 
 @dataclass(frozen=True)
@@ -213,10 +208,7 @@ def submission_file(folder: Path, submission: Submission) -> Path:
 
 
 def job_log(folder: Path, element: str) -> Path:
-    """Output of the job itself, outside its worker, in its submission's folder.
-
-    `element` is SLURM's name of it, `123_4`; `%A_%a` in a batch script.
-    """
+    """Output of the job `element`, as SLURM names it, outside its worker."""
     return folder / f"{element}.log"
 
 
@@ -251,10 +243,7 @@ def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
 
 
 def name_in_runs(path: Path, submission: Submission) -> dict[RunPaths, Ticket | None]:
-    """Have each of its runs name an intent: no other sweep may submit them meanwhile.
-
-    Returns what they named before, for `put_back`.
-    """
+    """Have each of its runs name an intent; returns what they named before, for `put_back`."""
     before: dict[RunPaths, Ticket | None] = {}
     for number, run in enumerate(submission.runs):
         paths = RunPaths(Path(run))
@@ -289,8 +278,7 @@ def read_ticket(paths: RunPaths) -> Ticket | None:
     return ticket if isinstance(ticket.submission, str) else None
 
 
-@dataclass(frozen=True)
-class Newest:
+class Newest(NamedTuple):
     """The newest job of a run, in the queue or not."""
 
     path: Path
@@ -298,14 +286,6 @@ class Newest:
     submission: Submission
     number: int
     """Of its element."""
-
-    def element(self, job_ids: Mapping[str, str] | None = None) -> str:
-        """SLURM's name of it, `123_4`; empty while unknown.
-
-        `job_ids` of queued jobs, by name: sbatch may have accepted one whose answer was lost.
-        """
-        job_id = self.submission.job_id or (job_ids or {}).get(self.submission.name, "")
-        return f"{job_id}_{self.number}" if job_id else ""
 
 
 def newest_of(runs: Iterable[RunPaths]) -> list[Newest | None]:
@@ -325,16 +305,15 @@ def newest_of(runs: Iterable[RunPaths]) -> list[Newest | None]:
 
 def jobs_of(runs: Iterable[RunPaths]) -> list[str]:
     """SLURM's name of each run's newest job, `123_4`; empty if there is none that is known."""
-    return [newest.element() if newest else "" for newest in newest_of(runs)]
+    return [n.submission.element(n.number) if n else "" for n in newest_of(runs)]
 
 
 REQUEUE_CODE = 99
 """Exit code of a run's watcher that requeues its job."""
 
 STRAGGLERS_S = int(ALONE_S) + 300
-"""How long the tasks of a step may go on once one has ended. They end within seconds of each other,
-and within ALONE_S where the first one is lost; one that dies before it can be heard of (its node
-has no such Python, say) would have the others hold their nodes for `distributed.timeout_s`."""
+"""How long the tasks of a step may go on once one has ended: within ALONE_S, unless one died before
+it could be heard of (its node has no such Python, say)."""
 
 _AFTER = f"""\
 code=$?

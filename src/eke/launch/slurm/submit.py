@@ -32,8 +32,8 @@ from eke.launch.slurm.submission import (
 )
 
 GIVEN_UP_S = 30.0
-"""After this time an intent unknown to SLURM will not appear: its caller is gone, and so is sbatch,
-which holds the ledger's lock while it lives."""
+"""After this time an intent unknown to SLURM will not appear: its caller and sbatch, which holds
+the ledger's lock, are gone."""
 
 LOOK_S = 1.0
 """Between two questions about it, or two looks at a lock."""
@@ -42,8 +42,7 @@ LOCK = ".submitting"
 """Name of the lock in the folder of all runs."""
 
 PATIENCE_S = 60.0
-"""Wait for other processes to finish submitting: a thousand plans are written and an array is
-submitted within seconds."""
+"""Longest wait for other processes that submit, which takes seconds."""
 
 
 def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
@@ -63,13 +62,9 @@ def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
 def submitting(
     folder: Path, patience_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
-    """Lock the ledgers of all sweeps that share a runs folder, so that no run is submitted twice.
+    """Lock the ledgers of all sweeps of a runs folder; yields the lock, for sbatch to hold as well.
 
-    Yields the lock, for sbatch to hold as well.
-
-    Raises:
-        BusyError: another process submits, or its sbatch still runs.
-        ConfigError: the folder's file system has no locks.
+    BusyError: another process submits, or its sbatch still runs. ConfigError: there are no locks.
     """
     own_folder(folder)
     runs = folder.parents[1]
@@ -120,11 +115,9 @@ def _intents(
 def submit_array(
     folder: Path, sweep: str, request: Request, jobs: Sequence[Job], lock: int
 ) -> Submission:
-    """Freeze the plans of these runs into their folders and submit them as one array.
+    """Submit runs with frozen plans as one array; SubmissionRefused leaves nothing behind.
 
-    Raises:
-        SubmissionRefused: sbatch rejects them; nothing is left behind.
-        EkeError: it is unknown whether sbatch accepted it; the intent stays.
+    EkeError: it is unknown whether sbatch accepted it; the intent stays.
     """
     profile = jobs[0].plan.config.slurm
     runs = [str(Path(job.folder).absolute()) for job in jobs]
@@ -152,7 +145,7 @@ def forget(path: Path) -> None:
         path.with_suffix(ending).unlink(missing_ok=True)
 
 
-def freeze(job: Job) -> None:
+def freeze_run(job: Job) -> None:
     """Write the plan into the run's folder, which then no longer changes; BusyError or EkeError."""
     paths = RunPaths(Path(job.folder))
     try:

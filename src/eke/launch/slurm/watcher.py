@@ -1,8 +1,7 @@
 """Entry point of a cluster job: `python -m eke.launch.slurm.watcher SUBMISSION`; no torch.
 
-It finds its run by its place in the array, starts the usual worker, forwards SLURM's signals, and
-tells SLURM by its exit code whether to requeue the job. On several machines the first one does so;
-the others start processes on its command.
+It starts the usual worker of its element of the array, forwards SLURM's signals, and tells by its
+exit code whether to requeue the job. On several machines the others follow the first one.
 """
 
 import os
@@ -10,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from eke.common.paths import RunPaths
 from eke.common.process_env import SlurmTask, this_task
 from eke.common.streams import open_streams
 from eke.common.text import format_number
-from eke.hardware import choose_device, machine_fingerprint, option_of
+from eke.hardware import choose_device, device_option, machine_fingerprint
 from eke.launch.processes.nodes import Head, follow, launch_attempt
-from eke.launch.processes.run_dir import Place, claim
+from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import WORKER_PHASE
 from eke.launch.processes.sweep import MAX_CRASHES, worth_of
 from eke.launch.processes.worker_process import STOP_SIGNALS
@@ -81,9 +80,11 @@ def main(arguments: list[str]) -> int:
         mine = this_task()
         if mine.node:
             return help_out(paths, mine)
-        with ExitStack() as held:
-            head = held.enter_context(Head(paths.invitation, mine)) if mine.count > 1 else None
-            return watch_run(paths, submission, Ticket(str(file), number), heard, head)
+        ticket = Ticket(str(file), number)
+        if mine.count == 1:
+            return watch_run(paths, submission, ticket, heard)
+        with closing(Head(paths.invitation, mine)) as head:
+            return watch_run(paths, submission, ticket, heard, head)
     except BusyError as error:
         return log_and_exit(f"{error}; this job leaves it alone", EXIT_RESUMABLE)
     except EkeError as error:
@@ -93,13 +94,7 @@ def main(arguments: list[str]) -> int:
 
 
 def help_out(paths: RunPaths, task: SlurmTask) -> int:
-    """Run as a follower machine; the first machine decides on the job.
-
-    SLURM's signals reach every machine: the first one asks, and all processes agree.
-
-    Raises:
-        EkeError: the first one is not to be found, or the plan cannot be read.
-    """
+    """Run as a follower machine; the first one decides, also about signals. EkeError without it."""
     plan, problem = read_plan(paths), ""
     try:
         for_this_node(plan)
@@ -152,12 +147,7 @@ def watch_run(
 
 
 def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> Record:
-    """Start the worker and wait for it; SLURM's stop signal is forwarded once, with its reason.
-
-    Raises:
-        BusyError: another process works on this run.
-        EkeError: the folder cannot be read or written, or this node does not match the plan.
-    """
+    """Start the worker and wait for it; SLURM's stop signal is forwarded once, with its reason."""
     plan = read_plan(paths)
     try:
         plan = for_this_node(plan)
@@ -165,7 +155,7 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
             head.gather(plan.config.distributed.timeout_s)
     except EkeError as error:
         return note_misplaced(paths, plan, str(error))
-    live = launch_attempt(plan, Place(paths, None, ""), head)
+    live = launch_attempt(plan, paths, head)
     why: Outcome | None = None
     try:
         while not live.is_over():
@@ -184,8 +174,7 @@ def with_reason(
 ) -> Record:
     """The record of an interrupted run with the reason that SLURM gives.
 
-    The worker may have been signalled before this process: scancel reaches every process of a job
-    at once, and a worker that has just started dies of it; `exit_code` is then the negative signal.
+    scancel reaches every process at once, and a worker that has just started dies of it.
     """
     if why is None or record.outcome == why.name:
         return record
@@ -204,10 +193,9 @@ def reason_of(
 ) -> Outcome:
     """Reason for a signal from SLURM.
 
-    A time limit announces itself with the signal that the script asks for. Preemption, the limit
-    itself and scancel all send SIGTERM; the controller's state distinguishes them (seen in 22.05):
-    a job in its preemption grace time still runs, a requeued one has one restart more than it
-    knows, and a cancelled one is completing.
+    Preemption, the time limit itself and scancel all send SIGTERM. By the controller (seen in
+    22.05) a preempted job still runs, or has one restart more than it knows; a cancelled one is
+    completing.
     """
     if number in (signal.SIGUSR1, signal.SIGUSR2):
         return Outcome.timeout
@@ -225,8 +213,8 @@ def reason_of(
 def for_this_node(plan: Plan) -> Plan:
     """The plan with this node's own facts; EkeError if the run was not planned for such a node."""
     device, _ = choose_device("auto" if plan.device.kind == "cuda" else "cpu")
-    option = option_of(device.name)
-    same = device.name == plan.device.name or (option and option == option_of(plan.device.name))
+    option = device_option(device.name)
+    same = device.name == plan.device.name or (option and option == device_option(plan.device.name))
     if plan.device.kind == "cuda" and not same:
         raise EkeError(
             f"planned for {plan.device.name}, and this node has {device.name}: "

@@ -45,7 +45,7 @@ def gpus() -> Callable[..., Devices]:
 class FakeRun:
     """A run that lasts a number of looks and then ends as its script says."""
 
-    place: Place
+    paths: RunPaths
     record: Record
     looks: int
     grant: Grant
@@ -89,7 +89,7 @@ class FakeMachine:
         paths = RunPaths(self.tmp / "runs" / plan.run_id)
         return Place(paths, self.finished.get(plan.run_id), "")
 
-    def start(self, plan, place: Place, grant: Grant) -> FakeRun:
+    def start(self, plan, paths: RunPaths, grant: Grant) -> FakeRun:
         """Start what the script has for this run."""
         if plan.run_id in self.busy:
             self.busy.discard(plan.run_id)
@@ -97,7 +97,7 @@ class FakeMachine:
         script = self.ends.get(plan.run_id) or deque([("ok", 20, 1)])
         outcome, steps, looks = script.popleft() if len(script) > 1 else script[0]
         self.started.append((plan.run_id, grant.name))
-        run = FakeRun(place, record_for(plan.run_id, outcome, steps), looks, grant)
+        run = FakeRun(paths, record_for(plan.run_id, outcome, steps), looks, grant)
         self.runs.append(run)
         return run
 

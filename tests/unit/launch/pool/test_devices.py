@@ -1,5 +1,6 @@
 """Devices are leased whole, to one run at a time, across pools and beyond a pool's death."""
 
+import dataclasses
 import errno
 import fcntl
 import os
@@ -9,9 +10,7 @@ import sys
 import pytest
 
 from eke.common.errors import EkeError
-from eke.hardware import cpu_slots
 from eke.launch.local import (
-    Devices,
     find_devices,
     holder_of,
     lease_folder,
@@ -169,27 +168,16 @@ def test_leases_need_locks(leases, monkeypatch) -> None:
 
     monkeypatch.setattr(fcntl, "flock", flock)
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(EkeError, match=r"has no locks \(No locks .*export EKE_LEASES=FOLDER"):
+    with pytest.raises(EkeError, match=r"No locks available.*export EKE_LEASES=FOLDER"):
         try_lease("GPU-0")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_cpu_is_one_slot_with_all_cores_or_several_with_their_own() -> None:
-    (whole,) = cpu_slots(1)
-    assert whole.cores == ()
-    cores = sorted(os.sched_getaffinity(0))
-    two = cpu_slots(2)
-    assert [slot.name for slot in two] == ["CPU 0", "CPU 1"]
-    if len(cores) > 1:
-        assert not {*two[0].cores} & {*two[1].cores}
-    many = cpu_slots(len(cores) + 3)
-    assert all(len(slot.cores) == 1 for slot in many), "more slots than cores share them"
-    assert {core for slot in many for core in slot.cores} == {*cores}
-
-
-def test_runs_that_share_a_cpu_use_as_many_threads_as_they_have_cores(monkeypatch) -> None:
+def test_runs_that_share_a_cpu_use_as_many_threads_as_they_have_cores(plan, monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    devices = find_devices("cpu", num_cpu_slots=2, runs_per_device=1)
+    launcher = dataclasses.replace(plan.config.launcher, cpu_slots=2)
+    config = dataclasses.replace(plan.config, launcher=launcher)
+    devices = find_devices(dataclasses.replace(plan, config=config))
     grant = devices.take(1)
     assert grant.shared
     assert grant.environment() == {"OMP_NUM_THREADS": str(len(grant.slots[0].cores))}
@@ -197,11 +185,11 @@ def test_runs_that_share_a_cpu_use_as_many_threads_as_they_have_cores(monkeypatc
     assert grant.environment(len(cores)) == {"OMP_NUM_THREADS": "1"}, "shared out between ranks"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert grant.environment() == {}, "what the user has set counts"
-    alone = find_devices("cpu", num_cpu_slots=1, runs_per_device=1)
+    alone = find_devices(plan)
     assert (alone.take(1) is None) or not alone.shared
 
 
-def test_no_gpus_without_a_driver(monkeypatch) -> None:
+def test_no_gpus_without_a_driver(plan, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert find_devices("cuda", 1, 1).count == 0
-    assert isinstance(find_devices("cuda", 1, 1), Devices)
+    device = dataclasses.replace(plan.device, kind="cuda")
+    assert find_devices(dataclasses.replace(plan, device=device)).count == 0

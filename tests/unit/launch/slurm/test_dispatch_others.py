@@ -27,13 +27,6 @@ def test_what_is_queued_already_is_found(submitted, cluster) -> None:
     assert again.elements == {0: "100_0", 1: "101_0", 2: "100_2"}
 
 
-def test_another_sweep_with_the_same_runs_waits_for_them(submitted, cluster) -> None:
-    submitted(2, "aaaaaaaaaaaa")
-    other = submitted(3, "bbbbbbbbbbbb")
-    assert cluster.submitted == [2, 1]
-    assert set(other.elements.values()) == {"100_0", "100_1", "101_0"}
-
-
 def test_a_ticket_of_a_job_that_is_over_does_not_count(submitted, cluster) -> None:
     made = submitted()
     write_ticket(paths_of(made.books.jobs[0]), Ticket("/nowhere.json", 0))
@@ -136,7 +129,7 @@ def test_a_cancellation_without_an_answer_is_tried_again(
 
 @pytest.mark.parametrize("count", [10, 1000])
 def test_one_question_a_look(count, submitted, cluster, monkeypatch) -> None:
-    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze", lambda _: None)
+    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze_run", lambda _: None)
     monkeypatch.setattr(ClusterRun, "record_lost", lambda run: record_for("x", "crashed"))
     made = submitted(count)
     cluster.asked.clear()

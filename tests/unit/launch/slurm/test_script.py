@@ -68,24 +68,6 @@ def test_the_script_is_what_it_was(case, text_of, tmp_path) -> None:
     assert text == golden.read_text(), "run EKE_UPDATE=1 pytest on this file, and look at it"
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_bash_can_read_it(case, text_of) -> None:
-    subprocess.run(["bash", "-n"], input=text_of(CASES[case]), text=True, check=True)
-
-
-def test_arrays_and_how_many_at_once(text_of) -> None:
-    assert "#SBATCH --array=0-2%3" in text_of()
-    assert "#SBATCH --array=0-2%2" in text_of({"slurm.max_parallel": 2})
-    assert "#SBATCH --array=0-0%1" in text_of(num_runs=1)
-
-
-def test_no_wckey_and_no_secret(text_of, monkeypatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "s3cret-of-mine")
-    text = text_of(CASES["profile"])
-    assert "--wckey" not in text
-    assert "s3cret" not in text
-
-
 # --- as bash runs it ------------------------------------------------------------------------------
 
 SRUN = """#!/bin/sh

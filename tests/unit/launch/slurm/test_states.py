@@ -6,37 +6,18 @@ from eke.launch.slurm.scheduler import HELD, Phase, outcome_of, phase_of
 from eke.plan.record import Outcome
 
 # https://slurm.schedmd.com/job_state_codes.html, base states and flags
-STATES = {
-    "BOOT_FAIL": "preempted",
-    "CANCELLED": "cancelled",
-    "COMPLETED": "crashed",
-    "CONFIGURING": "waits",
-    "COMPLETING": "runs",
-    "DEADLINE": "timeout",
-    "EXPEDITING": "waits",
-    "FAILED": "crashed",
-    "LAUNCH_FAILED": "crashed",
-    "NODE_FAIL": "preempted",
-    "OUT_OF_MEMORY": "crashed",
-    "PENDING": "waits",
-    "POWER_UP_NODE": "waits",
-    "PREEMPTED": "preempted",
-    "RECONFIG_FAIL": "waits",
-    "REQUEUED": "waits",
-    "REQUEUE_FED": "waits",
-    "REQUEUE_HOLD": "waits",
-    "RESIZING": "runs",
-    "RESV_DEL_HOLD": "waits",
-    "REVOKED": "cancelled",
-    "RUNNING": "runs",
-    "SIGNALING": "runs",
-    "SPECIAL_EXIT": "waits",
-    "STAGE_OUT": "runs",
-    "STOPPED": "runs",
-    "SUSPENDED": "runs",
-    "TIMEOUT": "timeout",
-    "UPDATE_DB": "runs",
+MEANINGS = {
+    "preempted": "BOOT_FAIL NODE_FAIL PREEMPTED",
+    "cancelled": "CANCELLED REVOKED",
+    "crashed": "COMPLETED FAILED LAUNCH_FAILED OUT_OF_MEMORY",
+    "waits": (
+        "CONFIGURING EXPEDITING PENDING POWER_UP_NODE RECONFIG_FAIL REQUEUED REQUEUE_FED "
+        "REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT"
+    ),
+    "runs": "COMPLETING RESIZING RUNNING SIGNALING STAGE_OUT STOPPED SUSPENDED UPDATE_DB",
+    "timeout": "DEADLINE TIMEOUT",
 }
+STATES = {state: meaning for meaning, states in MEANINGS.items() for state in states.split()}
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from eke.common.errors import BusyError, EkeError
+from eke.common.errors import EkeError
 from eke.common.paths import RunPaths
 from eke.launch.slurm import submission, submit
 from eke.launch.slurm.submission import (
@@ -12,7 +12,6 @@ from eke.launch.slurm.submission import (
     jobs_of,
     name_in_runs,
     new_submission,
-    newest_of,
     put_back,
     read_submission,
     read_submissions,
@@ -25,10 +24,9 @@ from eke.launch.slurm.submission import (
 from eke.launch.slurm.submit import (
     GIVEN_UP_S,
     arrays,
-    freeze,
+    freeze_run,
     settle_intents,
     submit_array,
-    submitting,
 )
 
 
@@ -118,23 +116,7 @@ def test_a_ledger_that_cannot_be_read_stops_everything(text, says, folder, inten
     assert path.read_text() == text
 
 
-def test_no_secret_is_written(intend, runs, monkeypatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "s3cret-of-mine")
-    path, made = intend()
-    with_job(path, made, "12")
-    for file in (path, *(paths.ticket("slurm") for paths in runs)):
-        assert "s3cret" not in file.read_text()
-
-
 # --- intents --------------------------------------------------------------------------------------
-
-
-def test_an_intent_that_the_queue_knows_is_adopted(intend, cluster, folder, runs) -> None:
-    path, made = intend()
-    cluster.names[made.name] = "12"
-    settle_intents(folder, [], pytest.fail)
-    assert read_submission(path).job_id == "12"
-    assert jobs_of(runs) == ["12_0", "12_1", "12_2"]
 
 
 def test_an_intent_that_nobody_knows_is_waited_for_then_dropped(
@@ -181,16 +163,6 @@ def test_without_intents_nobody_is_asked(intend, cluster, folder) -> None:
     assert cluster.asked == []
 
 
-def test_another_sweeps_intent_for_a_run_is_adopted(intend, cluster, tmp_path, runs) -> None:
-    """Its launcher was killed behind sbatch: this sweep must not submit its runs again."""
-    path, made = intend()
-    cluster.names[made.name] = "12"
-    other = tmp_path / "other" / "slurm"
-    settle_intents(other, runs[1:], pytest.fail)
-    assert read_submission(path).job_id == "12"
-    assert jobs_of(runs) == ["12_0", "12_1", "12_2"]
-
-
 def test_another_sweeps_intent_is_waited_for_and_left_to_it(
     intend, cluster, tmp_path, runs, clock
 ) -> None:
@@ -207,7 +179,7 @@ def test_no_job_without_tickets(jobs_here, cluster, folder, monkeypatch) -> None
     """Of three runs one has its ticket when the launcher is killed: sbatch was not called."""
     jobs = jobs_here(3)
     for job in jobs:
-        freeze(job)
+        freeze_run(job)
     written = []
 
     def die_at_the_second(paths, ticket) -> None:
@@ -247,14 +219,6 @@ def test_what_a_refusal_puts_back(intend, runs) -> None:
 # --- tickets --------------------------------------------------------------------------------------
 
 
-def test_a_ticket_of_an_intent_names_a_job_that_the_queue_has(intend, runs) -> None:
-    _, made = intend()
-    assert jobs_of([runs[1]]) == [""]
-    newest = newest_of(runs)[1]
-    assert newest.element({"another": "13"}) == ""
-    assert newest.element({made.name: "12", "another": "13"}) == "12_1"
-
-
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"submission": 5, "element": 0}', '{"x": 1}', '{"element": 1}']
 )
@@ -281,14 +245,3 @@ def test_a_submission_is_read_once_for_all_its_runs(folder, tmp_path, monkeypatc
 
 
 # --- the lock -------------------------------------------------------------------------------------
-
-
-def test_two_cannot_submit_at_once(folder) -> None:
-    with (
-        submitting(folder),
-        pytest.raises(BusyError, match="another process submits"),
-        submitting(folder),
-    ):
-        pytest.fail("two submit")
-    with submitting(folder):
-        pass

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 
 import pytest
@@ -14,9 +13,9 @@ from eke.launch.processes.run_dir import claim
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.dispatch import Cluster, describe_arrays, paths_of
-from eke.launch.slurm.submission import jobs_of, read_submissions
-from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, freeze, submit_array, submitting
+from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
+from eke.launch.slurm.submission import jobs_of
+from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, submitting
 from eke.plan.planner import read_plan
 from eke.plan.record import Outcome
 
@@ -48,11 +47,6 @@ def test_equal_requests_go_into_one_array(jobs_here, plan_with) -> None:
     with_values(jobs, plan_with, [{}, hours, {}, {"resources.time": "120"}, {"slurm.grace_s": 60}])
     found = arrays(jobs, 1001)
     assert [[job.number for job in group] for _, group in found] == [[0, 2], [1, 3], [4]]
-
-
-def test_processes_make_a_request(make_jobs) -> None:
-    found = arrays(make_jobs(1, 2, 1), 1001)
-    assert [(request.gpus, len(group)) for request, group in found] == [(1, 2), (2, 1)]
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(10, [7]), (7, [7]), (3, [3, 3, 1]), (1, [1] * 7)])
@@ -116,19 +110,6 @@ def test_what_sbatch_refuses_keeps_no_other_request_out(
     assert {each.stat().st_mode & 0o777 for each in sweep.launcher("slurm").glob("*.sbatch")} <= {
         0o600
     }
-
-
-def test_a_lost_answer_keeps_the_intent(jobs_here, cluster, sweep, monkeypatch) -> None:
-    jobs = jobs_here(2)
-    for job in jobs:
-        freeze(job)
-    monkeypatch.setattr(scheduler, "submit", lambda *_: _raise(EkeError("sbatch gave no answer")))
-    request, group = arrays(jobs, 10)[0]
-    with submitting(sweep.launcher("slurm")) as lock, pytest.raises(EkeError, match="no answer"):
-        submit_array(sweep.launcher("slurm"), "s", request, group, lock)
-    ((_, intent),) = read_submissions(sweep.launcher("slurm"))
-    assert intent.job_id == ""
-    assert intent.runs == tuple(str(paths_of(job).folder) for job in jobs)
 
 
 def _raise(error: BaseException):
@@ -200,11 +181,11 @@ def test_a_full_queue_takes_what_fits_and_the_rest_later(jobs_here, make_cluster
     assert cluster.asked.count("submit") == tries + 1, "one question while it is full"
     for element in list(cluster.now):
         cluster.end(element, "COMPLETED")
-    made.submit_again()
-    assert sum(cluster.submitted) == 8
-    cluster.now.clear()
-    made.submit_again()
-    assert sum(cluster.submitted) == 10
+    for submitted in (8, 10):
+        with submitting(made.folder) as lock:
+            made.submit_missing(lock)
+        assert sum(cluster.submitted) == submitted
+        cluster.now.clear()
     assert len({*made.elements.values()}) == 10
 
 
@@ -224,7 +205,7 @@ def test_a_plan_is_frozen_once_however_often_it_is_handed_in(
     jobs_here, make_cluster, cluster, monkeypatch
 ) -> None:
     frozen: list[Job] = []
-    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze", frozen.append)
+    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze_run", frozen.append)
     cluster.room = 0
     made = make_cluster(jobs_here(3))
     made.submit()
@@ -288,16 +269,9 @@ def test_a_run_that_somebody_works_on_is_left_out(jobs_here, make_cluster, clust
 def test_a_dry_run_shows_scripts_and_asks_for_nothing(jobs_here, plan_with, sweep, cluster) -> None:
     jobs = jobs_here(3)
     with_values(jobs, plan_with, [{}, {}, {"resources.time": "2:00:00"}])
-    text = describe_arrays(jobs, sweep, "0123456789ab")
+    text = SlurmLauncher().preview(jobs, sweep, "0123456789ab")
     assert text.count("#!/bin/bash") == 2
     assert text.endswith("3 runs in 2 arrays, at most 4.0 GPU-hours; nothing was submitted")
     assert "array of 2 runs, at most 60 min each, 1 GPU, 1 core" in text
     assert cluster.asked == []
     assert not sweep.folder.exists()
-
-
-def test_a_ledger_is_json_and_nothing_is_pickled(jobs_here, make_cluster, cluster, sweep) -> None:
-    make_cluster(jobs_here(2)).submit()
-    (file,) = sweep.launcher("slurm").glob("*.json")
-    content = json.loads(file.read_text())
-    assert (content["schema_version"], content["job_id"], len(content["runs"])) == (1, "100", 2)

@@ -112,13 +112,6 @@ def test_another_gpu_is_refused_with_the_fix(planned, here, plan, node) -> None:
         for_this_node(dataclasses.replace(plan, device=gpu(plan, planned)))
 
 
-@pytest.mark.parametrize("planned", [H100, "some GPU"])
-def test_a_node_without_a_gpu_is_refused(planned, plan, node) -> None:
-    node(plan.device)
-    with pytest.raises(EkeError, match="planned for"):
-        for_this_node(dataclasses.replace(plan, device=gpu(plan, planned)))
-
-
 def test_too_few_gpus(plan, node) -> None:
     node(gpu(plan, H100, 1))
     batch = dataclasses.replace(plan.batch, world_size=2)
