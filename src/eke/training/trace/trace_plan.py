@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
@@ -21,6 +21,7 @@ from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
 from eke.plan.planner import Plan, drawn, evaluated
+from eke.plan.planner.planner import FLASH_CAPABILITY
 from eke.training.batches.batches import CacheRelease, MicroBatch
 from eke.training.loop.step import add_evaluation, take_step
 from eke.training.model.activation_offload import build_activation_offload
@@ -193,7 +194,7 @@ def _unforeseen(error: Exception) -> str:
 def trace_history(plan: Plan) -> History:
     """Births and deaths of storages from loading the model to the second evaluation."""
     device = fake_gpu() if plan.device.kind == "cuda" else torch.device("cpu")
-    operations.capability = plan.device.capability or operations.FLASH_CAPABILITY
+    operations.capability = plan.device.capability or FLASH_CAPABILITY
     with torch.device("meta"):
         model, _ = build_trainable(plan, torch.device("meta"))
     train = make_batch(plan, drawn(plan).expected)
@@ -253,7 +254,8 @@ class Training:
         self.model.register_forward_hook(lambda _, __, out: trace.saw_logits(out.logits))
         for parameter in self.model.parameters():
             if parameter.requires_grad:
-                _watch_gradient(parameter, trace)
+                hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: untyped
+                hook(self._note_gradient)
         with pinned_backend(self.plan):
             trace.begin("evaluation")
             start = len(history.events)
@@ -264,16 +266,20 @@ class Training:
         trace.begin("evaluation")
         history.repeat(start, end)
 
+    def _note_gradient(self, parameter: nn.Parameter) -> None:
+        if parameter.grad is not None:
+            self.trace.call([parameter.grad], GRADIENTS)
+
     def _step(self, batch: MicroBatch, step: int) -> None:
         trace, plan = self.trace, self.plan
         # On a CPU a run measures no step before its second.
         counted = step > 0 or trace.kind != "cpu"
         trace.begin("data", counted)
         every = [self._moved(batch) for _ in range(plan.batch.accumulation)]
-        cut = every[:NUM_MICRO_BATCHES]
-        set_learning_rate(self.optimizer, plan.config.optimizer.lr)
+        cut, rate = every[:NUM_MICRO_BATCHES], plan.config.optimizer.lr
+        set_learning_rate(self.optimizer, rate)
         enter = functools.partial(trace.begin, counted=counted)
-        take_step(self, cut, max(1, batch.num_targets), step, plan.config.optimizer.lr, enter)
+        take_step(self, cut, max(1, batch.num_targets), step, rate, enter)
         del every, cut
         states = [t for state in self.optimizer.state.values() for t in plain_tensors(state)]
         trace.call(states, OPTIMIZER)
@@ -300,10 +306,7 @@ class Training:
 
 
 def _prepare_training(
-    plan: Plan,
-    model: nn.Module,
-    trace: StorageTrace,
-    device: torch.device,
+    plan: Plan, model: nn.Module, trace: StorageTrace, device: torch.device
 ) -> Training:
     """What trains a model on fake tensors; the trace is on, and knows the weights after it."""
     trace.begin("load")
@@ -331,12 +334,3 @@ def _prepare_training(
         device=device,
         trace=trace,
     )
-
-
-def _watch_gradient(parameter: nn.Parameter, trace: StorageTrace) -> None:
-    def note(found: Tensor) -> None:
-        if found.grad is not None:
-            trace.call([found.grad], GRADIENTS)
-
-    hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: no annotations
-    hook(note)
