@@ -165,11 +165,7 @@ FORBIDDEN = {
 
 
 def read_user_settings(config: Config) -> Settings | None:
-    """The content of the user's file; None where there is none.
-
-    Raises:
-        ConfigError: it cannot be read, or is no JSON object.
-    """
+    """The content of the user's file, if any, or a ConfigError: it is no readable JSON object."""
     name = config.distributed.deepspeed_config
     if name is None:
         return None

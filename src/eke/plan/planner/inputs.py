@@ -38,10 +38,9 @@ def inputs_of(config: Config, data_fingerprint: str) -> dict[str, str]:
 
 
 def check_inputs(plan: Plan) -> None:
-    """Hold what is there now against the plan; hashes are cached by size and times of change.
+    """Raise ChangedError where an input is gone or has another content than planned.
 
-    Raises:
-        ChangedError: the content of an input is another one, or it is gone.
+    Hashes are cached by size and times of change.
     """
     for key in plan.inputs:
         if why := change_of(plan, key):
@@ -95,11 +94,7 @@ def software_changes(plan: Plan) -> list[str]:
 
 
 def check_software(plan: Plan) -> None:
-    """Hold the software on disk against the plan.
-
-    Raises:
-        ChangedError: something differs.
-    """
+    """Raise ChangedError where the software on disk is not the plan's."""
     if changes := "; ".join(software_changes(plan)):
         why = f"the software has changed since the run was planned ({changes})"
         raise ChangedError(f"{why} -> the same command again")

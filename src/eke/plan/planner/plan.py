@@ -221,11 +221,7 @@ def write_plan(paths: RunPaths, plan: Plan) -> None:
 
 
 def read_plan(paths: RunPaths) -> Plan:
-    """The plan of a run folder.
-
-    Raises:
-        RunError: there is none, or it cannot be read.
-    """
+    """The plan of a run folder, or a RunError: there is none, or it cannot be read."""
     try:
         return make_converter().structure(read_json(paths.plan), Plan)
     except (OSError, ValueError, TypeError, AttributeError, cattrs.BaseValidationError) as error:

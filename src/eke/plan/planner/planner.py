@@ -85,7 +85,8 @@ def make_plan(
     """Decide everything that a checked configuration leaves open.
 
     Raises:
-        ConfigError: the data holds too little for one sample or one step.
+        ConfigError: the data holds too little for one sample or one step, or the user's DeepSpeed
+            configuration contradicts `config`; the latter also from `replan` and `with_batch`.
     """
     decisions = [Decision("hardware", device.name, device_reason)]
     batch = plan_batch(config, decisions)
@@ -121,11 +122,7 @@ def make_plan(
 
 
 def replan(plan: Plan, config: Config) -> Plan:
-    """The same run with other techniques, for a forecast: data, length and identity stay.
-
-    Raises:
-        ConfigError: the user's DeepSpeed configuration contradicts it.
-    """
+    """The same run with other techniques, for a forecast: data, length and identity stay."""
     batch = plan_batch(config, [])
     theirs = read_user_settings(config)
     deepspeed, _ = _plan_deepspeed(config, batch, plan.device, theirs, [])
@@ -140,11 +137,7 @@ def replan(plan: Plan, config: Config) -> Plan:
 def with_batch(
     plan: Plan, config: Config, reasons: Sequence[Decision], warnings: Sequence[str]
 ) -> Plan:
-    """The same run cut into other micro-batches: what `make_plan` makes of that configuration.
-
-    Raises:
-        ConfigError: the user's DeepSpeed configuration contradicts it.
-    """
+    """The same run cut into other micro-batches: what `make_plan` makes of that configuration."""
     own: list[Decision] = []
     batch = plan_batch(config, own)
     theirs = read_user_settings(config)

@@ -41,11 +41,7 @@ in loss within about a minute on two cores."""
 
 
 def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
-    """Count the samples, preparing the tokens first where that is needed.
-
-    Raises:
-        ConfigError: the data cannot be used, or holds too little.
-    """
+    """Count the samples, preparing tokens first where needed; ConfigError: it cannot be used."""
     if isinstance(config.data, Synthetic):
         return _synthetic(config, config.data, decisions)
     if isinstance(config.data, Mix):

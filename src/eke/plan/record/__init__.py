@@ -386,11 +386,7 @@ def write_record(paths: RunPaths, record: Record) -> None:
 
 
 def read_record(paths: RunPaths) -> Record | None:
-    """The record of a run; None when there is none yet.
-
-    Raises:
-        UnreadableRecord: it is torn, of another version, or not a record.
-    """
+    """The record of a run, if there is one; UnreadableRecord: torn, another version, no record."""
     try:
         content = read_json(paths.record, RECORD_LIMIT)
         if not isinstance(content, dict):

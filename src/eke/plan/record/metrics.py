@@ -54,11 +54,7 @@ PHASE_KEYS = {phase: f"train/{phase}_time_s" for phase in PHASES}
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows with one unbuffered write.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Append rows with one unbuffered write; OSError: the disk is full."""
     if lines := [json.dumps(plain(dict(row)), allow_nan=False) for row in rows]:
         append_line(path, "\n".join(lines))
 

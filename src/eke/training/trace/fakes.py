@@ -186,18 +186,13 @@ def known_operators() -> frozenset[str]:
 def drift() -> list[str]:
     """Names in the lists above that this torch has no rule for: the lists are of another version.
 
-    Every other operator with a rule runs in float32, so a new one of lower precision goes unseen
-    here; the count of rules is tested, too.
+    A new one of lower precision would be unknown here; the count of rules is tested, too.
     """
     return sorted((LOWER_PRECISION | PROMOTED | FLOAT32_RESULT) - known_operators())
 
 
 def register_autocast(device: str) -> object:
-    """Give the fake device CUDA's rules; they hold as long as the object that is returned.
-
-    Raises:
-        RuntimeError: this torch has other rules than these lists.
-    """
+    """Give the fake device CUDA's rules; they hold as long as the object that is returned."""
     if unknown := drift():
         raise RuntimeError(f"torch {torch.__version__} has other autocast rules: {unknown}")
     library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods

@@ -246,8 +246,8 @@ class Workspaces:
     """What the kernels of one kind of device take."""
 
     def __init__(self, kind: str, capability: tuple[int, int] | None = None) -> None:
-        self._rules = RULES[kind]
-        self._asks = kind == "cpu"
+        self._measures = kind == "cpu"
+        self._rules = CPU_RULES if kind == "cpu" else GPU_RULES
         self.handle_bytes = cublas_bytes(capability) if kind == "cuda" else 0
         """What each thread's first product allocates, for good."""
 
@@ -256,7 +256,7 @@ class Workspaces:
         rule = self._rules.get(func)
         if rule is not None:
             return rule(args, kwargs)
-        if not (self._asks and _takes_scratch(func, args)):
+        if not (self._measures and _takes_scratch(func, args)):
             return 0
         key = call_key(func, args, kwargs)
         if key not in _answers:
@@ -331,6 +331,3 @@ CPU_RULES: dict[Any, Rule] = {
     aten.sum.dim_IntList: _reduced_wider,
     aten.mean.dim: _reduced_wider,
 }
-
-RULES = {"cuda": GPU_RULES, "cpu": CPU_RULES}
-"""`Device.kind` -> what its kernels take."""

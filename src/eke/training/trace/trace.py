@@ -300,7 +300,7 @@ def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return (torch.get_rng_state(), out) if func is run_and_save_rng_state else out
 
 
-WRITTEN_IN_PYTHON = frozenset({"eke", "transformers"})
+WRITTEN_IN_PYTHON = ("eke", "transformers")
 """Namespaces of operators that are Python functions over other operators, which are traced in their
 place: the fused loss, and transformers' grouped products."""
 

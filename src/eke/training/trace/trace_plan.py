@@ -96,11 +96,7 @@ class TraceablePlan:
 
 
 def adapt_for_trace(plan: Plan) -> TraceablePlan:
-    """The plan with what no trace can see replaced by what needs as much memory, or more.
-
-    Raises:
-        Untraceable: nothing would take its place truthfully.
-    """
+    """The plan with what no trace can see replaced by what needs as much memory, or more."""
     if is_four_bit(plan):
         raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
     found, config = TraceablePlan(plan), plan.config
@@ -157,11 +153,7 @@ def _adapt_optimizer(found: TraceablePlan) -> None:
 
 
 def trace(plan: Plan) -> Traced:
-    """Predicted peaks of a plan's first process.
-
-    Raises:
-        Untraceable: this plan's step does not run on fake tensors.
-    """
+    """Predicted peaks of a plan's first process, if its step runs on fake tensors (Untraceable)."""
     adapted = adapt_for_trace(plan)
     try:
         history = _traced(adapted)
