@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+from support import TINY
+
 from eke.common.paths import RunPaths
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, metrics
@@ -13,6 +15,13 @@ from eke.training.loop.meter import Clock, Meter
 from eke.training.loop.results import make_record
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, build_job
+
+BRIEF = (
+    *TINY, "data=synthetic", "data.seq_len=16", "data.num_samples=16", "data.num_eval_samples=4",
+    "batch.per_device=4", "train.steps=4", "train.timing_warmup_steps=2",
+    "train.checkpoint_every=null", "train.save_final=false",
+)  # fmt: skip
+"""Four steps, two of which are timed, and no checkpoint."""
 
 
 def start_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:

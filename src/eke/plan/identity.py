@@ -56,13 +56,10 @@ def meaningful(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerprint: str) -> str:
-    """16 hex digits of SHA-256.
+    """16 hex digits of SHA-256 of the configuration as plain values, and the data's content.
 
-    Args:
-        config: the whole configuration as plain values.
-        resolved: the plan's answers to what the configuration leaves open, by key path; they
-            replace the open values, so that typing an answer makes no other run.
-        data_fingerprint: hash of the data's content.
+    `resolved` has the plan's answers to what the configuration leaves open, by key path; they
+    replace the open values, so that an override with the answer makes no other run.
     """
     kept = meaningful(config)
     for path, value in resolved.items():

@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,9 +63,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OPTIMIZER, STATE = "optimizer.pt", "state.json"
-NAME = r"step-\d{8}"
+_NAME = r"step-\d{8}"
 """What `checkpoint_name` makes."""
-PART = r"optimizer-\d{5}-of-(\d{5})\.pt"
+_PART = r"optimizer-\d{5}-of-(\d{5})\.pt"
 """Names that `part_name` makes."""
 
 
@@ -80,19 +81,10 @@ def save_checkpoint(
     whole: WholeState | None = None,
     spare: int | None = None,
 ) -> Path:
-    """Write a checkpoint and drop all but the newest `keep` complete ones.
+    """Write a checkpoint, and drop all but the newest `keep` complete ones and that of `spare`.
 
-    Args:
-        folder: where checkpoints are.
-        step: optimizer steps done.
-        model: without wrappers.
-        optimizer: of that model.
-        scaler: of the loss, if there is one.
-        keep: complete checkpoints to leave.
-        random_states: one per rank; none takes this process's own.
-        tokenizer: of transformers, saved with the weights.
-        whole: what to write where model and optimizer only hold parts; None asks them.
-        spare: step whose checkpoint is left, too.
+    Of several ranks, `random_states` has one of each, and `whole` what to write where model and
+    optimizer only hold parts. The model has no wrappers; `step` optimizer steps are done.
 
     Raises:
         OSError: the disk is full; earlier checkpoints are untouched.
@@ -187,8 +179,7 @@ def load_checkpoint(
     if scaler is not None and tensors["scaler"]:
         scaler.load_state_dict(tensors["scaler"])
     restore_random_state(tensors["random"][rank])
-    state = read_json(path / STATE)
-    return int(state["step"])
+    return int(read_json(path / STATE)["step"])
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
@@ -208,7 +199,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Folders and files with a checkpoint's name; links do not count."""
-    found = [p for p in folder.glob("step-*") if re.fullmatch(NAME, p.name)]
+    found = [p for p in folder.glob("step-*") if re.fullmatch(_NAME, p.name)]
     return [path for path in found if not path.is_symlink()]
 
 
@@ -235,11 +226,10 @@ def find_damage(path: Path) -> str:
                 return f"{name} is damaged (checksum)"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-    kept = set(manifest)
-    exported = {name.removeprefix(f"{EXPORT}/") for name in kept if "/" in name}
+    exported = {name.removeprefix(f"{EXPORT}/") for name in manifest if "/" in name}
     model = CONFIG in exported and {WEIGHTS, INDEX} & exported
     adapter = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} <= exported
-    whole = (model or adapter) and STATE in kept and _has_optimizer(kept)
+    whole = (model or adapter) and STATE in manifest and _has_optimizer(set(manifest))
     return "" if whole else "the manifest is incomplete"
 
 
@@ -250,8 +240,8 @@ def part_name(rank: int, world_size: int) -> str:
 
 def _has_optimizer(names: set[str]) -> bool:
     """The optimizer state in one file, or every rank's part of it."""
-    counts = [found[1] for name in names if (found := re.fullmatch(PART, name))]
-    parts = {part_name(rank, int(counts[0])) for rank in range(int(counts[0]))} if counts else set()
+    counts = [int(found[1]) for name in names if (found := re.fullmatch(_PART, name))]
+    parts = {part_name(rank, count) for count in counts[:1] for rank in range(count)}
     return OPTIMIZER in names or (bool(parts) and parts <= names)
 
 
@@ -289,7 +279,7 @@ def _prune(newest: Path, keep: int, spare: int | None) -> None:
         if spare is None or path.name != checkpoint_name(spare):
             remove_tree(path)
     for path in folder.glob(".step-*.tmp"):
-        if re.fullmatch(rf"\.{NAME}\.\d+\.tmp", path.name):
+        if re.fullmatch(rf"\.{_NAME}\.\d+\.tmp", path.name):
             remove_tree(path)
 
 
@@ -343,21 +333,7 @@ def save_parts(
     tokenizer: Any = None,
     spare: int | None = None,
 ) -> None:
-    """Write a checkpoint of all ranks together and drop all but the newest `keep` complete ones.
-
-    Args:
-        folder: where checkpoints are; all ranks see the same.
-        step: optimizer steps done.
-        model: without wrappers.
-        update: holds this rank's part.
-        keep: complete checkpoints to leave.
-        ranks: every one of them must call this.
-        tokenizer: of transformers, saved with the weights.
-        spare: step whose checkpoint is left, too.
-
-    Raises:
-        OSError: the disk is full, for one of the ranks; earlier checkpoints are untouched.
-    """
+    """As `save_checkpoint`, by all ranks together, each of which writes its part of `update`."""
     unfinished = unfinished_folder(folder, step, ranks.tell(os.getpid()))
     weights = update.weights(keep=ranks.is_main)
 
@@ -370,9 +346,7 @@ def save_parts(
         content = {**update.part(), "random": capture_random_state()}
         _save_tensors(content, unfinished / part_name(ranks.rank, ranks.world_size))
 
-    def finish() -> None:
-        finish_checkpoint(unfinished, step, keep, spare)
-
+    finish = partial(finish_checkpoint, unfinished, step, keep, spare)
     final = folder / checkpoint_name(step)
     with removed_on_error(unfinished) if ranks.is_main else nullcontext():
         _together(ranks, final, write_weights if ranks.is_main else None)
@@ -381,11 +355,7 @@ def save_parts(
 
 
 def load_part(path: Path, update: "DeepSpeedUpdate", ranks: Ranks) -> int:
-    """Restore this rank's part, its random states last; returns the steps it was taken after.
-
-    Raises:
-        RunError: another number of processes wrote the checkpoint.
-    """
+    """Restore this rank's part, its random states last; returns the steps it was taken after."""
     state = read_json(path / STATE)
     written_by = int(state.get("world_size", 0))
     if written_by != ranks.world_size:
@@ -400,7 +370,7 @@ def load_part(path: Path, update: "DeepSpeedUpdate", ranks: Ranks) -> int:
     return int(state["step"])
 
 
-def _together(ranks: Ranks, final: Path, action: Callable[[], None] | None) -> None:
+def _together(ranks: Ranks, final: Path, action: Callable[[], object] | None) -> None:
     """Run each rank's action, if it has one; a system's error of one is raised on all."""
     failed: OSError | None = None
     try:

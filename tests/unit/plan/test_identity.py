@@ -33,15 +33,11 @@ from eke.plan.identity import FORMER_VALUES, canonical, changed_fingerprint, mea
 BASES = {
     "llama-causal": (),
     "bert-masked-wsd": ("model=tiny_bert", "task=masked_lm", "schedule=wsd", "optimizer=sgd"),
-    "gpt2-classify": (
-        "model=tiny_gpt2",
-        "task=sequence_classification",
-        "schedule=constant",
-        "optimizer=adafactor",
-    ),
+    "gpt2-classify": ("model=tiny_gpt2", "task=sequence_classification", "schedule=constant",
+                      "optimizer=adafactor"),
     "t5-seq2seq": ("model=tiny_t5", "task=seq2seq_lm", "data.lengths=uniform"),
     "experts": ("model=tiny_moe",),
-}
+}  # fmt: skip
 """Together they have every field of every variant (data=text: see below; model=pretrained:
 tests/unit/models/checkpoints)."""
 
@@ -213,11 +209,6 @@ def test_typing_what_would_be_decided_is_the_same_run(typed) -> None:
     assert plan_of("data=synthetic", *typed).run_id == plan_of("data=synthetic").run_id
 
 
-def test_two_ways_to_one_batch_are_one_run() -> None:
-    ways = [("batch.target=32",), ("batch.accumulation=4",)]
-    assert len({plan_of("data=synthetic", *way).run_id for way in ways}) == 1
-
-
 def test_where_a_text_lies_does_not_count_but_what_it_says_does(tmp_path) -> None:
     ids = []
     for folder, text in (("a", "one " * 500), ("b", "one " * 500), ("c", "two " * 500)):
@@ -238,13 +229,8 @@ def test_the_machine_is_no_part_of_it() -> None:
 
 def synthetic_config() -> Config:
     """Fixed values of the schema, whatever the presets say."""
-    return Config(
-        model=LlamaModel(),
-        task=Task(),
-        data=Synthetic(option="synthetic"),
-        optimizer=AdamW(),
-        schedule=DecayingSchedule(),
-    )
+    parts = {"optimizer": AdamW(), "schedule": DecayingSchedule()}
+    return Config(model=LlamaModel(), task=Task(), data=Synthetic(option="synthetic"), **parts)
 
 
 def test_golden() -> None:
@@ -277,16 +263,6 @@ def test_new_keys_count_only_away_from_their_former_value(monkeypatch) -> None:
     assert run_id(content, {"train.new_key": 3}, "d") != before
 
 
-def test_the_order_of_keys_does_not_count() -> None:
-    content = make_converter().unstructure(synthetic_config())
-    turned = {
-        k: dict(reversed(v.items())) if isinstance(v, dict) else v for k, v in content.items()
-    }
-    turned = dict(reversed(turned.items()))
-    assert json.dumps(turned) != json.dumps(content)
-    assert run_id(turned, {}, "d") == run_id(content, {}, "d")
-
-
 def test_the_data_counts() -> None:
     content = make_converter().unstructure(synthetic_config())
     assert run_id(content, {}, "one") != run_id(content, {}, "two")
@@ -299,52 +275,23 @@ def test_hashing_changes_nothing() -> None:
     assert json.dumps(content) == before
 
 
-def test_sixteen_hex_digits() -> None:
-    found = run_id(make_converter().unstructure(synthetic_config()), {}, "")
-    assert len(found) == 16
-    assert int(found, 16) >= 0
-
-
 def test_canonical_text_is_one_for_one_meaning() -> None:
     assert canonical({"b": [1, 2.5], "a": None}) == '{"a":null,"b":[1,2.5]}'
     with pytest.raises(ValueError, match="not JSON compliant"):
         canonical({"a": float("nan")})
 
 
-def test_meaningful_keeps_the_rest() -> None:
-    content = make_converter().unstructure(synthetic_config())
-    kept = meaningful(content)
-    around = {"tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "recipe",
-              "rerun", "plan_only", "ignore_forecast"}  # fmt: skip
-    assert set(content) - set(kept) == around
-    assert kept["train"]["max_grad_norm"] == 1.0
-    assert "log_every" not in kept["train"]
-
-
 def test_runs_of_rows_are_those_of_before_rows_had_a_limit() -> None:
     """A key that is new at its default, and hashed, would have every finished sweep run again."""
     config = config_of("data=jsonl", "data.path=rows.jsonl", "data.max_row_bytes=100")
     later = {path.removeprefix("data.") for path in FORMER_VALUES}
-    assert set(meaningful(make_converter().unstructure(config))["data"]) - later == {
-        "eval_frac",
-        "eval_path",
-        "label",
-        "length_grouping",
-        "max_bad_frac",
-        "num_eval_samples",
-        "num_samples",
-        "option",
-        "packing",
-        "pad_to_multiple_of",
-        "path",
-        "pattern",
-        "prompt",
-        "response",
-        "separator",
-        "seq_len",
-        "text",
-        "tokenizer",
-    }
+    hashed = (
+        "eval_frac eval_path label length_grouping max_bad_frac num_eval_samples num_samples "
+        "option packing pad_to_multiple_of path pattern prompt response separator seq_len text "
+        "tokenizer"
+    )
+    data = meaningful(make_converter().unstructure(config))["data"]
+    assert set(data) - later == set(hashed.split())
 
 
 def test_changed_fingerprints_are_told_in_words() -> None:

@@ -112,18 +112,6 @@ def test_the_same_content_goes_on(text, change) -> None:
     check_inputs(plan)
 
 
-def test_the_text_put_back_is_what_was_planned(text) -> None:
-    plan, before = plan_of("data=text", f"data.path={text}", *SHORT), text.read_bytes()
-    same_size(text)
-    other = plan_of("data=text", f"data.path={text}", *SHORT)
-    assert other.run_id != plan.run_id, "no record of the one answers for the other"
-    check_inputs(other)
-    text.write_bytes(before)
-    check_inputs(plan)
-    with pytest.raises(ChangedError):
-        check_inputs(other)
-
-
 IN_A_FOLDER = {
     "edited": lambda f: (f / "one" / "0.txt").write_text("other 0 " * 50),
     "one more": lambda f: (f / "one" / "new.txt").write_text("more"),

@@ -42,13 +42,9 @@ CASES = {
     "packed": ("data.packing=on",),
     "padding-free": ("data.packing=padding_free",),
     "padding-free, grouped": ("data.packing=padding_free", "data.length_grouping=true"),
-    "seq2seq": (
-        "model=tiny_t5",
-        "task=seq2seq_lm",
-        "data.prompt=prompt",
-        "data.response=response",
-    ),
-}
+    "seq2seq": ("model=tiny_t5", "task=seq2seq_lm", "data.prompt=prompt",
+                "data.response=response"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("typed", CASES.values(), ids=CASES.keys())

@@ -116,15 +116,10 @@ def test_a_text_that_changes_is_refused(folder) -> None:
 
 @pytest.mark.parametrize(
     "typed",
-    [
-        (),
-        ("data.packing=on",),
-        ("data.packing=padding_free",),
-        ("data.length_grouping=true", "batch.accumulation=2"),
-        ("data.pad_to_multiple_of=8",),
-    ],
+    [(), ("data.packing=on",), ("data.packing=padding_free",),
+     ("data.length_grouping=true", "batch.accumulation=2"), ("data.pad_to_multiple_of=8",)],
     ids=["padded", "packed", "padding-free", "grouped", "multiple"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("weights", [(5, 3, 2), (0.05, 0.95)], ids=["text too", "short rows"])
 def test_the_micro_batches_are_those_of_the_run(typed, weights) -> None:
     plan = plan_of(*SHORT, listed(*weights), *typed, "train.steps=400")
@@ -226,12 +221,8 @@ def test_a_stream_is_not_packed() -> None:
 
 
 def test_epochs_of_a_mix_with_a_stream_need_their_length() -> None:
-    typed = (
-        *SHORT[:3],
-        "data.num_eval_samples=10",
-        "train.epochs=2",
-        listed(5, 3, 2, third=STREAM),
-    )
+    source = listed(5, 3, 2, third=STREAM)
+    typed = (*SHORT[:3], "data.num_eval_samples=10", "train.epochs=2", source)
     found, _ = check(Facts(config_of(*typed), detect(), planning=True))
     assert [problem.id for problem in found] == ["stream_needs_steps"]
     assert plan_of(*typed, "data.num_samples=40").steps.total == 20

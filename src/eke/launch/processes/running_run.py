@@ -119,7 +119,7 @@ def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | Non
     """How the first of several processes ended; None if unknown."""
     for found in read_rank_failures(paths, attempt):
         message = f"process {found.rank} of this run: {found.failure.message}"
-        return Outcome[found.outcome], dataclasses.replace(found.failure, message=message)
+        return found.outcome, dataclasses.replace(found.failure, message=message)
     dead = read_dead_rank(paths, attempt)
     if dead is None:
         return None

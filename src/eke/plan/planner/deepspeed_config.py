@@ -10,7 +10,6 @@ A user's own ds_config.json, laid over eke's settings; what contradicts the plan
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
@@ -34,10 +33,7 @@ OFFLOADED: dict[str, dict[str, str]] = {
 def deepspeed_settings(config: Config, batch: BatchPlan, device_kind: str) -> Settings:
     """DeepSpeed's configuration; every default that changes memory or mathematics is set.
 
-    Args:
-        config: with `distributed` one of STAGE.
-        batch: how a step is cut.
-        device_kind: `cpu` or `cuda`; page-locked host memory needs a GPU.
+    `distributed` is one of STAGE; `device_kind` is `cpu` or `cuda`, which page-locked memory needs.
     """
     settings = {
         "train_batch_size": batch.samples_per_step,
@@ -65,8 +61,7 @@ def deepspeed_settings(config: Config, batch: BatchPlan, device_kind: str) -> Se
 
 def _zero(config: Config, device_kind: str) -> Settings:
     """The section `zero_optimization`."""
-    stage = STAGE[config.distributed.option]
-    width = config.model.hidden_size
+    stage, width = STAGE[config.distributed.option], config.model.hidden_size
     zero: Settings = {
         "stage": stage,
         "overlap_comm": device_kind == "cuda",  # a second CUDA stream; a CPU has none
@@ -138,13 +133,8 @@ OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lion": "lion", "
 SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
 """DeepSpeed's name of a schedule -> eke's."""
 
-PARAMS: dict[str, tuple[str, ...]] = {
-    "lr": ("lr",),
-    "betas": ("beta1", "beta2"),
-    "eps": ("eps",),
-    "weight_decay": ("weight_decay",),
-    "momentum": ("momentum",),
-}
+SAME = ("lr", "eps", "weight_decay", "momentum")
+PARAMS: dict[str, tuple[str, ...]] = {"betas": ("beta1", "beta2")} | {key: (key,) for key in SAME}
 """Key of `optimizer.params` -> fields of the group `optimizer`."""
 
 KNOWN = {
@@ -175,22 +165,16 @@ FORBIDDEN = {
 
 
 def read_user_settings(config: Config) -> Settings | None:
-    """The content of the user's file; None where there is none.
-
-    Raises:
-        ConfigError: it cannot be read, or is no JSON object.
-    """
+    """The content of the user's file, if any, or a ConfigError: it is no readable JSON object."""
     name = config.distributed.deepspeed_config
     if name is None:
         return None
-    path = user_path(name)
+    why = "holds no JSON object"
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(user_path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(Problem(KEY, name, why, Fix(f"{KEY}=null"))) from error
+        content, why = None, f"cannot be read: {getattr(error, 'strerror', None) or error}"
     if not isinstance(content, dict):
-        why = "holds no JSON object"
         raise ConfigError(Problem(KEY, name, why, Fix(f"{KEY}=null")))
     return content
 
@@ -202,11 +186,6 @@ def merge_user_settings(
 
     `auto` takes eke's value. The sections `optimizer` and `scheduler` are compared with the plan
     and skipped: eke sets both.
-
-    Args:
-        config: what the settings come from.
-        mine: `deepspeed_settings` of it.
-        theirs: the content of the user's file; is not changed.
 
     Raises:
         ConfigError: every contradiction, with both values and the override that ends it.
@@ -263,10 +242,8 @@ def _is_off(value: Any) -> bool:
 def _contradiction(path: str, theirs: Any, ours: Any, name: str) -> Problem:
     why = f"says {path}={format_value(theirs)}, the configuration {format_value(ours)}"
     if path in ("fp16.enabled", "bf16.enabled"):
-        why += (
-            ": it is the format of the weights themselves, not the one that autocast computes in "
-            f"({path}=auto leaves it to eke)"
-        )
+        why += ": it is the format of the weights themselves, not the one that autocast computes in"
+        why += f" ({path}=auto leaves it to eke)"
     fix = (OWNED | OWNED_ON_DISK)[path]
     return Problem(KEY, name, why, Fix(fix(theirs), remark=f"or: remove {path} from {name}"))
 

@@ -20,14 +20,9 @@ DATA, TOKENIZER, MODEL = "data.path", "data.tokenizer", "model.name_or_path"
 
 
 def inputs_of(config: Config, data_fingerprint: str) -> dict[str, str]:
-    """What a worker will read from the user's files.
+    """Key path of what a worker will read from the user's files -> hash of the content.
 
-    Args:
-        config: with its model resolved.
-        data_fingerprint: hash of the data's content, as counted.
-
-    Returns:
-        Key path -> hash of the content; hub models are named by their commit and not among them.
+    Hub models are named by their commit and not among them.
     """
     found: dict[str, str] = {}
     if isinstance(config.data, PythonSource | Text):
@@ -43,10 +38,9 @@ def inputs_of(config: Config, data_fingerprint: str) -> dict[str, str]:
 
 
 def check_inputs(plan: Plan) -> None:
-    """Hold what is there now against the plan; hashes are cached by size and times of change.
+    """Raise ChangedError where an input is gone or has another content than planned.
 
-    Raises:
-        ChangedError: the content of an input is another one, or it is gone.
+    Hashes are cached by size and times of change.
     """
     for key in plan.inputs:
         if why := change_of(plan, key):
@@ -80,8 +74,8 @@ def _read(config: Config, key: str) -> str:
 def _changed(config: Config, key: str, why: str) -> str:
     """One sentence, with what helps: planned again, it is another run."""
     group, _, name = key.partition(".")
-    if typed := getattr(getattr(config, group), name, ""):
-        return f"{key} = {typed}: {why} since the run was planned -> the same command again"
+    if value := getattr(getattr(config, group), name, ""):
+        return f"{key} = {value}: {why} since the run was planned -> the same command again"
     return (
         f"data = {config.data.option}: the standard library of this Python is not the one that was "
         "planned -> the same command again with the Python that trains, or data=text"
@@ -100,12 +94,7 @@ def software_changes(plan: Plan) -> list[str]:
 
 
 def check_software(plan: Plan) -> None:
-    """Hold the software on disk against the plan.
-
-    Raises:
-        ChangedError: something differs.
-    """
-    if changes := software_changes(plan):
-        told = "; ".join(changes)
-        why = f"the software has changed since the run was planned ({told})"
+    """Raise ChangedError where the software on disk is not the plan's."""
+    if changes := "; ".join(software_changes(plan)):
+        why = f"the software has changed since the run was planned ({changes})"
         raise ChangedError(f"{why} -> the same command again")

@@ -39,15 +39,13 @@ class Micro:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The micro-batches of a training."""
+    """The micro-batches of a training: of the shortest samples, on average, and of the longest."""
 
     shortest: Micro
-    """Of the shortest samples."""
     mean: Micro
     expected: Micro
     """The longest one that a training meets: the median of some that are drawn."""
     longest: Micro
-    """Of the longest samples."""
 
     @property
     def differ(self) -> bool:
@@ -77,10 +75,9 @@ def drawn(plan: Plan) -> Drawn:
     config, size = plan.config, plan.steps.num_train_samples
     found = _mixed(config, plan.sources) or _samples(config, plan.store, size, False)
     if found is None:
-        whole = _full(plan.config, plan.batch.per_device)
-        if not isinstance(plan.config.data, Rows | Mix):
-            return Drawn(whole, whole, whole, whole)
-        return Drawn(Micro(whole.rows, 1, 1), whole, whole, whole)  # the prepared tokens are gone
+        whole = _full(config, plan.batch.per_device)
+        gone = isinstance(config.data, Rows | Mix)  # the prepared tokens are no longer there
+        return Drawn(Micro(whole.rows, 1, 1) if gone else whole, whole, whole, whole)
     import numpy as np
 
     batch, data, tokens = plan.batch, plan.config.data, found[0]
@@ -199,12 +196,12 @@ def _samples(config: Config, store: str, count: int, evaluation: bool) -> Found 
     """The samples of one split; None where all have `data.seq_len` tokens, or none are there."""
     if not is_ragged(config) or not count:
         return None
-    asked = repr((config.data, config.task, store, count, evaluation))
-    if asked not in _kept:
+    request = repr((config.data, config.task, store, count, evaluation))
+    if request not in _kept:
         if len(_kept) >= MAX_KEPT:
             _kept.clear()
-        _kept[asked] = _read(config.data, config.task, store, count, evaluation)
-    return _kept[asked]
+        _kept[request] = _read(config.data, config.task, store, count, evaluation)
+    return _kept[request]
 
 
 def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> Found | None:
@@ -236,10 +233,8 @@ def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> F
     tokens = np.stack([source, target], axis=1)
     pairs = np.stack([source * source, target * target, target * source], axis=1)
     if packs is not None:
-        tokens, pairs = (
-            np.add.reduceat(each[packs.members], packs.offsets[:-1], axis=0)
-            for each in (tokens, pairs)
-        )
+        first = packs.offsets[:-1]
+        tokens, pairs = (np.add.reduceat(x[packs.members], first, axis=0) for x in (tokens, pairs))
     if count < len(tokens):  # as eke.training.batches.sampler takes them
         kept = np.arange(count) * len(tokens) // count
         tokens, pairs = tokens[kept], pairs[kept]

@@ -73,11 +73,10 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class ComputePlan:
-    """Number formats and implementations, decided once: later stages do not read `precision`."""
+    """Number formats (torch dtype names) and implementations; `precision` is not read later."""
 
     autocast: str | None
-    """torch dtype name of autocast (`bfloat16`, `float16`), or of `copies` in its place; None
-    computes in the weights' format."""
+    """That of autocast, or of `copies` in its place; None computes in the weights' format."""
     loss_scaling: bool
     """Scale the loss so that float16 gradients do not underflow."""
     tf32: bool
@@ -87,9 +86,9 @@ class ComputePlan:
     pin_memory: bool
     """Page-locked host memory for batches."""
     weights: str = "float32"
-    """torch dtype name of trained weights and gradients; adapters are float32."""
+    """Of trained weights and gradients; adapters are float32."""
     frozen: str = "float32"
-    """torch dtype name of frozen weights; that of `weights` where none are."""
+    """Of frozen weights; that of `weights` where none are."""
     master: bool = False
     """The optimizer steps on float32 copies of narrower weights."""
     float8: str = "off"
@@ -97,7 +96,7 @@ class ComputePlan:
     eval_autocast: str | None = None
     """As `autocast`, in evaluation."""
     copies: str = ""
-    """torch dtype name of the copies of float32 weights that a step computes with; "" without."""
+    """Of the copies of float32 weights that a step computes with; "" without."""
 
     @property
     def formats(self) -> WeightFormats:
@@ -155,9 +154,9 @@ class Plan:
     size: ModelSize
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
+    """Settings without effect and the like, shown once."""
     data_warnings: tuple[str, ...]
     """Those of them that the data gives rise to."""
-    """Settings without effect and the like, shown once."""
     machine: dict[str, str]
     """Fingerprint of device and software, for reuse of the record."""
     data_fingerprint: str
@@ -182,8 +181,8 @@ class Plan:
         """What starts this run alone, to be pasted into a shell."""
         own = ["--config-dir", self.config_dir] if self.config_dir else []
         cell = ["--cell"] if self.choices.get("sweep", "none") != "none" else []
-        typed = [text for text in self.overrides if not text.startswith("launcher.")]
-        return [*program().split(), *own, *cell, *typed]
+        given = [text for text in self.overrides if not text.startswith("launcher.")]
+        return [*program().split(), *own, *cell, *given]
 
     @property
     def processes_per_node(self) -> int:
@@ -213,8 +212,7 @@ def source_sizes(plan: Plan) -> dict[str, int | None]:
 
 def plan_to_plain(plan: Plan) -> dict[str, Any]:
     """The plan as JSON values."""
-    content: dict[str, Any] = make_converter().unstructure(plan)
-    return content
+    return dict(make_converter().unstructure(plan))
 
 
 def write_plan(paths: RunPaths, plan: Plan) -> None:
@@ -223,11 +221,7 @@ def write_plan(paths: RunPaths, plan: Plan) -> None:
 
 
 def read_plan(paths: RunPaths) -> Plan:
-    """The plan of a run folder.
-
-    Raises:
-        RunError: there is none, or it cannot be read.
-    """
+    """The plan of a run folder, or a RunError: there is none, or it cannot be read."""
     try:
         return make_converter().structure(read_json(paths.plan), Plan)
     except (OSError, ValueError, TypeError, AttributeError, cattrs.BaseValidationError) as error:
@@ -244,10 +238,9 @@ def render_plan(plan: Plan) -> str:
         if option not in ("none", "loop") and group not in ("hardware", "sweep", "distributed")
     )
     options = textwrap.wrap(chosen, 98, initial_indent="  ", subsequent_indent="  ")
-    lines = [f"plan {plan.run_id}", *options, ""]
-    lines += [f"  {line}" for line in align(rows, right=[1])]
-    lines += [f"  warning: {warning}" for warning in plan.warnings]
-    return "\n".join(lines)
+    lines = [f"  {line}" for line in align(rows, right=[1])]
+    warnings = [f"  warning: {warning}" for warning in plan.warnings]
+    return "\n".join([f"plan {plan.run_id}", *options, "", *lines, *warnings])
 
 
 def _which_model(plan: Plan) -> str:
@@ -277,20 +270,16 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
     count = "unknown" if trained is None else format_count(trained)
     # The last step of an epoch has what is left of it.
     epochs, more = divmod(steps.total, steps.per_epoch)
-    left = min(more * plan.batch.samples_per_step, steps.num_train_samples)
-    num_samples = epochs * steps.num_train_samples + left
+    once = steps.num_train_samples
+    num_samples = epochs * once + min(more * plan.batch.samples_per_step, once)
+    length = f"{num_samples / once:.2f} epochs of {once} samples"
+    if plan.config.data.is_stream and plan.config.data.num_samples is None:
+        length = "of a stream, begun again at its end"
     return [
         ("parameters", format_count(size.num_parameters), _which_model(plan)),
         *([("trained parameters", count, share)] if by != "peft=none" else []),
         ("model FLOPs per step", step, size.flops_formula),
-        (
-            "samples in all",
-            format_count(num_samples),
-            "of a stream, begun again at its end"
-            if plan.config.data.is_stream and plan.config.data.num_samples is None
-            else f"{num_samples / steps.num_train_samples:.2f} epochs of "
-            f"{steps.num_train_samples} samples",
-        ),
+        ("samples in all", format_count(num_samples), length),
         *(
             (f"source {s.name}", f"{s.share:.1%}", _times(s, num_samples, source_sizes(plan)))
             for s in plan.sources

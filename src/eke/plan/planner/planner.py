@@ -82,18 +82,11 @@ def make_plan(
     device_reason: str,
     warnings: Sequence[str] = (),
 ) -> Plan:
-    """Decide everything the configuration leaves open.
-
-    Args:
-        config: checked: no rule finds it impossible.
-        choices: option of each group.
-        overrides: of the command line.
-        device: what it will run on, or is planned for.
-        device_reason: why this device.
-        warnings: findings of the rules that do not forbid the run.
+    """Decide everything that a checked configuration leaves open.
 
     Raises:
-        ConfigError: the data holds too little for one sample or one step.
+        ConfigError: the data holds too little for one sample or one step, or the user's DeepSpeed
+            configuration contradicts `config`; the latter also from `replan` and `with_batch`.
     """
     decisions = [Decision("hardware", device.name, device_reason)]
     batch = plan_batch(config, decisions)
@@ -129,46 +122,22 @@ def make_plan(
 
 
 def replan(plan: Plan, config: Config) -> Plan:
-    """The same run with other techniques, for a forecast: data, length and identity stay.
-
-    Args:
-        plan: as made.
-        config: of the same model, task and data; checked.
-
-    Raises:
-        ConfigError: the user's DeepSpeed configuration contradicts it.
-    """
-    notes: list[Decision] = []
-    batch = plan_batch(config, notes)
+    """The same run with other techniques, for a forecast: data, length and identity stay."""
+    batch = plan_batch(config, [])
     theirs = read_user_settings(config)
-    deepspeed, _ = _plan_deepspeed(config, batch, plan.device, theirs, notes)
+    deepspeed, _ = _plan_deepspeed(config, batch, plan.device, theirs, [])
+    means = sample_means(config, plan.store, plan.steps.num_train_samples, plan.sources)
+    compute = _plan_compute(config, plan.device, plan.steps.warmup, [])
+    size = model_size(config, means)
     return replace(
-        plan,
-        config=config,
-        batch=batch,
-        compute=_plan_compute(config, plan.device, plan.steps.warmup, notes),
-        size=model_size(
-            config,
-            sample_means(config, plan.store, plan.steps.num_train_samples, plan.sources),
-        ),
-        deepspeed=deepspeed,
+        plan, config=config, batch=batch, compute=compute, size=size, deepspeed=deepspeed
     )
 
 
 def with_batch(
     plan: Plan, config: Config, reasons: Sequence[Decision], warnings: Sequence[str]
 ) -> Plan:
-    """The same run cut into other micro-batches: what `make_plan` makes of that configuration.
-
-    Args:
-        plan: as made.
-        config: the same but for how many micro-batches its samples per step are cut into.
-        reasons: why they are cut so.
-        warnings: findings of the rules about it.
-
-    Raises:
-        ConfigError: the user's DeepSpeed configuration contradicts it.
-    """
+    """The same run cut into other micro-batches: what `make_plan` makes of that configuration."""
     own: list[Decision] = []
     batch = plan_batch(config, own)
     theirs = read_user_settings(config)
@@ -254,8 +223,7 @@ def _plan_steps(
         warmup = round(total * config.schedule.warmup_frac)
         reason = f"schedule.warmup_frac {config.schedule.warmup_frac:g} x {total} steps"
         decisions.append(Decision("schedule.warmup_steps", str(warmup), reason))
-    problems = _impossible_lengths(config, batch, total, warmup, train)
-    if problems:
+    if problems := _impossible_lengths(config, batch, total, warmup, train):
         raise ConfigError(problems)
     return StepPlan(total, per_epoch, warmup, train, evaluation)
 
@@ -274,10 +242,8 @@ def _impossible_lengths(
         key = "per_device" if config.batch.target is None else "target"
         problems.append(Problem(f"batch.{key}", str(getattr(config.batch, key)), why, fix))
     if total > MAX_STEPS:
-        why = f"makes {total} steps; {MAX_STEPS} is the most a run may have"
-        problems.append(
-            Problem("train.epochs", f"{config.train.epochs:g}", why, Fix("train.epochs=1"))
-        )
+        why, epochs = f"makes {total} steps; {MAX_STEPS} is the most a run may have", "train.epochs"
+        problems.append(Problem(epochs, f"{config.train.epochs:g}", why, Fix(f"{epochs}=1")))
     if warmup > total:
         why = f"is longer than the run, {format_number(total, 'step')}"
         fix = Fix(f"schedule.warmup_steps={total // 10}")
@@ -397,10 +363,8 @@ def _implementation(config: Config, device: Device, decisions: list[Decision]) -
     named = optimizer_entry(config.optimizer).implementation
     if named != AUTO:
         return named
-    chosen, reason = (
-        "fused",
-        f"torch has a fused AdamW for {device.kind}: one kernel, no temporaries",
-    )
+    chosen = "fused"
+    reason = f"torch has a fused AdamW for {device.kind}: one kernel, no temporaries"
     if config.offload.option != "none":
         chosen = "deepspeed_cpu"
         reason = "the update runs on the host, where DeepSpeedCPUAdam uses its vector units"
@@ -431,11 +395,8 @@ def shares_heads(plan: Plan, dtype: str | None = None) -> bool:
     """Whether a kernel can run that takes fewer key and value heads than query heads.
 
     Where none can, PyTorch (2.13) falls back to its plain path without a word, whose scores grow
-    with the square of the length: its memory-efficient kernel wants as many heads of each.
-
-    Args:
-        plan: of the run.
-        dtype: torch dtype name that attention computes in; that of the plan's training by default.
+    with the square of the length: its memory-efficient kernel wants as many heads of each. `dtype`
+    is the torch name of what attention computes in, by default the plan's training format.
     """
     attention, device = plan.config.attention, plan.device
     if device.kind != "cuda" or attention.option != "sdpa":
@@ -492,14 +453,13 @@ def waiting_hints(plan: Plan, timing: Timing) -> list[str]:
     waited, steps = timing.data_frac, timing.steady_step_s
     if waited is None or steps is None or steps.n < MIN_STEPS or waited < WORTH_SAYING_FRAC:
         return []
-    said = f"{waited:.0%} of the time of a step went by waiting for data"
-    workers = plan.config.dataloader.workers
-    cores = usable_cores() // plan.processes_per_node
-    if workers == 0:
-        return [f"{said} (dataloader=workers)"]
+    workers, cores = plan.config.dataloader.workers, usable_cores() // plan.processes_per_node
+    fix = f"; {workers} loader processes are all that {cores} cores can feed"
     if 2 * workers <= cores:
-        return [f"{said} (dataloader.workers={2 * workers})"]
-    return [f"{said}; {workers} loader processes are all that {cores} cores can feed"]
+        fix = f" (dataloader.workers={2 * workers})"
+    if workers == 0:
+        fix = " (dataloader=workers)"
+    return [f"{waited:.0%} of the time of a step went by waiting for data{fix}"]
 
 
 SWAPPED = "zero_stage_3"
@@ -545,9 +505,7 @@ def outline_record(
 ) -> Record:
     """A record of the plan and of what metrics.jsonl holds; memory and the like are absent yet."""
     content = plan_to_plain(plan)
-    config = content.pop("config")
-    steps = metrics.latest(rows, metrics.LOSS)
-    timing = metrics.timing(rows)
+    steps, timing = metrics.latest(rows, metrics.LOSS), metrics.timing(rows)
     best = metrics.best_evaluation(rows, plan.config.train.keep_best)
     judged = [
         r for r in rows if best is None or metrics.LOSS in r or r.get(metrics.STEP, 0) <= best.step
@@ -559,7 +517,7 @@ def outline_record(
         exit_code=outcome.exit_code,
         attempt=attempt,
         steps_done=int(steps[-1][metrics.STEP]) if steps else 0,
-        config=config,
+        config=content.pop("config"),
         choices=dict(plan.choices),
         overrides=list(plan.overrides),
         plan=content,

@@ -3,11 +3,10 @@
 How the samples of one optimizer step are cut into micro-batches.
 """
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number
@@ -42,11 +41,7 @@ in loss within about a minute on two cores."""
 
 
 def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
-    """Count the samples, preparing the tokens first where that is needed.
-
-    Raises:
-        ConfigError: the data cannot be used, or holds too little.
-    """
+    """Count the samples, preparing tokens first where needed; ConfigError: it cannot be used."""
     if isinstance(config.data, Synthetic):
         return _synthetic(config, config.data, decisions)
     if isinstance(config.data, Mix):
@@ -56,9 +51,8 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
         return _prepared(config, request, decisions)
     source = sources.open_corpus(config)
     assert source is not None, "bytes of a text"
-    length = sources.window_length(config)
-    available = [sources.count_windows(part, length) for part in (source.train, source.evaluation)]
-    parts = (source.train, source.evaluation)
+    length, parts = sources.window_length(config), (source.train, source.evaluation)
+    available = [sources.count_windows(part, length) for part in parts]
     longest = min(sources.longest_window(part) for part in parts)
     _note_folders(config, source, decisions)
     train, evaluation = _take(config, available, decisions, longest)
@@ -83,8 +77,8 @@ def _synthetic(config: Config, data: Synthetic, decisions: list[Decision]) -> Da
     if data.num_samples is None:
         decisions.append(Decision("data.num_samples", str(drawn), "the guides' data set size"))
     # Names the random samples: all that they are drawn from, but their number and length.
-    shared = {field.name for field in dataclasses.fields(Data)}
-    own = [field.name for field in dataclasses.fields(data) if field.name not in shared]
+    shared = {field.name for field in fields(Data)}
+    own = [field.name for field in fields(data) if field.name not in shared]
     text = repr([(name, getattr(data, name)) for name in own])
     fingerprint = f"synthetic {hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if data.packing is not Packing.on:
@@ -107,13 +101,9 @@ def _packed(rows: int, samples: int, tokens: int, seq_len: int) -> Decision:
 def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]) -> DataPlan:
     store = sources.open_store(request)
     manifest = store.manifest
-    vocabulary = dataclasses.replace(manifest.vocabulary, tokenizer=request.tokenizer)
-    problems = [
-        *_too_small_a_vocabulary(config, vocabulary),
-        *_without_end(config, vocabulary),
-        *too_many_bad(config, manifest),
-    ]
-    if problems:
+    vocabulary = replace(manifest.vocabulary, tokenizer=request.tokenizer)
+    problems = _too_small_a_vocabulary(config, vocabulary) + _without_end(config, vocabulary)
+    if problems := problems + too_many_bad(config, manifest):
         raise ConfigError(problems)
     if manifest.streams:
         train, evaluation = _windows(config, manifest, decisions)
@@ -121,10 +111,8 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
         train, evaluation = _rows(config, store, decisions)
     _note_tokens(manifest, decisions)
     if not vocabulary.is_bytes:
-        reason = f"{vocabulary.size} tokens" + (
-            "; its end of text pads" if vocabulary.pad_is_eos else ""
-        )
-        path = request.tokenizer
+        pads = "; its end of text pads" if vocabulary.pad_is_eos else ""
+        reason, path = f"{vocabulary.size} tokens{pads}", request.tokenizer
         shown = path if len(path) <= 40 else f"...{path[-37:]}"
         decisions.append(Decision("data.tokenizer", shown, reason))
     warnings = _token_warnings(config, manifest)
@@ -230,10 +218,9 @@ def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
     """What is doubled or missing around rows."""
     found = []
     if manifest.plain_markers:
-        found.append(
-            f"the chat template writes {', '.join(manifest.plain_markers)}, which the tokenizer "
-            "splits into ordinary tokens"
-        )
+        written = ", ".join(manifest.plain_markers)
+        split = "which the tokenizer splits into ordinary tokens"
+        found.append(f"the chat template writes {written}, {split}")
     if manifest.num_doubled:
         count = format_number(manifest.num_doubled, "row")
         found.append(
@@ -269,21 +256,15 @@ def too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
 
 def _windows(config: Config, manifest: Manifest, decisions: list[Decision]) -> tuple[int, int]:
     length = sources.window_length(config)
-    available = [
-        sum(s.size // length for s in manifest.streams if s.evaluation is evaluation)
-        for evaluation in (False, True)
-    ]
+    parts = [[s.size for s in manifest.streams if s.evaluation is e] for e in (False, True)]
+    available = [sum(size // length for size in part) for part in parts]
     if manifest.num_replaced:
         reason = "bytes of the text that are no UTF-8 became U+FFFD"
         decisions.append(Decision("data.path", f"{manifest.num_replaced} replaced", reason))
     source = sources.open_corpus(config)
     assert source is not None, "windows are cut from text"
     _note_folders(config, source, decisions)
-    longest = min(
-        max((s.size for s in manifest.streams if s.evaluation is evaluation), default=0)
-        for evaluation in (False, True)
-    )
-    return _take(config, available, decisions, longest)
+    return _take(config, available, decisions, min(max(part, default=0) for part in parts))
 
 
 def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int, int]:
@@ -337,51 +318,40 @@ def _known_rows(part: DataPlan) -> int:
 def _take(
     config: Config, available: list[int], decisions: list[Decision], longest: int = 0
 ) -> tuple[int, int]:
-    """The requested number of samples, at most all.
+    """The requested number of samples for training and evaluation, at most all.
 
-    Args:
-        config: the run's.
-        available: samples for training and for evaluation.
-        decisions: what was decided is put here.
-        longest: tokens of a text that one sample may take for both parts to have one.
+    `longest`: tokens of a text that one sample may take for both parts to have one.
     """
-    data = config.data
-    source = "file" if isinstance(data, Rows) else "text"
+    data, length = config.data, sources.window_length(config)
     if not all(available):
         part = "evaluation" if available[0] else "training"
-        length = sources.window_length(config)
         why = f"the {part} part of the text is shorter than one sample of {length} tokens"
         # In seq2seq a sample takes source and target.
         room = longest * data.seq_len // length
         fix = Fix(f"data.seq_len={room}") if room >= 4 else Fix("data.path=LONGER_TEXT")
         raise ConfigError(Problem("data.seq_len", str(data.seq_len), why, fix))
-    train = min(data.num_samples or available[0], available[0])
+    train, reason = min(data.num_samples or available[0], available[0]), ""
     if data.num_samples is None:
-        length = sources.window_length(config)
         reason = f"all the training text holds, in samples of {length} tokens"
         if isinstance(data, Rows):
             reason = "all the training rows"
-        decisions.append(Decision("data.num_samples", str(train), reason))
     elif train < data.num_samples:
+        source = "file" if isinstance(data, Rows) else "text"
         reason = f"the training {source} holds no more; {data.num_samples} were asked for"
+    if reason:
         decisions.append(Decision("data.num_samples", str(train), reason))
     return train, min(data.num_eval_samples, available[1])
 
 
 def samples_to_keep(config: Config) -> int:
-    """Samples per optimizer step that batch=auto keeps: `batch.target`, else those of batch=fixed.
-
-    Args:
-        config: whose micro-batch may still be open.
-    """
+    """Samples per step that batch=auto keeps: `batch.target`, else those of batch=fixed."""
     return config.batch.target or DEFAULT_PER_DEVICE * config.distributed.num_processes
 
 
 def possible_batches(config: Config) -> list[Config]:
     """The configuration with each micro-batch that keeps its samples per step, the smallest first.
 
-    Args:
-        config: with an open micro-batch; its samples per step are a multiple of its processes.
+    Its samples per step are a multiple of its processes.
     """
     target = samples_to_keep(config)
     each = target // config.distributed.num_processes
@@ -392,12 +362,7 @@ def possible_batches(config: Config) -> list[Config]:
 
 
 def plan_batch(config: Config, decisions: list[Decision]) -> BatchPlan:
-    """Micro-batches of the configuration; of one sample as long as batch=auto has not chosen.
-
-    Args:
-        config: checked.
-        decisions: what is derived is added to them.
-    """
+    """Micro-batches of the configuration; of one sample as long as batch=auto has not chosen."""
     batch, count = config.batch, config.distributed.num_processes
     alone = config.distributed.option == "dp"  # one process, and all devices are its own
     unit = "devices" if alone else "processes"
@@ -422,15 +387,10 @@ def plan_batch(config: Config, decisions: list[Decision]) -> BatchPlan:
 def batch_of(config: Config, batch: BatchPlan, num_samples: int) -> Fix:
     """The largest batch of which there is a whole one."""
     count = batch.world_size * batch.devices
-    unit = batch.per_device * count
-    if unit <= num_samples:
-        key = "target" if config.batch.target is not None else "accumulation"
-        pieces = num_samples // unit
-        return Fix(f"batch.{key}={pieces * unit if key == 'target' else pieces}")
-    fixes = [f"batch.per_device={max(1, num_samples // count)}"]
-    fixes += [
-        f"batch.{key}=null"
-        for key in ("accumulation", "target")
-        if getattr(config.batch, key) is not None
-    ]
-    return Fix(*fixes)
+    if whole := num_samples // (batch.per_device * count):
+        if config.batch.target is None:
+            return Fix(f"batch.accumulation={whole}")
+        return Fix(f"batch.target={whole * batch.per_device * count}")
+    is_set = [k for k in ("accumulation", "target") if getattr(config.batch, k) is not None]
+    size = f"batch.per_device={max(1, num_samples // count)}"
+    return Fix(size, *(f"batch.{key}=null" for key in is_set))

@@ -10,10 +10,10 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cattrs
 
@@ -289,7 +289,7 @@ class RankFailure:
 
     attempt: int
     rank: int
-    outcome: str
+    outcome: Outcome
     failure: Failure
 
 
@@ -305,31 +305,36 @@ class DeadRank:
     """Number of its machine."""
 
 
+End = TypeVar("End", RankFailure, DeadRank)
+
+
 def write_rank_failure(
     paths: RunPaths, attempt: int, rank: int, outcome: Outcome, failure: Failure
 ) -> None:
     """Write it atomically; a disk that takes nothing any more takes nothing here either."""
-    content = RankFailure(attempt, rank, outcome.name, failure)
+    content = RankFailure(attempt, rank, outcome, failure)
     with contextlib.suppress(OSError):
-        write_json(paths.rank_failure(rank), asdict(content))
+        write_json(paths.rank_failure(rank), cattrs.unstructure(content))
 
 
 def write_dead_rank(paths: RunPaths, dead: DeadRank) -> None:
     """Write it atomically, like the above."""
     with contextlib.suppress(OSError):
-        write_json(paths.dead_rank(dead.node), asdict(dead))
+        write_json(paths.dead_rank(dead.node), cattrs.unstructure(dead))
+
+
+def _read_ends(paths: RunPaths, names: str, kind: type[End], attempt: int) -> list[End]:
+    """Those of this attempt, lowest rank first; unreadable ones are skipped."""
+    found = []
+    for path in paths.folder.glob(names):
+        with contextlib.suppress(OSError, ValueError, cattrs.BaseValidationError):
+            found.append(cattrs.structure(read_json(path), kind))
+    return sorted((end for end in found if end.attempt == attempt), key=lambda end: end.rank)
 
 
 def read_rank_failures(paths: RunPaths, attempt: int) -> list[RankFailure]:
-    """What the processes of this attempt left, lowest rank first; unreadable ones are passed by."""
-    found = []
-    for path in paths.folder.glob(paths.rank_failure(0).name.replace("0", "*")):
-        with contextlib.suppress(OSError, ValueError, cattrs.BaseValidationError):
-            failure = cattrs.structure(read_json(path), RankFailure)
-            Outcome(failure.outcome)  # a ValueError for a word that is none
-            if failure.attempt == attempt:
-                found.append(failure)
-    return sorted(found, key=lambda each: each.rank)
+    """What the processes of this attempt left, lowest rank first."""
+    return _read_ends(paths, "rank_*.json", RankFailure, attempt)
 
 
 def read_dead_rank(paths: RunPaths, attempt: int) -> DeadRank | None:
@@ -338,24 +343,16 @@ def read_dead_rank(paths: RunPaths, attempt: int) -> DeadRank | None:
     Of several machines, each of which has seen one, the one that a signal killed, else one that is
     not rank 0: those who are left behind fail with an ordinary exit code.
     """
-    found = []
-    for path in paths.folder.glob(f"{paths.dead_rank().stem}*.json"):
-        with contextlib.suppress(OSError, ValueError, cattrs.BaseValidationError):
-            found.append(cattrs.structure(read_json(path), DeadRank))
-    mine = [dead for dead in found if dead.attempt == attempt]
-    return min(mine, key=lambda d: (d.exit_code >= 0, d.rank == 0, d.rank), default=None)
+    found = _read_ends(paths, "dead_rank*.json", DeadRank, attempt)
+    return min(found, key=lambda dead: (dead.exit_code >= 0, dead.rank == 0), default=None)
 
 
 def no_runs(
     folders: Sequence[Path], command: str, notes: Sequence[str] = (), usual: str = "runs"
 ) -> Problem:
-    """What is said of them.
+    """What is said of `folders` without a run, some of which may be unreadable (`notes`).
 
-    Args:
-        folders: as given; none of them contains a run.
-        command: of eke, which accepts another folder: `status`.
-        notes: what of them could not be read.
-        usual: the folder to suggest where no neighbour has a similar name.
+    The fix is `eke COMMAND` with a folder of a similar name that leads to runs, or the `usual` one.
     """
     why, meant = "holds no run and no sweep that can be read", None
     if not any(folder.exists() for folder in folders):
@@ -389,11 +386,7 @@ def write_record(paths: RunPaths, record: Record) -> None:
 
 
 def read_record(paths: RunPaths) -> Record | None:
-    """The record of a run; None when there is none yet.
-
-    Raises:
-        UnreadableRecord: it is torn, of another version, or not a record.
-    """
+    """The record of a run, if there is one; UnreadableRecord: torn, another version, no record."""
     try:
         content = read_json(paths.record, RECORD_LIMIT)
         if not isinstance(content, dict):
@@ -413,27 +406,14 @@ def read_record(paths: RunPaths) -> Record | None:
 
 
 def missing_run(told: str, folder: Path) -> str:
-    """What is said of a run that a sweep has seen end, and whose folder is not there.
-
-    Args:
-        told: the outcome in the sweep's file; empty where it has none.
-        folder: of the run.
-
-    Returns:
-        Empty where nothing is missing.
-    """
+    """What is said of a missing run that its sweep's file has an outcome of; else empty."""
     if not told or folder.exists():
         return ""
     return f"{told} by its sweep's file, but {folder} is not there: moved, or not copied along?"
 
 
 def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
-    """Note that a worker starts on this run; returns the attempt's number, from 0.
-
-    Args:
-        paths: the run folder.
-        machine: fingerprint of what it was planned for.
-    """
+    """Note that a worker starts on this run; returns the attempt's number, from 0."""
     attempt = len(read_attempts(paths))
     entry = {
         "attempt": attempt,
@@ -455,10 +435,6 @@ def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:
         return []
     entries = []
     for line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict):
-            entries.append(entry)
-    return entries
+        with contextlib.suppress(ValueError, RecursionError):
+            entries.append(json.loads(line))
+    return [entry for entry in entries if isinstance(entry, dict)]

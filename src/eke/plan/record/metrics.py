@@ -54,11 +54,7 @@ PHASE_KEYS = {phase: f"train/{phase}_time_s" for phase in PHASES}
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows with one unbuffered write.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Append rows with one unbuffered write; OSError: the disk is full."""
     if lines := [json.dumps(plain(dict(row)), allow_nan=False) for row in rows]:
         append_line(path, "\n".join(lines))
 
@@ -147,22 +143,17 @@ def timing(rows: Sequence[Row]) -> Timing:
     phases = {
         p: spread([row[key] for row in steady if key in row]) for p, key in PHASE_KEYS.items()
     }
+    seconds = sum(row[STEP_TIME] for row in steady)
+    waited = sum(row[PHASE_KEYS["data"]] for row in steady)
     with_gap = [PHASE_KEYS["between"] in row for row in steps]
     return Timing(
         clock=WALL if all(with_gap) else "mixed" if any(with_gap) else None,
         train_s=sum(row[STEP_TIME] for row in steps) if steps else None,
         steady_step_s=spread([row[STEP_TIME] for row in steady]),
         warmup_steps_s=[row[STEP_TIME] for row in steps if not is_steady(row)],
-        data_frac=waiting_frac(steady),
+        data_frac=waited / seconds if seconds else None,
         phases={name: value for name, value in phases.items() if value},
     )
-
-
-def waiting_frac(steady: Sequence[Row]) -> float | None:
-    """Share of these steps' time in the phase `data`: no batch was there to compute with."""
-    seconds = sum(row[STEP_TIME] for row in steady)
-    waited = sum(row[PHASE_KEYS["data"]] for row in steady)
-    return waited / seconds if seconds else None
 
 
 def throughput(
@@ -172,23 +163,16 @@ def throughput(
     num_devices: int,
     peak_flops: float | None,
 ) -> Throughput:
-    """Samples and tokens of the steady steps over their time.
+    """Samples and tokens of the steady steps over their time; tokens do not include padding.
 
-    Args:
-        rows: of metrics.jsonl.
-        flops_per_token: model FLOPs, forward and backward, None when unknown; padding is none.
-        flops_formula: how they were computed.
-        num_devices: devices that share the work.
-        peak_flops: datasheet peak of one device in FLOP/s, None when unknown.
+    `peak_flops` is one device's datasheet peak in FLOP/s.
     """
     steady = [row for row in latest(rows, STEP_TIME) if is_steady(row)]
     seconds = sum(row[STEP_TIME] for row in steady)
     if not seconds:
         return Throughput(flops_formula=flops_formula)
     tokens_per_s = sum(row[TOKENS] for row in steady) / seconds
-    flops = None
-    if flops_per_token is not None:
-        flops = flops_per_token * tokens_per_s / num_devices
+    flops = None if flops_per_token is None else flops_per_token * tokens_per_s / num_devices
     return Throughput(
         samples_per_s=sum(row[SAMPLES] for row in steady) / seconds,
         tokens_per_s=tokens_per_s,
@@ -217,21 +201,14 @@ def is_lower_better(metric: str) -> bool:
 
 
 def best_evaluation(rows: Sequence[Row], metric: str | None, first: int = 1) -> Best | None:
-    """The evaluation whose metric is the best, the first of equal ones.
+    """The evaluation whose metric (None has none) is the best, the first of equal ones.
 
-    Args:
-        rows: of metrics.jsonl.
-        metric: `train.keep_best`; None answers None.
-        first: the first step that counts; weights before training are no result.
+    Steps before `first` do not count: weights before training are no result.
     """
-    best: Best | None = None
-    sign = -1 if is_lower_better(str(metric)) else 1
-    for row in latest(rows, f"eval/{metric}"):
-        value = float(row[f"eval/{metric}"])
-        is_better = best is None or sign * value > sign * best.value
-        if row[STEP] >= first and math.isfinite(value) and is_better:
-            best = Best(str(metric), int(row[STEP]), value)
-    return best
+    key, sign = f"eval/{metric}", 1 if is_lower_better(str(metric)) else -1
+    counted = [r for r in latest(rows, key) if r[STEP] >= first and math.isfinite(float(r[key]))]
+    best = min(counted, key=lambda row: sign * float(row[key]), default=None)
+    return None if best is None else Best(str(metric), int(best[STEP]), float(best[key]))
 
 
 def losses(rows: Sequence[Row]) -> Loss:
@@ -259,16 +236,16 @@ def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
 
 def of_sources(rows: Sequence[Row], sizes: Mapping[str, int | None]) -> dict[str, dict[str, float]]:
     """Samples, epochs and last losses of each source of a mix, of so many samples if known."""
-    steps, last = latest(rows, LOSS), last_evaluation(rows)
-    counts = {name: sum(row.get(f"{SAMPLES}/{name}", 0) for row in steps) for name in sizes}
-    found: dict[str, dict[str, float]] = {name: {"samples": n} for name, n in counts.items()}
-    for name, values in found.items():
-        if size := sizes[name]:
-            values["epochs"] = counts[name] / size
-        trained = latest(rows, f"{LOSS}/{name}")[-1:]
-        losses = _finite(trained, f"{LOSS}/{name}"), last.get(f"loss/{name}")
-        pairs = zip(("train_loss", "eval_loss"), losses, strict=True)
-        values |= {key: value for key, value in pairs if value is not None}
+    steps, last, found = latest(rows, LOSS), last_evaluation(rows), {}
+    for name, size in sizes.items():
+        samples = sum(row.get(f"{SAMPLES}/{name}", 0) for row in steps)
+        values = {
+            "samples": samples,
+            "epochs": samples / size if size else None,
+            "train_loss": _finite(latest(rows, f"{LOSS}/{name}")[-1:], f"{LOSS}/{name}"),
+            "eval_loss": last.get(f"loss/{name}"),
+        }
+        found[name] = {key: value for key, value in values.items() if value is not None}
     return found
 
 

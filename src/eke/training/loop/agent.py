@@ -105,14 +105,11 @@ def launch_config(
 
 
 def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
-    """Find the rank whose failure ended the others.
+    """Find the rank whose failure ended the others, from (seconds at its end, exit code) of each.
 
     The first one; of those that ended in the same second one that a signal killed, else one that is
     not rank 0: ranks that lose a peer fail with an ordinary exit code, and rank 0 writes a record
     that says so itself.
-
-    Args:
-        ends: rank -> time in whole seconds at which torch's agent saw it gone, and exit code.
     """
     return min(ends, key=lambda rank: (ends[rank][0], ends[rank][1] >= 0, rank == 0, rank))
 

@@ -29,12 +29,7 @@ from eke.training.loop import loop
 from eke.training.loop.environment import configure_allocator, quiet_libraries, seconds_since_start
 from eke.training.loop.failure import classify
 from eke.training.loop.meter import Clock, Meter
-from eke.training.loop.results import (
-    make_record,
-    open_tracker,
-    summary_values,
-    write_card,
-)
+from eke.training.loop.results import make_record, open_tracker, summary_values, write_card
 from eke.training.loop.stop import StopFlag
 from eke.training.loop.training_state import TrainingState, build_job, torch_device
 from eke.training.model.attention_kernels import pinned_backend
@@ -42,13 +37,7 @@ from eke.training.observe.memory_stages import device_peak, memory_in_use
 
 
 def run_engine(job: TrainingState) -> None:
-    """Train to the last step with the planned engine and attention kernel.
-
-    Raises:
-        Stopped: after a signal; the checkpoint is complete.
-        Diverged: a loss is not finite.
-        RunError: the requested attention kernel does not support this model's inputs.
-    """
+    """Train to the last step with the planned engine and attention kernel; raises as `train`."""
     with pinned_backend(job.plan):
         ENGINES[job.plan.config.engine.option](job)
 
@@ -65,7 +54,6 @@ ENGINES: dict[str, Callable[[TrainingState], None]] = {
     "trainer": _trainer_engine,
 }
 """`engine` option -> training function."""
-
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +83,8 @@ def work(attempt: Attempt) -> int:
     write_last_rows(attempt)
     record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
     record.timing.startup_s = attempt.startup_s
-    if foreign is not None:  # known
-        record.shared_device = bool(foreign)
-    if os.environ.get(SHARED_DEVICE):
-        record.shared_device = True
+    if foreign is not None or os.environ.get(SHARED_DEVICE):  # known
+        record.shared_device = bool(foreign or os.environ.get(SHARED_DEVICE))
     write_record(attempt.paths, record)  # before the tracker, which may be slow
     with contextlib.suppress(OSError):  # the summary is optional
         write_card(attempt.paths, record)
@@ -171,15 +157,12 @@ def verify_inputs(plan: Plan) -> Iterator[None]:
 
 def note_first_stages(attempt: Attempt) -> None:
     """Memory before anything, and once the libraries (on a GPU: the kernels) are loaded."""
-    device = torch_device(attempt.plan)
-    if device.type == "cpu" and attempt.empty is not None:
-        attempt.stages["empty"] = attempt.empty
+    device, empty = torch_device(attempt.plan), attempt.empty
     if device.type == "cuda":
-        if (used := memory_in_use(device)) is not None:
-            attempt.stages["empty"] = used
+        empty = memory_in_use(device)
         torch.ones(1, device=device)  # loads the kernels, as the guides do
-    if (used := memory_in_use(device)) is not None:
-        attempt.stages["kernels_loaded"] = used
+    found = {"empty": empty, "kernels_loaded": memory_in_use(device)}
+    attempt.stages |= {stage: used for stage, used in found.items() if used is not None}
 
 
 def write_last_rows(attempt: Attempt) -> None:

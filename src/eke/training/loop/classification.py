@@ -72,12 +72,8 @@ def classification_metrics(
 ) -> tuple[metrics.Row, dict[str, Any]]:
     """Values for a row of metrics.jsonl, and those of each class for the record.
 
-    Averages are over the classes that were predicted or are right, as scikit-learn's are.
-
-    Args:
-        found: predicted classes; or whether each is predicted, (samples, classes); or numbers.
-        right: of the same samples.
-        names: of all classes, by number.
+    Averages are over the classes that were predicted or are right, as scikit-learn's are. `found`
+    and `right`: classes; whether each is there, (samples, classes); or numbers.
     """
     from sklearn import metrics as sk
 
@@ -89,8 +85,8 @@ def classification_metrics(
     details: dict[str, Any] = {"names": list(names), **{k: v.tolist() for k, v in parts.items()}}
     if len(names) <= MOST_IN_MATRIX and np.ndim(right) == 1:
         details["confusion"] = sk.confusion_matrix(right, found, labels=classes).tolist()
-    f1 = {kind: sk.f1_score(right, found, average=kind, zero_division=0.0)
-          for kind in ("macro", "micro")}  # fmt: skip
-    row = {"eval/accuracy": sk.accuracy_score(right, found)}
-    row |= {f"eval/f1_{kind}": value for kind, value in f1.items()}
-    return {key: float(value) for key, value in row.items()}, details
+    row = {"eval/accuracy": float(sk.accuracy_score(right, found))}
+    for kind in ("macro", "micro"):
+        f1 = sk.f1_score(right, found, average=kind, zero_division=0.0)
+        row[f"eval/f1_{kind}"] = float(f1)
+    return row, details

@@ -4,6 +4,7 @@ PyTorch would use `/tmp/torchinductor_USER` even if another user created it, and
 as this user. The folder is local, since home folders are often shared by different processors.
 """
 
+import contextlib
 import logging
 import os
 import resource
@@ -44,8 +45,7 @@ def quiet_imports() -> None:
 
 def quiet_libraries(plan: Plan) -> None:
     """Keep progress bars and advice of other libraries out of the log."""
-    if plan.device.kind == "cpu":
-        # Otherwise DeepSpeed selects a device.
+    if plan.device.kind == "cpu":  # otherwise DeepSpeed selects a device
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     quiet_imports()
     quiet_transformers()
@@ -69,18 +69,15 @@ def configure_allocator(plan: Plan) -> None:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
-FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-"""Variable that PyTorch or Triton reads -> name of a folder."""
-
-
 def choose_compiled_code_folders() -> None:
-    """Set the variables that are not set, and check the folders of those that are.
+    """Set PyTorch's and Triton's variables that are not set, and check the folders of the others.
 
     Raises:
         ConfigError: a configured folder belongs to another user.
     """
     local = Path(tempfile.gettempdir()) / f"eke-{os.geteuid()}"
-    for variable, name in FOLDERS.items():
+    names = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    for variable, name in names.items():
         if given := os.environ.get(variable):
             try:
                 own_folder(Path(given), private=True)
@@ -99,8 +96,7 @@ def choose_compiled_code_folders() -> None:
 def own_resident_bytes() -> int | None:
     """Resident memory now; None where /proc does not tell."""
     try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
         return None
 
@@ -110,11 +106,8 @@ def end_first() -> None:
 
     See proc(5), oom_score_adj: 1000 is the most, and raising it needs no privilege.
     """
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:  # not Linux, or not allowed: it is ended in its turn
-        return
+    with contextlib.suppress(OSError):  # not Linux, or not allowed: it is ended in its turn
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def process_peak() -> int:
@@ -125,8 +118,8 @@ def process_peak() -> int:
 def seconds_since_start() -> float | None:
     """Seconds since this process was started; None where /proc does not tell."""
     try:
-        with open("/proc/self/stat") as file:
-            started = float(file.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+        fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+        started = float(fields[19]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, ValueError, IndexError, AttributeError):  # not Linux
         return None

@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
@@ -44,20 +44,19 @@ class TokenAccuracy:
     model: nn.Module
     correct: Tensor
     """Up to now, int64 on the device."""
-    logits: list[Tensor] = field(default_factory=list)
-
-    def __call__(self, **inputs: Tensor) -> Any:
-        """The model's answer, which is kept."""
-        answer = self.model(**inputs)
-        self.logits = [answer.logits]
-        return answer
 
     @torch.no_grad()
     def add_evaluation(self, job: Answering, batch: MicroBatch, total: Tensor) -> None:
         """Note one micro-batch, and add its loss, summed over its labels, to `total`."""
+        answers: list[Any] = []
+
+        def kept(**inputs: Tensor) -> Any:
+            answers.append(self.model(**inputs))
+            return answers[0]
+
         with job.formats.eval_autocast():
-            total += job.loss(self, batch)
-        self.correct += (self.logits.pop().argmax(-1) == batch.labels).sum()
+            total += job.loss(kept, batch)
+        self.correct += (answers[0].logits.argmax(-1) == batch.labels).sum()
 
 
 @torch.no_grad()
@@ -68,10 +67,7 @@ def measure(
 ) -> tuple[metrics.Row, dict[str, Any]]:
     """Loss and metrics of the evaluation samples, and those of each class; the same on all ranks.
 
-    Args:
-        job: its optimizer holds the weights to evaluate.
-        even: each rank takes as many micro-batches.
-        look: context of each micro-batch.
+    With `even`, each rank takes as many micro-batches; `look` is the context of each.
     """
     copies = job.plan.config.distributed.option == "dp"
     model = job.bare_model if copies else job.model
@@ -84,11 +80,11 @@ def measure(
     if not (is_classifier or copies or loss_head(job.bare_model)):
         tokens = TokenAccuracy(model, torch.zeros((), dtype=torch.int64, device=job.device))
     counter = predictions or tokens
+    add = add_evaluation if counter is None else counter.add_evaluation
     job.model.eval()
     for batch in job.data.eval_batches(job.ranks.rank, even):
         moved = job.transfer(batch)
         with look():
-            add = add_evaluation if counter is None else counter.add_evaluation
             add(job, moved, totals)
         targets += torch.tensor([batch.num_targets, *batch.targets_of])
     job.model.train()
@@ -131,13 +127,12 @@ def note_evaluation(
         return
     metrics.append_rows(job.paths.metrics, [row])
     job.tracker.log([row])
-    said = f"step {step}/{job.plan.steps.total}  eval loss {row[metrics.EVAL_LOSS]:.4f}"
+    line = f"step {step}/{job.plan.steps.total}  eval loss {row[metrics.EVAL_LOSS]:.4f}"
     if metrics.BITS_PER_BYTE in row:
-        said += f"  ({row[metrics.BITS_PER_BYTE]:.3f} bits per byte)"
+        line += f"  ({row[metrics.BITS_PER_BYTE]:.3f} bits per byte)"
     names = {"accuracy": "accuracy", "f1_macro": "macro F1", "mae": "mean absolute error"}
     shown = [f"  {text} {row[k]:.4f}" for n, text in names.items() if (k := f"eval/{n}") in row]
-    said += "".join(shown)
-    log.info(said)
+    log.info("".join([line, *shown]))
 
 
 def best_so_far(job: TrainingState) -> Best | None:
@@ -148,14 +143,11 @@ def best_so_far(job: TrainingState) -> Best | None:
 def is_exhausted(job: TrainingState) -> bool:
     """Whether the last evaluations, `train.early_stop_patience` of them, brought no better one."""
     patience = job.plan.config.train.early_stop_patience
-    if patience is None:
-        return False
-    metric = job.plan.config.train.keep_best or "loss"
-    first = job.evaluations[0]
-    best = metrics.best_evaluation(job.evaluations, metric, first=0) or Best(
-        metric, first[metrics.STEP], first.get(f"eval/{metric}", math.nan)
-    )
-    if sum(row[metrics.STEP] > best.step for row in job.evaluations) < patience:
+    metric, first = job.plan.config.train.keep_best or "loss", job.evaluations[0]
+    none = Best(metric, first[metrics.STEP], first.get(f"eval/{metric}", math.nan))
+    best = metrics.best_evaluation(job.evaluations, metric, first=0) or none
+    later = sum(row[metrics.STEP] > best.step for row in job.evaluations)
+    if patience is None or later < patience:
         return False
     job.effective["early_stop"] = {**asdict(best), "patience": patience}
     log.info(f"ends early: the best {metric} was {best.value:.4f} at step {best.step}")

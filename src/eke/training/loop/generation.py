@@ -27,14 +27,8 @@ def generation_metrics(
     """Write after each prompt, the most probable token each time, and compare with the answers.
 
     Exact match is over texts without white space around them. ROUGE-L is the F-measure of the
-    longest common subsequence of words, in lower case, by torchmetrics.
-
-    Args:
-        model: a model that generates, on its device.
-        batches: samples with an answer each; of several in a row the last one counts.
-        decode: from ids, int64 of shape (tokens,), to a text.
-        pad: id that fills up prompts on the left.
-        max_new_tokens: most tokens of an answer.
+    longest common subsequence of words, in lower case, by torchmetrics. Of several answers in a row
+    the last one counts. `decode` takes ids, int64 of shape (tokens,); `pad` is an id.
     """
     from torchmetrics.text import ROUGEScore
 
@@ -43,10 +37,8 @@ def generation_metrics(
     for batch in batches:
         cut = [prompt_and_answer(batch, row) for row in range(batch.num_samples)]
         written = _generate(model, [prompt for prompt, _ in cut], pad, max_new_tokens)
-        pairs += [
-            (decode(found), decode(right))
-            for found, (_, right) in zip(written, cut, strict=True)
-        ]  # fmt: skip
+        answers = zip(written, cut, strict=True)
+        pairs += [(decode(found), decode(right)) for found, (_, right) in answers]
     rouge = ROUGEScore(rouge_keys="rougeL", normalizer=str.lower, tokenizer=WORDS.findall)
     rouge.update([found for found, _ in pairs], [right for _, right in pairs])
     matches = [found.strip() == right.strip() for found, right in pairs]
@@ -57,7 +49,7 @@ def generation_metrics(
 
 
 def prompt_and_answer(batch: MicroBatch, row: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids that the model is asked with, and those that it was to predict."""
+    """Ids of the prompt, and those that the model was to predict."""
     ids, labels = (x[row].cpu().numpy() for x in (batch.inputs["input_ids"], batch.labels))
     counted = np.flatnonzero(labels != IGNORED)
     if "decoder_input_ids" in batch.inputs:

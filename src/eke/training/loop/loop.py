@@ -81,18 +81,13 @@ class BetweenSteps:
             job.evaluations = job.ranks.tell(before)  # all ranks decide alike
 
     def finish(self, step: int, totals: StepTotals) -> None:
-        """Do what is due after this step, counted from 0.
-
-        Raises:
-            Stopped: after a signal; the checkpoint, if there is to be one, is complete.
-            Diverged: a loss is not finite.
-        """
+        """Do what is due after this step, counted from 0; raises as `train`."""
         job, settings = self.job, self.job.plan.config.train
         done = step + 1
         is_last = done == job.plan.steps.total
         # Alone, stop after this step; ranks stop after the step before which they knew of it.
-        asked = job.stop.outcome if job.ranks.world_size == 1 else totals.stop
-        stop = None if is_last else asked  # what is done is not interrupted
+        requested = job.stop.outcome if job.ranks.world_size == 1 else totals.stop
+        stop = None if is_last else requested  # what is done is not interrupted
         eval_due = is_last or (settings.eval_every and done % settings.eval_every == 0)
         save_due = settings.checkpoint_every and done % settings.checkpoint_every == 0
         if is_last or stop or eval_due or save_due or done % settings.log_every == 0:
@@ -115,17 +110,11 @@ class BetweenSteps:
             raise Stopped(stop, f"{who} after step {done}; {SAVED if saves else UNSAVED}")
 
     def give_up(self, step: int) -> NoReturn:
-        """Discard an unfinished step, counted from 0.
-
-        Raises:
-            Stopped: always; what was done before is saved, if it is to be.
-        """
+        """Discard an unfinished step, counted from 0; save what was done before, if configured."""
         job = self.job
         write_metrics(job)
-        saved = "nothing new to save"
-        if not job.plan.config.train.save_on_signal:
-            saved = UNSAVED
-        elif step > job.start_step:
+        saved = "nothing new to save" if job.plan.config.train.save_on_signal else UNSAVED
+        if job.plan.config.train.save_on_signal and step > job.start_step:
             assert job.before_step is not None, "only such a step is interrupted"
             restore_random_state(job.before_step)
             save(job, step)
@@ -141,11 +130,7 @@ def stops_within(job: TrainingState) -> bool:
 
 
 def enter(job: TrainingState, phase: str) -> None:
-    """A phase of the step begins.
-
-    Raises:
-        Interrupted: a signal arrived between micro-batches.
-    """
+    """A phase of the step begins, or a signal arrived between micro-batches (Interrupted)."""
     if phase == "forward" and job.stop.outcome is not None and stops_within(job):
         raise Interrupted
     job.meter.enter(phase)
@@ -154,13 +139,11 @@ def enter(job: TrainingState, phase: str) -> None:
 def train_step(job: TrainingState, batches: Iterator[list[MicroBatch]], step: int) -> StepTotals:
     """One optimizer step over all micro-batches of the global batch; returns what it held."""
     cut, totals = next_step(job, batches)
-    # The mean over every target of the global batch: the same however the batch is cut.
     num_targets = max(1, totals.num_targets)
-    # Before the backward pass: an update may step within it.
-    learning_rate = job.plan.config.optimizer.lr * job.multiplier(step)
-    set_learning_rate(job.optimizer, learning_rate)
+    rate = job.plan.config.optimizer.lr * job.multiplier(step)
+    set_learning_rate(job.optimizer, rate)  # before the backward pass: an update may step within it
     total, grad_norm = take_step(job, cut, num_targets, step, partial(enter, job))
-    job.meter.end_step(step, total, grad_norm, learning_rate, totals)
+    job.meter.end_step(step, total, grad_norm, rate, totals)
     return totals
 
 
@@ -186,28 +169,21 @@ def next_step(
 
 
 def evaluate(job: TrainingState, step: int) -> None:
-    """Compute loss and metrics over the evaluation samples, and write them as a row.
-
-    Raises:
-        Diverged: the last loss is not finite. An earlier one may have overflowed in its own format.
-    """
+    """Compute loss and metrics over the evaluation samples, and write them as a row."""
     start = time.perf_counter()
     job.meter.leave("eval")
     with evaluation_weights(job.optimizer):
         row, classes = measure(job, job.update.even, partial(look_at_evaluation, job))
     note_evaluation(job, step, row, classes)
     job.eval_s += time.perf_counter() - start
+    # An earlier loss may have overflowed in its own format.
     is_last, loss = step == job.plan.steps.total, row[metrics.EVAL_LOSS]
     if is_last and job.plan.config.train.stop_on_nonfinite and not math.isfinite(loss):
         raise Diverged(f"the evaluation loss is {loss} at step {step}, the last one")
 
 
 def write_metrics(job: TrainingState) -> list[metrics.Row]:
-    """Write the rows of the steps since the last write; all ranks take part, rank 0 writes.
-
-    Raises:
-        Diverged: one of the losses is not finite, and the run is to stop then.
-    """
+    """Write the rows of the steps since the last write; all ranks take part, rank 0 writes."""
     rows = job.meter.flush(job.ranks)
     if job.ranks.is_main:
         metrics.append_rows(job.paths.metrics, rows)
@@ -226,24 +202,15 @@ def save(job: TrainingState, step: int) -> None:
     best = best_so_far(job)
     spare = best.step if best else None
     folder, keep = job.paths.checkpoints, job.plan.config.train.keep_checkpoints
+    model, tokenizer, scaler = job.bare_model, job.tokenizer, job.formats.scaler
     if isinstance(job.update, DeepSpeedUpdate):
-        save_parts(folder, step, job.bare_model, job.update, keep, job.ranks, job.tokenizer, spare)
+        save_parts(folder, step, model, job.update, keep, job.ranks, tokenizer, spare)
     else:  # rank 0 has all there is to save, but for the other ranks' random states
-        random_states = job.ranks.gather(capture_random_state())
+        states = job.ranks.gather(capture_random_state())
         whole = job.update.gather(keep=job.ranks.is_main)
         if job.ranks.is_main:
-            save_checkpoint(
-                folder,
-                step,
-                job.bare_model,
-                job.optimizer,
-                job.formats.scaler,
-                keep,
-                random_states,
-                job.tokenizer,
-                whole,
-                spare,
-            )
+            rest = states, tokenizer, whole, spare
+            save_checkpoint(folder, step, model, job.optimizer, scaler, keep, *rest)
     if job.ranks.is_main:
         link_model(job.paths, spare or step)
     job.checkpoint_s += time.perf_counter() - start

@@ -190,7 +190,6 @@ class LossScale:
     """Halved after an overflow, doubled after long without one, as torch's GradScaler."""
 
     value: float = 2.0**16
-    """The factor; it starts as torch's does."""
     good_steps: int = 0
     """Since the last change."""
 

@@ -47,10 +47,13 @@ def make_record(
         for note in AT_THE_END:
             note(job)
         if job.plan.config.compile.option != "none":
-            _note_compiled_code(job)
+            try:
+                job.effective["compile"] = compile_report()
+            except (ImportError, AttributeError, LookupError, TypeError) as error:
+                # The compiler's own counters are PyTorch's: no run fails without them.
+                job.warn(f"what was compiled is not known: {lacking(error) or error}")
         record.warnings += job.warnings
-        record.timing.eval_s = job.eval_s
-        record.timing.checkpoint_s = job.checkpoint_s
+        record.timing.eval_s, record.timing.checkpoint_s = job.eval_s, job.checkpoint_s
         record.memory.measured = measured_memory(job)
         note_measured_batch(record, plan, job.profiled)
         record.effective, record.classes = effective(job), job.classes
@@ -67,19 +70,15 @@ def measured_memory(job: TrainingState) -> MeasuredMemory:
     basis = "CPU tensor allocator, one profiled step; stages: resident memory of the process"
     if on_gpu:
         basis = "CUDA caching allocator, whole run; stages: memory in use on the GPU (NVML)"
+    peaks = [device_peak(job.device) or job.profiled_peak, *(job.peaks or [])]
     return MeasuredMemory(
         basis=basis,
-        peak_allocated_bytes=largest(job, device_peak(job.device) or job.profiled_peak),
+        peak_allocated_bytes=max((peak for peak in peaks if peak is not None), default=None),
         peak_reserved_bytes=torch.cuda.max_memory_reserved(job.device) if on_gpu else None,
         process_peak_bytes=process_peak(),
         peak_per_rank_bytes=job.peaks,
         stages=dict(job.stages),
     )
-
-
-def largest(job: TrainingState, mine: int | None) -> int | None:
-    """The highest peak of all ranks, or of those that were measured."""
-    return max((peak for peak in [mine, *(job.peaks or [])] if peak is not None), default=None)
 
 
 def effective(job: TrainingState) -> dict[str, Any]:
@@ -93,14 +92,6 @@ def effective(job: TrainingState) -> dict[str, Any]:
         with contextlib.suppress(RuntimeError):  # after some errors CUDA answers nothing any more
             found["loss_scale"] = job.formats.scaler.get_scale()
     return found
-
-
-def _note_compiled_code(job: TrainingState) -> None:
-    """The compiler's own counters are PyTorch's affair: no run is lost for want of them."""
-    try:
-        job.effective["compile"] = compile_report()
-    except (ImportError, AttributeError, LookupError, TypeError) as error:
-        job.warn(f"what was compiled is not known: {lacking(error) or error}")
 
 
 def other_software(plan: Plan, attempts: Sequence[dict[str, Any]]) -> list[str]:
@@ -126,23 +117,19 @@ def _note_skipped(record: Record, rows: Sequence[metrics.Row]) -> None:
 
 
 def open_tracker(plan: Plan, paths: RunPaths, attempt: int) -> Tracker:
-    """The tracker the configuration asks for; trouble with it is its own, never the run's."""
-    return build_tracker(
-        TrackedRun(
-            run_id=tracker_id(paths.folder.name, plan.run_id),
-            group=plan.config.tracker.group,
-            tags=(plan.device.name,),
-            directory=paths.folder,
-            attempt=attempt,
-            settings=plan.config.tracker,
-            **shown_of(
-                plan.overrides,
-                plan.command,
-                {**plan.choices, "device": plan.device.name},
-                make_converter().unstructure(plan.config),
-            ),
-        )
+    """The tracker of the configuration; its problems are never the run's."""
+    choices = {**plan.choices, "device": plan.device.name}
+    config = make_converter().unstructure(plan.config)
+    run = TrackedRun(
+        run_id=tracker_id(paths.folder.name, plan.run_id),
+        group=plan.config.tracker.group,
+        tags=(plan.device.name,),
+        directory=paths.folder,
+        attempt=attempt,
+        settings=plan.config.tracker,
+        **shown_of(plan.overrides, plan.command, choices, config),
     )
+    return build_tracker(run)
 
 
 def write_card(paths: RunPaths, record: Record) -> None:

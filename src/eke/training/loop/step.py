@@ -17,7 +17,6 @@ class Answering(Protocol):
     """What takes part in an evaluation."""
 
     model: nn.Module
-    """As it is called."""
     formats: Formats
 
     @property
@@ -43,13 +42,8 @@ def take_step(
 ) -> tuple[Tensor, Tensor | None]:
     """One optimizer step; nothing in it waits for the device.
 
-    Args:
-        job: model, optimizer and all between them; the optimizer has its learning rate.
-        cut: this rank's micro-batches, on the device.
-        num_targets: of the global batch: the loss is the mean over all of them, so that it is the
-            same however the batch is cut.
-        step: its number, from 0.
-        enter: called when `forward`, `backward` and `optimizer` begin.
+    The loss is the mean over all `num_targets` of the global batch, so that it is the same however
+    the batch is `cut` into this rank's micro-batches. `enter` is called when a phase begins.
 
     Returns:
         This rank's part of the loss, of a mix with that of each source behind it, and the norm of

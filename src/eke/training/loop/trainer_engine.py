@@ -76,18 +76,13 @@ def render_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> dict[
 
 
 def build_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> TrainingArguments:
-    """Trainer's arguments, checked by its own code.
-
-    One process has one GPU: Trainer would wrap all visible ones in DataParallel.
-
-    Raises:
-        RunError: transformers refuses a value, or this installation lacks what it needs.
-    """
+    """Trainer's arguments, checked by its own code; RunError: it refuses them."""
     try:
         arguments = TrainingArguments(**render_arguments(plan, paths, routed))
     except (ValueError, TypeError, KeyError, ImportError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise RunError(f"engine = trainer: transformers refuses its arguments: {reason}") from error
+    # One process has one GPU: Trainer would wrap all visible ones in DataParallel.
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
 
@@ -137,11 +132,8 @@ class Steps:
         self.loss = torch.zeros((), device=job.device)
         set_learning_rate(job.optimizer, job.plan.config.optimizer.lr * job.multiplier(self.step))
         self.copies.enter_context(job.formats.copies)
-        missing = job.plan.batch.accumulation - len(cut)
-        return [
-            {**batch.inputs, MICRO_BATCH: batch}
-            for batch in cut + [cut[-1].without_targets()] * missing
-        ]
+        cut += [cut[-1].without_targets()] * (job.plan.batch.accumulation - len(cut))
+        return [{**batch.inputs, MICRO_BATCH: batch} for batch in cut]
 
     def clip(self) -> Tensor | None:
         """Clip as planned; the norm before, on the device."""
@@ -149,14 +141,9 @@ class Steps:
         return self.grad_norm
 
     def finish(self) -> None:
-        """The optimizer has taken its step: note it, and do what is due between steps.
-
-        Raises:
-            Diverged: a loss is not finite.
-        """
-        self.job.meter.end_step(
-            self.step, self.loss, self.grad_norm, self.learning_rate, self.totals
-        )
+        """The optimizer has taken its step: note it, and do what is due between steps."""
+        noted = self.loss, self.grad_norm, self.learning_rate, self.totals
+        self.job.meter.end_step(self.step, *noted)
         self.look.close()
         self.step += 1
         try:
@@ -172,9 +159,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 
         self.steps = steps
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Continue counting where the checkpoint stands; evaluate before the first step."""
         job = self.steps.job
         job.model = self.trainer.model_wrapped
@@ -183,16 +168,12 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 
         if job.start_step == 0:
             evaluate(job, 0)
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The weights of the optimizer, and the learning rate of this step as it has it."""
         self.steps.copies.close()
         self.steps.learning_rate = float(self.steps.job.optimizer.param_groups[0]["lr"])
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
         """Finish a step; on a stop request Trainer ends its loop in order."""
         self.steps.finish()
         if self.steps.stopped or self.steps.between.is_over:
@@ -279,18 +260,11 @@ def build_lr_scheduler(job: TrainingState) -> LambdaLR:
 
 
 def train_with_trainer(job: TrainingState) -> None:
-    """Train to the last step, evaluating, saving and writing on the way.
-
-    Raises:
-        Stopped: after a signal; the checkpoint is complete.
-        Diverged: a loss is not finite.
-        RunError: Trainer does not take the arguments, or cannot take this job's steps.
-    """
+    """As `eke.training.loop.loop.train`; RunError: Trainer refuses arguments or the update."""
     if not isinstance(job.update, PlainUpdate):
-        raise RunError(
-            f"engine = trainer: it cannot take the steps of {type(job.update).__name__}, which "
-            "shares out the training state\n  -> engine=loop"
-        )
+        why = f"it cannot take the steps of {type(job.update).__name__}"
+        fix = "which shares out the training state\n  -> engine=loop"
+        raise RunError(f"engine = trainer: {why}, {fix}")
     with ExitStack() as look:  # cleans up when a step fails
         steps = Steps(job, job.update, look)
         random = capture_random_state()  # Trainer seeds anew; a checkpoint has brought its own

@@ -91,8 +91,7 @@ class TrainingState:
     evaluations: list[metrics.Row] = field(default_factory=list)
     """All up to now; those of earlier attempts where something is decided by them."""
     classes: dict[str, Any] = field(default_factory=dict)
-    """Of the last or best evaluation of a classifier, for the record; empty where that was in an
-    earlier attempt."""
+    """Of the last or best evaluation of a classifier, unless that was in an earlier attempt."""
     effective: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     eval_s: float = 0.0
@@ -118,23 +117,17 @@ class TrainingState:
 
     def note_stage(self, stage: str) -> None:
         """Remember how much memory is in use at this stage."""
-        used = memory_in_use(self.device)
-        if used is not None:
+        if (used := memory_in_use(self.device)) is not None:
             self.stages[stage] = used
 
 
 def torch_device(plan: Plan) -> torch.device:
-    """Torch's device for the plan.
-
-    Raises:
-        RuntimeError: a GPU was planned and torch does not see one.
-    """
+    """Torch's device for the plan, or a RuntimeError where torch does not see the planned GPU."""
     if plan.device.kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise RuntimeError(
-            f"the plan is for {plan.device.name}, but this torch ({torch.__version__}) sees no GPU"
-        )
+        mine = f"this torch ({torch.__version__})"
+        raise RuntimeError(f"the plan is for {plan.device.name}, but {mine} sees no GPU")
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -167,20 +160,21 @@ def build_job(
         started = _start(plan, bare, shared, optimizer, formats, ranks, checkpoint)
     else:
         started = _start_deepspeed(plan, bare, optimizer, formats, device, ranks, checkpoint, paths)
+    model, loss, update, formats, step = started
     if checkpoint is not None:
-        log.info("continuing after step %d (%s)", started.step, checkpoint.name)
-    meter.timed_from = started.step + plan.config.train.timing_warmup_steps
+        log.info("continuing after step %d (%s)", step, checkpoint.name)
+    meter.timed_from = step + plan.config.train.timing_warmup_steps
     job = TrainingState(
         plan=plan,
         paths=paths,
         attempt=attempt,
         device=device,
-        model=started.model,
+        model=model,
         bare_model=bare,
         optimizer=optimizer,
-        update=started.update,
-        formats=started.formats,
-        loss=started.loss,
+        update=update,
+        formats=formats,
+        loss=loss,
         offload=build_activation_offload(plan, bare, formats.held),
         cache_release=CacheRelease(plan.config.memory.empty_cache_every, device),
         multiplier=build_schedule(plan),
@@ -188,7 +182,7 @@ def build_job(
         transfer=Transfer(device),
         meter=meter,
         stop=stop,
-        start_step=started.step,
+        start_step=step,
         tracker=tracker,
         tokenizer=load_plan_tokenizer(plan),
         ranks=ranks,
@@ -208,18 +202,18 @@ def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
     stop_at_turns(job.plan, job.bare_model)
     for warning in (*report.warnings, *adapted, *headed):
         job.warn(warning)
-    rows = job.paths.metrics
-    missing = metrics.num_missing(rows, job.start_step) if job.ranks.is_main else 0
+    rows, done = job.paths.metrics, job.start_step
+    missing = metrics.num_missing(rows, done) if job.ranks.is_main else 0
     if missing:
-        job.warn(
-            f"{rows.name} lacks {missing} of the {job.start_step} steps that the "
-            "checkpoint has done: curve and timings are those of the others"
-        )
+        known = "checkpoint has done: curve and timings are those of the others"
+        job.warn(f"{rows.name} lacks {missing} of the {done} steps that the {known}")
 
 
 def build_checked(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
     """The model; eight tokens show what was only read in the source of its class."""
-    bare, report = build_trainable(plan, _build_device(plan, device))
+    # ZeRO-3's weights are made on the host, lest a device hold all of them.
+    stage = plan.deepspeed["zero_optimization"]["stage"] if plan.deepspeed else 0
+    bare, report = build_trainable(plan, torch.device("cpu") if stage == 3 else device)
     if not family_of(plan.config).is_known:
         training = bare.training
         bare.eval()
@@ -231,23 +225,8 @@ def build_checked(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRepo
     return bare, report
 
 
-def _build_device(plan: Plan, device: torch.device) -> torch.device:
-    """Where weights are made: ZeRO-3 makes them on the host, lest a device hold all of them."""
-    stage = plan.deepspeed["zero_optimization"]["stage"] if plan.deepspeed else 0
-    return torch.device("cpu") if stage == 3 else device
-
-
-@dataclass(frozen=True)
-class Started:
-    """A model ready for its next step."""
-
-    model: nn.Module
-    """As it is called."""
-    loss: LossFunction
-    update: Update
-    formats: Formats
-    step: int
-    """Optimizer steps done already."""
+Started = tuple[nn.Module, LossFunction, Update, Formats, int]
+"""The model as it is called, what its next step takes, and the steps that are done already."""
 
 
 def _start(
@@ -270,7 +249,7 @@ def _start(
     if plan.config.distributed.option == "dp":  # one module, computed on each device of this rank
         called, loss = build_data_parallel(plan, called, loss, formats)
     plain = PlainUpdate(plan, called, optimizer, formats.scaler, _trainable(model))
-    return Started(called, loss, share_update(plan, plain, model, ranks), formats, step)
+    return called, loss, share_update(plan, plain, model, ranks), formats, step
 
 
 def _start_deepspeed(
@@ -293,7 +272,7 @@ def _start_deepspeed(
     _seed_dropout(plan, ranks)
     step = load_part(checkpoint, update, ranks) if checkpoint is not None else 0
     # The engine has its own autocast and loss scale.
-    return Started(engine, build_loss(plan), update, Formats(nullcontext, nullcontext, None), step)
+    return engine, build_loss(plan), update, Formats(nullcontext, nullcontext, None), step
 
 
 def _seed_dropout(plan: Plan, ranks: Ranks) -> None:

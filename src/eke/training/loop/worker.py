@@ -74,8 +74,6 @@ def main(arguments: list[str]) -> int:
 def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     """Train alone, or as the rank that writes."""
     plan = read_plan(paths)
-    if plan.probe:
-        end_first()
     own = with_own_software(plan)
     number = start_attempt(paths, own.machine)
     seal(paths.metrics)
@@ -111,11 +109,7 @@ def _record_end(
 
 
 def follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
-    """Train as one of the other ranks, once rank 0 is there and the plan lies in the folder.
-
-    Raises:
-        RunError: the plan did not come in time.
-    """
+    """Train as one of the other ranks, once rank 0 is there and the plan lies in the folder."""
     with importing():
         from eke.training.loop.attempt import Attempt, run_follower
 
@@ -123,18 +117,17 @@ def follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     deadline = time.monotonic() + PLAN_TIMEOUT_S
     while not paths.plan.exists() and time.monotonic() < deadline:
         time.sleep(PLAN_POLL_S)
-    plan = read_plan(paths)
-    if plan.probe:
-        end_first()
-    ranks = join(plan)
+    ranks = join(read_plan(paths))
     number = ranks.tell(None)
     return run_follower(Attempt(read_plan(paths), paths, number, stop, empty, ranks))
 
 
 def join(plan: Plan) -> "Ranks":
-    """Meet the run's other processes, if it has any."""
+    """Meet the run's other processes, if it has any; a probe ends first where memory is short."""
     from eke.training.distributed.ranks import join_ranks
 
+    if plan.probe:
+        end_first()
     return join_ranks(plan)
 
 

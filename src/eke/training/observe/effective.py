@@ -4,7 +4,6 @@ Each note writes its findings into `job.effective` and warns once if a requested
 effect. None copies from the configuration what can be read from the objects.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -47,12 +46,11 @@ def note_adapters(job: TrainingState) -> None:
     if wanted == "none" and not found:
         return
     job.effective["peft"] = found
-    if _method(found) != wanted:
-        job.warn(
-            f"peft={wanted} did not take effect: the model has "
-            f"{_method(found)}, with {found.get('adapted_modules', 0)} adapted modules"
-        )
-    left = found.get("adapted_modules", 0) - found.get("fused_modules", 0)
+    method, modules = _method(found), found.get("adapted_modules", 0)
+    if method != wanted:
+        has = f"the model has {method}, with {modules} adapted modules"
+        job.warn(f"peft={wanted} did not take effect: {has}")
+    left = modules - found.get("fused_modules", 0)
     if left and fuses_adapters(job.plan.config):
         job.warn(f"peft.fused=true: {left} adapted modules keep PEFT's own forward pass")
     weights = stepped_weights(job.optimizer)
@@ -100,9 +98,8 @@ def _method(found: dict[str, Any]) -> str:
         return "none"
     if found["magnitude_vectors"]:
         return "dora"
-    if found["type"] == "lora" and found["four_bit_tensors"]:
-        return "qlora"
-    return str(found["type"])
+    four_bit = found["type"] == "lora" and found["four_bit_tensors"]
+    return "qlora" if four_bit else str(found["type"])
 
 
 def _numbers(weight: nn.Parameter) -> int:
@@ -141,10 +138,8 @@ def note_formats(job: TrainingState) -> None:
     job.effective["linear_layers"] = total
     job.effective["float8_emulated"] = any(layer.config.emulate for layer in layers)
     if not layers:
-        job.warn(
-            f"precision.float8={compute.float8} had no effect: none of {total} "
-            "linear layers could be converted"
-        )
+        none = f"none of {total} linear layers could be converted"
+        job.warn(f"precision.float8={compute.float8} had no effect: {none}")
 
 
 def _dtypes(weights: Iterable[nn.Parameter]) -> list[str]:
@@ -224,10 +219,8 @@ def note_recomputation(
     elif recomputed != wanted:
         job.warn(f"memory.checkpointing repeated {recomputed} layers instead of {wanted}")
     elif memory.checkpointing is Checkpointing.selective and seen.num_repeated_dear:
-        job.warn(
-            f"memory.checkpointing=selective repeated {seen.num_repeated_dear} matrix "
-            "multiplications and attention kernels that it should have kept"
-        )
+        dear = f"{seen.num_repeated_dear} matrix multiplications and attention kernels"
+        job.warn(f"memory.checkpointing=selective repeated {dear} that it should have kept")
     elif memory.checkpointing is Checkpointing.full and not seen.num_repeated_dear:
         job.warn("memory.checkpointing=full repeated no matrix multiplication")
 
@@ -235,18 +228,14 @@ def note_recomputation(
 @contextmanager
 def count_optimizer_calls(job: TrainingState) -> Iterator[None]:
     """Count the optimizer's steps inside the backward pass of one training step."""
-    phases: Counter[str] = Counter()
-
-    def count(*_: Any) -> None:
-        phases[job.meter.phase] += 1
-
-    handle = job.optimizer.register_step_post_hook(count)
+    phases: list[str] = []
+    handle = job.optimizer.register_step_post_hook(lambda *_: phases.append(job.meter.phase))
     try:
         yield
     finally:
         handle.remove()
-    job.effective["optimizer_steps_in_backward"] = phases["backward"]
-    if job.plan.config.memory.optimizer_in_backward and not phases["backward"]:
+    job.effective["optimizer_steps_in_backward"] = phases.count("backward")
+    if job.plan.config.memory.optimizer_in_backward and "backward" not in phases:
         job.warn("memory.optimizer_in_backward had no effect: no weight was updated in backward")
 
 
@@ -293,9 +282,7 @@ def closer_look(job: TrainingState, nth: int) -> AbstractContextManager[None]:
 
     That is the one with the longest rows, the second where all are as long; once alone, since
     PyTorch's profiler counts addresses wrong that it knows from an earlier profile. Its cost is in
-    docs/lab/memory.md. Compiled code is looked into as it runs, but for its layers' calls: hooks
-    would be compiled with it. A step in which the compiler ran or memory was
-    measured, at whatever point of the run, is marked: it is no steady step.
+    docs/lab/memory.md. A step in which the compiler ran or memory was measured is no steady step.
     """
     if nth > 1 and nth != job.longest and not is_compiled(job.plan):
         return nullcontext()  # as nearly every step
@@ -367,15 +354,13 @@ def look_at_evaluation(job: TrainingState) -> Iterator[None]:
     job.effective["eval_matmul_dtypes"] = list(dtypes)
     wanted = compute.eval_autocast or compute.weights
     if wanted not in dtypes:
-        job.warn(
-            f"precision.evaluation={wanted} had no effect: "
-            f"matrix multiplications ran in {', '.join(dtypes) or 'nothing'}"
-        )
+        ran = f"matrix multiplications ran in {', '.join(dtypes) or 'nothing'}"
+        job.warn(f"precision.evaluation={wanted} had no effect: {ran}")
 
 
 @contextmanager
 def _look_at_operations(job: TrainingState) -> Iterator[None]:
-    """Probes for formats, kernels and recomputation; none for compiled models."""
+    """Probes for formats and kernels; for recomputation, too, where no hook would be compiled."""
     compiler = job.plan.config.compile.option
     if job.plan.batch.devices > 1:
         job.effective["not_looked_into"] = "formats, kernels: DataParallel runs in other threads"

@@ -45,14 +45,12 @@ def note_deepspeed(job: TrainingState) -> None:
     if (swap := swap_folder(job.plan, job.paths)) is not None:
         found["file_bytes"] = swap_files(swap, job.ranks.rank)
     zero = job.plan.deepspeed["zero_optimization"]
-    if found["stage"] != zero["stage"]:
-        job.warn(
-            f"distributed=zero{zero['stage']} had no effect: the engine is at {found['stage']}"
-        )
-    processes = job.plan.batch.world_size
+    stage, processes = zero["stage"], job.plan.batch.world_size
+    if found["stage"] != stage:
+        job.warn(f"distributed=zero{stage} had no effect: the engine is at {found['stage']}")
     if found["processes"] != processes:
         job.warn(f"DeepSpeed shares out between {found['processes']} processes, not {processes}")
-    if zero["stage"] == 3 and found["cut_weights"] == 0:
+    if stage == 3 and found["cut_weights"] == 0:
         job.warn("distributed=zero3 had no effect on weights: each is small enough to stay whole")
     wanted = {"offload_optimizer": "optimizer_device", "offload_param": "weights_device"}
     for key, where in wanted.items():
@@ -119,10 +117,8 @@ def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
     wanted = plan.compute.matmul
     compiled = plan.config.compile.option != "none"
     if wanted not in seen.matmul_dtypes and (seen.matmul_dtypes or not compiled):
-        job.warn(
-            f"precision.compute={wanted} had no effect: matrix multiplications "
-            f"ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
-        )
+        ran = f"matrix multiplications ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
+        job.warn(f"precision.compute={wanted} had no effect: {ran}")
     _note_attention(job, seen)
     job.effective["loss_kernels"] = list(seen.loss_kernels)
     _note_sparse(job)
@@ -158,9 +154,8 @@ def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
 
 def expected_kernels(attention: Attention) -> frozenset[str]:
     """The kernels of `KernelProbe` of which one or several are then to run."""
-    if attention.option == "sdpa":
-        return EXPECTED[attention.backend]
-    return frozenset({attention.option})
+    is_sdpa = attention.option == "sdpa"
+    return EXPECTED[attention.backend] if is_sdpa else frozenset({attention.option})
 
 
 def _note_sparse(job: TrainingState) -> None:
@@ -247,11 +242,9 @@ def note_devices(job: TrainingState) -> None:
     if not isinstance(module, LossOnDevice):
         return
     job.effective["data_parallel_devices"] = sorted(module.devices)
-    if len(module.devices) < job.plan.batch.devices:
-        job.warn(
-            f"distributed=dp used {len(module.devices)} of {job.plan.batch.devices} devices: "
-            "each takes a row at least"
-        )
+    used, devices = len(module.devices), job.plan.batch.devices
+    if used < devices:
+        job.warn(f"distributed=dp used {used} of {devices} devices: each takes a row at least")
 
 
 def note_copies(job: TrainingState) -> None:
@@ -262,11 +255,9 @@ def note_copies(job: TrainingState) -> None:
     wrapped = [m for m in job.model.modules() if isinstance(m, DistributedDataParallel)]
     processes = wrapped[0].process_group.size() if wrapped else 1
     job.effective["copies"] = processes
-    if processes != job.plan.batch.world_size:
-        job.warn(
-            f"distributed=ddp had no effect: gradients of {processes} of "
-            f"{job.plan.batch.world_size} processes are exchanged"
-        )
+    if processes != (planned := job.plan.batch.world_size):
+        exchanged = f"gradients of {processes} of {planned} processes are exchanged"
+        job.warn(f"distributed=ddp had no effect: {exchanged}")
 
 
 def note_sharding(job: TrainingState) -> None:

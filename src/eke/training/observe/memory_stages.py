@@ -42,14 +42,9 @@ def device_peak(device: torch.device) -> int | None:
 def live_bytes(
     model: nn.Module, optimizer: torch.optim.Optimizer, others: Sequence[Tensor] = ()
 ) -> int:
-    """Bytes of weights, buffers, gradients and optimizer state, shared storages counted once.
+    """Bytes of weights, buffers, gradients and optimizer state, and of others.
 
     As in `eke.models.sizes.StateBytes`, the optimizer's scalar step counters are excluded.
-
-    Args:
-        model: without wrappers.
-        optimizer: of that model.
-        others: tensors that neither of them knows of.
     """
     weights: list[Tensor] = [*model.parameters()]
     weights += [p for group in optimizer.param_groups for p in group["params"]]  # or their copies
@@ -71,12 +66,8 @@ class AllocationProfile:
     PyTorch counts no peak on a CPU; the profiler reports each allocation and release of this
     thread, and what is allocated in the process then. Peak = what was alive before + by how much
     that was higher than at the first report. Releases of blocks from before are not reported; a
-    training step has none. What that costs the one step: docs/lab/memory.md.
-
-    The profiler keeps every operation until it is read: 75 MB for each micro-batch of four layers
-    (docs/lab/memory.md). A long step is profiled in parts, of which it holds one.
-
-    How to read what it keeps is PyTorch's own affair: where that has changed, nothing is measured.
+    training step has none. The profiler keeps 75 MB for each micro-batch of four layers until it is
+    read (docs/lab/memory.md), so a long step is profiled in parts, of which it holds one.
     """
 
     def __init__(self, alive_before: int) -> None:
@@ -133,13 +124,11 @@ class AllocationProfile:
 
 @contextmanager
 def counted_in_every_thread() -> Iterator[bool]:
-    """Have PyTorch's CPU allocator count the blocks of all threads.
+    """Have PyTorch's CPU allocator count the blocks of all threads; yields whether it does.
 
-    Yields whether it does.
-
-    It does so in threads that profile memory, and else only if this flag is set. A
-    thread of gloo often is the last to hold what FSDP2 gathered: without it, the same run was
-    measured at 24 and 32 MB (docs/lab/memory.md).
+    It does so in threads that profile memory, and else only if this flag is set. A thread of gloo
+    often is the last to hold what FSDP2 gathered: without it, the same run was measured at 24 and
+    32 MB (docs/lab/memory.md).
     """
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
@@ -155,14 +144,7 @@ def counted_in_every_thread() -> Iterator[bool]:
 
 
 def allocations(tree: Sequence[Any]) -> list[tuple[int, int]]:
-    """Bytes by which each event changes what is allocated, and what that is then, in their order.
-
-    Args:
-        tree: a profile's events.
-
-    Raises:
-        AttributeError: this PyTorch has other ones.
-    """
+    """Bytes by which each event of a profile changes what is allocated, and what that is then."""
     found, left = [], list(tree)
     allocation = type(left[0].tag).Allocation if left else None
     while left:

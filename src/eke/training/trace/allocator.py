@@ -168,7 +168,6 @@ class CachingAllocator:
 NAME = "fakegpu"
 """What torch calls the device."""
 
-
 DEVICE_MODULE = SimpleNamespace(
     # Never "available": torch would then copy constants to it, and there is no kernel for that.
     is_available=lambda: False,

@@ -56,19 +56,14 @@ def _interpreted(graph: GraphModule, *_: Any, is_backward: bool = False, **__: A
 
 
 class FusedGraph:
-    """Allocates and frees what inductor's code of a graph would.
-
-    Args:
-        graph: of one pass, its shapes known.
-        given: positions of inputs whose memory results may overwrite.
-    """
+    """Allocates and frees what inductor's code of a graph would; results may overwrite `given`."""
 
     def __init__(self, graph: GraphModule, given: Sequence[int] = ()) -> None:
         self._boxed_call = True  # arguments come as one list: how AOTAutograd knows it
         self._owner = graph
         self._inputs = graph.graph.find_nodes(op="placeholder")
         self._fixed = {node for at, node in enumerate(self._inputs) if at not in given}
-        asked = {
+        needed = {
             _behind_views(read)
             for node in graph.graph.nodes
             if node.op == "output" or _has_own_kernel(node)
@@ -82,7 +77,7 @@ class FusedGraph:
             inputs = self._inputs_of(node)
             part = node.target is getitem and not _is_view(node)
             is_call = node.op == "call_function" and not part
-            is_fused = is_call and (_is_view(node) or not _allocates(node, len(inputs), asked))
+            is_fused = is_call and (_is_view(node) or not _allocates(node, len(inputs), needed))
             if node.op == "output" or (is_call and not is_fused):
                 self._steps.append(node)
             self._read[node] = inputs if is_fused else (node,)
@@ -135,7 +130,7 @@ class FusedGraph:
         return target(*args, **kwargs)
 
 
-def _allocates(node: Node, num_inputs: int, asked: set[Node]) -> bool:
+def _allocates(node: Node, num_inputs: int, needed: set[Node]) -> bool:
     """Whether a call has memory; the limits are inductor's (ir.py, `mark_reuse`)."""
     from torch._inductor import config
 
@@ -144,7 +139,7 @@ def _allocates(node: Node, num_inputs: int, asked: set[Node]) -> bool:
     many = num_inputs > config._realize_acc_reads_threshold_default
     is_tuple = isinstance(node.meta.get("val"), tuple | list)  # a saved random state has none
     reduces = is_tuple or torch.Tag.reduction in getattr(target, "tags", ())
-    return _has_own_kernel(node) or node in asked or reduces or several or many
+    return _has_own_kernel(node) or node in needed or reduces or several or many
 
 
 def _has_own_kernel(node: Node) -> bool:

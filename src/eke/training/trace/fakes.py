@@ -1,8 +1,8 @@
 """Fake tensor cache, CUDA autocast rules, and patches of libraries for memory traces.
 
-FakeTensorMode's cache takes most of a trace's time to look at its arguments. Here a result is
-remembered by the operator and the shapes, strides and formats of its arguments, for the life of the
-process; only operators that make new tensors, and those that change one in place, are answered so.
+FakeTensorMode's cache takes most of a trace's time to look at its arguments. Here a new tensor or a
+view is remembered by the operator and the shapes, strides and formats of its arguments, for the
+life of the process: without it a trace takes twice as long.
 
 Source of the autocast rules: aten/src/ATen/autocast_mode.h, torch 2.13
 (AT_FORALL_LOWER_PRECISION_FP and related macros).
@@ -40,20 +40,11 @@ _SLOW = object()
 
 @functools.cache
 def _kind(operator: Any) -> str:
-    """`new`, `view`, `inplace` or `slow`: how an operator's results relate to its arguments."""
-    tags = operator.tags
-    if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
-        return "slow"
-    schema = operator._schema
-    if operator.namespace != "aten" or torch.Tag.inplace_view in tags:
-        return "slow"
+    """`new`, `view` or `slow`: how an operator's results relate to its arguments."""
+    tags, schema = operator.tags, operator._schema
     results = [result.alias_info for result in schema.returns]
-    if schema.is_mutable:
-        first = schema.arguments[0].alias_info
-        whole = len(results) == 1 and results[0] is not None and results[0].is_write
-        named = schema.name.rstrip().endswith("_")
-        return "inplace" if named and whole and first is not None and first.is_write else "slow"
-    if not results:
+    by_data = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+    if by_data or operator.namespace != "aten" or schema.is_mutable or not results:
         return "slow"
     if all(alias is None for alias in results):
         return "view" if operator in UNMARKED_VIEWS else "new"
@@ -71,11 +62,7 @@ class Ghosts:
     def answer(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the operator gives."""
         kind = _kind(operator)
-        if kind in ("inplace", "view") and type(args[0]) is not FakeTensor:
-            kind = "slow"
-        if kind == "inplace":
-            return args[0]
-        if kind == "slow":
+        if kind == "slow" or (kind == "view" and type(args[0]) is not FakeTensor):
             return self._slowly(operator, args, kwargs)
         viewed = args[0] if kind == "view" else None
         offset = None if viewed is None else viewed.storage_offset()
@@ -91,17 +78,13 @@ class Ghosts:
         if made is _SLOW:
             return self._slowly(operator, args, kwargs)
         if viewed is not None:
-            return self._view(made, viewed)
+            with torch._C._DisableTorchDispatch():
+                empty = torch.empty(0, dtype=viewed.dtype, device="meta")
+                empty.set_(viewed.untyped_storage(), *made)
+                return FakeTensor(self.mode, empty, viewed.fake_device)
         if type(made) is list:
             return tuple(m if m is None else self._make(m) for m in made)
         return self._make(made)
-
-    def _view(self, made: Any, viewed: Any) -> FakeTensor:
-        shape, strides, offset, dtype = made
-        with torch._C._DisableTorchDispatch():
-            empty = torch.empty(0, dtype=dtype, device="meta")
-            empty.set_(viewed.untyped_storage(), offset, shape, strides)
-            return FakeTensor(self.mode, empty, viewed.fake_device)
 
     def _make(self, made: Made) -> FakeTensor:
         shape, strides, dtype, device = made
@@ -148,15 +131,14 @@ def _describe_view(found: Any, viewed: Any) -> Any:
         return _SLOW
     if found.untyped_storage()._cdata != viewed.untyped_storage()._cdata:
         return _SLOW
-    return tuple(found.shape), found.stride(), found.storage_offset(), found.dtype
+    return found.storage_offset(), tuple(found.shape), found.stride()
 
 
 def _made_of(found: Any) -> Any:
     whole = type(found) is FakeTensor and found.storage_offset() == 0
-    if not whole or any(not isinstance(size, int) for size in tree_leaves(list(found.shape))):
+    if not whole or any(not isinstance(size, int) for size in found.shape):
         return _SLOW
-    size = found.untyped_storage().nbytes()
-    if size != found.numel() * found.itemsize:
+    if found.untyped_storage().nbytes() != found.numel() * found.itemsize:
         return _SLOW
     return tuple(found.shape), found.stride(), found.dtype, found.fake_device
 
@@ -204,18 +186,13 @@ def known_operators() -> frozenset[str]:
 def drift() -> list[str]:
     """Names in the lists above that this torch has no rule for: the lists are of another version.
 
-    Every other operator with a rule runs in float32, so a new one of lower precision goes unseen
-    here; the count of rules is tested, too.
+    A new one of lower precision would be unknown here; the count of rules is tested, too.
     """
     return sorted((LOWER_PRECISION | PROMOTED | FLOAT32_RESULT) - known_operators())
 
 
 def register_autocast(device: str) -> object:
-    """Give the fake device CUDA's rules; they hold as long as the object that is returned.
-
-    Raises:
-        RuntimeError: this torch has other rules than these lists.
-    """
+    """Give the fake device CUDA's rules; they hold as long as the object that is returned."""
     if unknown := drift():
         raise RuntimeError(f"torch {torch.__version__} has other autocast rules: {unknown}")
     library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods
@@ -238,12 +215,9 @@ def _policy(name: str) -> str:
 
 
 def autocast_kernel(operator: Any, policy: str, device: str) -> Callable[..., Any]:
-    """One operator under autocast.
+    """An overload of aten's under autocast, which casts tensors of this device type.
 
-    Args:
-        operator: an overload of aten's.
-        policy: `lower`, `promote`, `result` or `float32`.
-        device: the device type whose tensors are cast.
+    `policy` is `lower`, `promote`, `result` or `float32`.
     """
     keys: Any = torch._C.DispatchKey
     autocast_key = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
@@ -298,7 +272,11 @@ def not_compiled(function: Any = None, **_: Any) -> Any:
 @contextlib.contextmanager
 def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[None]:
     """Patches with which libraries accept fake tensors; `compiler` is their `torch.compile`."""
-    clear = torch.clear_autocast_cache
+    clear, generator = torch.clear_autocast_cache, torch.Generator
+    only_from_host = torch._C._only_lift_cpu_tensors()
+
+    def is_compiling(*_: Any) -> bool:
+        return torch.compiler.is_compiling()
 
     def clear_autocast_cache() -> None:
         weight_copies.clear()
@@ -308,7 +286,7 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
         "torch.clear_autocast_cache": clear_autocast_cache,
         # A machine with GPUs traces as one without: PyTorch would ask the driver in between, and
         # compute constants on a device that has no kernels (FakeTensorMode.avoid_device_init).
-        "torch.cuda.is_available": _no,
+        "torch.cuda.is_available": lambda: False,
         # No gradient overflows: the loss scaler steps, without asking the device.
         "torch.amp.GradScaler._maybe_opt_step": _step,
         "torch.compile": compiler,
@@ -317,13 +295,14 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
             fused_loss._compiled.__wrapped__
         ),
         "eke.training.model.loss.compiled_loss_sum": functools.cache(compiled_loss_sum.__wrapped__),
-        "torch.Generator": _host_generator,
+        # The fake device has no generator, and nothing is drawn from one.
+        "torch.Generator": lambda device=None: generator(),
         **dict.fromkeys(("torch.get_rng_state", "torch.random.get_rng_state"), _random_state),
         **dict.fromkeys(("torch.set_rng_state", "torch.random.set_rng_state"), _nothing),
         # Transformers 5 takes fake tensors for a graph being captured, in which it builds masks
         # that a run does not have unless it is compiled.
-        "transformers.masking_utils.is_tracing": _is_compiling,
-        "transformers.modeling_attn_mask_utils.is_tracing": _is_compiling,
+        "transformers.masking_utils.is_tracing": is_compiling,
+        "transformers.modeling_attn_mask_utils.is_tracing": is_compiling,
     }
     if "bitsandbytes" in sys.modules:
         patches |= {
@@ -336,7 +315,10 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
     with contextlib.ExitStack() as stack:
         # Backward passes in this thread: in the device's own, the trace would not see them.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        stack.enter_context(_constants_stay_on_the_host())
+        # `torch.tensor(value, device=...)` makes a tensor of the host, which is then moved as
+        # others. FakeTensorMode says so, but a trace enters it for one operator at a time.
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, only_from_host)
         for name, stand_in in patches.items():
             stack.enter_context(mock.patch(name, stand_in))
         listed: Any = (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types)
@@ -347,28 +329,12 @@ def fake_surroundings(compiler: Callable[..., Any] = not_compiled) -> Iterator[N
         yield
 
 
-def _no(*_: Any) -> bool:
-    return False
-
-
-def _is_compiling(*_: Any) -> bool:
-    return torch.compiler.is_compiling()
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing: there is no state to restore, no memory to fill."""
-
-
 def _step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
 
 
-_TRUE_GENERATOR = torch.Generator
-
-
-def _host_generator(device: Any = None) -> torch.Generator:
-    """The fake device has no generator, and nothing is drawn from one."""
-    return _TRUE_GENERATOR()
+def _nothing(*_: Any) -> None:
+    """Do nothing: there is no state to restore, no memory to fill."""
 
 
 RANDOM_STATE_BYTES = torch.get_rng_state().numel()
@@ -390,20 +356,6 @@ def _fake_pages(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.
     pages: Any = torch.empty(shape, dtype=dtype, device="cpu")
     pages.is_paged, pages.page_deviceid = True, device.index
     return pages  # type: ignore[no-any-return]  # tensor with bitsandbytes' attributes
-
-
-@contextlib.contextmanager
-def _constants_stay_on_the_host() -> Iterator[None]:
-    """`torch.tensor(value, device=...)` makes a tensor of the host, which is then moved as others.
-
-    FakeTensorMode says so while it is entered; a trace enters it for one operator at a time.
-    """
-    before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)
-    try:
-        yield
-    finally:
-        torch._C._set_only_lift_cpu_tensors(before)
 
 
 def to_fake(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:

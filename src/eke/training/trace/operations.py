@@ -11,6 +11,7 @@ kernel, which some torch prefer on Hopper, keeps what the flash kernel keeps: ou
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
+from eke.plan.planner.planner import FLASH_CAPABILITY
 from eke.training.trace.fakes import call_key
 
 aten: Any = torch.ops.aten
@@ -27,25 +29,21 @@ aten: Any = torch.ops.aten
 _ROW_BYTES = 16
 """Rows of a grouped product begin at multiples of this many bytes."""
 
-_ITEM = aten._local_scalar_dense.default
-
 
 class Questions:
-    """Answers of a batch whose rows are alike.
-
-    Args:
-        padded: some row of the batch is padded, so that its mask is not all ones.
-        mode: makes the fake tensors.
-    """
+    """Answers of a batch whose rows are alike."""
 
     def __init__(self, padded: bool, mode: FakeTensorMode) -> None:
         self.padded = padded
+        """Some row is padded, so that the batch's mask is not all ones."""
         self._mode = mode
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result, or NotImplemented if it follows from shapes."""
-        if func is _ITEM:
-            return self._item(args[0])
+        if func is aten._local_scalar_dense.default:
+            if args[0].dtype == torch.bool:
+                return not self.padded
+            return 1.0 if args[0].is_floating_point() else 1
         if func is aten.unique_consecutive.default:
             # T5's classifier asks whether all rows have as many ends of text: they have.
             device = args[0].device
@@ -76,11 +74,6 @@ class Questions:
         whole = self._make_empty((*shape[:-1], width), one.dtype, one.device)
         return whole[..., : shape[-1]] if width != shape[-1] else whole
 
-    def _item(self, tensor: Any) -> bool | int | float:
-        if tensor.dtype == torch.bool:
-            return not self.padded
-        return 1.0 if tensor.is_floating_point() else 1
-
     def _make_empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
         with self._mode:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -93,20 +86,16 @@ def _picks_by_truth(indices: Any) -> bool:
 
 HALF = (torch.float16, torch.bfloat16)
 
-PRODUCTS = frozenset(
-    {getattr(aten, name).default for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm")}
-)
+PRODUCTS = {getattr(aten, name).default for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm")}
 """In 16 bits they are oneDNN's; in float32 the BLAS library takes nothing from PyTorch."""
 
-OTHERS = frozenset(
-    {
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-        aten.native_layer_norm_backward.default,
-        aten.embedding_dense_backward.default,
-        aten.sort.default,
-    }
-)
+OTHERS = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten.native_layer_norm_backward.default,
+    aten.embedding_dense_backward.default,
+    aten.sort.default,
+}
 """Kernels that take scratch memory in every format."""
 
 MAX_BYTES = 2**31
@@ -137,12 +126,9 @@ def _measure(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     profiler: Any = seen.profiler
     events = profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    running = highest = 0
-    for _, num_bytes in changes:
-        running += num_bytes
-        highest = max(highest, running)
+    running = [0, *accumulate(num_bytes for _, num_bytes in changes)]
     del results
-    return highest - max(running, 0)
+    return int(max(running) - max(running[-1], 0))
 
 
 def _zeros(value: Any) -> Any:
@@ -150,9 +136,6 @@ def _zeros(value: Any) -> Any:
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
 
-
-FLASH_CAPABILITY = (8, 0)
-"""The flash kernel of PyTorch needs Ampere (check_flash_attention_hardware_support)."""
 
 FLASH_HEAD_DIM = 256
 """Its widest head (check_head_dim_size_flash)."""
@@ -207,7 +190,10 @@ def traced_attention(
     kind = choose_kernel(query, key, attn_mask)
     if kind == "flash":
         return _flash(query, key, value, dropout_p, is_causal, scale)
-    mask = _additive(attn_mask, query)
+    mask = attn_mask
+    if mask is not None and mask.dtype == torch.bool:  # convert_boolean_attn_mask
+        hidden = torch.full((), -torch.inf, dtype=query.dtype, device=query.device)
+        mask = torch.where(mask, 0.0, hidden)
     found: tuple[Tensor, ...]
     if kind == "efficient":
         if mask is not None:
@@ -243,14 +229,6 @@ def _aligned(mask: Tensor) -> Tensor:
     return F.pad(mask, (0, missing))[..., :length] if missing else mask
 
 
-def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """A mask of truth values as one to be added (convert_boolean_attn_mask)."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    hidden = torch.full((), -torch.inf, dtype=query.dtype, device=query.device)
-    return torch.where(mask, 0.0, hidden)
-
-
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], int]
 """Arguments of an operator -> peak bytes inside its kernel, without results."""
 
@@ -265,16 +243,11 @@ def cublas_bytes(capability: tuple[int, int] | None) -> int:
 
 
 class Workspaces:
-    """What the kernels of one kind of device take.
-
-    Args:
-        kind: of `Device`.
-        capability: of a GPU, where it is known.
-    """
+    """What the kernels of one kind of device take."""
 
     def __init__(self, kind: str, capability: tuple[int, int] | None = None) -> None:
-        self._rules = RULES[kind]
-        self._asks = kind == "cpu"
+        self._measures = kind == "cpu"
+        self._rules = CPU_RULES if kind == "cpu" else GPU_RULES
         self.handle_bytes = cublas_bytes(capability) if kind == "cuda" else 0
         """What each thread's first product allocates, for good."""
 
@@ -283,16 +256,12 @@ class Workspaces:
         rule = self._rules.get(func)
         if rule is not None:
             return rule(args, kwargs)
-        if not (self._asks and _takes_scratch(func, args)):
+        if not (self._measures and _takes_scratch(func, args)):
             return 0
         key = call_key(func, args, kwargs)
         if key not in _answers:
             _answers[key] = _measure(func, args, kwargs)
         return _answers[key]
-
-
-def _bytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.itemsize)
 
 
 def _mixed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -301,20 +270,16 @@ def _mixed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     Source: aten/src/ATen/TensorIterator.cpp, compute_types: inputs are promoted, and an output in
     another format (of an operation in place) is computed in a temporary. CUDA's kernels do it.
     """
-    tensors = [value for value in args if isinstance(value, torch.Tensor)]
-    formats = {tensor.dtype for tensor in tensors}
-    if len(formats) < 2:
-        return 0
     common = _common_dtype(args)
-    return sum(t.numel() * common.itemsize for t in tensors if t.dtype != common)
+    others = [t for t in args if isinstance(t, torch.Tensor) and t.dtype != common]
+    return sum(tensor.numel() * common.itemsize for tensor in others)
 
 
 def _mixed_in_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """As `_mixed`, and the first operand a second time, as the output."""
-    hidden = _mixed(args, kwargs)
-    if not hidden or args[0].dtype == (common := _common_dtype(args)):
-        return hidden
-    return hidden + int(args[0].numel() * common.itemsize)
+    common = _common_dtype(args)
+    output = 0 if args[0].dtype == common else args[0].numel() * common.itemsize
+    return _mixed(args, kwargs) + int(output)
 
 
 def _common_dtype(args: tuple[Any, ...]) -> torch.dtype:
@@ -354,20 +319,15 @@ _POINTWISE = ("add", "sub", "mul", "div")
 GPU_RULES: dict[Any, Rule] = {
     aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
     # grad * output is made before the kernel runs: https://github.com/pytorch/pytorch/issues/145866
-    aten._softmax_backward_data.default: lambda args, _: _bytes(args[0]),
+    aten._softmax_backward_data.default: lambda args, _: int(args[0].nbytes),
 }
 
 CPU_RULES: dict[Any, Rule] = {
     **{getattr(aten, name).Tensor: _mixed for name in _POINTWISE},
     **{getattr(aten, f"{name}_").Tensor: _mixed_in_place for name in _POINTWISE},
-    aten.addcmul.default: _mixed,
-    aten.addcdiv.default: _mixed,
-    aten.addcmul_.default: _mixed_in_place,
-    aten.addcdiv_.default: _mixed_in_place,
+    **{getattr(aten, name).default: _mixed for name in ("addcmul", "addcdiv")},
+    **{getattr(aten, name).default: _mixed_in_place for name in ("addcmul_", "addcdiv_")},
     aten.linalg_vector_norm.default: _reduced_wider,
     aten.sum.dim_IntList: _reduced_wider,
     aten.mean.dim: _reduced_wider,
 }
-
-RULES = {"cuda": GPU_RULES, "cpu": CPU_RULES}
-"""`Device.kind` -> what its kernels take."""

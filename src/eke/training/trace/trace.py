@@ -52,7 +52,7 @@ class History:
     """What each storage is, by its number."""
 
     def begin(self, phase: str) -> None:
-        """A phase begins; one without a name is lived through and its peak not counted."""
+        """A phase begins; the peak of one without a name is not counted."""
         self.phases.append((len(self.events), phase))
 
     def born(self, num_bytes: int, component: str) -> int:
@@ -130,14 +130,7 @@ _DEVICE_OF = torch.ops.prim.device.default
 
 
 class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
-    """Runs every operator on fake tensors, and records the births and deaths of storages.
-
-    Args:
-        mode: makes the fake tensors.
-        device: whose storages are recorded.
-        questions: what is answered where the program asks for data.
-        workspaces: memory inside kernels, which no tensor tells of.
-    """
+    """Runs every operator on fake tensors, and records births and deaths of a device's storages."""
 
     supports_higher_order_operators = True
     """Compiled code that computes attention again runs it inside such an operator."""
@@ -187,7 +180,9 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 return _with_random_state(func, args, kwargs)
         if func.namespace in WRITTEN_IN_PYTHON and (body := _body(func)) is not None:
             before = self._logits, self._inside
-            self._logits, self._inside = self._logits or _any_if_loss(func), True
+            # The fused loss makes nothing but logits and what follows from them.
+            any_shape = (1, 1) if func.namespace == "eke" else None
+            self._logits, self._inside = self._logits or any_shape, True
             with self:
                 out = body(*args, **kwargs)
             self._logits, self._inside = before
@@ -305,14 +300,9 @@ def _with_random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return (torch.get_rng_state(), out) if func is run_and_save_rng_state else out
 
 
-WRITTEN_IN_PYTHON = frozenset({"eke", "transformers"})
+WRITTEN_IN_PYTHON = ("eke", "transformers")
 """Namespaces of operators that are Python functions over other operators, which are traced in their
 place: the fused loss, and transformers' grouped products."""
-
-
-def _any_if_loss(func: Any) -> tuple[int, int] | None:
-    """The fused loss makes nothing but logits and what follows from them."""
-    return (1, 1) if func.namespace == "eke" else None
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
@@ -21,6 +21,7 @@ from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
 from eke.plan.planner import Plan, drawn, evaluated
+from eke.plan.planner.planner import FLASH_CAPABILITY
 from eke.training.batches.batches import CacheRelease, MicroBatch
 from eke.training.loop.step import add_evaluation, take_step
 from eke.training.model.activation_offload import build_activation_offload
@@ -95,11 +96,7 @@ class TraceablePlan:
 
 
 def adapt_for_trace(plan: Plan) -> TraceablePlan:
-    """The plan with what no trace can see replaced by what needs as much memory, or more.
-
-    Raises:
-        Untraceable: nothing would take its place truthfully.
-    """
+    """The plan with what no trace can see replaced by what needs as much memory, or more."""
     if is_four_bit(plan):
         raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
     found, config = TraceablePlan(plan), plan.config
@@ -156,11 +153,7 @@ def _adapt_optimizer(found: TraceablePlan) -> None:
 
 
 def trace(plan: Plan) -> Traced:
-    """Predicted peaks of a plan's first process.
-
-    Raises:
-        Untraceable: this plan's step does not run on fake tensors.
-    """
+    """Predicted peaks of a plan's first process, if its step runs on fake tensors (Untraceable)."""
     adapted = adapt_for_trace(plan)
     try:
         history = _traced(adapted)
@@ -193,7 +186,7 @@ def _unforeseen(error: Exception) -> str:
 def trace_history(plan: Plan) -> History:
     """Births and deaths of storages from loading the model to the second evaluation."""
     device = fake_gpu() if plan.device.kind == "cuda" else torch.device("cpu")
-    operations.capability = plan.device.capability or operations.FLASH_CAPABILITY
+    operations.capability = plan.device.capability or FLASH_CAPABILITY
     with torch.device("meta"):
         model, _ = build_trainable(plan, torch.device("meta"))
     train = make_batch(plan, drawn(plan).expected)
@@ -253,7 +246,8 @@ class Training:
         self.model.register_forward_hook(lambda _, __, out: trace.saw_logits(out.logits))
         for parameter in self.model.parameters():
             if parameter.requires_grad:
-                _watch_gradient(parameter, trace)
+                hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: untyped
+                hook(self._note_gradient)
         with pinned_backend(self.plan):
             trace.begin("evaluation")
             start = len(history.events)
@@ -263,6 +257,10 @@ class Training:
                 self._step(train, step)
         trace.begin("evaluation")
         history.repeat(start, end)
+
+    def _note_gradient(self, parameter: nn.Parameter) -> None:
+        if parameter.grad is not None:
+            self.trace.call([parameter.grad], GRADIENTS)
 
     def _step(self, batch: MicroBatch, step: int) -> None:
         trace, plan = self.trace, self.plan
@@ -300,10 +298,7 @@ class Training:
 
 
 def _prepare_training(
-    plan: Plan,
-    model: nn.Module,
-    trace: StorageTrace,
-    device: torch.device,
+    plan: Plan, model: nn.Module, trace: StorageTrace, device: torch.device
 ) -> Training:
     """What trains a model on fake tensors; the trace is on, and knows the weights after it."""
     trace.begin("load")
@@ -331,12 +326,3 @@ def _prepare_training(
         device=device,
         trace=trace,
     )
-
-
-def _watch_gradient(parameter: nn.Parameter, trace: StorageTrace) -> None:
-    def note(found: Tensor) -> None:
-        if found.grad is not None:
-            trace.call([found.grad], GRADIENTS)
-
-    hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: no annotations
-    hook(note)

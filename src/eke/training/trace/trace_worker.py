@@ -18,23 +18,20 @@ from typing import Any, TextIO
 from eke.common.runtime import collect_seldom, importing, lacking
 from eke.config.schema.codec import make_converter
 from eke.plan.planner import Plan
+from eke.training.loop.environment import QUIET
 
-QUIET = {
-    "KINETO_LOG_LEVEL": "99",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+SETTINGS = QUIET | {
+    "HF_HUB_OFFLINE": "1",  # sizes of models come from their configuration alone
     "TRANSFORMERS_VERBOSITY": "error",
     "BITSANDBYTES_NOWELCOME": "1",
 }
-"""Notes of native code and libraries; sizes of models come from their configuration alone."""
 
 
 def main() -> int:
     """Answer until there is nothing more to read."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints, prints elsewhere
-    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    os.environ.update({name: os.environ.get(name, value) for name, value in SETTINGS.items()})
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     collect_seldom()

@@ -13,23 +13,22 @@ from eke.plan.record import Loss, Spread, Throughput, Timing, metrics
 WARM = {metrics.WARMUP: 1}
 
 
-def test_spread_of_nothing_is_absent() -> None:
-    assert metrics.spread([]) is None
-
-
-def test_spread_of_one_value_is_that_value() -> None:
-    assert metrics.spread([0.5]) == Spread(0.5, 0.5, 0.5, 1)
-
-
-def test_spread_of_two_values_interpolates() -> None:
-    found = metrics.spread([1.0, 2.0])
-    assert (found.median, found.n) == (1.5, 2)
-    assert (found.p10, found.p90) == pytest.approx((1.1, 1.9))
-
-
-def test_spread_of_eleven_values_hits_the_deciles() -> None:
-    found = metrics.spread([float(v) for v in (7, 3, 0, 10, 1, 9, 2, 8, 4, 6, 5)])
-    assert found == Spread(5.0, 1.0, 9.0, 11)
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], None),
+        ([0.5], Spread(0.5, 0.5, 0.5, 1)),
+        ([1.0, 2.0], Spread(1.5, 1.1, 1.9, 2)),
+        ([7.0, 3, 0, 10, 1, 9, 2, 8, 4, 6, 5], Spread(5.0, 1.0, 9.0, 11)),
+    ],
+    ids=["nothing", "one", "two", "deciles"],
+)
+def test_spread(values, expected) -> None:
+    found = metrics.spread(values)
+    if expected is None:
+        assert found is None
+    else:
+        assert vars(found) == pytest.approx(vars(expected))
 
 
 @pytest.mark.slow

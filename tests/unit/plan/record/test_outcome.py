@@ -2,7 +2,7 @@
 
 import pytest
 
-from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
+from eke.plan.record import Outcome
 
 TABLE = {
     "ok": (0, True),
@@ -27,7 +27,3 @@ def test_outcome(name, expected) -> None:
 
 def test_the_set_is_closed() -> None:
     assert {outcome.value for outcome in Outcome} == set(TABLE)
-
-
-def test_exit_codes_are_the_contract() -> None:
-    assert (EXIT_OK, EXIT_FAILED, EXIT_USER, EXIT_RESUMABLE) == (0, 1, 2, 75)

@@ -1,26 +1,15 @@
 """Being asked to stop within a step: it is given up at once, and taken again bit for bit."""
 
 import pytest
-from support import TINY, last_wins
-from trained import continue_job, start_job, steps_of
+from support import last_wins
+from trained import BRIEF, continue_job, start_job, steps_of
 
 from eke.plan.record import Outcome
 from eke.training.loop.attempt import run_engine
 from eke.training.loop.stop import Stopped
 
-TYPED = (
-    *TINY,
-    "data=synthetic",
-    "data.seq_len=8",
-    "data.num_samples=64",
-    "data.num_eval_samples=2",
-    "batch.per_device=2",
-    "batch.accumulation=4",
-    "model.dropout=0.2",
-    "train.steps=4",
-    "train.checkpoint_every=null",
-    "train.save_final=false",
-)
+TYPED = (*BRIEF, "data.seq_len=8", "data.num_samples=64", "data.num_eval_samples=2",
+         "batch.per_device=2", "batch.accumulation=4", "model.dropout=0.2")  # fmt: skip
 
 
 def stop_at(job, number: int) -> list[str]:

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from support import TINY
 from trained import record_of, train_job
 
 from eke.plan.planner import Micro, drawn
-from eke.training.loop.results import largest
+from eke.training.loop.results import measured_memory
 
 TYPED = (
     *TINY,
@@ -46,7 +47,9 @@ def test_what_is_compared_is_the_forecast_of_what_was_measured(make_plan, tmp_pa
     assert record_of(job).memory.predicted.allocated_bytes < whole
 
 
-def test_the_largest_rank_is_recorded() -> None:
-    assert largest(SimpleNamespace(peaks=[7, 13]), 7) == 13
-    assert largest(SimpleNamespace(peaks=[7, None]), 7) == 7
-    assert largest(SimpleNamespace(peaks=None), None) is None
+@pytest.mark.parametrize(
+    ("mine", "peaks", "expected"), [(7, [7, 13], 13), (7, [7, None], 7), (None, None, None)]
+)
+def test_the_largest_rank_is_recorded(mine, peaks, expected) -> None:
+    job = SimpleNamespace(device=torch.device("cpu"), profiled_peak=mine, peaks=peaks, stages={})
+    assert measured_memory(job).peak_allocated_bytes == expected

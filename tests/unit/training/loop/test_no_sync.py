@@ -24,15 +24,9 @@ from eke.training.loop.training_state import TrainingState
 
 NUM_STEPS = 3
 BASE = (
-    *TINY,
-    "model=tiny_bert",
-    "task=sequence_classification",
-    "data=synthetic",
-    "data.seq_len=16",
-    "data.num_samples=32",
-    "batch.per_device=2",
-    "train.steps=20",
-)
+    *TINY, "model=tiny_bert", "task=sequence_classification", "data=synthetic", "data.seq_len=16",
+    "data.num_samples=32", "batch.per_device=2", "train.steps=20",
+)  # fmt: skip
 
 
 class ReadTrap(TorchDispatchMode):
@@ -99,6 +93,8 @@ def reads_per_step(job: TrainingState, monkeypatch: pytest.MonkeyPatch) -> float
     return trap.reads / NUM_STEPS
 
 
+LLAMA, GPT2 = ("model=tiny", "task=causal_lm"), ("model=tiny_gpt2", "task=causal_lm")
+RAGGED = "data.lengths=uniform"
 QUIET = {
     "fp32": (),
     "bf16": ("precision=bf16",),
@@ -117,30 +113,13 @@ QUIET = {
     "sgd": ("optimizer=sgd",),
     "masked-lm": ("task=masked_lm",),
     "t5": ("model=tiny_t5", "task=seq2seq_lm"),
-    "llama": ("model=tiny", "task=causal_lm"),
-    "gpt2": ("model=tiny_gpt2", "task=causal_lm"),
-    "ragged-llama": ("model=tiny", "task=causal_lm", "data.lengths=uniform"),
-    "packed-llama": ("model=tiny", "task=causal_lm", "data.lengths=uniform", "data.packing=on"),
-    "packed-gpt2": (
-        "model=tiny_gpt2",
-        "task=causal_lm",
-        "data.lengths=uniform",
-        "data.packing=on",
-        "attention=eager",
-    ),
-    "padding-free-llama": (
-        "model=tiny",
-        "task=causal_lm",
-        "data.lengths=uniform",
-        "data.packing=padding_free",
-        "batch.accumulation=2",
-    ),
-    "padding-free-gpt2": (
-        "model=tiny_gpt2",
-        "task=causal_lm",
-        "data.lengths=uniform",
-        "data.packing=padding_free",
-    ),
+    "llama": LLAMA,
+    "gpt2": GPT2,
+    "ragged-llama": (*LLAMA, RAGGED),
+    "packed-llama": (*LLAMA, RAGGED, "data.packing=on"),
+    "packed-gpt2": (*GPT2, RAGGED, "data.packing=on", "attention=eager"),
+    "padding-free-llama": (*LLAMA, RAGGED, "data.packing=padding_free", "batch.accumulation=2"),
+    "padding-free-gpt2": (*GPT2, RAGGED, "data.packing=padding_free"),
 }
 
 

@@ -107,11 +107,8 @@ def test_bytes_and_calls_are_counted_where_there_is_a_gpu(trained, monkeypatch) 
     """The host plays the GPU: its tensors count as away, and its allocator as caching."""
     monkeypatch.setattr("eke.training.model.activation_offload.is_away", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(
-        job_module,
-        "CacheRelease",
-        lambda every, device: CacheRelease(2, torch.device("cuda")),
-    )
+    gpu = CacheRelease(2, torch.device("cuda"))
+    monkeypatch.setattr(job_module, "CacheRelease", lambda every, device: gpu)
     job = trained("memory.activation_offload=true", "memory.empty_cache_every=2")
     assert job.effective["activation_bytes_offloaded"] > 0
     assert job.effective["empty_cache_calls"] == 1
@@ -157,13 +154,8 @@ def test_loaders_that_were_built_otherwise_are_noticed(trained, monkeypatch) -> 
     ]
 
 
-RAGGED = (
-    "data.lengths=uniform",
-    "data.min_len=2",
-    "data.seq_len=16",
-    "data.num_samples=32",
-    "train.steps=6",
-)
+RAGGED = ("data.lengths=uniform", "data.min_len=2", "data.seq_len=16", "data.num_samples=32",
+          "train.steps=6")  # fmt: skip
 
 
 @pytest.mark.parametrize("packing", ["on", "padding_free"])

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import TINY, last_wins
-from trained import start_job
+from trained import BRIEF, start_job
 from unit.plan.cases import plan_of
 from unit.plan.record.samples import eval_row, step_row
 
@@ -17,23 +16,10 @@ from eke.training.loop.evaluation import row_of_loss
 from eke.training.loop.loop import train
 from eke.training.loop.results import effective, make_record, measured_memory
 
-OVERRIDES = last_wins(
-    *TINY,
-    "data=synthetic",
-    "data.seq_len=16",
-    "data.num_samples=16",
-    "data.num_eval_samples=4",
-    "batch.per_device=4",
-    "train.steps=4",
-    "train.timing_warmup_steps=2",
-    "train.checkpoint_every=null",
-    "train.save_final=false",
-)
-
 
 @pytest.fixture(scope="module")
 def plan():
-    return plan_of(*OVERRIDES, "precision=fp16")
+    return plan_of(*BRIEF, "precision=fp16")
 
 
 @pytest.fixture(scope="module")

@@ -62,14 +62,6 @@ def test_the_first_signal_counts() -> None:
     assert (flag.outcome.value, flag.signal) == ("timeout", "SIGUSR1")
 
 
-def test_making_a_flag_touches_no_handler() -> None:
-    from eke.training.loop.stop import StopFlag
-
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    assert StopFlag().outcome is None
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
-
-
 ORPHAN = """
 import os, signal, sys
 from eke.training.loop.stop import StopFlag, stop_with_supervisor

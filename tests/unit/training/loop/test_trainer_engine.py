@@ -8,33 +8,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
-from support import DIVERGES, TINY, last_wins
-from trained import start_job
+from support import DIVERGES, last_wins
+from trained import BRIEF, start_job
 
 from eke.common.errors import RunError
 from eke.common.paths import RunPaths
-from eke.plan.record import Outcome, metrics
+from eke.plan.record import metrics
 from eke.training.loop.attempt import ENGINES
 from eke.training.loop.failure import Diverged
-from eke.training.loop.stop import Stopped
 from eke.training.loop.trainer_engine import build_arguments, render_arguments
 from eke.training.model.loss import loss_head
 
-BASE = (
-    *TINY,
-    "engine=trainer",
-    "data=synthetic",
-    "data.seq_len=8",
-    "data.num_samples=10",
-    "data.num_eval_samples=2",
-    "batch.per_device=2",
-    "batch.accumulation=2",
-    "train.steps=9",
-    "train.timing_warmup_steps=2",
-    "train.checkpoint_every=null",
-    "train.save_final=false",
-    "train.log_every=1",
-)
+BASE = last_wins(
+    *BRIEF, "engine=trainer", "data.seq_len=8", "data.num_samples=10", "data.num_eval_samples=2",
+    "batch.per_device=2", "batch.accumulation=2", "train.steps=9", "train.log_every=1",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -111,31 +99,6 @@ def test_rows_have_every_phase_and_the_samples_of_the_step(job_of) -> None:
             sum(row[metrics.PHASE_KEYS[phase]] for phase in metrics.PHASES)
         )
     assert [metrics.WARMUP in row for row in rows] == [True] * 2 + [False] * 7
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stopped_continues_bit_for_bit(job_of, tmp_path) -> None:
-    """Dropout and an uneven epoch: random states, data position and schedule must all be right."""
-    dropout = ("model.dropout=0.2", "schedule=linear")
-    whole = curve(run(job_of(*dropout)))
-    (tmp_path / "metrics.jsonl").unlink()
-    job = job_of(*dropout)
-    finish = job.meter.end_step
-
-    def end_step(step, *rest) -> None:
-        finish(step, *rest)
-        if step == 3:
-            job.stop.outcome, job.stop.signal = Outcome.preempted, "SIGTERM"
-
-    job.meter.end_step = end_step
-    with pytest.raises(Stopped, match="SIGTERM after step 4; checkpoint saved"):
-        run(job)
-    assert len(curve(job)) == 4
-    resumed = job_of(*dropout, attempt=1)
-    assert resumed.start_step == 4
-    assert curve(run(resumed)) == whole
-    run(replace(job_of(*dropout, attempt=2), start_step=9))
-    assert curve(resumed) == whole, "a run that is over was trained on"
 
 
 @pytest.mark.slow

@@ -3,28 +3,13 @@
 import math
 import warnings
 from contextlib import nullcontext
-from importlib import import_module
 
 import pytest
 import torch
-from support import TINY, last_wins
-from trained import record_of, train_job
+from support import last_wins
+from trained import BRIEF, record_of, train_job
 
 from eke.models.sizes import state_bytes
-
-BASE = (
-    *TINY,
-    "data=synthetic",
-    "data.seq_len=16",
-    "data.num_samples=16",
-    "data.num_eval_samples=4",
-    "batch.per_device=4",
-    "train.steps=4",
-    "train.timing_warmup_steps=2",
-    "train.checkpoint_every=null",
-    "train.save_final=false",
-    "optimizer.lr=3e-3",
-)
 
 
 @pytest.fixture
@@ -32,7 +17,8 @@ def trained(make_plan, tmp_path):
     """Overrides -> the job after its last step, and its record."""
 
     def run(*overrides):
-        job = train_job(make_plan(*last_wins(*BASE, *overrides)), tmp_path / "run")
+        plan = make_plan(*last_wins(*BRIEF, "optimizer.lr=3e-3", *overrides))
+        job = train_job(plan, tmp_path / "run")
         return job, record_of(job)
 
     return run
@@ -97,39 +83,26 @@ def test_float8_layers_are_counted(trained) -> None:
 
 
 CORRUPTED = {
-    "weights": (
-        (PURE,),
-        "eke.training.model.build_model.base_dtype",
-        lambda plan: torch.float32,
-    ),
+    "weights": ((PURE,), "model.build_model.base_dtype", lambda plan: torch.float32),
     "master": (
         (PURE, "precision.master=on"),
-        "eke.training.optimizer.build_optimizer.build_with_master",
+        "optimizer.build_optimizer.build_with_master",
         lambda groups, build: build(groups),
     ),
-    "float8": (
-        ("precision=fp8",),
-        "eke.training.model.build_model.convert_linear_layers",
-        lambda *_: None,
-    ),
+    "float8": (("precision=fp8",), "model.build_model.convert_linear_layers", lambda *_: None),
     "evaluation": (
         ("precision=fp32", "precision.evaluation=bfloat16"),
-        "eke.training.model.number_formats._context",
+        "model.number_formats._context",
         lambda *_: nullcontext,
     ),
-    "compute": (
-        ("precision=bf16",),
-        "eke.training.model.number_formats._context",
-        lambda *_: nullcontext,
-    ),
+    "compute": (("precision=bf16",), "model.number_formats._context", lambda *_: nullcontext),
 }
 
 
 @pytest.mark.parametrize("what", CORRUPTED)
 def test_a_builder_that_builds_something_else_is_found_out(what, trained, monkeypatch) -> None:
     overrides, target, instead = CORRUPTED[what]
-    module, _, name = target.rpartition(".")
-    monkeypatch.setattr(import_module(module), name, instead)
+    monkeypatch.setattr(f"eke.training.{target}", instead)
     _, record = trained(*overrides)
     key = f"precision.{what}="
     assert any(warning.startswith(key) for warning in no_effect(record)), record.warnings
@@ -188,15 +161,13 @@ def test_without_its_rule_bfloat16_weights_stay_what_they_are(key, trained, unch
     assert no_effect(record)
 
 
-def test_without_its_rule_gpt2_has_no_float8_layers(trained, unchecked) -> None:
+@pytest.mark.parametrize(
+    "model", [("model=tiny_gpt2",), ("model.hidden_size=40", "model.intermediate_size=64")]
+)
+def test_without_their_rules_there_are_no_float8_layers(model, trained, unchecked) -> None:
+    """GPT-2 has no linear layers; a width that is no multiple of 16 has no product."""
     pytest.importorskip("torchao", reason="an extra")
-    _, record = trained("precision=fp8", "model=tiny_gpt2")
-    assert no_effect(record) == ["precision.float8=tensorwise"]
-
-
-def test_without_its_rule_a_crooked_width_has_no_float8_layers(trained, unchecked) -> None:
-    pytest.importorskip("torchao", reason="an extra")
-    _, record = trained("precision=fp8", "model.hidden_size=40", "model.intermediate_size=64")
+    _, record = trained("precision=fp8", *model)
     assert no_effect(record) == ["precision.float8=tensorwise"]
 
 

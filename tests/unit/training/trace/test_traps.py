@@ -166,12 +166,6 @@ def test_an_old_gpu_has_no_flash_kernel() -> None:
     assert cublas_bytes((7, 0)) == 8519680, "what `torch.cuda.memory_allocated` shows of it"
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_8bit", "lion_8bit", "paged_adamw_8bit", "lion"])
-def test_bitsandbytes_steps_without_data(optimizer) -> None:
-    found = trace(plan_of(*GPU, f"optimizer={optimizer}"))
-    assert found.components["weights"] > 0
-
-
 @pytest.mark.parametrize(
     ("key_heads", "num_bytes"),
     [(8, 4 * 2 * 8 * 256 * 96), (2, 4 * 2 * 8 * 256 * 96 + 2 * 2 * 2 * 8 * 200 * 80)],
@@ -235,11 +229,6 @@ def test_what_cannot_be_traced_says_why(monkeypatch) -> None:
     monkeypatch.setattr("eke.training.trace.trace_plan.build_trainable", broken)
     with pytest.raises(Untraceable, match=r"without data \(RuntimeError in [\w.]+\)$"):
         trace(plan_of(*GPU))
-
-
-def test_four_bit_weights_are_left_to_the_closed_form() -> None:
-    with pytest.raises(Untraceable, match="qlora"):
-        trace(plan_of(*GPU, "peft=qlora"))
 
 
 @pytest.mark.slow
