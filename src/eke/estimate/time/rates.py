@@ -80,7 +80,6 @@ class StepTime:
     """All optimizer steps of the run; without start, evaluation and checkpoints."""
     gpu_hours: Span
     """`total_s` x devices; of CPUs, processes."""
-    num_devices: int
     basis: str
     """Source of the device's rates."""
     notes: tuple[str, ...] = ()

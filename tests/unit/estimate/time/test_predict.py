@@ -82,7 +82,6 @@ def test_several_devices_exchange_and_are_counted(option) -> None:
     assert isinstance(alone, StepTime)
     assert isinstance(many, StepTime)
     assert many.parts["communication"] > 0
-    assert many.num_devices == 4
     # Four devices are at most four times as fast.
     assert many.samples_per_s.low < 4.001 * alone.samples_per_s.high
     assert many.gpu_hours.expected == pytest.approx(4 * many.total_s.expected / 3600)
