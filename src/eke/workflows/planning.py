@@ -15,7 +15,6 @@ from eke.config.compose import Arguments, Composed, compose, is_set
 from eke.config.schema import Config, resolve_attention
 from eke.estimate.memory import (
     Forecast,
-    ProbeResult,
     as_json,
     compare_devices,
     is_open,
@@ -213,7 +212,7 @@ def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
     return Means(trace=True, probe=partial(probe_aloud, in_pool=True), in_pool=True, keep=True)
 
 
-def probe_aloud(plan: Plan, in_pool: bool = False) -> ProbeResult:
+def probe_aloud(plan: Plan, in_pool: bool = False) -> bool | None:
     """Try a plan out on this machine, and say so; in a pool, if its devices are free."""
     from eke.launch.local import probe_in_pool
     from eke.launch.processes.running_run import probe  # a plan starts nothing
@@ -224,11 +223,10 @@ def probe_aloud(plan: Plan, in_pool: bool = False) -> ProbeResult:
     found = probe_in_pool(plan) if in_pool else probe(plan)
     if found.fits is None:
         print_once(f"  the probe says nothing: {found.reason}")
-        return ProbeResult.unknown
-    print_once(
-        f"  batch.per_device={size} {'fits' if found.fits else f'does not fit: {found.reason}'}"
-    )
-    return ProbeResult.fits if found.fits else ProbeResult.fails
+    else:
+        result = "fits" if found.fits else f"does not fit: {found.reason}"
+        print_once(f"  batch.per_device={size} {result}")
+    return found.fits
 
 
 # --- what is shown of a plan ---------------------------------------------------------------------

@@ -4,7 +4,6 @@ from eke.estimate.memory.auto_batch import (
     BatchSearch,
     Chosen,
     Probe,
-    ProbeResult,
     note_choice,
     reserve_of,
     room_for_a_batch,
