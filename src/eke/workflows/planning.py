@@ -15,10 +15,11 @@ from eke.config.compose import Arguments, Composed, compose, is_set
 from eke.config.schema import Config, resolve_attention
 from eke.estimate.memory import (
     Forecast,
+    OnDevice,
     as_json,
-    compare_devices,
     is_open,
     known_forecast,
+    largest_batch,
     render_devices,
     render_forecast,
     stop_tracing,
@@ -320,19 +321,26 @@ def compare_on_all_devices(
         raise ConfigError(Problem("hardware", "all", why, fix))
     composed = compose(typed, arguments.config_dir)
     plans: dict[str, Plan] = {}
-    refused: dict[str, tuple[int | None, str]] = {}
+    refused: list[OnDevice] = []
     for option, device in DEVICES.items():
         config = replace(composed.config, hardware=replace(composed.config.hardware, option=option))
         one = replace(composed, config=config, choices=composed.choices | {"hardware": option})
         try:
             plans[option] = plan_on(one, device, f"declared by hardware={option}", planning=True)
         except ConfigError as error:
-            refused[option] = (device.memory_bytes, error.short())
+            refused.append(OnDevice(option, device.memory_bytes, reason=error.short()))
     if not plans:
-        raise ConfigError(Problem("hardware", "all", next(iter(refused.values()))[1]))
+        raise ConfigError(Problem("hardware", "all", refused[0].reason))
     times = {option: forecast_time(plan) for option, plan in plans.items()}
-    speeds = {option: (speed_cell(found), num_runs(found)) for option, found in times.items()}
-    rows = compare_devices(plans, known_forecasts(plans, trace), refused, speeds)
+    planned = [
+        OnDevice(
+            option, plans[option].device.memory_bytes, found, largest_batch(plans[option], found),
+            speed=speed_cell(times[option]), speed_runs=num_runs(times[option]),
+            per_device=plans[option].batch.per_device,
+        )
+        for option, found in known_forecasts(plans, trace).items()
+    ]  # fmt: skip
+    rows = sorted([*planned, *refused], key=lambda row: row.memory_bytes or 0)
     if as_json_text:
         content = [
             {

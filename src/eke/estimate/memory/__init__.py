@@ -19,9 +19,10 @@ from eke.estimate.memory.predict_memory import (
     traced_forecasts,
 )
 from eke.estimate.memory.render_memory import (
+    OnDevice,
     as_json,
-    compare_devices,
     forecast_line,
+    largest_batch,
     note_measured_batch,
     render_devices,
     render_forecast,

@@ -15,7 +15,7 @@ from eke.models.sizes import STAGE, pieces
 from eke.plan.planner import Plan
 
 Parts = tuple[Weight, ...]
-"""Tensors of the model as it is trained."""
+"""`eke.models.sizes.training_structure` of the plan's configuration."""
 
 BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
 """Moments of the backward pass after its first gradient."""
@@ -206,7 +206,7 @@ def held_at(
 
     Args:
         plan: of the run.
-        parts: `eke.models.sizes.training_structure` of the plan's configuration.
+        parts: tensors of the model as it is trained.
         whole: bytes of the training state's gradients.
         moment: a name among those of `eke.estimate.memory.phases`.
         gradients: what a process without others holds then.

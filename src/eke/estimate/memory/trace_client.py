@@ -278,10 +278,7 @@ def trace_all(
 ) -> list[Answer]:
     """The trace of each plan; those that one trace answers share it.
 
-    Args:
-        plans: of a sweep, for example.
-        progress: called with the number of plans done and the total, from any thread.
-        processes: at most so many at once.
+    `progress` is called with the number of plans done and the total, from any thread.
     """
     keys = [trace_key(plan) for plan in plans]
     answers: dict[str, Answer] = {}
