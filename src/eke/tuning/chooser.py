@@ -142,8 +142,7 @@ def by_section(overrides: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
     """The overrides of each section, in their order."""
     sections: dict[str, tuple[str, ...]] = {}
     for text in overrides:
-        section = text.partition("=")[0].partition(".")[0]
-        sections[section] = (*sections.get(section, ()), text)
+        sections[group_of(text)] = (*sections.get(group_of(text), ()), text)
     return sections
 
 

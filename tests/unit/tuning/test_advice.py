@@ -207,26 +207,16 @@ def test_advice_is_text_of_80_columns() -> None:
 
 
 def test_after_an_out_of_memory_proposals_save_something() -> None:
-    """The forecast said that it fits: what was wrong by a little is not proposed again."""
+    """Of what was forecast or, where that is less, of what was seen."""
     plan = plan_of(*WORK)
     expected = forecast(plan).peak.expected
-    proposals = advice_for(plan)
-    assert proposals
-    for text in proposals:
-        typed = text.split()
-        less = forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected
-        assert less <= 0.85 * expected
-
-
-@pytest.mark.slow
-def test_what_ran_out_early_is_to_save_more() -> None:
-    """Where a limit lies below the device's memory, what was measured says so."""
-    plan = plan_of(*WORK)
-    seen = forecast(plan).peak.expected // 4
-    assert advice_for(plan, seen=seen)
-    for text in advice_for(plan, seen=seen):
-        typed = text.split()
-        assert forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected <= 0.85 * seen
+    for seen, limit in ((None, expected), (expected // 4, expected // 4)):
+        proposals = advice_for(plan, seen)
+        assert proposals
+        for text in proposals:
+            typed = text.split()
+            less = forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected
+            assert less <= 0.85 * limit
     assert advice_for(plan, seen=1) == advice_for(plan), "a guess is better than nothing"
 
 
@@ -273,19 +263,12 @@ def test_what_may_fit_is_warned_of_and_started() -> None:
     assert "expected" in weigh(sized(1.01))
 
 
-def test_what_fits_is_not_spoken_of() -> None:
+def test_what_fits_or_may_and_what_is_forced_or_unknown_is_not_refused() -> None:
     assert weigh(plan_of(*WORK)) == ""
-
-
-def test_who_knows_better_may_try() -> None:
-    plan = sized(0.5)
-    plan.config.ignore_forecast = True
-    assert "expected" in weigh(plan)
-
-
-def test_an_unknown_memory_refuses_nothing() -> None:
-    plan = plan_of(*WORK, device=replace(CPU, memory_bytes=None))
-    assert weigh(plan) == ""
+    assert weigh(plan_of(*WORK, device=replace(CPU, memory_bytes=None))) == ""
+    forced = sized(0.5)
+    forced.config.ignore_forecast = True
+    assert "expected" in weigh(forced)
 
 
 @pytest.mark.slow

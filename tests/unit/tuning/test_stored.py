@@ -5,6 +5,7 @@ from unit.plan.cases import plan_of
 
 from eke.common.paths import RunPaths
 from eke.estimate.memory import forecast
+from eke.hardware import DEVICES
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, read_record, write_record
 from eke.tuning.advice import note_predictions
@@ -24,6 +25,13 @@ def test_every_record_has_the_prediction_and_advice_only_after_an_out_of_memory(
     )
     assert predicted.components == found.components
     assert predicted.method == "closed_form"
+    assert record.timing.predicted_step_s is None, "of a processor, without runs"
+    on_gpu = outline_record(
+        gpu := plan_of("data=synthetic", device=DEVICES["a100_80"]), [], 0, outcome, None
+    )
+    note_predictions(on_gpu, gpu)
+    assert on_gpu.timing.predicted_step_s is not None
+    assert on_gpu.timing.predicted_step_s.calibrated.runs == 0
     assert bool(record.memory.advice) == (outcome is Outcome.oom)
 
 

@@ -205,11 +205,7 @@ def render_devices(
 ) -> str:
     """One line a device, at most 80 columns.
 
-    Args:
-        rows: of all devices.
-        per_device: the micro-batch of the configuration; None if batch=auto chose it.
-        target: samples per optimizer step that batch=auto has kept.
-        count: devices of the run.
+    `per_device` is None if batch=auto has chosen it, and has kept the samples per step, `target`.
     """
     last = "micro-batch"
     head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)

@@ -204,12 +204,7 @@ def held_at(
 ) -> tuple[Range, Range]:
     """Gradients, and bytes of gathered weights, buckets and staging areas, at one moment.
 
-    Args:
-        plan: of the run.
-        parts: tensors of the model as it is trained.
-        whole: bytes of the training state's gradients.
-        moment: a name among those of `eke.estimate.memory.phases`.
-        gradients: what a process without others holds then.
+    `whole` are the bytes of all gradients, `gradients` those that a single process holds then.
     """
     option = plan.config.distributed.option
     if is_fsdp(plan.config):

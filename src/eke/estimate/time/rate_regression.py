@@ -35,9 +35,7 @@ class Solution(NamedTuple):
 def solve(table: Sequence[Sequence[float]], measured: Sequence[float]) -> Solution | None:
     """The set of columns that predicts best; None where none explains the times.
 
-    Args:
-        table: amounts of work, a row per run and a column per kind.
-        measured: seconds of each run.
+    The table has amounts of work, a row per run and a column per kind.
     """
     relative = np.array(table) / np.array(measured)[:, None]
     return min(_solutions(relative), key=lambda found: found.error, default=None)
@@ -82,8 +80,7 @@ def correction_of(ratios: Sequence[float]) -> Correction:
     forecasts have heavier tails than the normal distribution, so it is never narrower than the
     largest deviation that was seen.
 
-    Args:
-        ratios: measured over predicted of each configuration, at least five.
+    `ratios` are measured over predicted of each configuration, at least five.
     """
     logs = [math.log(ratio) for ratio in ratios]
     count, centre = len(logs), statistics.median(logs)

@@ -22,7 +22,6 @@ from typing import Any
 import cattrs
 
 from eke.common.files import append_line, own_folder, read_text, seal, write_atomic
-from eke.config.schema import PeerToPeer
 from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
 from eke.estimate.memory.trace_client import digest_of, software, what_counts
@@ -57,7 +56,7 @@ def prior_time(
     plan: Plan, work: Work | None = None, correction: Span | None = None
 ) -> StepTime | Unknown:
     """Time by datasheets and published efficiencies, times a correction by finished runs."""
-    rates = rates_of(plan, plan.config.distributed.p2p is PeerToPeer.off)
+    rates = rates_of(plan)
     if rates is None:
         return Unknown(why_unknown(plan))
     work = work or work_of(plan)
@@ -252,23 +251,6 @@ def work_key(plan: Plan) -> str:
     })  # fmt: skip
 
 
-def observation_of(plan: Plan, record: Record) -> Observation | None:
-    """Observation of a finished run; None if its speed is not meaningful."""
-    steps = record.timing.steady_step_s
-    if record.outcome != Outcome.ok.value or steps is None or steps.n < FEWEST_STEPS:
-        return None
-    if record.shared_device or plan.probe or not steps.median > 0:
-        return None
-    if record.timing.clock != metrics.WALL:  # began with an older eke
-        return None
-    work = work_of(plan)
-    prior = prior_time(plan, work)
-    predicted = prior.step_s.expected if isinstance(prior, StepTime) else 0.0
-    amounts = amounts_of(plan, work)
-    found = Observation(work_key(plan), record.run_id, amounts, predicted, steps.median)
-    return found if found.is_sane else None
-
-
 def path_of(group: Group) -> Path:
     """The file of a group."""
     own = os.environ.get(FOLDER)
@@ -277,8 +259,19 @@ def path_of(group: Group) -> Path:
 
 
 def note_pace(plan: Plan, record: Record) -> None:
-    """Store a finished run's step time, if possible."""
-    if (found := observation_of(plan, record)) is not None:
+    """Store a finished run's step time, if possible and if its speed is meaningful."""
+    steps = record.timing.steady_step_s
+    if record.outcome != Outcome.ok.value or steps is None or steps.n < FEWEST_STEPS:
+        return
+    # One with another clock began with an older eke.
+    if record.shared_device or plan.probe or record.timing.clock != metrics.WALL:
+        return
+    work = work_of(plan)
+    prior = prior_time(plan, work)
+    predicted = prior.step_s.expected if isinstance(prior, StepTime) else 0.0
+    amounts = amounts_of(plan, work)
+    found = Observation(work_key(plan), record.run_id, amounts, predicted, steps.median)
+    if found.is_sane:
         add_line(path_of(time_group(plan)), json.dumps(asdict(found)))
 
 

@@ -1,18 +1,14 @@
-"""recipe=fastest: what makes a step shorter and leaves AdamW's mathematics as they are.
+"""Adaptive recipes: the questions and the search of each.
 
-Numerics: products in bfloat16 by autocast (float16 with loss scaling where a GPU has no bfloat16),
-float32 weights, gradients, states and reductions.
+fastest makes a step shorter and leaves AdamW's mathematics: products in bfloat16 by autocast
+(float16 with loss scaling where a GPU has no bfloat16), all else in float32.
 
-recipe=large_model_one_gpu: a model whose weights, gradients and states do not fit as they are.
+large_model_one_gpu takes products in 16 bits, then the mildest combination with which the forecast
+has room, so that a model that fits is trained as by recipe=fastest without its kernels.
 
-Numerics: products in 16 bits, then what has to be: the mildest combination with which the forecast
-has room is taken, so that a model that fits is trained as by recipe=fastest without its kernels.
-
-recipe=low_memory: the least memory that techniques without a large slowdown can reach.
-
-Numerics: products in 16 bits; float32 trained weights; where it saves 5 %, another optimizer than
-AdamW (Adafactor, else AdamW with moments of 8 bits). Clipping and the state's location stay as
-set, and so does the micro-batch where it fits.
+low_memory takes the least memory that techniques without a large slowdown can reach: products in 16
+bits, float32 trained weights, and where it saves 5 % another optimizer than AdamW (Adafactor, else
+moments of 8 bits). Clipping and the state's location stay, and the micro-batch where it fits.
 """
 
 from collections.abc import Callable

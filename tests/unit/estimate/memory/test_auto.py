@@ -201,23 +201,6 @@ def test_a_choice_that_has_failed_since_is_made_anew(told) -> None:
     assert size_of(BatchSearch(plans_of(), 2000, trace=True)) == (4, "predicted")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"fits": "x"}', '{"fits": 1, "chosen": 5}'])
-def test_a_torn_file_is_no_knowledge(told, tmp_path, content) -> None:
-    search = BatchSearch(plans_of(), 3300, True, Prober(64))
-    search.run()
-    (file,) = tmp_path.glob("eke/batches/*.json")
-    file.write_text(content)
-    again = Prober(16)
-    assert size_of(BatchSearch(plans_of(), 3300, True, again)) == (16, "predicted")
-    assert again.asked == [32]
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(told, tmp_path, monkeypatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert size_of(BatchSearch(plans_of(), 3300, True, Prober(64))) == (32, "probed")
-
-
 def test_the_newer_of_two_probes_that_contradict_each_other_counts() -> None:
     assert auto_batch.note_probe("k", 16, fits=True) == auto_batch.Seen(fits=16)
     assert auto_batch.note_probe("k", 32, fits=False) == auto_batch.Seen(fits=16, fails=32)

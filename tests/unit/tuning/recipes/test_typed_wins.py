@@ -51,13 +51,6 @@ def test_an_optimizer_without_a_key_that_was_typed_is_passed_over(packages) -> N
 
 
 @pytest.mark.slow
-def test_what_an_experiment_sets_stays() -> None:
-    plan = planned("recipe=fastest", "experiment=guide_single_gpu", "hardware=h200")
-    assert plan.choices["batch"] == "guide"
-    assert plan.choices["precision"] == "bf16", "of which the experiment says nothing"
-
-
-@pytest.mark.slow
 def test_an_experiment_of_the_users_own(tmp_path) -> None:
     """It may name the recipe, too, and builds on others."""
     from eke.config.compose import compose
@@ -91,16 +84,6 @@ def test_a_row_of_a_sweep_stays_and_its_other_settings_do_not() -> None:
     }
     assert plans["fp32"].choices["precision"] == "fp32"
     assert plans["bf16"].choices["batch"] == "auto", "the sweep's own batch is none of its rows"
-
-
-@pytest.mark.slow
-def test_cells_of_a_sweep_over_recipes() -> None:
-    from eke.workflows.planning import plan_for
-
-    cells = expand(("recipe=none,fastest", *BERT, "hardware=h100", "tracker=none")).cells
-    plans = [plan_for(cell.composed, planning=True) for cell in cells]
-    assert [plan.choices["precision"] for plan in plans] == ["fp32", "bf16"]
-    assert plans[0].run_id != plans[1].run_id
 
 
 @pytest.mark.parametrize(
