@@ -93,10 +93,7 @@ def smaller_batches(plan: Plan) -> Techniques:
 
 
 def slowdown_of(technique: Technique, plan: Plan, changed: Config) -> float | None:
-    """Time of a step over what it is now, by published figures; None where nothing is known.
-
-    The vocabulary's projection is counted by its size.
-    """
+    """Time of a step over what it is now, by published figures; None where nothing is known."""
     num_matmul = plan.size.num_matmul_parameters
     if technique.name == "kernels=sparse_prediction":
         projection = changed.model.vocab_size * changed.model.hidden_size

@@ -254,10 +254,7 @@ class Chooser:
                     yield Combination(techniques, situation, situation.forecast)
 
     def mildest_that_fits(self) -> Combination | None:
-        """The first that fits, else the first that may just fit, else the one that needs least.
-
-        None where the device's memory is not known.
-        """
+        """The first that fits, else that may, else that needs least; None if memory is unknown."""
         if self.situation.device.memory_bytes is None:
             return None
         tried, every = tee(self.combinations())

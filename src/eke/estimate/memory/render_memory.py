@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from eke.common.text import GIB, align, format_bytes, format_number
-from eke.estimate.memory.components import Forecast, Method, Verdict
+from eke.estimate.memory.components import PHASES, Forecast, Method, Verdict
+from eke.estimate.memory.phases import COMPONENTS
 from eke.estimate.memory.predict_memory import (
     allocated_of,
     forecast,
@@ -20,37 +21,10 @@ from eke.plan.record import PredictedMemory, Record
 
 WIDTH = 80
 
-LABELS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer states",
-    "master": "float32 copies of weights",
-    "activations": "activations",
-    "recomputed": "recomputed activations",
-    "logits": "logits and loss",
-    "autocast": "16-bit copies of weights",
-    "temporaries": "temporaries",
-    "batch": "batch",
-    "buffers": "buffers of sharing",
-    "workspace": "cuBLAS workspace",
-    "reserve": "allocator's reserve",
-    "context": "driver's context",
-    "others": "all else",
-}
-"""Component -> how it is called."""
-
 METHODS = {
     Method.trace: "traced",
     Method.upper_bound: "traced uncompiled",
     Method.closed_form: "by formulas",
-}
-
-WHEN = {
-    "load": "while the model is loaded",
-    "forward": "at the end of the forward pass",
-    "backward": "in the backward pass",
-    "optimizer": "while the optimizer steps",
-    "evaluation": "in evaluation",
 }
 
 
@@ -109,8 +83,8 @@ def _available(plan: Plan, found: Forecast) -> str:
 
 def _table(found: Forecast) -> list[str]:
     """One row a component, the largest with the longest bar."""
-    phase = WHEN[highest_phase(found)]
-    rows = [(LABELS.get(name, name), size) for name, size in found.components.items()]
+    phase = PHASES[highest_phase(found)]
+    rows = [(COMPONENTS.get(name, name), size) for name, size in found.components.items()]
     whole = sum(size for _, size in rows) or 1
     width = max((len(label) for label, _ in rows), default=0)
     lines = [f"  highest {phase}:"]
@@ -161,8 +135,8 @@ def dominant(found: Forecast) -> str:
     """The largest components at the peak."""
     largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
     whole = sum(found.components.values()) or 1
-    parts = [f"{LABELS.get(name, name)} {size / whole:.0%}" for name, size in largest]
-    return wrapped(f"Highest {WHEN[highest_phase(found)]}: {', '.join(parts)}.").strip()
+    parts = [f"{COMPONENTS.get(name, name)} {size / whole:.0%}" for name, size in largest]
+    return wrapped(f"Highest {PHASES[highest_phase(found)]}: {', '.join(parts)}.").strip()
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,7 @@ class Solution(NamedTuple):
 
 
 def solve(table: Sequence[Sequence[float]], measured: Sequence[float]) -> Solution | None:
-    """The set of columns that predicts best; None where none explains the times.
-
-    The table has amounts of work, a row per run and a column per kind.
-    """
+    """The set of kinds of work, columns of the table, that predicts best; None where none does."""
     relative = np.array(table) / np.array(measured)[:, None]
     return min(_solutions(relative), key=lambda found: found.error, default=None)
 
@@ -78,9 +75,7 @@ def correction_of(ratios: Sequence[float]) -> Correction:
     The interval is Student's for one more observation: t(n - 1) * s * sqrt(1 + 1/n), with s about
     the centre that is used (Hahn & Meeker 1991, Statistical Intervals, section 4.7). Errors of
     forecasts have heavier tails than the normal distribution, so it is never narrower than the
-    largest deviation that was seen.
-
-    `ratios` are measured over predicted of each configuration, at least five.
+    largest deviation that was seen. `ratios` are measured over predicted, at least five.
     """
     logs = [math.log(ratio) for ratio in ratios]
     count, centre = len(logs), statistics.median(logs)

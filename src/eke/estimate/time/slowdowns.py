@@ -114,10 +114,7 @@ def steps_to_pay(plan: Plan) -> float:
 
 
 def compile_seconds(plan: Plan) -> float:
-    """Wall seconds expected in the compiler, once per run; 0 without TorchInductor.
-
-    A first guess, within a factor of two.
-    """
+    """Wall seconds expected in the compiler, once per run, within a factor of two."""
     config = plan.config.compile
     if config.option != "inductor":
         return 0.0

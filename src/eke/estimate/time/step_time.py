@@ -33,10 +33,7 @@ TITLE = "step time (estimate)"
 
 
 def render_time(found: StepTime | Unknown, kind: str) -> str:
-    """Step, what limits it, rates, the whole run, and how sure all of it is.
-
-    `kind` is that of the device: `cuda` or `cpu`.
-    """
+    """Step, what limits it, rates, the whole run, and how sure all of it is."""
     if isinstance(found, Unknown):
         return wrapped(f"{TITLE}: unknown: {found.reason}", 0)
     hours = found.gpu_hours

@@ -44,14 +44,13 @@ queries, keys, values, results; then these, their gradients and the results' (ar
 class Group:
     """Weights that are multiplied with the same tokens."""
 
+    kind: str
+    """`head`, of the projection onto the vocabulary or the classes, or `linear`."""
     tokens: Tokens
-    head: bool
-    """Of the projection onto the vocabulary or the classes."""
     numbers: float
     """That a token passes through."""
-    trained: float
-    passed: float
-    """That a gradient passes."""
+    backward: float
+    """FLOPs of the backward pass over those of the forward pass."""
     stored: float
     """With the experts a token does not pass through."""
     widths: float
@@ -95,13 +94,14 @@ def contents_of(config: Config) -> Contents:
     groups = []
     for tokens, head in kinds:
         mine = [w for w in weights if w.tokens is tokens and _is_head(w) == head]
+        numbers = sum(w.num_active for w in mine)
+        gradients = sum(w.num_active * (w.trained + w.backward) for w in mine)
         groups.append(
             Group(
+                kind="head" if head else "linear",
                 tokens=tokens,
-                head=head,
-                numbers=float(sum(w.num_active for w in mine)),
-                trained=float(sum(w.num_active for w in mine if w.trained)),
-                passed=float(sum(w.num_active for w in mine if w.backward)),
+                numbers=float(numbers),
+                backward=gradients / numbers if numbers else 0.0,
                 stored=float(sum(prod(w.shape) for w in mine)),
                 # Of a stack of experts, those that a token passes through.
                 widths=float(
@@ -136,9 +136,8 @@ def products(contents: Contents, shape: Shape, fused: bool, backward: bool) -> l
         each = 2 * group.numbers * tokens
         operands = (group.widths * tokens + group.stored) * shape.compute
         if backward:
-            share = (group.passed + group.trained) / group.numbers if group.numbers else 0.0
-            each, operands = each * share, operands * share
-        found.append(Product("head" if group.head else "linear", each, operands))
+            each, operands = each * group.backward, operands * group.backward
+        found.append(Product(group.kind, each, operands))
     found += [_attention(one, shape, fused, backward) for one in contents.attention]
     return found
 

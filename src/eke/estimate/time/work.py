@@ -71,10 +71,7 @@ def layer_units(shape: Shape, stack: str) -> Units:
 
 
 def outer_units(shape: Shape, classifies: bool) -> Units:
-    """Numbers of what is around the layers: embedding, last norm, head and loss.
-
-    `classifies`: one label a sample, and no logits over the vocabulary.
-    """
+    """Numbers of what is around the layers: embedding, last norm, head and loss."""
     tokens = shape.rows * shape.target
     found: dict[str, float] = {
         "stream": tokens * shape.hidden,
@@ -203,10 +200,7 @@ over a plain one: an assumption."""
 def _repeated(
     plan: Plan, forward: list[Product], shape: Shape, layers: Pass
 ) -> tuple[list[Product], float, Span]:
-    """Products, bytes and launches that checkpointing repeats in each micro-batch.
-
-    They are the forward pass of every nth layer, without the results that selective keeps.
-    """
+    """Products, bytes and launches of the layers' forward passes that checkpointing repeats."""
     memory = plan.config.memory
     if memory.checkpointing is Checkpointing.off:
         return [], 0.0, NOTHING

@@ -55,10 +55,7 @@ SHARED = ("data",)
 """Sections of which a recipe changes keys, and leaves the others."""
 
 Sections = Callable[[tuple[str, ...]], Config]
-"""Overrides -> the whole configuration with them, composed like given overrides.
-
-Raises ConfigError if they do not compose with the given overrides.
-"""
+"""Overrides -> the configuration with them; ConfigError if they contradict the given ones."""
 
 
 @dataclass
@@ -72,11 +69,7 @@ class RecipeResolver:
     _sections: dict[tuple[str, ...], object] = field(default_factory=dict)
 
     def settle(self, situation: Situation, make_base: Callable[[Config], Plan]) -> Situation:
-        """All questions, in order; the situation, without a plan yet, with every choice.
-
-        Raises:
-            ConfigError: the configuration cannot be planned, with or without the recipe.
-        """
+        """The situation, without a plan yet, with every choice; ConfigError if it has no plan."""
         self._read_menu()
         situation = self._all(self.recipe.first, situation)
         if situation.found.rejected:

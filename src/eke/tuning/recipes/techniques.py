@@ -171,10 +171,7 @@ def compiler(situation: Situation) -> Question | None:
 
 
 def least_seconds(situation: Situation) -> tuple[float, float] | None:
-    """Seconds that the run takes at least in one process; None: not known.
-
-    Of the device, all FLOPs at the datasheet's peak, and of the host, all launches one by one.
-    """
+    """Seconds of all FLOPs at the device's peak, and of all launches by the host, if known."""
     plan, config = situation.plan, situation.config
     peak = situation.device.peak(config.precision.compute.value)
     layers = config.model.num_hidden_layers

@@ -126,10 +126,7 @@ class Fit:
 
     @property
     def is_found(self) -> bool:
-        """Whether the best is worth an option.
-
-        Better than the baseline by more than chance, or the baseline could not be measured.
-        """
+        """Whether the best is better than the baseline by more than chance, if that could run."""
         if self.best is None or self.best is self.typed:
             return False
         return self.gain is None or self.gain.is_resolved

@@ -141,10 +141,7 @@ class Surrogate:
     def posterior(
         self, seen: Sequence[int], log_step_s: Sequence[float], spread: Sequence[float]
     ) -> tuple[Array, Array]:
-        """Mean and standard deviation of the logarithmic step time of each point.
-
-        Given that of the points in `seen`, and its standard errors.
-        """
+        """Mean and deviation of each logarithmic step time, given some and their errors."""
         machine = self._machine**2
         variance = np.diag(self._shapes)
         if not seen:
