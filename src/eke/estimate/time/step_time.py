@@ -150,13 +150,7 @@ class FittedRates:
     """Of one device, from finished runs."""
 
     seconds: dict[str, float]
-    """Kind of work -> seconds for one unit of it; kinds that make no difference are 0."""
-    seen: tuple[str, ...]
-    """Kinds of work that the runs did at all."""
-    largest: float
-    """Seconds of the longest step seen."""
-    smallest: float
-    num_runs: int
+    """Kind of work that the runs did -> seconds for one unit of it; 0 if it makes no difference."""
     correction: "Correction"
 
 
@@ -170,18 +164,12 @@ def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
     from eke.estimate.time.rate_regression import correction_of, solve
 
     kinds = sorted({kind for run in newest for kind, amount in run.amounts.items() if amount > 0})
-    measured = [run.measured for run in newest]
-    best = solve([[run.amounts.get(kind, 0.0) for kind in kinds] for run in newest], measured)
+    table = [[run.amounts.get(kind, 0.0) for kind in kinds] for run in newest]
+    best = solve(table, [run.measured for run in newest])
     if best is None:
         return None
-    return FittedRates(
-        seconds={kinds[column]: rate for column, rate in best.seconds.items()},
-        seen=tuple(kinds),
-        largest=max(measured),
-        smallest=min(measured),
-        num_runs=len(newest),
-        correction=correction_of([1 / ratio for ratio in best.left_out]),
-    )
+    seconds = {kind: best.seconds.get(column, 0.0) for column, kind in enumerate(kinds)}
+    return FittedRates(seconds, correction_of([1 / ratio for ratio in best.left_out]))
 
 
 FAR = 10.0
@@ -234,11 +222,12 @@ def _by_runs(
     if rates is None:
         return Unknown(f"{why_unknown(plan)} ({len(runs)} so far with these libraries)")
     factor, within = rates.correction.factor, rates.correction.within
+    measured = [run.measured for run in runs[-MOST:]]
     if within > log(WIDEST):
-        why = f"the {rates.num_runs} finished runs here contradict each other by more than a factor"
+        why = f"the {len(measured)} finished runs here contradict each other by more than a factor"
         return Unknown(f"{why} of {WIDEST:.0f}: more of them would tell, on a quieter machine")
     amounts = amounts_of(plan, work)
-    unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seen]
+    unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seconds]
     if unseen:
         return Unknown(f"no run in {unseen[0]} has finished here yet: one would tell")
     seconds = {kind: amount * rates.seconds.get(kind, 0.0) for kind, amount in amounts.items()}
@@ -248,10 +237,10 @@ def _by_runs(
     parts = {PART_OF.get(kind, "compute"): each * factor for kind, each in seconds.items()}
     step, basis = _spread(within) * expected, "finished runs on this device"
     found = describe_step(plan, work, step, parts, basis, None)
-    if not rates.smallest / FAR <= expected <= rates.largest * FAR:
+    if not min(measured) / FAR <= expected <= max(measured) * FAR:
         note = "far from the runs that rates are known from: less sure than the range says"
         found = replace(found, notes=(*found.notes, note))
-    calibrated = _calibrated(rates.num_runs, rates.correction, versions)
+    calibrated = _calibrated(len(measured), rates.correction, versions)
     return replace(found, calibrated=calibrated)
 
 

@@ -20,7 +20,7 @@ from eke.estimate.memory import Verdict
 from eke.models.sizes import is_ragged, most_predicted, why_not_fused
 from eke.rules.techniques import TECHNIQUES, Published
 from eke.tuning.chooser import Axis, Change, Chooser, Combination, RecipeOption, Situation
-from eke.tuning.recipes.resolver import AdaptiveRecipe, Ask, Question
+from eke.tuning.recipes.resolver import AdaptiveRecipe, Question
 from eke.tuning.recipes.techniques import (
     DECIDES,
     STAYS,
@@ -120,15 +120,11 @@ def adapters(situation: Situation) -> Question | None:
     return Question(("peft.fused",), (RecipeOption(("peft.fused=true",), why),))
 
 
-QUESTIONS: tuple[Ask, ...] = (
-    attention, packing, compiler, sparse, fused_loss_question, adapters, workers,
-)  # fmt: skip
-"""CUDA graphs, where they are chosen, exclude `sparse`."""
-
 FASTEST = AdaptiveRecipe(
     "fastest",
     first=(half_and_hint, batch),
-    then=QUESTIONS,
+    # CUDA graphs, where the compiler chooses them, exclude `sparse`.
+    then=(attention, packing, compiler, sparse, fused_loss_question, adapters, workers),
     menu=(
         ("precision=bf16", "batch=auto", "dataloader=workers",
          "kernels=fused_linear_cross_entropy", "attention=sdpa"),

@@ -164,7 +164,8 @@ def test_rates_are_never_negative() -> None:
         for n in range(12)
     )  # fmt: skip
     found = fitted_rates(runs)
-    assert all(seconds > 0 for seconds in found.seconds.values())
+    assert all(seconds >= 0 for seconds in found.seconds.values())
+    assert any(found.seconds.values())
 
 
 def test_a_line_that_a_kill_has_cut_costs_no_other() -> None:
