@@ -86,6 +86,16 @@ def test_a_row_of_a_sweep_stays_and_its_other_settings_do_not() -> None:
     assert plans["bf16"].choices["batch"] == "auto", "the sweep's own batch is none of its rows"
 
 
+@pytest.mark.slow
+def test_cells_of_a_sweep_over_recipes() -> None:
+    from eke.workflows.planning import plan_for
+
+    cells = expand(("recipe=none,fastest", *BERT, "hardware=h100", "tracker=none")).cells
+    plans = [plan_for(cell.composed, planning=True) for cell in cells]
+    assert [plan.choices["precision"] for plan in plans] == ["fp32", "bf16"]
+    assert plans[0].run_id != plans[1].run_id
+
+
 @pytest.mark.parametrize(
     "asked",
     [
