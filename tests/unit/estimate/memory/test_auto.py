@@ -116,13 +116,21 @@ def test_the_next_larger_one_is_open_or_does_not_fit(told, capacity, room) -> No
 
 
 @pytest.mark.parametrize(
-    ("most", "expected"),
-    [pytest.param(64, (32, "probed"), id="fits"), pytest.param(16, (16, "predicted"), id="fails")],
+    ("device", "capacity", "prober", "expected", "asked"),
+    [
+        pytest.param(GPU, 3300, Prober(64), (32, "probed"), [32], id="fits"),
+        pytest.param(GPU, 3300, Prober(16), (16, "predicted"), [32], id="fails"),
+        pytest.param(GPU, 3300, Prober(64, crashes=True), (16, "predicted"), [32], id="crashes"),
+        pytest.param(GPU, 2500, Prober(64), (16, "predicted"), [], id="no room by a trace"),
+        pytest.param(CPU, 3100, Prober(64), (16, "predicted"), [], id="a CPU is not filled"),
+        pytest.param(CPU, 3250, Prober(64), (32, "probed"), [32], id="a CPU"),
+    ],
 )
-def test_what_a_trace_leaves_open_is_tried_out(told, most, expected) -> None:
-    prober = Prober(most)
-    assert size_of(BatchSearch(plans_of(), 3300, True, prober)) == expected
-    assert prober.asked == [32]
+def test_what_a_trace_leaves_open_is_tried_out(
+    told, device, capacity, prober, expected, asked
+) -> None:
+    assert size_of(BatchSearch(plans_of(device=device), capacity, True, prober)) == expected
+    assert prober.asked == asked
 
 
 @pytest.mark.parametrize("most", [1, 2, 4, 8, 16, 32, 64])
@@ -132,27 +140,6 @@ def test_a_search_by_probes_alone_ends_and_never_takes_what_failed(told, most) -
     assert len(prober.asked) <= MAX_PROBES
     assert size <= max(1, most)
     assert all(asked < 4 for asked in prober.asked), "4 has no room by any bound"
-
-
-def test_what_has_room_or_none_for_certain_is_not_tried_out(told) -> None:
-    prober = Prober(64)
-    BatchSearch(plans_of(), 2500, True, prober).run()
-    assert prober.asked == [], "traces: 16 has room, 32 has not"
-
-
-def test_a_cpu_is_not_filled_with_what_is_expected_not_to_fit(told) -> None:
-    prober = Prober(64)
-    on_cpu = plans_of(device=CPU)
-    BatchSearch(on_cpu, 3100, True, prober).run()
-    assert prober.asked == []
-    BatchSearch(on_cpu, 3250, True, prober).run()
-    assert prober.asked == [32]
-
-
-def test_a_probe_that_crashes_leaves_the_prediction(told) -> None:
-    prober = Prober(64, crashes=True)
-    assert size_of(BatchSearch(plans_of(), 3300, True, prober)) == (16, "predicted")
-    assert prober.asked == [32], "and it is not tried again"
 
 
 def test_the_smallest_may_fail_too(told) -> None:
