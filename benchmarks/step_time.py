@@ -205,10 +205,11 @@ def held_out(known: Sequence[Row], asked: Sequence[Row]) -> Iterable[Row]:
     rates = fitted_rates(tuple(runs))
     assert rates is not None, "too few runs"
     for row in asked:
-        expected = rates.factor * sum(
+        expected = rates.correction.factor * sum(
             amount * rates.seconds.get(kind, 0.0) for kind, amount in row["amounts"].items()
         )
-        low, high = expected * math.exp(-rates.within), expected * math.exp(rates.within)
+        within = rates.correction.within
+        low, high = expected * math.exp(-within), expected * math.exp(within)
         yield {"table": "cpu", "row": row["overrides"], "assumed": "", "low": low,
                "expected": expected, "high": high, "measured": row["measured"],
                "rounds": row["rounds"]}  # fmt: skip

@@ -83,7 +83,7 @@ def step_of(option: str, precision: str, clip: str, depth: int) -> tuple[Count, 
     if option == "schedule_free":
         overrides.append("schedule=constant")
     plan = plan_of(*overrides, device=GPU)
-    return counted(plan)["optimizer"], contents_of(plan)
+    return counted(plan)["optimizer"], contents_of(plan.config)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,12 @@ from eke.estimate.memory.trace_client import trace_all
 SEED, COUNT = 11, 20
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory) -> list[Outcome]:
     with pytest.MonkeyPatch.context() as patch:
@@ -37,9 +43,7 @@ PARTS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", PARTS)
-def test_what_is_frozen_is_predicted_to_the_byte_nearly(words, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_what_is_frozen_is_predicted_to_the_byte_nearly(words) -> None:
     typed = [*words.split(), "precision=bf16", "batch.per_device=4", "data.seq_len=64", *COMMON]
     typed += ["data.num_samples=32", "model.vocab_size=1000"]
     frozen = Case("", tuple(typed))
@@ -69,9 +73,7 @@ COMPILED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", COMPILED.values(), ids=COMPILED)
-def test_what_compiled_code_keeps_is_predicted(words, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_what_compiled_code_keeps_is_predicted(words) -> None:
     case = Case("", (*words.split(), *COMMON, "data.num_samples=48"))
     (answer,) = trace_all([plan_of(case)])
     assert answer.traced is not None, answer.reason
@@ -81,11 +83,7 @@ def test_what_compiled_code_keeps_is_predicted(words, tmp_path, monkeypatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", [REGIONAL, "compile=inductor"])
-def test_compiled_layers_that_are_computed_again_stay_within_the_bounds(
-    compiler, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_compiled_layers_that_are_computed_again_stay_within_the_bounds(compiler) -> None:
     words = f"{LLAMA.replace('bf16', 'fp32')} {compiler} memory=checkpointing"
     case = Case("", (*words.split(), *COMMON, "data.num_samples=48"))
     (answer,) = trace_all([plan_of(case)])
@@ -97,9 +95,7 @@ def test_compiled_layers_that_are_computed_again_stay_within_the_bounds(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", ["none", "checkpointing_selective"])
-def test_fused_adapters_are_predicted(memory, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_fused_adapters_are_predicted(memory) -> None:
     typed = ("model=tiny", "model.dropout=0", "peft=lora", "precision=bf16", f"memory={memory}")
     typed += ("batch.per_device=4", "data.seq_len=64", "data.num_samples=32", *COMMON)
     fused, plain = (Case("", (*typed, f"peft.fused={on}")) for on in ("true", "false"))

@@ -5,7 +5,7 @@ checked by the rules and forecast.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -93,10 +93,7 @@ def smaller_batches(plan: Plan) -> Techniques:
 
 
 def slowdown_of(technique: Technique, plan: Plan, changed: Config) -> float | None:
-    """Time of a step over what it is now, by published figures; None where nothing is known.
-
-    The vocabulary's projection is counted by its size.
-    """
+    """Time of a step over what it is now, by published figures; None where nothing is known."""
     num_matmul = plan.size.num_matmul_parameters
     if technique.name == "kernels=sparse_prediction":
         projection = changed.model.vocab_size * changed.model.hidden_size
@@ -107,10 +104,6 @@ def slowdown_of(technique: Technique, plan: Plan, changed: Config) -> float | No
     # A processor's units for 16 bits may be fast, slow or missing.
     return None if plan.device.kind == CPU and relative != 1.0 else relative
 
-
-Judge = Callable[[Plan, Plan], tuple[float, str] | None]
-"""A time model: of a plan and a changed one, how much longer a sample takes, and where that is
-known from; None where it does not know the device."""
 
 UNKNOWN_SLOWDOWN = 2.0
 """Rank of a change whose cost depends on the machine: behind all that are known."""
@@ -147,30 +140,24 @@ class Advice:
         return not self.keeps, learns_little, tight, slowdown, len(self.overrides)
 
 
-def advise(plan: Plan, count: int = 5, judge: Judge = slowdown) -> list[Advice]:
-    """Overrides with which the plan's expected peak fits, ranked.
+def advise(plan: Plan, count: int = 5) -> list[Advice]:
+    """At most `count` sets of overrides with which the plan's expected peak fits, ranked.
 
     Single changes, and pairs whose changes do not suffice alone; if none suffices, pairs with the
     smallest micro-batch.
-
-    Args:
-        plan: the plan that does not fit, or barely fits.
-        count: proposals at most.
-        judge: estimates the cost of changes on this device; published figures are used where it
-            does not know.
     """
     batches = smaller_batches(plan)
     cheap, dear = techniques_for(plan, CHEAP), techniques_for(plan, DEAR)
     axes = [*cheap, batches, *dear]
-    alone = [_sufficient(plan, [axis], judge) for axis in axes]
+    alone = [_sufficient(plan, [axis]) for axis in axes]
     found = [advice for each in alone for advice in each]
     if len(found) < count or not any(advice.keeps for advice in found):
         too_little = [axis for axis, each in zip(axes, alone, strict=True) if not each]
         for pair in combinations(too_little, 2):
-            found += _sufficient(plan, pair, judge)
+            found += _sufficient(plan, pair)
     if not found:
         for pair in combinations([*cheap, *dear], 2):
-            found += _sufficient(plan, (batches[-1:], *pair), judge)
+            found += _sufficient(plan, (batches[-1:], *pair))
     return ranked(found)[:count]
 
 
@@ -179,45 +166,34 @@ def ranked(found: Iterable[Advice]) -> list[Advice]:
     return sorted(found, key=lambda advice: advice.rank)
 
 
-def _sufficient(plan: Plan, axes: Sequence[Techniques], judge: Judge) -> list[Advice]:
+def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:
     """The mildest that suffices of the changes that keep the training, and of the others."""
     found = []
     every = combine(axes)
     for keeps in (True, False):
         of_kind = (each for each in every if all(t.keeps_training for t in each) is keeps)
-        tried = (_tried(plan, techniques, judge) for techniques in of_kind)
+        tried = (_tried(plan, techniques) for techniques in of_kind)
         best = mildest((advice for advice in tried if advice), lambda advice: advice.forecast)
         found += [best] if best else []
     return found
 
 
-def _replanned(plan: Plan, config: Config) -> Plan | None:
-    """The plan of a configuration; None if rejected by a rule other than a memory bound."""
-    refused, _ = check(Facts(config, plan.device, planning=True), NOT_BY_SIZE)
-    if refused:
+def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
+    """Advice if the techniques apply, rules but those of size permit them, and the plan fits."""
+    config = applied(plan.config, techniques)
+    if config is None or check(Facts(config, plan.device, planning=True), NOT_BY_SIZE)[0]:
         return None
     try:
-        return replan(plan, config)
+        changed = replan(plan, config)
     except ConfigError:
-        return None
-
-
-def _tried(plan: Plan, techniques: Techniques, judge: Judge) -> Advice | None:
-    """Advice if the techniques apply and the plan fits with them."""
-    config = applied(plan.config, techniques)
-    changed = _replanned(plan, config) if config else None
-    if changed is None:
         return None
     found = known_forecast(changed)
     if found.verdict not in ROOM:
         return None
-    slower = [slowdown_of(each, plan, changed.config) for each in techniques]
-    known = [each for each in slower if each is not None]
-    total = prod(known) if len(known) == len(slower) else None
-    reasons = tuple(each.reason for each in techniques)
-    judged = judge(plan, changed)
-    if judged is not None:
-        total, reasons = judged[0], (judged[1],)
+    total, reasons = _published(plan, changed, techniques)
+    # The time model, where it knows the device.
+    if (estimated := slowdown(plan, changed)) is not None:
+        total, reasons = estimated[0], (estimated[1],)
     return Advice(
         overrides=tuple(text for each in techniques for text in each.overrides),
         plan=changed,
@@ -226,6 +202,16 @@ def _tried(plan: Plan, techniques: Techniques, judge: Judge) -> Advice | None:
         reasons=reasons,
         keeps=all(each.keeps_training for each in techniques),
     )
+
+
+def _published(
+    plan: Plan, changed: Plan, techniques: Techniques
+) -> tuple[float | None, tuple[str, ...]]:
+    """Time of a step over what it is now by published figures, if all are known; their sources."""
+    slower = [slowdown_of(each, plan, changed.config) for each in techniques]
+    known = [each for each in slower if each is not None]
+    total = prod(known) if len(known) == len(slower) else None
+    return total, tuple(each.reason for each in techniques)
 
 
 def render_advice(found: Forecast, advice: list[Advice]) -> str:
@@ -287,13 +273,7 @@ PROPOSALS = 3
 
 
 def advice_for(plan: Plan, seen: int | None = None) -> list[str]:
-    """Overrides for a run that ran out of memory.
-
-    Args:
-        plan: of the run.
-        seen: bytes that it had when there were no more, of what is forecast: plans that need less
-            fit; None where it was not measured.
-    """
+    """Overrides for a run that ran out of memory when it had `seen` bytes, if that was measured."""
     found = known_forecast(plan)
     if found.verdict is Verdict.unknown and seen is None:
         return []
@@ -309,11 +289,7 @@ def advice_for(plan: Plan, seen: int | None = None) -> list[str]:
 def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None:
     """Put into a record what was expected of memory and time and, after an out-of-memory, advice.
 
-    Args:
-        record: of a run that has ended.
-        plan: of the run.
-        may_lack: the host's memory may have run out, although the outcome does not say so; not
-            about a GPU's.
+    `may_lack`: the host's memory may have run out, although the outcome does not say so.
     """
     record.memory.predicted = as_record(known_forecast(plan))
     ran_short = may_lack and plan.device.kind == "cpu"

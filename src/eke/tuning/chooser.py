@@ -5,7 +5,7 @@ shown to the rules and forecast; the objective decides which one is taken.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product, tee
 from math import prod
@@ -54,20 +54,11 @@ class Findings:
 
 
 def findings(config: Config, device: Device, num_nodes: int) -> Findings:
-    """Findings of the rules in this environment, packages included, as if the device were present.
-
-    Args:
-        config: of the run.
-        device: that it runs on, or is planned for.
-        num_nodes: machines that it can use.
-    """
+    """Findings of the rules in this environment, as if the device were present."""
     facts = Facts(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
     # A choice may make it fit; and the rules about size are slow.
     rejected, warned = check(facts, NOT_BY_SIZE)
-    return Findings(
-        {(p.id, p.key): p for p in rejected},
-        {(p.id, p.key): p for p in warned},
-    )
+    return Findings({(p.id, p.key): p for p in rejected}, {(p.id, p.key): p for p in warned})
 
 
 @dataclass(frozen=True)
@@ -137,12 +128,21 @@ Change = Callable[[Situation, tuple[str, ...]], Situation | None]
 """A situation with overrides; None where they cannot be composed with the user's."""
 
 
+@dataclass(frozen=True)
+class RecipeOption:
+    """One choice of a recipe, as overrides."""
+
+    overrides: tuple[str, ...]
+    """Of one section or several; the first one names what is decided."""
+    reason: str
+    """Why, in one clause with its numbers and their source."""
+
+
 def by_section(overrides: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
     """The overrides of each section, in their order."""
     sections: dict[str, tuple[str, ...]] = {}
     for text in overrides:
-        section = text.partition("=")[0].partition(".")[0]
-        sections[section] = (*sections.get(section, ()), text)
+        sections[group_of(text)] = (*sections.get(group_of(text), ()), text)
     return sections
 
 
@@ -168,9 +168,7 @@ def combine(options: Sequence[Sequence[Chosen]]) -> list[tuple[Chosen, ...]]:
 def mildest(options: Iterable[T], forecast_of: Callable[[T], Forecast]) -> T | None:
     """The first option that fits, else the first that may just fit; None where none does.
 
-    Args:
-        options: the mildest first; none is looked at after one that fits.
-        forecast_of: the forecast of an option.
+    `options` are the mildest first; none is looked at after one that fits.
     """
     tight = None
     for option in options:
@@ -224,40 +222,31 @@ ROOM = {Verdict.fits: 0, Verdict.tight: 1}
 """Of combinations that are as good those with room come first."""
 
 
-@dataclass
 class Chooser:
-    """Combinations of techniques for one situation."""
+    """Combinations of techniques that rules permit alone, of axes that the user left open."""
 
-    situation: Situation
-    change: Change
-    axes: list[Axis]
-    rejected: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """Overrides of a technique -> why no combination has it."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         situation: Situation,
         is_decided: Callable[[str], bool],
         change: Change,
         axes: Sequence[Axis],
-    ) -> "Chooser":
-        """With the axes that the user left open, and the techniques that rules permit alone."""
-        chooser = cls(situation, change, [])
-        for axis in axes:
-            if not any(map(is_decided, axis.decides)):
-                permitted = tuple(filter(chooser._is_permitted, axis.techniques))
-                chooser.axes.append(Axis(axis.decides, permitted))
-        return chooser
+    ) -> None:
+        self.situation = situation
+        self.change = change
+        # Overrides of a technique -> why no combination has it.
+        self.rejected: dict[tuple[str, ...], str] = {}
+        open_axes = (axis for axis in axes if not any(map(is_decided, axis.decides)))
+        self.axes = [tuple(filter(self._is_permitted, axis.techniques)) for axis in open_axes]
 
     def combinations(self) -> Iterator[Combination]:
         """Every combination that rules permit and that saves enough, the least cost first."""
         peaks: dict[tuple[Technique, ...], int] = {}
         none = Technique("", "")
-        combined = combine([(none, *axis.techniques) for axis in self.axes])
+        combined = combine([(none, *techniques) for techniques in self.axes])
         taken = [tuple(each for each in some if each is not none) for some in combined]
         for techniques in sorted(taken, key=cost_of):
-            situation = self._with(techniques)
+            situation, _ = self._with(techniques)
             if situation is not None and situation.forecast is not None:
                 peaks[techniques] = peak = situation.forecast.peak.expected
                 kept = tuple(each for each in techniques if each.keeps_training)  # comes before
@@ -265,10 +254,7 @@ class Chooser:
                     yield Combination(techniques, situation, situation.forecast)
 
     def mildest_that_fits(self) -> Combination | None:
-        """The first that fits, else the first that may just fit, else the one that needs least.
-
-        None where the device's memory is not known.
-        """
+        """The first that fits, else that may, else that needs least; None if memory is unknown."""
         if self.situation.device.memory_bytes is None:
             return None
         tried, every = tee(self.combinations())
@@ -283,41 +269,39 @@ class Chooser:
         good = [each for each in every if each.forecast.peak.expected <= AS_GOOD * least]
         return min(good, key=lambda each: ROOM.get(each.forecast.verdict, len(ROOM)), default=None)
 
-    def reasons(self, combination: Combination) -> list[tuple[Technique, str]]:
+    def explained(self, combination: Combination) -> list[RecipeOption]:
         """Each technique of a combination with the reason for it and what it saves."""
-        return [(each, self._reason(combination, each)) for each in combination.techniques]
+        return [
+            RecipeOption(each.overrides, self._reason(combination, each))
+            for each in combination.techniques
+        ]
 
     def _reason(self, combination: Combination, technique: Technique) -> str:
         others = tuple(each for each in combination.techniques if each is not technique)
-        without = self._with(others)
+        without, _ = self._with(others)
         clauses = [technique.reason]
         if without is not None and without.forecast is not None:
             size = format_bytes(combination.forecast.peak.expected)
             before = format_bytes(without.forecast.peak.expected)
             clauses.append(f"{size} expected, {before} without it")
-        better = next((a.techniques for a in self.axes if technique in a.techniques), ())
+        better = next((axis for axis in self.axes if technique in axis), ())
         paths = {text.partition("=")[0] for each in better for text in each.overrides}
         for overrides, why in self.rejected.items():
             if overrides[0].partition("=")[0] in paths:
                 clauses.append(f"not {' '.join(overrides)}: {why}")
         return "; ".join(clauses)
 
-    def _with(self, techniques: Sequence[Technique]) -> Situation | None:
-        """None where a rule rejects them together."""
+    def _with(self, techniques: Sequence[Technique]) -> tuple[Situation | None, str]:
+        """The situation with techniques; None, and why, where they cannot be together."""
         overrides = tuple(text for each in techniques for text in each.overrides)
         situation = self.change(self.situation, overrides)
         if situation is None:
-            return None
-        objection = self.situation.found.objection(situation.found, by_section(overrides))
-        return None if objection else situation
+            return None, "it contradicts your overrides"
+        problem = self.situation.found.objection(situation.found, by_section(overrides))
+        return (situation, "") if problem is None else (None, problem.why)
 
     def _is_permitted(self, technique: Technique) -> bool:
-        overrides = technique.overrides
-        situation = self.change(self.situation, overrides)
+        situation, why = self._with([technique])
         if situation is None:
-            self.rejected[overrides] = "it contradicts your overrides"
-            return False
-        problem = self.situation.found.objection(situation.found, by_section(overrides))
-        if problem is not None:
-            self.rejected[overrides] = problem.why
-        return problem is None
+            self.rejected[technique.overrides] = why
+        return situation is not None

@@ -21,10 +21,6 @@ memory have one."""
 def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
     """Reject a plan whose lowest forecast exceeds its device's memory.
 
-    Args:
-        plan: of the run.
-        found: its forecast.
-
     Returns:
         A warning if the expected or the high peak does not fit; else nothing.
 
@@ -57,15 +53,7 @@ def cannot_fit(plan: Plan, found: Forecast) -> bool:
 
 
 def refuse_what_ran_out(plan: Plan, found: Forecast) -> None:
-    """Reject a plan that ran out of memory when probed.
-
-    Args:
-        plan: of the run.
-        found: its forecast.
-
-    Raises:
-        ConfigError: always, unless the user forces it.
-    """
+    """Reject a plan that ran out of memory when probed, unless the user forces it."""
     if plan.config.ignore_forecast:
         return
     why = f"ran out of memory in a probe; {format_bytes(found.peak.expected)} were expected"
@@ -91,12 +79,7 @@ def _has(plan: Plan, found: Forecast) -> str:
 
 
 def what_makes_room(plan: Plan, found: Forecast) -> Advice | None:
-    """The first advice for a plan that does not fit; looked for once for all plans like it.
-
-    Args:
-        plan: of the run.
-        found: its forecast.
-    """
+    """The first advice for a plan that does not fit; looked for once for all plans like it."""
     choices = tuple(sorted(plan.choices.items()))
     key = (found.peak, found.capacity, plan.batch, choices)
     if key not in _found:

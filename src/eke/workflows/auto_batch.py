@@ -124,55 +124,58 @@ def choose_batch(
     search = BatchSearch(plans, capacity, means.trace, means.probe, whole)
     chosen = search.run()
     taken = allowed[chosen.number]
-    reasons = _reasons(plan, chosen, plans, capacity, means)
+    reasons = _reasons(search, chosen, means)
     if not target_given:
         why = "as many samples per step as batch=fixed has"
         reasons.insert(0, Decision("batch.target", str(samples_to_keep(plan.config)), why))
     cut = with_batch(plan, taken.config, reasons, taken.warnings)
-    if chosen.fails:
-        refuse_what_ran_out(cut, chosen.forecast)
+    if search.known.has_failed(plans[chosen.number]):
+        refuse_what_ran_out(cut, search.forecast(chosen.number))
     if chosen.fits and means.keep:
         note_choice(search.key, cut.batch.samples_per_step, cut.batch.per_device)
     return cut, chosen.how == "probed"
 
 
-def _reasons(
-    plan: Plan, chosen: Chosen, plans: Sequence[Plan], capacity: int, means: Means
-) -> list[Decision]:
+def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision]:
     """The micro-batch with its reason."""
-    size, target = plans[chosen.number].batch.per_device, samples_to_keep(plan.config)
+    plan, found = search.plans[chosen.number], search.forecast(chosen.number)
+    has_larger = chosen.fits and chosen.number + 1 < len(search.plans)
+    target, capacity = samples_to_keep(plan.config), search.capacity
     kept, reserve = f"with batch.target={target} kept", reserve_of(plan)
     if not chosen.fits:
-        enough = chosen.forecast.peak.high <= capacity + reserve
+        enough = found.peak.high <= capacity + reserve
         left = f"fits, but leaves less than {format_bytes(reserve)} to others"
-        tight = "does not" if chosen.forecast.verdict is Verdict.does_not_fit else "may not"
+        tight = "does not" if found.verdict is Verdict.does_not_fit else "may not"
         what = f"smallest {kept}, and {left if enough else f'{tight} fit'}"
-    elif chosen.larger is None:
-        what = f"all of batch.target={target} at once fits"
     else:
-        what = f"largest that fits {kept}"
-    how = " by formulas" if chosen.forecast.method is Method.closed_form else ""
-    expected = f"{format_bytes(chosen.forecast.peak.expected)} expected{how}"
-    expected += f"{_why_not_traced(chosen.forecast)} of {format_bytes(capacity + reserve)}"
+        what = (
+            f"largest that fits {kept}"
+            if has_larger
+            else f"all of batch.target={target} at once fits"
+        )
+    how = " by formulas" if found.method is Method.closed_form else ""
+    expected = f"{format_bytes(found.peak.expected)} expected{how}"
+    expected += f"{_why_not_traced(found)} of {format_bytes(capacity + reserve)}"
     expected += f" for tensors, {format_bytes(reserve)} of it for others" if reserve else ""
     words = [f"auto: {what}: {expected}"]
     if chosen.how != "predicted":
         words.append("tried out" if chosen.how == "probed" else "as decided before")
-    if chosen.larger is not None:
-        words.append(_of_larger(chosen, plans[chosen.number + 1].batch.per_device, means))
-    return [Decision("batch.per_device", str(size), "; ".join(words))]
+    if has_larger:
+        words.append(_of_larger(search, chosen, means))
+    return [Decision("batch.per_device", str(plan.batch.per_device), "; ".join(words))]
 
 
-def _of_larger(chosen: Chosen, size: int, means: Means) -> str:
+def _of_larger(search: BatchSearch, chosen: Chosen, means: Means) -> str:
     """Forecast of the next larger micro-batch."""
-    assert chosen.larger is not None
-    peak = chosen.larger.peak
-    if chosen.larger_failed:
+    number = chosen.number + 1
+    size, found = search.plans[number].batch.per_device, search.forecast(number)
+    peak = found.peak
+    if search.known.has_failed(search.plans[number]):
         return f"{size} ran out of memory when it was tried out"
-    if not chosen.larger_is_open or chosen.how == "as before":
+    if search.room(number) is False or chosen.how == "as before":
         return f"{size} would need {format_bytes(peak.expected)}"
     between = f"{format_bytes(peak.low)} to {format_bytes(peak.high)}"
-    between += _why_not_traced(chosen.larger)
+    between += _why_not_traced(found)
     why = "" if means.probe is not None else f": {means.not_probed}"
     return f"{size} would need {between}, and was not tried out{why}"
 

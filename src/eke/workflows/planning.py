@@ -15,11 +15,11 @@ from eke.config.compose import Arguments, Composed, compose, is_set
 from eke.config.schema import Config, resolve_attention
 from eke.estimate.memory import (
     Forecast,
-    ProbeResult,
+    OnDevice,
     as_json,
-    compare_devices,
     is_open,
     known_forecast,
+    largest_batch,
     render_devices,
     render_forecast,
     stop_tracing,
@@ -200,7 +200,7 @@ def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
     return Means(trace=True, probe=partial(probe_aloud, in_pool=True), in_pool=True, keep=True)
 
 
-def probe_aloud(plan: Plan, in_pool: bool = False) -> ProbeResult:
+def probe_aloud(plan: Plan, in_pool: bool = False) -> bool | None:
     """Try a plan out on this machine, and say so; in a pool, if its devices are free."""
     from eke.launch.local import probe_in_pool
     from eke.launch.processes.running_run import probe  # a plan starts nothing
@@ -211,11 +211,10 @@ def probe_aloud(plan: Plan, in_pool: bool = False) -> ProbeResult:
     found = probe_in_pool(plan) if in_pool else probe(plan)
     if found.fits is None:
         print_once(f"  the probe says nothing: {found.reason}")
-        return ProbeResult.unknown
-    print_once(
-        f"  batch.per_device={size} {'fits' if found.fits else f'does not fit: {found.reason}'}"
-    )
-    return ProbeResult.fits if found.fits else ProbeResult.fails
+    else:
+        result = "fits" if found.fits else f"does not fit: {found.reason}"
+        print_once(f"  batch.per_device={size} {result}")
+    return found.fits
 
 
 def plan_text(
@@ -295,7 +294,7 @@ def compare_on_all_devices(
         raise ConfigError(Problem("hardware", "all", why, fix))
     composed = compose(typed, arguments.config_dir)
     plans: dict[str, Plan] = {}
-    refused: dict[str, tuple[int | None, str]] = {}
+    refused: list[OnDevice] = []
     for option, device in DEVICES.items():
         config = replace(composed.config, hardware=replace(composed.config.hardware, option=option))
         one = replace(composed, config=config, choices=composed.choices | {"hardware": option})
@@ -303,16 +302,23 @@ def compare_on_all_devices(
             target = device, f"declared by hardware={option}", 1
             plans[option] = plan_for(one, planning=True, target=target)
         except ConfigError as error:
-            refused[option] = (device.memory_bytes, error.short())
+            refused.append(OnDevice(option, device.memory_bytes, reason=error.short()))
     if not plans:
-        raise ConfigError(Problem("hardware", "all", next(iter(refused.values()))[1]))
+        raise ConfigError(Problem("hardware", "all", refused[0].reason))
     times = {option: forecast_time(plan) for option, plan in plans.items()}
-    speeds = {option: (speed_cell(found), num_runs(found)) for option, found in times.items()}
     line = PlanningLine()
     forecasts = {option: known_forecast(plan) for option, plan in plans.items()}
     forecasts |= open_forecasts(plans, line.traced) if trace else {}
     line.close()
-    rows = compare_devices(plans, forecasts, refused, speeds)
+    planned = [
+        OnDevice(
+            option, plans[option].device.memory_bytes, found, largest_batch(plans[option], found),
+            speed=speed_cell(times[option]), speed_runs=num_runs(times[option]),
+            per_device=plans[option].batch.per_device,
+        )
+        for option, found in forecasts.items()
+    ]  # fmt: skip
+    rows = sorted([*planned, *refused], key=lambda row: row.memory_bytes or 0)
     if as_json_text:
         content = [
             {

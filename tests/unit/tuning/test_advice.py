@@ -1,7 +1,6 @@
 """Proposals that make room: real overrides, accepted by the rules, with room by the forecast."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from unit.plan.cases import CPU, GPU, config_of, plan_of
@@ -20,7 +19,7 @@ from eke.plan.planner import Plan, outline_record
 from eke.plan.record import MeasuredMemory, Outcome
 from eke.rules import Facts, check
 from eke.rules.techniques import applied
-from eke.tuning import refuse_oom
+from eke.tuning import advice
 from eke.tuning.advice import (
     CHEAP,
     DEAR,
@@ -117,11 +116,12 @@ def opposite(now: Plan, changed: Plan) -> tuple[float, str]:
 def test_the_cheapest_by_the_time_model_comes_first(monkeypatch) -> None:
     """By published figures smaller batches cost less; this device says otherwise."""
     plan = cramped(share=0.6)
-    by_figures, by_clock = advise(plan)[0], advise(plan, judge=opposite)[0]
+    by_figures = advise(plan)[0]
     assert by_figures.overrides[0].startswith("batch.per_device=")
+    monkeypatch.setattr(advice, "slowdown", opposite)
+    by_clock = advise(plan)[0]
     assert by_clock.overrides[0].startswith("memory=checkpointing")
     assert (by_clock.slowdown, by_clock.reasons) == (1.0, ("a clock",))
-    monkeypatch.setattr(refuse_oom, "advise", partial(advise, judge=opposite))
     with pytest.raises(ConfigError) as caught:
         weigh(sized(0.99))
     assert "memory=checkpointing" in str(caught.value.problems[0].fix)
@@ -135,14 +135,15 @@ def free_adapters(now: Plan, changed: Plan) -> tuple[float, str]:
     return (2.0 if keeps else 0.1), "a clock"
 
 
-def test_the_same_training_comes_before_another_however_cheap_that_is() -> None:
+def test_the_same_training_comes_before_another_however_cheap_that_is(monkeypatch) -> None:
+    monkeypatch.setattr(advice, "slowdown", free_adapters)
     plan = cramped(share=0.9)
-    found = advise(plan, 20, free_adapters)
-    kept = [advice.keeps for advice in found]
+    found = advise(plan, 20)
+    kept = [each.keeps for each in found]
     assert True in kept
     assert False in kept
     assert kept == sorted(kept, reverse=True)
-    assert advise(plan, 1, free_adapters)[0].keeps
+    assert advise(plan, 1)[0].keeps
 
 
 def test_a_saver_that_may_keep_the_training_is_asked_for_both() -> None:
@@ -152,7 +153,7 @@ def test_a_saver_that_may_keep_the_training_is_asked_for_both() -> None:
     memory = forecast(pure).peak.high
     assert memory > forecast(plan_of(*WORK, "precision=bf16", device=GPU)).peak.expected
     found = advise(replace(plan, device=replace(GPU, memory_bytes=memory)), 20)
-    typed = {advice.overrides: advice.forecast.verdict for advice in found}
+    typed = {each.overrides: each.forecast.verdict for each in found}
     assert typed["precision=bf16",] is Verdict.tight
     assert typed["precision=bf16_pure",] is Verdict.fits
 
@@ -206,26 +207,16 @@ def test_advice_is_text_of_80_columns() -> None:
 
 
 def test_after_an_out_of_memory_proposals_save_something() -> None:
-    """The forecast said that it fits: what was wrong by a little is not proposed again."""
+    """Of what was forecast or, where that is less, of what was seen."""
     plan = plan_of(*WORK)
     expected = forecast(plan).peak.expected
-    proposals = advice_for(plan)
-    assert proposals
-    for text in proposals:
-        typed = text.split()
-        less = forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected
-        assert less <= 0.85 * expected
-
-
-@pytest.mark.slow
-def test_what_ran_out_early_is_to_save_more() -> None:
-    """Where a limit lies below the device's memory, what was measured says so."""
-    plan = plan_of(*WORK)
-    seen = forecast(plan).peak.expected // 4
-    assert advice_for(plan, seen=seen)
-    for text in advice_for(plan, seen=seen):
-        typed = text.split()
-        assert forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected <= 0.85 * seen
+    for seen, limit in ((None, expected), (expected // 4, expected // 4)):
+        proposals = advice_for(plan, seen)
+        assert proposals
+        for text in proposals:
+            typed = text.split()
+            less = forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected
+            assert less <= 0.85 * limit
     assert advice_for(plan, seen=1) == advice_for(plan), "a guess is better than nothing"
 
 
@@ -272,19 +263,12 @@ def test_what_may_fit_is_warned_of_and_started() -> None:
     assert "expected" in weigh(sized(1.01))
 
 
-def test_what_fits_is_not_spoken_of() -> None:
+def test_what_fits_or_may_and_what_is_forced_or_unknown_is_not_refused() -> None:
     assert weigh(plan_of(*WORK)) == ""
-
-
-def test_who_knows_better_may_try() -> None:
-    plan = sized(0.5)
-    plan.config.ignore_forecast = True
-    assert "expected" in weigh(plan)
-
-
-def test_an_unknown_memory_refuses_nothing() -> None:
-    plan = plan_of(*WORK, device=replace(CPU, memory_bytes=None))
-    assert weigh(plan) == ""
+    assert weigh(plan_of(*WORK, device=replace(CPU, memory_bytes=None))) == ""
+    forced = sized(0.5)
+    forced.config.ignore_forecast = True
+    assert "expected" in weigh(forced)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from unit.plan.cases import plan_of
 
 from eke.common.paths import RunPaths
 from eke.estimate.memory import forecast
+from eke.hardware import DEVICES
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, read_record, write_record
 from eke.tuning.advice import note_predictions
@@ -16,7 +17,6 @@ def test_every_record_has_the_prediction_and_advice_only_after_an_out_of_memory(
     record = outline_record(plan, [], 0, outcome, None)
     note_predictions(record, plan)
     predicted, found = record.memory.predicted, forecast(plan)
-    assert predicted is not None
     assert (predicted.low, predicted.expected, predicted.high) == (
         found.peak.low,
         found.peak.expected,
@@ -24,6 +24,12 @@ def test_every_record_has_the_prediction_and_advice_only_after_an_out_of_memory(
     )
     assert predicted.components == found.components
     assert predicted.method == "closed_form"
+    assert record.timing.predicted_step_s is None, "of a processor, without runs"
+    on_gpu = outline_record(
+        gpu := plan_of("data=synthetic", device=DEVICES["a100_80"]), [], 0, outcome, None
+    )
+    note_predictions(on_gpu, gpu)
+    assert on_gpu.timing.predicted_step_s.calibrated.runs == 0
     assert bool(record.memory.advice) == (outcome is Outcome.oom)
 
 
@@ -31,7 +37,6 @@ def test_a_record_that_has_a_corrected_forecast_is_still_read(tmp_path) -> None:
     plan = plan_of("data=synthetic")
     record, paths = outline_record(plan, [], 0, Outcome.ok, None), RunPaths(tmp_path)
     note_predictions(record, plan)
-    assert record.memory.predicted is not None
     record.memory.predicted.calibrated = {"runs": 7, "needed": 5, "factor": 1.1, "versions": ""}
     write_record(paths, record)
     assert read_record(paths) == record

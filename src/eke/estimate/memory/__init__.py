@@ -4,7 +4,6 @@ from eke.estimate.memory.auto_batch import (
     BatchSearch,
     Chosen,
     Probe,
-    ProbeResult,
     note_choice,
     reserve_of,
     room_for_a_batch,
@@ -20,9 +19,10 @@ from eke.estimate.memory.predict_memory import (
     traced_forecasts,
 )
 from eke.estimate.memory.render_memory import (
+    OnDevice,
     as_json,
-    compare_devices,
     forecast_line,
+    largest_batch,
     note_measured_batch,
     render_devices,
     render_forecast,

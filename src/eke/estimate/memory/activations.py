@@ -42,12 +42,7 @@ from eke.plan.planner import Plan
 
 
 def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
-    """Temporary bytes of an optimizer step, without weights, gradients and states.
-
-    Args:
-        plan: of the run.
-        parts: `eke.models.sizes.training_structure` of the plan's configuration.
-    """
+    """Temporary bytes of an optimizer step, without weights, gradients and states."""
     config = plan.config
     trained = [w for w in parts if w.trained]
     if not trained:
@@ -135,13 +130,7 @@ def attention_kernel(plan: Plan, shape: Shape) -> Kernel:
 
 
 def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activations:
-    """Memory kept and needed by the forward pass of one micro-batch.
-
-    Args:
-        plan: of the run.
-        shape: of the forward pass.
-        parts: `eke.models.sizes.training_structure` of the plan's configuration.
-    """
+    """Memory kept and needed by the forward pass of one micro-batch."""
     config = plan.config
     each = _adapted(plan, shape, shape.stacks(attention_kernel(plan, shape)), parts)
     passed = passed_layers(config, [stack.count for stack in each])

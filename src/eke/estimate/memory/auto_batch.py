@@ -8,7 +8,6 @@ probes are kept on disk, and so are choices, so that the same command stays the 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from eke.common.text import GIB
 from eke.estimate.memory import trace_client
@@ -40,12 +39,7 @@ class Seen:
 
 
 def probe_key(plan: Plan, capacity: int) -> str:
-    """32 hex digits: the same for plans that differ in nothing but how their steps are cut.
-
-    Args:
-        plan: with any micro-batch.
-        capacity: bytes that the run can have.
-    """
+    """32 hex digits: the same for plans that differ in nothing but how their steps are cut."""
     batch, eval_size = plan.batch, plan.config.batch.eval_per_device
     content = trace_client.what_counts(plan) | {
         "seen": FORMAT,
@@ -91,26 +85,8 @@ MAX_PROBES = 3
 before, and traces leave one or two of them open."""
 
 
-class ProbeRoom(Enum):
-    """Whether a micro-batch has room."""
-
-    yes = "yes"
-    open = "open"
-    """The capacity lies between the ends of the forecast."""
-    no = "no"
-
-
-class ProbeResult(Enum):
-    """How a probe ended."""
-
-    fits = "fits"
-    fails = "fails"
-    """It ran out of memory."""
-    unknown = "unknown"
-    """It ended for a reason unrelated to memory."""
-
-
-Probe = Callable[[Plan], ProbeResult]
+Probe = Callable[[Plan], bool | None]
+"""Whether a plan ran; None where it ended for a reason unrelated to memory."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +95,10 @@ class Chosen:
 
     number: int
     """Of the plan chosen, among those that are possible."""
-    forecast: Forecast
-    larger: Forecast | None
-    """Of the next larger micro-batch; None where there is none."""
-    how: str
-    """`predicted`, `probed` or `as before`."""
     fits: bool
     """It is known to fit, or was taken before; else it is the smallest there is."""
-    fails: bool
-    """It ran out of memory when it was tried out: the smallest, then."""
-    larger_failed: bool
-    """The next larger one ran out of memory when it was tried out."""
-    larger_is_open: bool
-    """The next larger one may fit, too."""
+    how: str
+    """`predicted`, `probed` or `as before`."""
 
 
 @dataclass
@@ -149,52 +116,48 @@ class BatchSearch:
     whole: int | None = None
     """Bytes if no other process used the device. Choices are stored by these, independent of what
     others hold of a CPU's memory; a probe holds for the memory that was free when it was made."""
-    key: str = field(init=False)
-    """Of what is kept of choices."""
-    known: Seen = field(init=False)
-    """Probe results."""
-    _probes: str = field(init=False)
-    """Their keys."""
-    _found: dict[tuple[int, bool], Forecast] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.key = probe_key(self.plans[0], self.whole or self.capacity)
         self._probes = probe_key(self.plans[0], self.capacity)
         self.known = find_probes(self._probes)
+        self._found: dict[tuple[int, bool], Forecast] = {}
 
     def run(self) -> Chosen:
         """The largest that fits; the smallest where none is known to."""
         before = find_probes(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
         for number, plan in enumerate(self.plans):
             if plan.batch.per_device == before and not self.known.has_failed(plan):
-                return self._chosen(number, "as before")
+                return Chosen(number, fits=True, how="as before")
         best = self._predicted()
         if self.probe is not None:
             best = self._tried_out(best, self.probe)
-        return self._chosen(best)
+        number = max(0, best)
+        seen_to_run = self.plans[number].batch.per_device <= self.known.fits
+        return Chosen(number, best >= 0, "probed" if seen_to_run else "predicted")
 
     def _predicted(self) -> int:
         """The last whose high end fits; -1 if none."""
         end = len(self.plans)
-        if self.room(end - 1) is ProbeRoom.yes:  # most often, so it is checked first
+        if self.room(end - 1):  # most often, so it is checked first
             return end - 1
-        best = _last(lambda n: self.room(n) is ProbeRoom.yes, -1, end)
+        best = _last(lambda n: self.room(n) is True, -1, end)
         if self.trace:
-            top = _last(lambda n: self.room(n) is not ProbeRoom.no, best, end)
-            best = _last(lambda n: self.room(n, traced=True) is ProbeRoom.yes, best, top + 1)
+            top = _last(lambda n: self.room(n) is not False, best, end)
+            best = _last(lambda n: self.room(n, traced=True) is True, best, top + 1)
         return best
 
-    def room(self, number: int, traced: bool = False) -> ProbeRoom:
-        """Memory fit of one plan: observed before, else by its forecast."""
+    def room(self, number: int, traced: bool = False) -> bool | None:
+        """Whether a plan fits, as observed, else as forecast; None where that cannot tell."""
         plan = self.plans[number]
         if plan.batch.per_device <= self.known.fits:
-            return ProbeRoom.yes
+            return True
         if self.known.has_failed(plan):
-            return ProbeRoom.no
+            return False
         peak = self.forecast(number, traced).peak
         if peak.high <= self.capacity:
-            return ProbeRoom.yes
-        return ProbeRoom.no if peak.low > self.capacity else ProbeRoom.open
+            return True
+        return False if peak.low > self.capacity else None
 
     def forecast(self, number: int, traced: bool = False) -> Forecast:
         """Of one plan; a trace once made is used for all that follows."""
@@ -210,7 +173,7 @@ class BatchSearch:
 
         def is_worthwhile(number: int) -> bool:
             """On a CPU what is expected not to fit is not tried: all processes would suffer."""
-            if self.room(number, self.trace) is ProbeRoom.no:
+            if self.room(number, self.trace) is False:
                 return False
             on_cpu = self.plans[number].device.kind == "cpu"
             return not on_cpu or self.forecast(number).peak.expected <= self.capacity
@@ -221,28 +184,11 @@ class BatchSearch:
                 break
             middle = (best + top + 1) // 2
             trial = probe(self.plans[middle])
-            if trial is ProbeResult.unknown:
+            if trial is None:
                 break
-            size = self.plans[middle].batch.per_device
-            self.known = note_probe(self._probes, size, trial is ProbeResult.fits)
-            best, top = (middle, top) if trial is ProbeResult.fits else (best, middle - 1)
+            self.known = note_probe(self._probes, self.plans[middle].batch.per_device, trial)
+            best, top = (middle, top) if trial else (best, middle - 1)
         return best
-
-    def _chosen(self, best: int, how: str = "") -> Chosen:
-        """Note on the best; on the smallest if there is none."""
-        number, above = max(0, best), best + 1
-        seen_to_run = self.plans[number].batch.per_device <= self.known.fits
-        larger = self.forecast(above) if 0 < above < len(self.plans) else None
-        return Chosen(
-            number=number,
-            forecast=self.forecast(number),
-            larger=larger,
-            how=how or ("probed" if seen_to_run else "predicted"),
-            fits=best >= 0,
-            fails=self.known.has_failed(self.plans[number]),
-            larger_failed=larger is not None and self.known.has_failed(self.plans[above]),
-            larger_is_open=larger is not None and self.room(above) is not ProbeRoom.no,
-        )
 
 
 def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
@@ -251,12 +197,7 @@ def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def room_for_a_batch(plan: Plan, share: int = 1) -> int | None:
-    """Bytes that batch=auto may fill; None where the device's memory is not known.
-
-    Args:
-        plan: of the run.
-        share: runs that use the device at the same time.
-    """
+    """Bytes that batch=auto may fill, with `share` runs on the device; None if not known."""
     memory = room(plan)
     if memory is None or plan.device.kind != "cpu":
         return None if memory is None else memory // share

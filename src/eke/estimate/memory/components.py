@@ -10,8 +10,14 @@ from eke.models.families import Shape, family_of, head_width
 from eke.models.sizes import STAGE, is_ragged, predicted_frac
 from eke.plan.planner import Micro, Plan, drawn, shares_heads
 
-PHASES = ("load", "forward", "backward", "optimizer", "evaluation")
-"""Parts of a step in which memory can be at its highest, in their order; `load` is before them."""
+PHASES = {
+    "load": "while the model is loaded",
+    "forward": "at the end of the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "while the optimizer steps",
+    "evaluation": "in evaluation",
+}
+"""Parts of a run in which memory can be at its highest, and the words for when that is."""
 
 
 class Method(Enum):

@@ -26,11 +26,24 @@ from eke.plan.planner import Micro, Plan, drawn, evaluated
 Parts = dict[str, Range]
 """Component -> bytes of it."""
 
-COMPONENTS = (
-    "weights", "gradients", "optimizer", "master", "activations", "recomputed", "logits",
-    "autocast", "temporaries", "buffers", "workspace", "reserve", "context",
-)  # fmt: skip
-"""In the order they are shown in."""
+COMPONENTS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "master": "float32 copies of weights",
+    "activations": "activations",
+    "recomputed": "recomputed activations",
+    "logits": "logits and loss",
+    "autocast": "16-bit copies of weights",
+    "temporaries": "temporaries",
+    "buffers": "buffers of sharing",
+    "workspace": "cuBLAS workspace",
+    "reserve": "allocator's reserve",
+    "context": "driver's context",
+    "batch": "batch",
+    "others": "all else",
+}
+"""Component -> how it is called, in the order they are shown in."""
 
 SLACK_HIGH = 1.12
 """How far activations may lie above their formula: what libraries add between two versions; the

@@ -67,9 +67,8 @@ def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
 def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     """One phase as traced: what is alive and, at the highest, the allocator's reserve.
 
-    If a trace is of something else (another kernel), the ends of the closed form
-    hold; where micro-batches differ in length, its low end, and its high end if there are longer
-    ones than the one that was traced.
+    If a trace is of something else (another kernel), the ends of the closed form hold; where
+    micro-batches differ in length, its low end, and its high end if there are longer ones.
     """
     allocated = traced.allocated[closed.phase]
     if _is_bound(plan, traced, closed.phase) and allocated > closed.total.expected:
@@ -152,12 +151,7 @@ WORKSPACE_BYTES = {"hopper": 32 * MIB, "other": 8 * MIB + 128 * 1024}
 
 
 def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
-    """Memory of one plan on its device: in closed form, narrowed by a trace where there is one.
-
-    Args:
-        plan: of the run; for several processes the first one's device is looked at.
-        traced: what a trace of the same plan found.
-    """
+    """Memory of a plan on its (first) device: in closed form, narrowed by its trace if given."""
     found = moments(plan)
     method, doubts = Method.closed_form, doubts_of(plan)
     substitutions: tuple[str, ...] = ()
@@ -174,9 +168,14 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     peak = highest_range(moment.total for moment in whole)
     top = max(whole, key=lambda moment: moment.total.expected)
     capacity = room(plan)
+    basis = "reserved by PyTorch on the GPU, and the driver's context"
+    if on_cpu:
+        many = plan.processes_per_node
+        each = f", of each of {many} processes" if many > 1 else ""
+        basis = f"tensors in host memory{each}, without Python and libraries"
     return Forecast(
         method=method,
-        basis=_basis(plan),
+        basis=basis,
         peak=peak,
         allocated=allocated,
         phases={
@@ -284,14 +283,6 @@ def _on_gpu(plan: Plan, moment: Moment) -> Moment:
     return replace(moment, parts=moment.parts | more)
 
 
-def _basis(plan: Plan) -> str:
-    if plan.device.kind == "cpu":
-        many = plan.processes_per_node
-        each = f", of each of {many} processes" if many > 1 else ""
-        return f"tensors in host memory{each}, without Python and libraries"
-    return "reserved by PyTorch on the GPU, and the driver's context"
-
-
 def known_forecast(plan: Plan) -> Forecast:
     """By a trace that is kept, else by formulas; nothing is started."""
     return forecast(plan, trace_client.find_trace(trace_client.trace_key(plan)))
@@ -305,13 +296,7 @@ def traced_forecast(plan: Plan) -> Forecast:
 def traced_forecasts(
     plans: Sequence[Plan], progress: Callable[[int, int], Any], processes: int
 ) -> list[Forecast]:
-    """The same for many plans at once, each trace made once.
-
-    Args:
-        plans: of a sweep.
-        progress: called with the number done and the total, from any thread.
-        processes: that trace at the same time.
-    """
+    """The same for many plans at once, each trace made once; arguments as of `trace_all`."""
     answers = trace_client.trace_all(plans, progress, processes)
     return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
 

@@ -2,12 +2,13 @@
 
 import textwrap
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from eke.common.text import GIB, align, format_bytes, format_number
-from eke.estimate.memory.components import Forecast, Method, Verdict
+from eke.estimate.memory.components import PHASES, Forecast, Method, Verdict
+from eke.estimate.memory.phases import COMPONENTS
 from eke.estimate.memory.predict_memory import (
     allocated_of,
     forecast,
@@ -20,37 +21,10 @@ from eke.plan.record import PredictedMemory, Record
 
 WIDTH = 80
 
-LABELS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer states",
-    "master": "float32 copies of weights",
-    "activations": "activations",
-    "recomputed": "recomputed activations",
-    "logits": "logits and loss",
-    "autocast": "16-bit copies of weights",
-    "temporaries": "temporaries",
-    "batch": "batch",
-    "buffers": "buffers of sharing",
-    "workspace": "cuBLAS workspace",
-    "reserve": "allocator's reserve",
-    "context": "driver's context",
-    "others": "all else",
-}
-"""Component -> how it is called."""
-
 METHODS = {
     Method.trace: "traced",
     Method.upper_bound: "traced uncompiled",
     Method.closed_form: "by formulas",
-}
-
-WHEN = {
-    "load": "while the model is loaded",
-    "forward": "at the end of the forward pass",
-    "backward": "in the backward pass",
-    "optimizer": "while the optimizer steps",
-    "evaluation": "in evaluation",
 }
 
 
@@ -109,8 +83,8 @@ def _available(plan: Plan, found: Forecast) -> str:
 
 def _table(found: Forecast) -> list[str]:
     """One row a component, the largest with the longest bar."""
-    phase = WHEN[highest_phase(found)]
-    rows = [(LABELS.get(name, name), size) for name, size in found.components.items()]
+    phase = PHASES[highest_phase(found)]
+    rows = [(COMPONENTS.get(name, name), size) for name, size in found.components.items()]
     whole = sum(size for _, size in rows) or 1
     width = max((len(label) for label, _ in rows), default=0)
     lines = [f"  highest {phase}:"]
@@ -161,8 +135,8 @@ def dominant(found: Forecast) -> str:
     """The largest components at the peak."""
     largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
     whole = sum(found.components.values()) or 1
-    parts = [f"{LABELS.get(name, name)} {size / whole:.0%}" for name, size in largest]
-    return wrapped(f"Highest {WHEN[highest_phase(found)]}: {', '.join(parts)}.").strip()
+    parts = [f"{COMPONENTS.get(name, name)} {size / whole:.0%}" for name, size in largest]
+    return wrapped(f"Highest {PHASES[highest_phase(found)]}: {', '.join(parts)}.").strip()
 
 
 @dataclass(frozen=True)
@@ -172,9 +146,9 @@ class OnDevice:
     option: str
     """Of `hardware`."""
     memory_bytes: int | None
-    forecast: Forecast | None
+    forecast: Forecast | None = None
     """None if a rule rejects the configuration there."""
-    batch: int
+    batch: int = 0
     """Largest micro-batch whose high forecast fits; 0 if none."""
     reason: str = ""
     """Why it is rejected."""
@@ -186,44 +160,18 @@ class OnDevice:
     """Micro-batch of the forecast: set by the user, or chosen by batch=auto."""
 
 
-def largest_batch(plan: Plan) -> int:
-    """The largest micro-batch whose high forecast fits; 0 if none."""
+def largest_batch(plan: Plan, found: Forecast) -> int:
+    """The largest micro-batch whose high forecast fits; 0 if none.
+
+    A trace, in `found`, may show a fit of the plan's own where formulas do not.
+    """
 
     def is_too_large(size: int) -> bool:
         batch = replace(plan.batch, per_device=size, eval_per_device=size)
         return forecast(replace(plan, batch=batch)).verdict is not Verdict.fits
 
-    return bisect_left(range(1, 2**16 + 1), True, key=is_too_large)
-
-
-def compare_devices(
-    plans: Mapping[str, Plan],
-    forecasts: Mapping[str, Forecast],
-    refused: Mapping[str, tuple[int | None, str]],
-    speeds: Mapping[str, tuple[str, int]],
-) -> list[OnDevice]:
-    """Forecasts of one configuration, the smallest memory first.
-
-    Args:
-        plans: option of `hardware` -> the plan for it.
-        forecasts: option -> that plan's memory forecast.
-        refused: option -> memory, and why a rule rejects the configuration there.
-        speeds: option -> expected samples per second, formatted, and the finished runs that they
-            are corrected by.
-    """
-    rows = []
-    for option, plan in plans.items():
-        found, size = forecasts[option], plan.batch.per_device
-        speed, runs = speeds[option]
-        # A trace may show a fit where formulas, which the search uses, do not.
-        known = size if found.verdict is Verdict.fits else 0
-        largest = max(known, largest_batch(plan))
-        memory = plan.device.memory_bytes
-        rows.append(OnDevice(option, memory, found, largest, "", speed, runs, size))
-    rows += [
-        OnDevice(option, memory, None, 0, reason) for option, (memory, reason) in refused.items()
-    ]
-    return sorted(rows, key=lambda row: row.memory_bytes or 0)
+    known = plan.batch.per_device if found.verdict is Verdict.fits else 0
+    return max(known, bisect_left(range(1, 2**16 + 1), True, key=is_too_large))
 
 
 def render_devices(
@@ -231,11 +179,7 @@ def render_devices(
 ) -> str:
     """One line a device, at most 80 columns.
 
-    Args:
-        rows: as compared.
-        per_device: the micro-batch of the configuration; None if batch=auto chose it.
-        target: samples per optimizer step that batch=auto has kept.
-        count: devices of the run.
+    `per_device` is None if batch=auto has chosen it, and has kept the samples per step, `target`.
     """
     last = "micro-batch"
     head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
@@ -279,9 +223,7 @@ def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
 def as_record(found: Forecast) -> PredictedMemory:
     """A forecast as the record has it."""
     return PredictedMemory(
-        low=found.peak.low,
-        expected=found.peak.expected,
-        high=found.peak.high,
+        **asdict(found.peak),
         components=dict(found.components),
         method=found.method.value,
         basis=found.basis,
@@ -292,18 +234,14 @@ def as_record(found: Forecast) -> PredictedMemory:
 
 
 def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None:
-    """Compare what was measured with the forecast of the very micro-batch that was measured.
+    """Make the record's forecast, of the longest micro-batch, that of the one that was measured.
 
-    Args:
-        record: with the forecast of the longest micro-batch.
-        plan: of the run.
-        micro: on a CPU the largest one of the profiled step; None elsewhere.
+    `micro` is, on a CPU, the largest one of the profiled step; None elsewhere.
     """
     found, made = record.memory.predicted, drawn(plan)
     if micro is None or found is None or not found.allocated_bytes or micro == made.expected:
         return
-    change = allocated_of(plan, micro) - allocated_of(plan, made.expected)
-    found.allocated_bytes += change
+    found.allocated_bytes += allocated_of(plan, micro) - allocated_of(plan, made.expected)
 
 
 def as_json(found: Forecast) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from eke.models.sizes import STAGE, pieces
 from eke.plan.planner import Plan
 
 Parts = tuple[Weight, ...]
-"""Tensors of the model as it is trained."""
+"""`eke.models.sizes.training_structure` of the plan's configuration."""
 
 BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
 """Moments of the backward pass after its first gradient."""
@@ -46,10 +46,9 @@ class Sizes:
 
 
 def _sizes(plan: Plan, parts: Parts) -> Sizes:
-    config, zero = plan.config, (plan.deepspeed or {}).get("zero_optimization", {})
-    number, mine = plan.compute.formats.weight_bytes, pieces(config)
+    number, mine = plan.compute.formats.weight_bytes, pieces(plan.config)
     trained = [w for w in parts if w.trained]
-    copies = 2 if zero.get("overlap_comm") else 1
+    copies = 2 if _setting(plan, "overlap_comm") else 1
     return Sizes(
         number=number,
         whole=number * sum(prod(w.shape) for w in trained),
@@ -58,7 +57,7 @@ def _sizes(plan: Plan, parts: Parts) -> Sizes:
         partition=number * sum(mine.values()),
         group=max(mine.values(), default=0),
         numbers=sum(mine.values()),
-        bucket=number * copies * _setting(zero, "reduce_bucket_size"),
+        bucket=number * copies * _setting(plan, "reduce_bucket_size"),
         early=Role.outer in mine,
     )
 
@@ -73,9 +72,9 @@ def _touched(trained: list[Weight], role: Role, size: int) -> int:
     return found
 
 
-def _setting(zero: object, key: str) -> int:
-    """A size among DeepSpeed's settings; 0 where there is none."""
-    value = zero.get(key, 0) if isinstance(zero, dict) else 0
+def _setting(plan: Plan, key: str) -> int:
+    """A size among ZeRO's settings; 0 where there is none."""
+    value = (plan.deepspeed or {}).get("zero_optimization", {}).get(key, 0)
     return int(value) if isinstance(value, int | float) else 0
 
 
@@ -187,14 +186,13 @@ def _gathered_weights(plan: Plan, parts: Parts) -> Range:
     stay. Tensors that are fetched together, as experts are, arrive in one buffer and are copied out
     of it (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
     """
-    zero = (plan.deepspeed or {}).get("zero_optimization", {})
     number, each = plan.compute.formats.weight_bytes, [prod(w.shape) for w in parts]
-    limit = _setting(zero, "stage3_param_persistence_threshold")
+    limit = _setting(plan, "stage3_param_persistence_threshold")
     small = sum(numbers for numbers in each if numbers <= limit)
     stacked = sum(prod(w.shape) for w in parts if len(w.shape) > 2 and w.role is Role.outer)
     experts = stacked // max(1, plan.config.model.num_hidden_layers)
     table = max((prod(w.shape) for w in parts if w.role is Role.embedding), default=0)
-    next_ones = _setting(zero, "stage3_prefetch_bucket_size")
+    next_ones = _setting(plan, "stage3_prefetch_bucket_size")
     at_work = (2 * experts + table if experts else max(each, default=0)) + next_ones
     return range_around(number * small, number * at_work, number * (2 * sum(each) + at_work))
 
@@ -204,12 +202,7 @@ def held_at(
 ) -> tuple[Range, Range]:
     """Gradients, and bytes of gathered weights, buckets and staging areas, at one moment.
 
-    Args:
-        plan: of the run.
-        parts: `eke.models.sizes.training_structure` of the plan's configuration.
-        whole: bytes of the training state's gradients.
-        moment: a name among those of `eke.estimate.memory.phases`.
-        gradients: what a process without others holds then.
+    `whole` are the bytes of all gradients, `gradients` those that a single process holds then.
     """
     option = plan.config.distributed.option
     if is_fsdp(plan.config):

@@ -229,19 +229,15 @@ class TraceProcess:
         process, self._process = self._process, None
         if process is None:
             return "was not there"
-        ended = process.poll()
+        ended = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            ended = process.wait(0.5) if ended is None else ended
+            ended = process.wait(0.5)
         if ended is None:
             process.kill()
-            process.wait()
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):  # what it did not read any more
-                process.stdin.close()
         if self._listener is not None:
             self._listener.join()
-        if process.stdout is not None:
-            process.stdout.close()
+        with contextlib.suppress(OSError), process:  # what it did not read any more
+            pass
         if ended is None:
             return "was stopped"
         return f"was ended by signal {-ended}" if ended < 0 else f"ended with code {ended}"
@@ -278,10 +274,7 @@ def trace_all(
 ) -> list[Answer]:
     """The trace of each plan; those that one trace answers share it.
 
-    Args:
-        plans: of a sweep, for example.
-        progress: called with the number of plans done and the total, from any thread.
-        processes: at most so many at once.
+    `progress` is called with the number of plans done and the total, from any thread.
     """
     keys = [trace_key(plan) for plan in plans]
     answers: dict[str, Answer] = {}

@@ -7,12 +7,13 @@ augmentation, Technometrics 16). Errors are relative: a short step counts as muc
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import bdtr, stdtrit
 
 CONFIDENCE = 0.95
 
@@ -20,60 +21,42 @@ LEVERAGE = 0.99
 """A run that no other resembles cannot be held out."""
 
 
-@dataclass(frozen=True)
-class Solution:
-    """The best set."""
+class Solution(NamedTuple):
+    """Rates by one set of columns."""
 
-    chosen: tuple[int, ...]
-    """Columns of the table."""
-    rates: tuple[float, ...]
-    """Seconds for one unit of each."""
-    left_out: tuple[float, ...]
+    error: float
+    """Root mean square of the logarithms of `left_out`."""
+    seconds: dict[int, float]
+    """Column of the table -> seconds for one unit of it."""
+    left_out: list[float]
     """Predicted over measured of each run, by all others."""
 
 
 def solve(table: Sequence[Sequence[float]], measured: Sequence[float]) -> Solution | None:
-    """The set of columns that predicts best; None where none explains the times.
-
-    Args:
-        table: amounts of work, a row per run and a column per kind.
-        measured: seconds of each run.
-    """
+    """The set of kinds of work, columns of the table, that predicts best; None where none does."""
     relative = np.array(table) / np.array(measured)[:, None]
-    best: Solution | None = None
-    least = np.inf
-    for count in range(1, relative.shape[1] + 1):
-        for chosen in combinations(range(relative.shape[1]), count):
-            found = _solved(relative[:, chosen])
-            if found is None:
+    return min(_solutions(relative), key=lambda found: found.error, default=None)
+
+
+def _solutions(relative: np.ndarray) -> Iterator[Solution]:
+    """By least squares, of each set: none where a rate is not positive, or a run decides one."""
+    num_columns = relative.shape[1]
+    for count in range(1, min(num_columns, len(relative) - 1) + 1):
+        for chosen in combinations(range(num_columns), count):
+            columns = relative[:, chosen]
+            scale = columns.max(axis=0)
+            if not np.all(scale > 0):
                 continue
-            rates, left_out = found
-            error = float(np.sqrt(np.mean(np.log(left_out) ** 2)))
-            if error < least:
-                least = error
-                best = Solution(chosen, tuple(rates.tolist()), tuple(left_out.tolist()))
-    return best
-
-
-def _solved(relative: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Rates by least squares, and predicted over measured of each run by all others.
-
-    None where a rate is not positive, or a run decides one alone.
-    """
-    scale = relative.max(axis=0)
-    if not np.all(scale > 0) or len(relative) <= relative.shape[1]:
-        return None
-    scaled = relative / scale
-    inverse = np.linalg.pinv(scaled)
-    rates = inverse.sum(axis=1)
-    if np.any(rates <= 0):
-        return None
-    leverage = np.einsum("ij,ji->i", scaled, inverse)
-    if np.any(leverage > LEVERAGE):
-        return None
-    residual = 1 - scaled @ rates
-    left_out = 1 - residual / (1 - leverage)
-    return (rates / scale, left_out) if np.all(left_out > 0) else None
+            scaled = columns / scale
+            inverse = np.linalg.pinv(scaled)
+            rates, leverage = inverse.sum(axis=1), np.einsum("ij,ji->i", scaled, inverse)
+            if np.any(rates <= 0) or np.any(leverage > LEVERAGE):
+                continue
+            left_out = 1 - (1 - scaled @ rates) / (1 - leverage)
+            if np.all(left_out > 0):
+                error = float(np.sqrt(np.mean(np.log(left_out) ** 2)))
+                seconds = dict(zip(chosen, (rates / scale).tolist(), strict=True))
+                yield Solution(error, seconds, left_out.tolist())
 
 
 @dataclass(frozen=True)
@@ -92,10 +75,7 @@ def correction_of(ratios: Sequence[float]) -> Correction:
     The interval is Student's for one more observation: t(n - 1) * s * sqrt(1 + 1/n), with s about
     the centre that is used (Hahn & Meeker 1991, Statistical Intervals, section 4.7). Errors of
     forecasts have heavier tails than the normal distribution, so it is never narrower than the
-    largest deviation that was seen.
-
-    Args:
-        ratios: measured over predicted of each configuration, at least five.
+    largest deviation that was seen. `ratios` are measured over predicted, at least five.
     """
     logs = [math.log(ratio) for ratio in ratios]
     count, centre = len(logs), statistics.median(logs)
@@ -115,12 +95,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     Signs about the true median are fair coins (Conover 1999, Practical Nonparametric Statistics,
     section 3.2). Of five values all of them: 94 %.
     """
-    ordered = sorted(values)
-    count, tail, cut = len(ordered), 0.0, 0
-    while True:
-        tail += math.comb(count, cut) / 2**count
-        if tail > (1 - CONFIDENCE) / 2:
-            break
-        cut += 1
-    cut = max(1, cut)
+    ordered, count = sorted(values), len(values)
+    tail = (1 - CONFIDENCE) / 2
+    cut = next(rank for rank in range(1, count + 1) if bdtr(rank, count, 0.5) > tail)
     return ordered[cut - 1], ordered[count - cut]

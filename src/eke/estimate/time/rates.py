@@ -8,6 +8,7 @@ benchmarks/llm_foundry.tsv and tried on the other half; no other number is fitte
 from dataclasses import dataclass
 from math import sqrt
 
+from eke.config.schema import PeerToPeer
 from eke.hardware import Device
 from eke.plan.planner import Plan
 from eke.plan.record import CalibratedStep
@@ -80,7 +81,6 @@ class StepTime:
     """All optimizer steps of the run; without start, evaluation and checkpoints."""
     gpu_hours: Span
     """`total_s` x devices; of CPUs, processes."""
-    num_devices: int
     basis: str
     """Source of the device's rates."""
     notes: tuple[str, ...] = ()
@@ -196,7 +196,7 @@ class Rates:
     """FLOP/s by the datasheet."""
 
 
-def rates_of(plan: Plan, through_host: bool) -> Rates | None:
+def rates_of(plan: Plan) -> Rates | None:
     """Rate of the plan's device in its formats; None if not in a datasheet."""
     device, name = plan.device, plan.compute.matmul
     if plan.compute.tf32 and name == "float32":
@@ -219,7 +219,7 @@ def rates_of(plan: Plan, through_host: bool) -> Rates | None:
         optimizer=known[0] * narrow,
         memory=BANDWIDTH * device.memory_bytes_per_s,
         host=pcie,
-        link=_link(plan, device, pcie, through_host),
+        link=_link(plan, device, pcie),
         peak=peak,
     )
 
@@ -235,9 +235,10 @@ def network_of(plan: Plan) -> tuple[float, str]:
     return own * plan.processes_per_node, f"{why}; hardware.network_gbit_per_s=N says another"
 
 
-def _link(plan: Plan, device: Device, pcie: Span, through_host: bool) -> Span:
+def _link(plan: Plan, device: Device, pcie: Span) -> Span:
     """Between the devices of one run: a ring crosses to the next machine over all its adapters."""
     own = pcie
+    through_host = plan.config.distributed.p2p is PeerToPeer.off
     if device.link_bytes_per_s is not None and not through_host:
         own = LINK * (device.link_bytes_per_s / 2)
         is_soldered = "SXM" in device.name or "HBM" in device.name

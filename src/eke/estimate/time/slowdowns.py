@@ -29,16 +29,8 @@ LIGER = Span(0.4, 0.75, 1.0)
 to none (its issue 236, a Phi-3 on one A100)."""
 
 
-@dataclass(frozen=True)
-class WorkFactors:
-    """Factors on what is counted of an eager model."""
-
-    moved: Span
-    launches: Span
-
-
-def effect_of(plan: Plan) -> WorkFactors:
-    """Effect of compilation and fused kernels on the passes."""
+def factors_of(plan: Plan) -> tuple[Span, Span]:
+    """Of compilation and fused kernels, on bytes that passes move and on their launches."""
     config = plan.config
     moved = launches = exactly(1.0)
     if config.compile.option == "inductor":
@@ -47,7 +39,7 @@ def effect_of(plan: Plan) -> WorkFactors:
         launches = GRAPH_LAUNCHES
     if config.kernels.option == "liger":
         moved, launches = moved.by(LIGER), launches.by(LIGER)
-    return WorkFactors(moved, launches)
+    return moved, launches
 
 
 NOTES = {
@@ -122,10 +114,7 @@ def steps_to_pay(plan: Plan) -> float:
 
 
 def compile_seconds(plan: Plan) -> float:
-    """Wall seconds expected in the compiler, once per run; 0 without TorchInductor.
-
-    A first guess, within a factor of two.
-    """
+    """Wall seconds expected in the compiler, once per run, within a factor of two."""
     config = plan.config.compile
     if config.option != "inductor":
         return 0.0

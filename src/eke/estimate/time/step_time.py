@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import exp, expm1, log
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eke.common.text import format_count, format_number, format_seconds
 from eke.estimate.memory.render_memory import wrapped
@@ -26,16 +26,14 @@ from eke.estimate.time.work import Work, work_of
 from eke.plan.planner import Plan
 from eke.plan.record import CalibratedStep, PredictedStep
 
+if TYPE_CHECKING:
+    from eke.estimate.time.rate_regression import Correction
+
 TITLE = "step time (estimate)"
 
 
 def render_time(found: StepTime | Unknown, kind: str) -> str:
-    """Step, what limits it, rates, the whole run, and how sure all of it is.
-
-    Args:
-        found: of a plan.
-        kind: of its device: `cuda` or `cpu`.
-    """
+    """Step, what limits it, rates, the whole run, and how sure all of it is."""
     if isinstance(found, Unknown):
         return wrapped(f"{TITLE}: unknown: {found.reason}", 0)
     hours = found.gpu_hours
@@ -69,12 +67,7 @@ def speed_cell(found: StepTime | Unknown) -> str:
 
 
 def sum_line(found: Sequence[StepTime | Unknown], kind: str) -> str:
-    """Device-hours of many runs, and how many of them have no estimate.
-
-    Args:
-        found: of each run of a sweep.
-        kind: of their devices.
-    """
+    """Device-hours of many runs, and how many of them have no estimate."""
     known = [each.gpu_hours for each in found if isinstance(each, StepTime)]
     unknown = [each.reason for each in found if isinstance(each, Unknown)]
     lines = []
@@ -157,16 +150,8 @@ class FittedRates:
     """Of one device, from finished runs."""
 
     seconds: dict[str, float]
-    """Kind of work -> seconds for one unit of it; kinds that make no difference are 0."""
-    seen: tuple[str, ...]
-    """Kinds of work that the runs did at all."""
-    largest: float
-    """Seconds of the longest step seen."""
-    smallest: float
-    num_runs: int
-    factor: float
-    within: float
-    """Half the width of the interval, as a natural logarithm."""
+    """Kind of work that the runs did -> seconds for one unit of it; 0 if it makes no difference."""
+    correction: "Correction"
 
 
 @lru_cache(maxsize=16)
@@ -179,20 +164,12 @@ def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
     from eke.estimate.time.rate_regression import correction_of, solve
 
     kinds = sorted({kind for run in newest for kind, amount in run.amounts.items() if amount > 0})
-    measured = [run.measured for run in newest]
-    best = solve([[run.amounts.get(kind, 0.0) for kind in kinds] for run in newest], measured)
+    table = [[run.amounts.get(kind, 0.0) for kind in kinds] for run in newest]
+    best = solve(table, [run.measured for run in newest])
     if best is None:
         return None
-    correction = correction_of([1 / ratio for ratio in best.left_out])
-    return FittedRates(
-        seconds={kinds[n]: rate for n, rate in zip(best.chosen, best.rates, strict=True)},
-        seen=tuple(kinds),
-        largest=max(measured),
-        smallest=min(measured),
-        num_runs=len(newest),
-        factor=correction.factor,
-        within=correction.within,
-    )
+    seconds = {kind: best.seconds.get(column, 0.0) for column, kind in enumerate(kinds)}
+    return FittedRates(seconds, correction_of([1 / ratio for ratio in best.left_out]))
 
 
 FAR = 10.0
@@ -210,9 +187,6 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
 
     By the device's datasheet where there is one, corrected by finished runs on such a device with
     these libraries where there are five or more; without a datasheet by those runs alone.
-
-    Args:
-        plan: of the run.
     """
     group = time_group(plan)
     runs, versions = read_observations(group), versions_of(group)
@@ -228,8 +202,11 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
     by = correction_of(ratios)
     found = prior_time(plan, work, _spread(by.within) * by.factor)
     assert isinstance(found, StepTime)
-    used = CalibratedStep(len(ratios), NEEDED, by.factor, expm1(by.within), versions)
-    return replace(found, calibrated=used)
+    return replace(found, calibrated=_calibrated(len(ratios), by, versions))
+
+
+def _calibrated(num_runs: int, by: "Correction", versions: str) -> CalibratedStep:
+    return CalibratedStep(num_runs, NEEDED, by.factor, expm1(by.within), versions)
 
 
 def _spread(within: float) -> Span:
@@ -244,28 +221,27 @@ def _by_runs(
     rates = fitted_rates(runs)
     if rates is None:
         return Unknown(f"{why_unknown(plan)} ({len(runs)} so far with these libraries)")
-    if rates.within > log(WIDEST):
-        why = f"the {rates.num_runs} finished runs here contradict each other by more than a factor"
+    factor, within = rates.correction.factor, rates.correction.within
+    measured = [run.measured for run in runs[-MOST:]]
+    if within > log(WIDEST):
+        why = f"the {len(measured)} finished runs here contradict each other by more than a factor"
         return Unknown(f"{why} of {WIDEST:.0f}: more of them would tell, on a quieter machine")
     amounts = amounts_of(plan, work)
-    unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seen]
+    unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seconds]
     if unseen:
         return Unknown(f"no run in {unseen[0]} has finished here yet: one would tell")
     seconds = {kind: amount * rates.seconds.get(kind, 0.0) for kind, amount in amounts.items()}
-    expected = sum(seconds.values()) * rates.factor
+    expected = sum(seconds.values()) * factor
     if expected <= 0:
         return Unknown(why_unknown(plan))
-    step = _spread(rates.within) * expected
-    parts: dict[str, float] = {}
-    for kind, each in seconds.items():
-        part = PART_OF.get(kind, "compute")
-        parts[part] = parts.get(part, 0.0) + each * rates.factor
-    found = describe_step(plan, work, step, parts, "finished runs on this device", None)
-    if not rates.smallest / FAR <= expected <= rates.largest * FAR:
+    parts = {PART_OF.get(kind, "compute"): each * factor for kind, each in seconds.items()}
+    step, basis = _spread(within) * expected, "finished runs on this device"
+    found = describe_step(plan, work, step, parts, basis, None)
+    if not min(measured) / FAR <= expected <= max(measured) * FAR:
         note = "far from the runs that rates are known from: less sure than the range says"
         found = replace(found, notes=(*found.notes, note))
-    by = CalibratedStep(rates.num_runs, NEEDED, rates.factor, expm1(rates.within), versions)
-    return replace(found, calibrated=by)
+    calibrated = _calibrated(len(measured), rates.correction, versions)
+    return replace(found, calibrated=calibrated)
 
 
 def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
@@ -273,10 +249,6 @@ def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:
 
     Finished runs correct both times or neither: those of one way to share a model out, for
     example, say nothing of another, and a correction of one side alone would be taken for speed.
-
-    Args:
-        now: as planned.
-        changed: the same training with other techniques.
     """
     before, after = forecast_time(now), forecast_time(changed)
     runs = min(num_runs(before), num_runs(after))
@@ -298,9 +270,7 @@ def num_runs(found: StepTime | Unknown) -> int:
 def predicted_step(found: StepTime) -> PredictedStep:
     """An estimate as the record has it."""
     return PredictedStep(
-        low=found.step_s.low,
-        expected=found.step_s.expected,
-        high=found.step_s.high,
+        **asdict(found.step_s),
         parts=dict(found.parts),
         limit=found.limit,
         basis=found.basis,
@@ -313,7 +283,6 @@ def step_time_json(found: StepTime | Unknown) -> dict[str, Any]:
     """An estimate under the record's field paths: `timing.predicted_step_s.low`."""
     if isinstance(found, Unknown):
         return {"timing": {"predicted_step_s": None, "unknown": found.reason}}
-    mfu = asdict(found.mfu) if found.mfu else None
     return {
         "timing": {
             "predicted_step_s": asdict(predicted_step(found)),
@@ -323,6 +292,6 @@ def step_time_json(found: StepTime | Unknown) -> dict[str, Any]:
         "throughput": {
             "predicted_samples_per_s": asdict(found.samples_per_s),
             "predicted_tokens_per_s": asdict(found.tokens_per_s),
-            "predicted_mfu_frac": mfu,
+            "predicted_mfu_frac": asdict(found.mfu) if found.mfu else None,
         },
     }

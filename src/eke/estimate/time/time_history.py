@@ -1,8 +1,7 @@
 """Finished runs as observations of the time model, and from work and rates to the time of a step.
 
-One file per comparable group, one line per run. Errors never stop a run or a plan. Lines are added
-by single writes, so that concurrent runs do not mix them; a file twice as long as it should be is
-cut, and may lose what another run adds in that instant.
+One file per comparable group, one line per run. Errors never stop a run or a plan. A file twice as
+long as it should be is cut, and may lose what another run adds in that instant.
 
 Kernels of one device run one after the other, so what limits each adds up; the host launches them
 ahead, so that it counts only where it takes longer than the device; what is sent while passes run
@@ -14,15 +13,16 @@ device by its datasheet until runs have calibrated it.
 import json
 import math
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import cattrs
+
 from eke.common.files import append_line, own_folder, read_text, seal, write_atomic
-from eke.config.schema import PeerToPeer
+from eke.config.schema.codec import make_converter
 from eke.data.sources import cache_folder
 from eke.estimate.memory.trace_client import digest_of, software, what_counts
 from eke.estimate.time.rates import (
@@ -55,14 +55,8 @@ CACHE_RELEASE = Span(0.0, 0.1, 0.2)
 def prior_time(
     plan: Plan, work: Work | None = None, correction: Span | None = None
 ) -> StepTime | Unknown:
-    """Time by datasheets and published efficiencies.
-
-    Args:
-        plan: of the run.
-        work: of one step, if it is known already.
-        correction: factors on the expected time, by finished runs.
-    """
-    rates = rates_of(plan, plan.config.distributed.p2p is PeerToPeer.off)
+    """Time by datasheets and published efficiencies, times a correction by finished runs."""
+    rates = rates_of(plan)
     if rates is None:
         return Unknown(why_unknown(plan))
     work = work or work_of(plan)
@@ -104,9 +98,7 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     step = busy + sent_shown + moved_shown + hosted
     if plan.config.memory.empty_cache_every:
         step = step + step.by(CACHE_RELEASE) * (1 / plan.config.memory.empty_cache_every)
-    waits = max(0.0, host.expected - device.expected) + max(
-        0.0, update_host.expected - updated.expected
-    )
+    waits = (passes.expected - device.expected) + (update.expected - updated.expected)
     parts = {
         "compute": products.expected,
         "memory": traffic.expected,
@@ -141,16 +133,7 @@ def describe_step(
     basis: str,
     peak: float | None,
 ) -> StepTime:
-    """All that follows from the time of a step.
-
-    Args:
-        plan: of the run.
-        work: of one step.
-        step: its seconds.
-        parts: expected seconds of each.
-        basis: what rates are known from.
-        peak: FLOP/s of the device by its datasheet; None where there is none.
-    """
+    """All that follows from the seconds of a step; `peak` is the datasheet's, in FLOP/s."""
     devices = plan.batch.world_size * plan.batch.devices
     samples = plan.batch.samples_per_step
     flops, mfu = plan.size.flops_per_sample, None
@@ -167,7 +150,6 @@ def describe_step(
         mfu=mfu,
         total_s=whole,
         gpu_hours=whole * (devices / 3600),
-        num_devices=devices,
         basis=basis,
         notes=work.notes,
     )
@@ -216,7 +198,7 @@ class Observation:
     def is_sane(self) -> bool:
         """Whether its values are plausible."""
         numbers = (self.predicted, self.measured, *self.amounts.values())
-        if not all(isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in numbers):
+        if not all(math.isfinite(n) and n >= 0 for n in numbers):
             return False
         if not (self.key and self.run_id and self.measured > 0):
             return False
@@ -269,23 +251,6 @@ def work_key(plan: Plan) -> str:
     })  # fmt: skip
 
 
-def observation_of(plan: Plan, record: Record) -> Observation | None:
-    """Observation of a finished run; None if its speed is not meaningful."""
-    steps = record.timing.steady_step_s
-    if record.outcome != Outcome.ok.value or steps is None or steps.n < FEWEST_STEPS:
-        return None
-    if record.shared_device or plan.probe or not steps.median > 0:
-        return None
-    if record.timing.clock != metrics.WALL:  # began with an older eke
-        return None
-    work = work_of(plan)
-    prior = prior_time(plan, work)
-    predicted = prior.step_s.expected if isinstance(prior, StepTime) else 0.0
-    amounts = amounts_of(plan, work)
-    found = Observation(work_key(plan), record.run_id, amounts, predicted, steps.median)
-    return found if found.is_sane else None
-
-
 def path_of(group: Group) -> Path:
     """The file of a group."""
     own = os.environ.get(FOLDER)
@@ -294,9 +259,19 @@ def path_of(group: Group) -> Path:
 
 
 def note_pace(plan: Plan, record: Record) -> None:
-    """Store a finished run's step time, if possible."""
-    found = observation_of(plan, record)
-    if found is not None:
+    """Store a finished run's step time, if possible and if its speed is meaningful."""
+    steps = record.timing.steady_step_s
+    if record.outcome != Outcome.ok.value or steps is None or steps.n < FEWEST_STEPS:
+        return
+    # One with another clock began with an older eke.
+    if record.shared_device or plan.probe or record.timing.clock != metrics.WALL:
+        return
+    work = work_of(plan)
+    prior = prior_time(plan, work)
+    predicted = prior.step_s.expected if isinstance(prior, StepTime) else 0.0
+    amounts = amounts_of(plan, work)
+    found = Observation(work_key(plan), record.run_id, amounts, predicted, steps.median)
+    if found.is_sane:
         add_line(path_of(time_group(plan)), json.dumps(asdict(found)))
 
 
@@ -304,7 +279,7 @@ def add_line(path: Path, line: str) -> None:
     """Append to a group's file, and keep it and their number within bounds; lost if impossible."""
     try:
         own_folder(path.parent)
-        if path.exists() and not _is_readable(path):
+        if path.exists() and path.stat().st_size > LONGEST_FILE:
             return
         seal(path)
         append_line(path, line)
@@ -322,18 +297,10 @@ def read_observations(group: Group) -> tuple[Observation, ...]:
     """Of a group, the newest last, one for each configuration; empty if unreadable."""
     path = path_of(group)
     try:
-        if not _is_readable(path):
-            return ()
         found = path.stat()
         return _observations(path, found.st_mtime_ns, found.st_size)
-    except (OSError, ValueError):
+    except OSError:
         return ()
-
-
-def _is_readable(path: Path) -> bool:
-    """Whether it is a file of a size that is written here: a pipe would be waited for."""
-    found = path.stat()
-    return stat.S_ISREG(found.st_mode) and found.st_size <= LONGEST_FILE
 
 
 @lru_cache(maxsize=64)  # called for each job of a sweep; until the file changes
@@ -346,14 +313,7 @@ def _observations(path: Path, changed_ns: int, size: int) -> tuple[Observation, 
 def _parsed(line: str) -> Observation | None:
     """The observation of a line; None if truncated or implausible."""
     try:
-        content: dict[str, Any] = json.loads(line)
-        found = Observation(
-            key=str(content["key"]),
-            run_id=str(content["run_id"]),
-            amounts={str(kind): float(amount) for kind, amount in content["amounts"].items()},
-            predicted=float(content["predicted"]),
-            measured=float(content["measured"]),
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        found = make_converter().structure(json.loads(line), Observation)
+    except (ValueError, TypeError, AttributeError, RecursionError, cattrs.BaseValidationError):
         return None
     return found if found.is_sane else None

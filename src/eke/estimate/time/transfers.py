@@ -1,23 +1,16 @@
-"""Transfers of one optimizer step: to the host, to a disk, to other devices.
-
-Exchanged bytes are those of ring algorithms (Rajbhandari et al. 2019, arXiv:1910.02054, section 7):
-of n processes each sends (n - 1) / n of what is gathered or reduced and scattered, and twice that
-where all have the sum in the end.
-
-Matrix multiplications of one micro-batch: what is computed, in which format, and their operands.
+"""Matrix multiplications of a micro-batch; transfers and updates of an optimizer step.
 
 A weight of n numbers and T tokens cost 2 n T FLOPs forward, as many for its input's gradient and
 for its own (arXiv:2204.02311, appendix B); a frozen weight has none of the last. Unlike
 `eke.models.sizes.parameters`, which counts what mathematics needs, here is what is executed: a
 model's own attention computes the masked half, too, a fused kernel computes the scores once more
-backward (five products in place of four: arXiv:2205.14135, section 3.2), and checkpointing the
-forward pass.
+backward (five products in place of four: arXiv:2205.14135, section 3.2).
 
-The optimizer's step: bytes it moves, kernels it launches, products it computes.
+Exchanged bytes are those of ring algorithms (Rajbhandari et al. 2019, arXiv:1910.02054, section 7):
+of n processes each sends (n - 1) / n of what is gathered or reduced and scattered, and twice that
+where all have the sum in the end.
 
-What each implementation does to a number and to a tensor was counted as the passes were
-(benchmarks/update_work.py); the few that no trace shows are named here with what is
-assumed of them.
+What each optimizer does to a number and to a tensor was counted by benchmarks/update_work.py.
 """
 
 import json
@@ -29,17 +22,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from eke.config.schema import FSDP, Exchange, NvmeOffload, WeightsPlace
+from eke.config.schema import FSDP, Config, Exchange, NvmeOffload, WeightsPlace
 from eke.estimate.memory.activations import activations
 from eke.estimate.time.rates import Span, exactly
-from eke.models.families import (
-    AttentionLayers,
-    Role,
-    Shape,
-    Structure,
-    Tokens,
-    Weight,
-)
+from eke.models.families import AttentionLayers, Role, Shape, Tokens, Weight
 from eke.models.sizes import STAGE, optimizer_entry, training_structure
 from eke.plan.planner import Plan
 
@@ -58,14 +44,13 @@ queries, keys, values, results; then these, their gradients and the results' (ar
 class Group:
     """Weights that are multiplied with the same tokens."""
 
+    kind: str
+    """`head`, of the projection onto the vocabulary or the classes, or `linear`."""
     tokens: Tokens
-    head: bool
-    """Of the projection onto the vocabulary or the classes."""
     numbers: float
     """That a token passes through."""
-    trained: float
-    passed: float
-    """That a gradient passes."""
+    backward: float
+    """FLOPs of the backward pass over those of the forward pass."""
     stored: float
     """With the experts a token does not pass through."""
     widths: float
@@ -101,38 +86,22 @@ class Product:
     """One kernel for all of attention."""
 
 
-def contents_of(plan: Plan) -> Contents:
-    """Of the model as it is trained; kept for plans that differ in other groups."""
-    config = plan.config
-    model = (config.model, config.task, config.peft, config.kernels.sparse_prediction)
-    key = repr((*model, plan.compute.weights, config.data.seq_len))
-    found = _KEPT.get(key)
-    if found is None:
-        while len(_KEPT) >= MOST_KEPT:
-            _KEPT.pop(next(iter(_KEPT)))
-        found = _KEPT[key] = _summed_up(training_structure(config))
-    return found
-
-
-MOST_KEPT = 64
-"""Models that are remembered: a sweep has few, and asks for each of them a thousand times."""
-
-_KEPT: dict[str, Contents] = {}
-
-
-def _summed_up(found: Structure) -> Contents:
-    weights = found.weights
+def contents_of(config: Config) -> Contents:
+    """Of the model as it is trained."""
+    structure = training_structure(config)
+    weights = structure.weights
     kinds = dict.fromkeys((w.tokens, _is_head(w)) for w in weights if w.tokens is not Tokens.none)
     groups = []
     for tokens, head in kinds:
         mine = [w for w in weights if w.tokens is tokens and _is_head(w) == head]
+        numbers = sum(w.num_active for w in mine)
+        gradients = sum(w.num_active * (w.trained + w.backward) for w in mine)
         groups.append(
             Group(
+                kind="head" if head else "linear",
                 tokens=tokens,
-                head=head,
-                numbers=float(sum(w.num_active for w in mine)),
-                trained=float(sum(w.num_active for w in mine if w.trained)),
-                passed=float(sum(w.num_active for w in mine if w.backward)),
+                numbers=float(numbers),
+                backward=gradients / numbers if numbers else 0.0,
                 stored=float(sum(prod(w.shape) for w in mine)),
                 # Of a stack of experts, those that a token passes through.
                 widths=float(
@@ -145,7 +114,7 @@ def _summed_up(found: Structure) -> Contents:
     matrices = Counter((min(shape), max(shape)) for shape in hidden)
     return Contents(
         groups=tuple(groups),
-        attention=found.attention,
+        attention=structure.attention,
         numbers=float(sum(prod(w.shape) for w in weights)),
         trained=float(sum(prod(w.shape) for w in trained)),
         trained_tensors=len(trained),
@@ -159,29 +128,16 @@ def _is_head(weight: Weight) -> bool:
     return weight.place is not Role.hidden and len(weight.shape) == 2
 
 
-def products(
-    contents: Contents, shape: Shape, fused: bool, backward: bool, grouped: bool = False
-) -> list[Product]:
-    """Matrix multiplications of one micro-batch's forward or backward pass.
-
-    Args:
-        contents: of the model.
-        shape: of the forward pass, with rows as long as they are.
-        fused: attention is one kernel.
-        backward: of the backward pass.
-        grouped: leave the head out: of a recomputation.
-    """
+def products(contents: Contents, shape: Shape, fused: bool, backward: bool) -> list[Product]:
+    """Matrix multiplications of one micro-batch's pass; `fused`: attention is one kernel."""
     found = []
     for group in contents.groups:
-        if grouped and group.head:
-            continue
         tokens = _count(shape, group.tokens)
         each = 2 * group.numbers * tokens
         operands = (group.widths * tokens + group.stored) * shape.compute
         if backward:
-            share = (group.passed + group.trained) / group.numbers if group.numbers else 0.0
-            each, operands = each * share, operands * share
-        found.append(Product("head" if group.head else "linear", each, operands))
+            each, operands = each * group.backward, operands * group.backward
+        found.append(Product(group.kind, each, operands))
     found += [_attention(one, shape, fused, backward) for one in contents.attention]
     return found
 
@@ -234,18 +190,11 @@ class Moves:
 
 
 def moves(plan: Plan, contents: Contents, shape: Shape) -> Moves:
-    """Transfers and exchanges of one optimizer step.
-
-    Args:
-        plan: of the run.
-        contents: of the model.
-        shape: of one micro-batch, with rows as long as they are.
-    """
+    """Transfers and exchanges of one optimizer step, with rows of that shape."""
     sent, count = _exchanged(plan, contents)
     to_host, on_host, to_disk = _offloaded(plan, contents)
     if plan.config.memory.activation_offload and plan.device.kind != "cpu":
-        parts = tuple(training_structure(plan.config).weights)
-        each = activations(plan, shape, parts).offloaded
+        each = activations(plan, shape, training_structure(plan.config).weights).offloaded
         to_host += 2.0 * each * plan.batch.accumulation
     return Moves(to_host, on_host, to_disk, sent, count)
 
@@ -315,8 +264,8 @@ ADDS = 12
 @cache
 def counted_updates() -> Mapping[str, Any]:
     """Counts."""
-    path = Path(__file__).parent / "counted_updates.json"
-    content: dict[str, Any] = json.loads(path.read_text())
+    file = Path(__file__).with_name("counted_updates.json")
+    content: dict[str, Any] = json.loads(file.read_text())
     return content
 
 

@@ -16,7 +16,7 @@ from eke.config.schema import Checkpointing
 from eke.estimate.memory.activations import attention_kernel
 from eke.estimate.memory.components import shape_of, trains_adapters
 from eke.estimate.time.rates import NOTHING, Span, exactly
-from eke.estimate.time.slowdowns import effect_of, notes_of
+from eke.estimate.time.slowdowns import factors_of, notes_of
 from eke.estimate.time.transfers import (
     Contents,
     Moves,
@@ -43,12 +43,7 @@ def stacks_of(shape: Shape) -> dict[str, int]:
 
 
 def layer_units(shape: Shape, stack: str) -> Units:
-    """Numbers of one layer's tensors.
-
-    Args:
-        shape: of the forward pass.
-        stack: `layer`; of T5 `encoder` or `decoder`.
-    """
+    """Numbers of one layer's tensors; `stack` is `layer`, of T5 `encoder` or `decoder`."""
     length = shape.target if stack == "decoder" else shape.source
     tokens = shape.rows * length
     # Numbers in the matrices of the layer; of experts all.
@@ -76,12 +71,7 @@ def layer_units(shape: Shape, stack: str) -> Units:
 
 
 def outer_units(shape: Shape, classifies: bool) -> Units:
-    """Numbers of what is around the layers: embedding, last norm, head and loss.
-
-    Args:
-        shape: of the forward pass.
-        classifies: one label a sample, and no logits over the vocabulary.
-    """
+    """Numbers of what is around the layers: embedding, last norm, head and loss."""
     tokens = shape.rows * shape.target
     found: dict[str, float] = {
         "stream": tokens * shape.hidden,
@@ -110,17 +100,13 @@ class Pass:
 @cache
 def counted_kernels() -> Mapping[str, Any]:
     """Counts."""
-    content: dict[str, Any] = json.loads((Path(__file__).parent / "counted.json").read_text())
+    file = Path(__file__).with_name("counted.json")
+    content: dict[str, Any] = json.loads(file.read_text())
     return content
 
 
 def passes(plan: Plan, shape: Shape) -> tuple[Pass, Pass, Pass]:
-    """Forward, backward, and the layers' forward alone, which checkpointing repeats.
-
-    Args:
-        plan: of the run.
-        shape: of one micro-batch, with rows as long as they are.
-    """
+    """Forward, backward, and the layers' forward alone, which checkpointing repeats."""
     layers, outer = _entries(plan, shape)
     classifies = is_classification(plan.config)
     around = outer_units(shape, classifies)
@@ -168,8 +154,6 @@ class Work:
 
     products: tuple[Product, ...]
     """Matrix multiplications of all micro-batches, recomputation included."""
-    recomputed_flops: float
-    """Of these, repeated by checkpointing."""
     moved: Span
     """Bytes that passes read and write in addition."""
     launches: Span
@@ -180,22 +164,17 @@ class Work:
     """Of all micro-batches, padding included."""
     notes: tuple[str, ...] = ()
 
-    @property
-    def flops(self) -> float:
-        """Of all matrix multiplications of the passes."""
-        return sum(each.flops for each in self.products)
-
 
 def work_of(plan: Plan) -> Work:
     """The work of one optimizer step."""
-    contents = contents_of(plan)
+    contents = contents_of(plan.config)
     shape = shape_of(plan, drawn(plan).mean)
     fused = attention_kernel(plan, shape) == "fused"
     rounds = plan.batch.accumulation
     forward, backward, layers = passes(plan, shape)
-    effect = effect_of(plan)
-    again, moved_again, launched_again = _repeated(plan, contents, shape, fused, layers)
-    once = [*products(contents, shape, fused, False), *products(contents, shape, fused, True)]
+    moved_factor, launches_factor = factors_of(plan)
+    there, back = (products(contents, shape, fused, is_back) for is_back in (False, True))
+    again, moved_again, launched_again = _repeated(plan, there, shape, layers)
     moved = forward.moved + backward.moved + moved_again + _adapters(plan, contents, shape)
     launches = forward.launches + backward.launches
     if trains_adapters(plan.config):
@@ -203,10 +182,9 @@ def work_of(plan: Plan) -> Work:
     host = exactly(launches) + launched_again
     updated = updates(plan, contents)
     return Work(
-        products=tuple(_times(each, rounds) for each in (*once, *again)),
-        recomputed_flops=rounds * sum(each.flops for each in again),
-        moved=effect.moved * (moved * rounds),
-        launches=host.by(effect.launches) * rounds,
+        products=tuple(_times(each, rounds) for each in (*there, *back, *again)),
+        moved=moved_factor * (moved * rounds),
+        launches=host.by(launches_factor) * rounds,
         updates=updated,
         moves=moves(plan, contents, shape),
         tokens=float(rounds * shape.rows * max(shape.source, shape.target)),
@@ -220,12 +198,9 @@ over a plain one: an assumption."""
 
 
 def _repeated(
-    plan: Plan, contents: Contents, shape: Shape, fused: bool, layers: Pass
+    plan: Plan, forward: list[Product], shape: Shape, layers: Pass
 ) -> tuple[list[Product], float, Span]:
-    """Products, bytes and launches that checkpointing repeats in each micro-batch.
-
-    They are the forward pass of every nth layer, without the results that selective keeps.
-    """
+    """Products, bytes and launches of the layers' forward passes that checkpointing repeats."""
     memory = plan.config.memory
     if memory.checkpointing is Checkpointing.off:
         return [], 0.0, NOTHING
@@ -235,8 +210,8 @@ def _repeated(
     moved, launches = share * layers.moved, share * layers.launches
     if memory.checkpointing is Checkpointing.selective:
         return [], moved, Span(launches / 2, launches, SELECTIVE_HOST * launches)
-    again = products(contents, shape, fused, backward=False, grouped=True)
-    return [_times(each, share) for each in again], moved, exactly(launches)
+    again = [_times(each, share) for each in forward if each.kind != "head"]
+    return again, moved, exactly(launches)
 
 
 def _times(product: Product, factor: float) -> Product:

@@ -2,7 +2,9 @@
 
 from eke.tuning.chooser import Situation
 from eke.tuning.recipes.recipes import FASTEST, LARGE_MODEL, LOW_MEMORY
-from eke.tuning.recipes.resolver import Recipe, RecipeResolver
+from eke.tuning.recipes.resolver import AdaptiveRecipe, RecipeResolver
 
-RECIPES: dict[str, Recipe] = {each.name: each for each in (FASTEST, LOW_MEMORY, LARGE_MODEL)}
+RECIPES: dict[str, AdaptiveRecipe] = {
+    each.name: each for each in (FASTEST, LOW_MEMORY, LARGE_MODEL)
+}
 """Option of `recipe=` -> what it wants; the other recipes are fixed selections."""

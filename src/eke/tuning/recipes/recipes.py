@@ -1,18 +1,14 @@
-"""recipe=fastest: what makes a step shorter and leaves AdamW's mathematics as they are.
+"""Adaptive recipes: the questions and the search of each.
 
-Numerics: products in bfloat16 by autocast (float16 with loss scaling where a GPU has no bfloat16),
-float32 weights, gradients, states and reductions.
+fastest makes a step shorter and leaves AdamW's mathematics: products in bfloat16 by autocast
+(float16 with loss scaling where a GPU has no bfloat16), all else in float32.
 
-recipe=large_model_one_gpu: a model whose weights, gradients and states do not fit as they are.
+large_model_one_gpu takes products in 16 bits, then the mildest combination with which the forecast
+has room, so that a model that fits is trained as by recipe=fastest without its kernels.
 
-Numerics: products in 16 bits, then what has to be: the mildest combination with which the forecast
-has room is taken, so that a model that fits is trained as by recipe=fastest without its kernels.
-
-recipe=low_memory: the least memory that techniques without a large slowdown can reach.
-
-Numerics: products in 16 bits; float32 trained weights; where it saves 5 %, another optimizer than
-AdamW (Adafactor, else AdamW with moments of 8 bits). Clipping and the state's location stay as
-set, and so does the micro-batch where it fits.
+low_memory takes the least memory that techniques without a large slowdown can reach: products in 16
+bits, float32 trained weights, and where it saves 5 % another optimizer than AdamW (Adafactor, else
+moments of 8 bits). Clipping and the state's location stay, and the micro-batch where it fits.
 """
 
 from collections.abc import Callable
@@ -23,8 +19,8 @@ from eke.config.schema import Compute, Packing
 from eke.estimate.memory import Verdict
 from eke.models.sizes import is_ragged, most_predicted, why_not_fused
 from eke.rules.techniques import TECHNIQUES, Published
-from eke.tuning.chooser import Axis, Change, Chooser, Combination, Situation
-from eke.tuning.recipes.resolver import Ask, Question, Recipe, RecipeOption
+from eke.tuning.chooser import Axis, Change, Chooser, Combination, RecipeOption, Situation
+from eke.tuning.recipes.resolver import AdaptiveRecipe, Question
 from eke.tuning.recipes.techniques import (
     DECIDES,
     STAYS,
@@ -47,6 +43,7 @@ of 44.5 GiB of a Llama of 1B parameters in all (docs/lab/recipes.md)."""
 WORKERS = 2
 
 BATCH = ("batch", "batch.per_device", "batch.accumulation")
+BATCH_AUTO = ("batch=auto",)
 
 
 def batch(situation: Situation) -> Question | None:
@@ -54,7 +51,7 @@ def batch(situation: Situation) -> Question | None:
     if situation.device.memory_bytes is None:
         return None
     why = "one pass over all samples of a step, or as many as fit, leaves the fewest launches"
-    return Question(BATCH, (RecipeOption(("batch=auto",), why),))
+    return Question(BATCH, (RecipeOption(BATCH_AUTO, why),))
 
 
 def attention(situation: Situation) -> Question | None:
@@ -123,15 +120,11 @@ def adapters(situation: Situation) -> Question | None:
     return Question(("peft.fused",), (RecipeOption(("peft.fused=true",), why),))
 
 
-QUESTIONS: tuple[Ask, ...] = (
-    attention, packing, compiler, sparse, fused_loss_question, adapters, workers,
-)  # fmt: skip
-"""CUDA graphs, where they are chosen, exclude `sparse`."""
-
-FASTEST = Recipe(
+FASTEST = AdaptiveRecipe(
     "fastest",
     first=(half_and_hint, batch),
-    then=QUESTIONS,
+    # CUDA graphs, where the compiler chooses them, exclude `sparse`.
+    then=(attention, packing, compiler, sparse, fused_loss_question, adapters, workers),
     menu=(
         ("precision=bf16", "batch=auto", "dataloader=workers",
          "kernels=fused_linear_cross_entropy", "attention=sdpa"),
@@ -167,14 +160,9 @@ def room_for_it(
         names += ["memory=checkpointing memory.optimizer_in_backward=true"]
     recomputation = Axis.of(("memory", "memory.checkpointing"), *names)
     axes = (loss(situation), recomputation, LARGE_MODEL_STATES, WEIGHTS, WHERE)
-    chooser = Chooser.of(situation, is_decided, change, axes)
+    chooser = Chooser(situation, is_decided, change, axes)
     best = chooser.mildest_that_fits()
-    return [] if best is None else explained(chooser, best)
-
-
-def explained(chooser: Chooser, best: Combination) -> list[RecipeOption]:
-    """The techniques of a combination, with reasons."""
-    return [RecipeOption(each.overrides, why) for each, why in chooser.reasons(best)]
+    return [] if best is None else chooser.explained(best)
 
 
 def conclusion(situation: Situation) -> str:
@@ -193,7 +181,7 @@ def conclusion(situation: Situation) -> str:
     return words.get(found.verdict, lost)
 
 
-LARGE_MODEL = Recipe(
+LARGE_MODEL = AdaptiveRecipe(
     "large_model_one_gpu",
     first=(half, batch),
     then=(sparse,),
@@ -215,44 +203,39 @@ LOW_MEMORY_STATES = Axis.of(
 )
 RECOMPUTATION = Axis.of(("memory", "memory.checkpointing"), *RECOMPUTED)
 
-PIECES = ("batch=auto",)
-
 
 def least(
     situation: Situation, is_decided: Callable[[str], bool], change: Change
 ) -> list[RecipeOption]:
     """The combination with the lowest forecast."""
     axes = (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
-    chooser = Chooser.of(situation, is_decided, change, axes)
+    chooser = Chooser(situation, is_decided, change, axes)
     best = chooser.least_memory()
     if best is None:
         return []
-    cut = in_pieces(best, is_decided, change)
-    found = explained(chooser, best)
-    if cut is not None:
+    found = chooser.explained(best)
+    if is_better_cut(best, is_decided, change):
         size = format_bytes(best.forecast.peak.expected)
         why = f"{size} would be needed at batch.per_device={best.situation.config.batch.per_device}"
-        found.append(RecipeOption(PIECES, f"{why}; as many at once as fit"))
+        found.append(RecipeOption(BATCH_AUTO, f"{why}; as many at once as fit"))
     return found
 
 
-def in_pieces(
-    best: Combination, is_decided: Callable[[str], bool], change: Change
-) -> Situation | None:
-    """Smaller micro-batches, if a step's samples do not fit at once and less memory results.
+def is_better_cut(best: Combination, is_decided: Callable[[str], bool], change: Change) -> bool:
+    """Whether a step's samples do not fit at once, and smaller micro-batches need less memory.
 
     They may need more: gradients are kept from one to the next.
     """
     whole = best.forecast
     if whole.verdict is not Verdict.does_not_fit or any(map(is_decided, BATCH)):
-        return None
-    cut = change(best.situation, PIECES)
+        return False
+    cut = change(best.situation, BATCH_AUTO)
     if cut is None or best.situation.found.objection(cut.found, ("batch",)) or cut.forecast is None:
-        return None
-    return cut if cut.forecast.peak.expected < whole.peak.expected else None
+        return False
+    return cut.forecast.peak.expected < whole.peak.expected
 
 
-LOW_MEMORY = Recipe(
+LOW_MEMORY = AdaptiveRecipe(
     "low_memory",
     first=(half,),
     then=(sparse,),

@@ -11,26 +11,17 @@ from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.plan.planner import Plan, RecipeDecision
-from eke.tuning.chooser import Change, Situation, by_section
-
-
-@dataclass(frozen=True)
-class RecipeOption:
-    """One candidate answer to a question, as overrides."""
-
-    overrides: tuple[str, ...]
-    """Of one section or several; the first one names what is decided."""
-    reason: str
-    """Why, in one clause with its numbers and their source."""
+from eke.tuning.chooser import Change, RecipeOption, Situation, by_section
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question that a recipe answers, with its answers, the best one first."""
+    """A question that a recipe answers."""
 
     decides: tuple[str, ...]
     """Groups and key paths: an override of one of them takes precedence."""
     candidates: tuple[RecipeOption, ...]
+    """The best one first."""
     shrinks: bool = False
     """An answer is taken only if the forecast's peak is lower with it."""
     otherwise: str = ""
@@ -40,14 +31,11 @@ class Question:
 Ask = Callable[[Situation], Question | None]
 """A question; None where it does not arise."""
 Search = Callable[[Situation, Callable[[str], bool], Change], list[RecipeOption]]
-"""A choice of several techniques at once.
-
-Args: the situation; whether the user has decided about a path; how overrides change things.
-"""
+"""A choice of several techniques at once; the second argument: whether a path is decided."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class AdaptiveRecipe:
     """A named selection that adapts to the device, the model and the overrides."""
 
     name: str
@@ -67,32 +55,21 @@ SHARED = ("data",)
 """Sections of which a recipe changes keys, and leaves the others."""
 
 Sections = Callable[[tuple[str, ...]], Config]
-"""Overrides -> the whole configuration with them, composed like given overrides.
-
-Raises ConfigError if they do not compose with the given overrides.
-"""
+"""Overrides -> the configuration with them; ConfigError if they contradict the given ones."""
 
 
 @dataclass
 class RecipeResolver:
     """The decisions of one recipe for one configuration."""
 
-    recipe: Recipe
+    recipe: AdaptiveRecipe
     claims: frozenset[str]
     compose: Sections
     decisions: list[RecipeDecision] = field(default_factory=list)
     _sections: dict[tuple[str, ...], object] = field(default_factory=dict)
 
     def settle(self, situation: Situation, make_base: Callable[[Config], Plan]) -> Situation:
-        """All questions, in order; the situation with every choice.
-
-        Args:
-            situation: without a plan.
-            make_base: plans a configuration that no rule rejects.
-
-        Raises:
-            ConfigError: the configuration cannot be planned, with or without the recipe.
-        """
+        """The situation, without a plan yet, with every choice; ConfigError if it has no plan."""
         self._read_menu()
         situation = self._all(self.recipe.first, situation)
         if situation.found.rejected:

@@ -10,8 +10,8 @@ from eke.hardware import Device
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.rules.techniques import COMPILED, Published, Technique
-from eke.tuning.chooser import Axis, Situation
-from eke.tuning.recipes.resolver import Question, RecipeOption
+from eke.tuning.chooser import Axis, RecipeOption, Situation
+from eke.tuning.recipes.resolver import Question
 
 
 def sparse(situation: Situation) -> Question | None:
@@ -123,10 +123,8 @@ def half_and_hint(situation: Situation) -> Question:
     )
     if not fast or (situation.config.model.hidden_size or 0) < FLOAT8_WIDTH:
         return question
-    hinted = tuple(
-        RecipeOption(c.overrides, f"{c.reason}; {FLOAT8_HINT}") for c in question.candidates
-    )
-    return Question(question.decides, hinted, otherwise=question.otherwise)
+    hinted = tuple(replace(c, reason=f"{c.reason}; {FLOAT8_HINT}") for c in question.candidates)
+    return replace(question, candidates=hinted)
 
 
 REGIONAL = ("compile=inductor", "compile.regional=true")
@@ -152,7 +150,7 @@ def compiler(situation: Situation) -> Question | None:
     if why_not:
         return Question(("compile",), (), otherwise=why_not)
     earned = f"{COMPILE_GAIN - 1:.0%} faster in torchtitan's Llama of 8B parameters on H100s, and "
-    if is_steady(situation) or least is None:
+    if config.recipe.horizon is Horizon.steady or least is None:
         earned += "recipe.horizon=steady leaves out what compilation takes"
     else:
         earned += f"the run, {format_seconds(max(least))} at the least, earns its compilation back"
@@ -173,12 +171,7 @@ def compiler(situation: Situation) -> Question | None:
 
 
 def least_seconds(situation: Situation) -> tuple[float, float] | None:
-    """What the whole run takes in one process at the least; the longer one decides.
-
-    Returns:
-        Seconds of the device, all FLOPs at the datasheet's peak, and of the host, all launches one
-        by one; None: not known.
-    """
+    """Seconds of all FLOPs at the device's peak, and of all launches by the host, if known."""
     plan, config = situation.plan, situation.config
     peak = situation.device.peak(config.precision.compute.value)
     layers = config.model.num_hidden_layers
@@ -191,14 +184,9 @@ def least_seconds(situation: Situation) -> tuple[float, float] | None:
     return device_s, steps * LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces
 
 
-def is_steady(situation: Situation) -> bool:
-    """Whether compilation need not pay."""
-    return situation.config.recipe.horizon is Horizon.steady
-
-
 def spent(situation: Situation, *, regional: bool) -> float:
     """Seconds of compilation that have to pay: of the whole run, or none."""
-    if is_steady(situation):
+    if situation.config.recipe.horizon is Horizon.steady:
         return 0.0
     how = replace(situation.config.compile, option="inductor", regional=regional)
     config = replace(situation.config, compile=how)
@@ -207,7 +195,7 @@ def spent(situation: Situation, *, regional: bool) -> float:
 
 def _why_uncompiled(situation: Situation, least: tuple[float, float] | None, whole: bool) -> str:
     """Why the run is not compiled; empty where it is."""
-    if least is None and not is_steady(situation):
+    if least is None and situation.config.recipe.horizon is not Horizon.steady:
         return "how long the run takes is not known"
     if is_ragged(situation.config):
         return "each new length would be compiled again"

@@ -1,16 +1,7 @@
-"""Candidate configurations: filtered by rules and by memory; no torch.
-
-Axes: changes that make a run faster or smaller and keep the training.
-
-Techniques applied over settings of an experiment or a recipe.
-
-A technique is spelt by an option and few keys. Where an experiment sets keys of the same group, an
-option alone leaves them as they are: `memory=checkpointing` over `memory.every_n: 2` recomputes
-every second layer, and is what `memory=checkpointing memory.every_n=2` is.
-"""
+"""Candidate configurations: combinations that rules allow and that may fit; no torch."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +15,7 @@ from eke.estimate.memory import Forecast, Verdict, known_forecast
 from eke.estimate.time import compile_seconds, steps_to_pay
 from eke.hardware import Device
 from eke.plan.planner import Plan, possible_batches, replan, with_batch
-from eke.rules.techniques import (
-    CUDA,
-    QUARTER_BATCH,
-    TECHNIQUES,
-    Numerics,
-    group_of,
-)
+from eke.rules.techniques import CUDA, QUARTER_BATCH, TECHNIQUES, Numerics, group_of
 from eke.tuning.chooser import Findings, combine, findings
 from eke.tuning.search.search import without
 from eke.tuning.search.search_space import Point
@@ -49,13 +34,8 @@ class Value:
     """Names of values of its axis that compute the same with fewer operations and more memory."""
 
 
-@dataclass(frozen=True)
-class SearchAxis:
-    """One technique, or set of techniques that exclude each other; the baseline is first."""
-
-    name: str
-    values: tuple[Value, ...]
-
+SearchAxis = tuple[Value, ...]
+"""A technique, or techniques of a group that exclude each other; the baseline is first."""
 
 PER_DOUBLING = 1 / math.sqrt(QUARTER_BATCH.slowdown)
 """Time of a step over that of one with half the micro-batch: the guides' V100, 4 samples and 1."""
@@ -67,18 +47,12 @@ def axes_for(
     device: Device,
     numerics: Numerics,
 ) -> list[SearchAxis]:
-    """What can be varied: every group without an override.
-
-    Args:
-        choices: chosen option of each group.
-        typed: given overrides; their groups stay as they are.
-        device: what it runs on.
-        numerics: how far the arithmetic may move.
-    """
+    """What can be varied on a device: every group without an override."""
     kept = set(map(group_of, typed))
     names = dict.fromkeys(each.group for each in TECHNIQUES.values() if each.searched)
     axes = [_axis(name, choices, device, numerics, kept) for name in names if name not in kept]
-    return [axis for axis in [*axes, *_sharing(device, kept)] if len(axis.values) > 1]
+    axes += [] if "distributed" in kept else [_sharing(device)]
+    return [axis for axis in axes if len(axis) > 1]
 
 
 def _axis(
@@ -97,20 +71,18 @@ def _axis(
         and not kept.intersection(map(group_of, each.overrides))
     ]
     first = Value(typed, (), needless_beside=known.more_memory if known else ())
-    return SearchAxis(name, (first, *others))
+    return (first, *others)
 
 
-def _sharing(device: Device, kept: set[str]) -> list[SearchAxis]:
+def _sharing(device: Device) -> SearchAxis:
     """Several GPUs of this machine, in powers of two."""
-    if device.kind != CUDA or device.count < 2 or "distributed" in kept:
-        return []
-    counts = [2**n for n in range(1, device.count.bit_length()) if 2**n <= device.count]
-    several = [f"distributed=ddp distributed.num_processes={count}" for count in counts]
-    values = [
-        Value(text, tuple(text.split()), 1 / count)
-        for text, count in zip(several, counts, strict=True)
-    ]
-    return [SearchAxis("distributed", (Value("distributed=none", ()), *values))]
+    if device.kind != CUDA:
+        return ()
+    values = [Value("distributed=none", ())]
+    for count in (2**n for n in range(1, device.count.bit_length())):
+        overrides = ("distributed=ddp", f"distributed.num_processes={count}")
+        values.append(Value(" ".join(overrides), overrides, 1 / count))
+    return tuple(values)
 
 
 MAX_SIZES = 6
@@ -174,22 +146,17 @@ def enumerate_candidates(
 ) -> Candidates:
     """All combinations of the axes' values, each with its micro-batches.
 
-    Args:
-        baseline: the planned baseline.
-        composed: the same before its plan.
-        axes: what may be varied.
-        config_dir: a folder with the user's own options.
-        expected_s: the time model: seconds per optimizer step.
-        progress: called with the number of sets considered and the total.
+    `composed` is the baseline before its plan; `expected_s` are seconds per optimizer step by the
+    time model; `progress` is called with the number of sets considered and the total.
     """
-    every = [value for axis in axes for value in axis.values]
+    every = [value for axis in axes for value in axis]
     sections = {value: _sections(composed, value, config_dir) for value in every}
     target = baseline.batch.samples_per_step
     before = findings(baseline.config, baseline.device, baseline.config.distributed.num_nodes)
     found: list[Candidate] = []
     refused: dict[str, int] = {}
     first, too_large = None, 0
-    sets = combine([axis.values for axis in axes])
+    sets = combine(axes)
     for number, values in enumerate(sets):
         progress(number, len(sets))
         changed: dict[str, Any] = {}
@@ -220,9 +187,13 @@ def _sections(composed: Composed, value: Value, config_dir: Path | None) -> dict
     """Sections of the configuration that a value changes."""
     if not value.overrides:
         return {}
-    typed = without(composed.overrides, value.overrides)
-    config = compose([*typed, *value.overrides], config_dir, in_sweep=True).config
+    config = _composed(composed, value, config_dir)
     return {group: getattr(config, group) for group in map(group_of, value.overrides)}
+
+
+def _composed(composed: Composed, value: Value, config_dir: Path | None) -> Config:
+    typed = without(composed.overrides, value.overrides)
+    return compose([*typed, *value.overrides], config_dir, in_sweep=True).config
 
 
 def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
@@ -270,7 +241,12 @@ def _cut(
     except ConfigError:  # the user's own DeepSpeed configuration contradicts it
         return []
     names = tuple(value.name for value in values)
-    beside = tuple(_with_less_work(values))
+    # The same computed with fewer operations.
+    beside = tuple(
+        (*names[:axis], other, *names[axis + 1 :])
+        for axis, value in enumerate(values)
+        for other in value.needless_beside
+    )
     usual = math.prod(value.usual for value in values)
     cut = []
     for each in reversed(batches):
@@ -292,14 +268,6 @@ def _cut(
     return cut
 
 
-def _with_less_work(values: tuple[Value, ...]) -> Iterator[tuple[str, ...]]:
-    """Names of the sets of values that compute the same with fewer operations."""
-    names = [value.name for value in values]
-    for axis, value in enumerate(values):
-        for other in value.needless_beside:
-            yield (*names[:axis], other, *names[axis + 1 :])
-
-
 Key = tuple[str, str]
 """Group and field."""
 Settings = Mapping[Key, Any]
@@ -310,17 +278,15 @@ def spelt_out(
 ) -> SearchAxis:
     """The axis with values that mean what their names say, and none equal to the baseline.
 
-    Args:
-        axis: of techniques without an override.
-        baseline: the baseline, with its experiment's or recipe's settings.
-        composed: the same before its plan.
-        own: the user's folder of options.
+    Where an experiment or a recipe sets keys of the same group, an option alone leaves them as they
+    are: `memory=checkpointing` over `memory.every_n: 2` recomputes every second layer, and is what
+    `memory=checkpointing memory.every_n=2` is.
     """
-    mine = {group_of(text) for value in axis.values for text in (value.name, *value.overrides)}
+    mine = {group_of(text) for value in axis for text in (value.name, *value.overrides)}
     open_groups = composed.choices.get("experiment", "none") == "none"
     if open_groups and not mine.intersection(map(group_of, composed.overrides)):
         return axis
-    first, *others = axis.values
+    first, *others = axis
     by_name = replace(first, overrides=tuple(first.name.split()), usual=1.0)
     every = [by_name, *others]
     meant: dict[Value, Settings] = {}
@@ -336,7 +302,7 @@ def spelt_out(
         typed = replace(by_name, name=f"{first.name}, as it is set", needless_beside=())
     others = [_explicit(v, meant[v], telling, composed, own) for v in every if v is not typed]
     scaled = [replace(value, usual=value.usual / typed.usual) for value in others]
-    return SearchAxis(axis.name, (replace(typed, overrides=(), usual=1.0), *scaled))
+    return (replace(typed, overrides=(), usual=1.0), *scaled)
 
 
 def _plain(config: Config) -> Settings:
@@ -360,8 +326,7 @@ def _explicit(
     value: Value, meant: Settings, telling: set[Key], composed: Composed, own: Path | None
 ) -> Value:
     """The value with an override for each key that would differ otherwise."""
-    typed = without(composed.overrides, value.overrides)
-    found = _plain(compose([*typed, *value.overrides], own, in_sweep=True).config)
+    found = _plain(_composed(composed, value, own))
     more = tuple(
         f"{group}.{key}={format_value(meant[group, key])}"
         for group, key in sorted(telling & meant.keys())

@@ -1,14 +1,11 @@
-"""Search result, as values for display, files and tests.
-
-The winner as an option of the group `experiment`, whole and with its evidence.
-"""
+"""Search result, and its winner as an option of the group `experiment`."""
 
 import math
 import os
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +39,14 @@ class CandidateResult:
     candidate: Candidate
     tried: tuple[Measured, ...]
     """Its trials with a step time, in their order."""
-    between: float = 0.0
+    between: float
     """Standard deviation of the logarithm of a step time from trial to trial of one configuration,
     as those that were repeated show it."""
 
     @property
-    def logarithms(self) -> list[float]:
-        """Of the trials' seconds per optimizer step."""
-        return [math.log(each.trial.step_s) for each in self.tried if each.trial.step_s]
-
-    @property
     def step_s(self) -> float:
         """Seconds per optimizer step, its share of compiling included: median of trials."""
-        return math.exp(statistics.median(self.logarithms))
+        return math.exp(statistics.median(logarithms_of(self.tried)))
 
     @property
     def error(self) -> float:
@@ -74,6 +66,11 @@ class CandidateResult:
     def peak_bytes(self) -> int | None:
         """The highest measured peak of one device."""
         return max((each.trial.peak_bytes or 0 for each in self.tried), default=0) or None
+
+
+def logarithms_of(tried: Sequence[Measured]) -> list[float]:
+    """Of the trials' seconds per optimizer step."""
+    return [math.log(each.trial.step_s) for each in tried if each.trial.step_s]
 
 
 @dataclass(frozen=True)
@@ -106,9 +103,9 @@ class Fit:
     """The best first."""
     typed: CandidateResult | None
     """The baseline; None if it could not be measured."""
-    between: float = 0.0
+    between: float
     """As in each standing."""
-    further_gain: float = 0.0
+    further_gain: float
     """Share of the objective that one more trial was expected to gain; 0 where that is not worth
     it."""
 
@@ -129,10 +126,7 @@ class Fit:
 
     @property
     def is_found(self) -> bool:
-        """Whether the best is worth an option.
-
-        Better than the baseline by more than chance, or the baseline could not be measured.
-        """
+        """Whether the best is better than the baseline by more than chance, if that could run."""
         if self.best is None or self.best is self.typed:
             return False
         return self.gain is None or self.gain.is_resolved
@@ -167,13 +161,7 @@ class Fit:
 
 
 def all_diverge(trials: Sequence[Measured], typed: int | None, numerics: Numerics) -> bool:
-    """Whether the baseline diverged, and every candidate computes the same but for rounding.
-
-    Args:
-        trials: so far.
-        typed: index of the baseline; None where it cannot run.
-        numerics: what candidates may differ in.
-    """
+    """Whether the baseline diverged, and candidates compute the same but for rounding."""
     ended = {each.outcome for each in trials if each.number == typed}
     return numerics is Numerics.same and Outcome.diverged.value in ended
 
@@ -182,23 +170,22 @@ def fit_of(
     search: Search, candidates: Candidates, trials: Sequence[Measured], numerics: Numerics
 ) -> Fit:
     """Result of a finished search."""
-    standings = {
-        number: CandidateResult(
-            candidates.found[number],
-            tuple(each for each in trials if each.number == number and each.trial.step_s),
-        )
+    tried = {
+        number: tuple(each for each in trials if each.number == number and each.trial.step_s)
         for number in search.ranking()
     }
-    between = deviation_between([each.logarithms for each in standings.values()])
-    standings = {number: replace(each, between=between) for number, each in standings.items()}
-    first = None if candidates.first is None else standings.get(candidates.first)
+    between = deviation_between([logarithms_of(each) for each in tried.values()])
+    standings = {
+        number: CandidateResult(candidates.found[number], each, between)
+        for number, each in tried.items()
+    }
     return Fit(
         search.objective,
         numerics,
         candidates,
         tuple(trials),
         tuple(standings.values()),
-        first,
+        None if candidates.first is None else standings.get(candidates.first),
         between,
         search.further_gain(),
     )
@@ -210,21 +197,11 @@ MADE_BY = "eke fit"
 OF_THE_PLACE = (*LAUNCH_GROUPS, "hardware", "paths", "sweep", "tracker")
 """Sections that say where and how a run is started: the next one may be started elsewhere."""
 
-MAX_MISSING = 20
-"""Keys without a default that one configuration may have: more than any option's."""
-
 
 def write_experiment(
     composed: Composed, name: str, config_dir: Path | None, folder: Path, evidence: Sequence[str]
 ) -> Path:
-    """Write `experiment/NAME.yaml`; returns its path.
-
-    Args:
-        composed: the configuration to keep.
-        name: of the option.
-        config_dir: a folder with the user's own options.
-        folder: with options, to write into: that one, or eke's own.
-        evidence: lines for the file's head.
+    """Write the configuration as `experiment/NAME.yaml` into a folder of options; returns its path.
 
     Raises:
         ConfigError: a file of that name exists that eke fit did not write.
@@ -237,12 +214,7 @@ def write_experiment(
 
 
 def free_path(folder: Path, name: str, planning: bool = False) -> Path:
-    """Where the option will be written.
-
-    Args:
-        folder: with options.
-        name: of the option.
-        planning: nothing will be written here, so the folder may be read-only.
+    """Where the option will be written; the folder may be read-only while `planning`.
 
     Raises:
         ConfigError: the name is invalid, or belongs to a file that eke fit did not write, or the
@@ -251,13 +223,13 @@ def free_path(folder: Path, name: str, planning: bool = False) -> Path:
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         why = "an option's name is letters, digits and underscores"
         raise ConfigError(Problem("--name", name, why, Fix(remark="--name fastest")))
-    path = folder / "experiment" / f"{name}.yaml"
-    if path.exists() and MADE_BY not in path.read_text(encoding="utf-8"):
-        why = f"{path} is there, and eke fit did not write it"
-        raise ConfigError(Problem("--name", name, why, Fix(remark=f"--name {name}_fit")))
-    theirs = conf_folder() / "experiment" / path.name
-    if theirs.exists() and not path.exists():
+    path, why = folder / "experiment" / f"{name}.yaml", ""
+    if path.exists():
+        if MADE_BY not in path.read_text(encoding="utf-8"):
+            why = f"{path} is there, and eke fit did not write it"
+    elif (conf_folder() / "experiment" / path.name).exists():
         why = "eke has an experiment of this name, and it would be taken instead"
+    if why:
         raise ConfigError(Problem("--name", name, why, Fix(remark=f"--name {name}_fit")))
     place = next(each for each in (path.parent, *path.parents) if each.exists())
     if not planning and not os.access(place, os.W_OK):
@@ -300,7 +272,7 @@ def _with_defaults(
     """The configuration of the choices alone, and its missing keys."""
     options = [f"{group}={option}" for group, option in chosen.items()]
     filled: dict[str, str] = {}
-    for _ in range(MAX_MISSING):
+    while True:
         try:
             values = [f"{key}={value}" for key, value in filled.items()]
             config = compose([*options, *values], config_dir).config
@@ -311,7 +283,6 @@ def _with_defaults(
                 raise
             section, _, field = missing[0].partition(".")
             filled[missing[0]] = f"'{wanted[section][field]}'"
-    raise AssertionError(f"more than {MAX_MISSING} keys without a default")
 
 
 def _changed(wanted: Any, usual: Any, filled: set[str], path: str) -> Any:
@@ -319,9 +290,8 @@ def _changed(wanted: Any, usual: Any, filled: set[str], path: str) -> Any:
     if not isinstance(wanted, dict):
         return None if wanted == usual else wanted
     before = usual if isinstance(usual, dict) else {}
-    changed = {
+    return {
         key: value
         for key, value in wanted.items()
         if key != "option" and (value != before.get(key) or f"{path}{key}" in filled)
     }
-    return changed

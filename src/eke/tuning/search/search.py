@@ -2,8 +2,6 @@
 
 Expected improvement chooses (Jones, Schonlau and Welch 1998, doi:10.1023/A:1008306431147): what is
 well known to be slow is never tried, and nor is what is well known to be fast.
-
-A trial: a short run of one candidate, and what its record says.
 """
 
 import math
@@ -28,7 +26,6 @@ from eke.tuning.search.search_space import (
     deviation,
     expected_improvement,
     shares,
-    with_less_work,
 )
 
 ENOUGH = 0.003
@@ -43,24 +40,18 @@ CLOSE = 0.03
 
 @dataclass
 class Search:
-    """The state of a search.
-
-    Args:
-        points: all candidates; `first` among them.
-        objective: to minimise.
-        budget: trials at most, the confirming ones included.
-        first: index of the first point: the baseline. None if it cannot run.
-    """
+    """The state of a search."""
 
     points: list[Point]
     objective: Objective
     budget: int
+    """Trials at most, the confirming ones included."""
     first: int | None
+    """Index of the baseline; None if it cannot run."""
     trials: list[tuple[int, Trial]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._surrogate = Surrogate(self.points)
-        self._with_less_work = with_less_work(self.points)
 
     def tell(self, number: int, trial: Trial) -> None:
         """Record a trial; a point may have several."""
@@ -82,11 +73,10 @@ class Search:
         return self.budget - len(self.trials)
 
     def next(self, count: int = 1) -> list[int]:
-        """Numbers of the points to try now, at the same time; none where that is not worth it.
+        """Numbers of at most `count` points to try now; none where that is not worth it.
 
-        Args:
-            count: points at most; a further one is chosen as if the others had turned out as
-                expected (Ginsbourger et al. 2010, "kriging believer").
+        A further one is chosen as if the others had turned out as expected (Ginsbourger et al.
+        2010, "kriging believer").
         """
         chosen: list[int] = []
         room = self.left - (CONFIRMING if self.budget > CONFIRMING + 1 else 0)
@@ -125,7 +115,7 @@ class Search:
     def by_expectation(self) -> list[int]:
         """Points that may have room, the best by the prior and by what was found so far first."""
         mean, _ = self._times(())
-        able = np.flatnonzero(self._chances()).tolist()
+        able = np.flatnonzero(chances(self.points, self.trials, self.objective)).tolist()
         return sorted(able, key=lambda number: self._score(number, float(mean[number])))
 
     def expected_s(self) -> list[float]:
@@ -149,7 +139,7 @@ class Search:
         # Where nothing is measured, what is expected to be best is tried.
         best = min(scores[number] for number in tried) if tried else np.max(scores)
         improvement = expected_improvement(scores, self.objective.weight * deviation, float(best))
-        improvement *= self._chances()
+        improvement *= chances(self.points, self.trials, self.objective)
         for number in {*chosen, *(number for number, _ in self.trials)}:
             improvement[number] = 0.0
         found = int(np.argmax(improvement))
@@ -206,9 +196,6 @@ class Search:
         quickest = self._score(number, min(self._logarithms(number)))
         return self._disagree(number) and quickest < reach
 
-    def _chances(self) -> Array:
-        return chances(self.points, self._with_less_work, self.trials, self.objective)
-
 
 WARMUP_STEPS, MEASURED_STEPS = 5, 15
 """Of a trial. DeepSpeed's autotuner profiles 3 to 5; the spread of 15 is recorded, so that
@@ -263,13 +250,7 @@ class Measured:
 
 
 def trial_overrides(typed: Sequence[str], candidate: Sequence[str], repeat: int) -> tuple[str, ...]:
-    """Overrides of a trial.
-
-    Args:
-        typed: the user's overrides.
-        candidate: the candidate's overrides.
-        repeat: 0 for the first trial of a candidate.
-    """
+    """Overrides of a candidate's trial, given the user's; `repeat` is 0 for its first one."""
     again = (f"repeat={repeat}",) if repeat else ()
     return (*without(typed, (*candidate, *SHORT)), *candidate, *SHORT, *again)
 
@@ -277,8 +258,7 @@ def trial_overrides(typed: Sequence[str], candidate: Sequence[str], repeat: int)
 def without(typed: Sequence[str], changed: Sequence[str]) -> list[str]:
     """The user's overrides without replaced ones and those that do not affect the configuration."""
     gone = {*map(_key, changed), *NOT_OF_A_RUN}
-    kept = [text for text in typed if _key(text) not in gone]
-    return [text for text in kept if text != "batch=auto"]
+    return [text for text in typed if _key(text) not in gone and text != "batch=auto"]
 
 
 def _key(text: str) -> str:
@@ -296,14 +276,8 @@ def measured(
 ) -> Measured:
     """Result of a trial, from its record.
 
-    Args:
-        number: of the candidate.
-        repeat: of its trial.
-        record: of the trial.
-        folder: of the trial.
-        total_steps: of the run that the search is for: what compiling costs is spread over them.
-        on_gpu: whether peaks are of the GPU's allocator, segments included.
-        context_bytes: memory of the driver outside the allocator, which a forecast counts as well.
+    What compiling costs is spread over the total steps of the run that the search is for. A GPU's
+    peak is its allocator's, and the driver's context, which a forecast counts as well.
     """
     memory = record.memory.measured
     peak = None
@@ -311,10 +285,8 @@ def measured(
         peak = memory.peak_reserved_bytes if on_gpu else memory.peak_allocated_bytes
         peak = None if peak is None else peak + context_bytes
     spread, compile_s = record.timing.steady_step_s, record.timing.compile_s or 0.0
-    failed = record.outcome != Outcome.ok.name or spread is None
     trial = Trial(None, peak_bytes=peak, ran_out=record.outcome == Outcome.oom.name)
-    if not failed:
-        assert spread is not None
+    if record.outcome == Outcome.ok.name and spread is not None:
         relative = (spread.p90 - spread.p10) / PER_NORMAL / spread.median
         error = OF_MEDIAN * relative / math.sqrt(spread.n)
         share = compile_s / total_steps

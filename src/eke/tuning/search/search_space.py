@@ -1,22 +1,12 @@
-"""Search space, candidate points and trials, and what is expected of points not tried yet.
+"""Search space: points, trials, objectives, and what is expected of points not tried yet.
 
-Objective: the value that `--objective` minimises, as a logarithm, so that differences are ratios.
-
-Surrogate model: a Gaussian process over the logarithm of the step time.
-
-The prior mean is the time model's answer where there is one, else what is usual. Its error is a sum
-of independent parts: one for all points alike (the machine), one for each value of each axis (a
-technique works better or worse here than expected), a smooth one in the micro-batch, and one for
-each point alone (techniques that do not simply multiply). Techniques that do multiply make few
-trials enough; Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapter 2.
-
-Eligible points: they fit, are not redundant, and do not fail.
-
-One-time cost: seconds of compiling, spread over the steps of a run.
-
-Kept separate from the rest of a step, since techniques multiply that and add this.
-
-Several trials of one configuration: what a step takes, and whether they agree.
+The model is a Gaussian process over the logarithm of the step time. Its prior mean is the time
+model's answer where there is one, else what is usual. Its error is a sum of independent parts: one
+for all points alike (the machine), one for each value of each axis (a technique works better or
+worse here than expected), a smooth one in the micro-batch, and one for each point alone (techniques
+that do not simply multiply). Techniques that do multiply make few trials enough; Rasmussen and
+Williams, Gaussian Processes for Machine Learning, 2006, chapter 2. Seconds of compiling are kept
+separate, since techniques multiply the rest of a step and add this.
 
 What disturbs a trial (another user's process, a page cache gone cold) is no normal error: one trial
 in a few is off by any factor. So medians, here as for the steps within a trial.
@@ -80,16 +70,6 @@ class Trial:
     """Of memory."""
 
 
-def with_less_work(points: Sequence[Point]) -> list[list[int]]:
-    """For each point, the indices of points that make it redundant."""
-    at = {(point.values, point.micro_batch, point.devices): n for n, point in enumerate(points)}
-    keys = [
-        [(values, point.micro_batch, point.devices) for values in point.needless_beside]
-        for point in points
-    ]
-    return [[at[key] for key in each if key in at] for each in keys]
-
-
 SPEED_IN_MEMORY = 0.05
 """Weight of time relative to memory: a step twice as long has to save 3.5 % of the peak. Without it
 the search would give any amount of time for the last megabyte."""
@@ -106,13 +86,9 @@ class Objective(Enum):
     """Device-seconds per sample."""
 
     def score(self, log_step_s: float, peak_bytes: float | None, devices: int) -> float:
-        """The logarithm of what is minimised.
+        """The logarithm of what is minimised; `log_step_s` is of a step's seconds.
 
-        Args:
-            log_step_s: natural logarithm of the seconds per optimizer step; all configurations
-                have the same samples per step.
-            peak_bytes: of one device; needed for `memory` alone.
-            devices: that the configuration uses.
+        All configurations have the same samples per step; the peak is needed for `memory` alone.
         """
         if self is Objective.memory:
             assert peak_bytes, "no search for memory without its forecast"
@@ -127,28 +103,20 @@ class Objective(Enum):
         return SPEED_IN_MEMORY if self is Objective.memory else 1.0
 
 
-@dataclass(frozen=True)
-class Uncertainty:
-    """Standard deviations of the logarithm of the step time: 0.1 is about 10 %."""
+MODELLED = (0.6, 0.12)
+"""Standard deviations of the logarithm of the step time (0.1 is about 10 %) with the time model: of
+all points alike, the machine's; of each value of an axis and of the micro-batch. Its published rows
+are off by some 10 to 40 % (docs/how-to/forecast.md)."""
 
-    machine: float
-    """Of all points alike."""
-    technique: float
-    """Of a value of an axis."""
-    batch: float
-    """Of the micro-batch's effect."""
-    alone: float
-    """Of a point by itself."""
-    reach: float
-    """Doublings of the micro-batch over which its effect stays much the same."""
+BLIND = (3.0, 0.2)
+"""The same without: techniques move a step by factors of 0.5 to 2 (docs/reference/techniques.md),
+and what is usual for them says less than half of that here."""
 
+ALONE = 0.05
+"""Standard deviation of a point by itself."""
 
-MODELLED = Uncertainty(machine=0.6, technique=0.12, batch=0.12, alone=0.05, reach=2.5)
-"""With the time model: its published rows are off by some 10 to 40 % (docs/how-to/forecast.md)."""
-
-BLIND = Uncertainty(machine=3.0, technique=0.2, batch=0.2, alone=0.05, reach=2.5)
-"""Without: techniques move a step by factors of 0.5 to 2 (docs/reference/techniques.md), and what
-is usual for them says less than half of that here."""
+REACH = 2.5
+"""Doublings of the micro-batch over which its effect stays much the same."""
 
 SCALES = (1.0, 1.5, 2.2, 3.3)
 """Factors on all doubts but the machine's, each counted as the trials make it likely: a time model
@@ -162,32 +130,19 @@ NOISE = 0.015
 
 
 class Surrogate:
-    """A posterior over points.
-
-    Args:
-        points: all there are, the same axes each.
-    """
-
-    is_modelled: bool
-    """Whether its prior is in seconds."""
+    """A posterior over points, which have the same axes."""
 
     def __init__(self, points: Sequence[Point]) -> None:
-        self.is_modelled = any(point.expected_s for point in points)
-        self.doubt = MODELLED if self.is_modelled else BLIND
+        self.is_modelled = any(point.expected_s for point in points)  # so its prior is in seconds
+        self._machine, self._technique = MODELLED if self.is_modelled else BLIND
         self._prior: Array = np.log(prior_s(points))
         self._shapes = self._covariances(points, np.log2([p.micro_batch for p in points]))
 
     def posterior(
         self, seen: Sequence[int], log_step_s: Sequence[float], spread: Sequence[float]
     ) -> tuple[Array, Array]:
-        """Mean and standard deviation of the logarithmic step time of each point.
-
-        Args:
-            seen: numbers of the points that were tried, each once.
-            log_step_s: what was found.
-            spread: its standard error.
-        """
-        machine = self.doubt.machine**2
+        """Mean and deviation of each logarithmic step time, given some and their errors."""
+        machine = self._machine**2
         variance = np.diag(self._shapes)
         if not seen:
             return self._prior, np.sqrt(machine + variance)
@@ -210,16 +165,13 @@ class Surrogate:
 
     def _covariances(self, points: Sequence[Point], size: Array) -> Array:
         """Of everything but the machine, at a scale of 1."""
-        doubt, count = self.doubt, len(points)
-        total = np.zeros((count, count))
+        doubt, total = self._technique**2, np.zeros((len(points), len(points)))
         for axis in range(len(points[0].values)):
-            codes = {value: n for n, value in enumerate({point.values[axis] for point in points})}
-            column = np.array([codes[point.values[axis]] for point in points])
-            total += doubt.technique**2 * (column[:, None] == column[None, :])
+            _, column = np.unique([point.values[axis] for point in points], return_inverse=True)
+            total += doubt * (column[:, None] == column[None, :])
         distance = size[:, None] - size[None, :]
-        total += doubt.batch**2 * np.exp(-0.5 * (distance / doubt.reach) ** 2)
-        total += doubt.alone**2 * np.eye(count)
-        return total
+        total += doubt * np.exp(-0.5 * (distance / REACH) ** 2)
+        return total + ALONE**2 * np.eye(len(points))
 
 
 def prior_s(points: Sequence[Point]) -> list[float]:
@@ -270,28 +222,27 @@ RISK = 0.5
 
 
 def chances(
-    points: Sequence[Point],
-    with_less_work: Sequence[Sequence[int]],
-    trials: Sequence[tuple[int, Trial]],
-    objective: Objective,
+    points: Sequence[Point], trials: Sequence[tuple[int, Trial]], objective: Objective
 ) -> Array:
     """For each point, the chance that a trial of it tells something.
 
-    Args:
-        points: all there are.
-        with_less_work: for each, the numbers of those that do the same with less work.
-        trials: number of a point and what was found of it.
-        objective: what counts; where that is memory, nothing that saves it is needless.
+    Where memory is the objective, nothing that saves it is needless.
     """
     failed = {number for number, trial in trials if trial.step_s is None}
     ran_out = any(trial.ran_out for _, trial in trials)
-    stands = [p.room is Verdict.fits and number not in failed for number, p in enumerate(points)]
+    standing = {
+        (point.values, point.micro_batch, point.devices)
+        for number, point in enumerate(points)
+        if point.room is Verdict.fits and number not in failed
+    }
     suspects = _suspects(points, trials)
 
-    def chance(number: int) -> float:
-        point = points[number]
-        needless = any(stands[other] for other in with_less_work[number])
-        if point.room is Verdict.does_not_fit or (needless and objective is not Objective.memory):
+    def chance(point: Point) -> float:
+        needless = objective is not Objective.memory and any(
+            (values, point.micro_batch, point.devices) in standing
+            for values in point.needless_beside
+        )
+        if needless or point.room is Verdict.does_not_fit:
             return 0.0
         if point.room is Verdict.tight and ran_out:
             return 0.0
@@ -299,7 +250,7 @@ def chances(
         innocent = math.prod(1 - len(each & mine) / len(each) for each in suspects)
         return innocent if point.room is Verdict.fits else RISK * innocent
 
-    return np.array([chance(number) for number in range(len(points))])
+    return np.array([chance(point) for point in points])
 
 
 def _suspects(
@@ -323,10 +274,7 @@ after: a factor of two, and half as much again (an assumption; caches and cores 
 def shares(points: Sequence[Point], trials: Sequence[tuple[int, Trial]]) -> tuple[Array, Array]:
     """Seconds per step that compiling adds to each point, and the deviation of their logarithm.
 
-    Args:
-        points: all there are.
-        trials: number of a point and what was found of it; whatever their estimates were off by,
-            those of the others are taken to be off by, too.
+    What the estimates of tried points were off by, those of the others are taken to be off by, too.
     """
     ended = [(number, trial) for number, trial in trials if trial.step_s is not None]
     off = [

@@ -6,7 +6,7 @@ import pytest
 from unit.plan.cases import CPU, GPU, SYNTHETIC, config_of, plan_config, plan_of
 
 from eke.common.text import GIB
-from eke.estimate.memory import BatchSearch, ProbeResult, auto_batch, forecast, room_for_a_batch
+from eke.estimate.memory import BatchSearch, auto_batch, forecast, room_for_a_batch
 from eke.estimate.memory.auto_batch import HOST_BYTES, MAX_PROBES
 from eke.estimate.memory.components import Range
 from eke.estimate.memory.predict_memory import PYTHON_BYTES
@@ -55,16 +55,14 @@ def told(monkeypatch):
 
 
 class Prober:
-    """Fits up to a size; remembers what it was asked."""
+    """Fits up to a size, or crashes; remembers what it was asked."""
 
-    def __init__(self, most: int, trial: ProbeResult | None = None) -> None:
-        self.most, self.trial, self.asked = most, trial, []
+    def __init__(self, most: int, crashes: bool = False) -> None:
+        self.most, self.crashes, self.asked = most, crashes, []
 
-    def __call__(self, plan) -> ProbeResult:
+    def __call__(self, plan) -> bool | None:
         self.asked.append(plan.batch.per_device)
-        return self.trial or (
-            ProbeResult.fits if self.asked[-1] <= self.most else ProbeResult.fails
-        )
+        return None if self.crashes else self.asked[-1] <= self.most
 
 
 def size_of(search: BatchSearch) -> tuple[int, str]:
@@ -103,29 +101,36 @@ def test_traces_are_made_of_what_is_open_alone(told) -> None:
 
 def test_where_nothing_fits_the_smallest_is_taken_and_said_to_be_short(told) -> None:
     chosen = BatchSearch(plans_of(), 95, trace=True).run()
-    assert (chosen.number, chosen.fits, chosen.fails) == (0, False, False)
+    assert (chosen.number, chosen.fits, chosen.how) == (0, False, "predicted")
 
 
-def test_what_is_said_of_the_next_larger_one(told) -> None:
-    chosen = BatchSearch(plans_of(), 3300, trace=True).run()
-    assert chosen.larger is not None
-    assert chosen.larger.peak.expected == 3200
-    assert chosen.larger_is_open
-    assert not BatchSearch(plans_of(), 2500, trace=True).run().larger_is_open
-    assert BatchSearch(plans_of(), 10**6, trace=True).run().larger is None
+@pytest.mark.parametrize(("capacity", "room"), [(3300, None), (2500, False)])
+def test_the_next_larger_one_is_open_or_does_not_fit(told, capacity, room) -> None:
+    search = BatchSearch(plans_of(), capacity, trace=True)
+    above = search.run().number + 1
+    assert search.forecast(above).peak.expected == 3200
+    assert search.room(above) is room
 
 
 # --- by trying out ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("most", "expected"),
-    [pytest.param(64, (32, "probed"), id="fits"), pytest.param(16, (16, "predicted"), id="fails")],
+    ("device", "capacity", "prober", "expected", "asked"),
+    [
+        pytest.param(GPU, 3300, Prober(64), (32, "probed"), [32], id="fits"),
+        pytest.param(GPU, 3300, Prober(16), (16, "predicted"), [32], id="fails"),
+        pytest.param(GPU, 3300, Prober(64, crashes=True), (16, "predicted"), [32], id="crashes"),
+        pytest.param(GPU, 2500, Prober(64), (16, "predicted"), [], id="no room by a trace"),
+        pytest.param(CPU, 3100, Prober(64), (16, "predicted"), [], id="a CPU is not filled"),
+        pytest.param(CPU, 3250, Prober(64), (32, "probed"), [32], id="a CPU"),
+    ],
 )
-def test_what_a_trace_leaves_open_is_tried_out(told, most, expected) -> None:
-    prober = Prober(most)
-    assert size_of(BatchSearch(plans_of(), 3300, True, prober)) == expected
-    assert prober.asked == [32]
+def test_what_a_trace_leaves_open_is_tried_out(
+    told, device, capacity, prober, expected, asked
+) -> None:
+    assert size_of(BatchSearch(plans_of(device=device), capacity, True, prober)) == expected
+    assert prober.asked == asked
 
 
 @pytest.mark.parametrize("most", [1, 2, 4, 8, 16, 32, 64])
@@ -137,30 +142,11 @@ def test_a_search_by_probes_alone_ends_and_never_takes_what_failed(told, most) -
     assert all(asked < 4 for asked in prober.asked), "4 has no room by any bound"
 
 
-def test_what_has_room_or_none_for_certain_is_not_tried_out(told) -> None:
-    prober = Prober(64)
-    BatchSearch(plans_of(), 2500, True, prober).run()
-    assert prober.asked == [], "traces: 16 has room, 32 has not"
-
-
-def test_a_cpu_is_not_filled_with_what_is_expected_not_to_fit(told) -> None:
-    prober = Prober(64)
-    on_cpu = plans_of(device=CPU)
-    BatchSearch(on_cpu, 3100, True, prober).run()
-    assert prober.asked == []
-    BatchSearch(on_cpu, 3250, True, prober).run()
-    assert prober.asked == [32]
-
-
-def test_a_probe_that_crashes_leaves_the_prediction(told) -> None:
-    prober = Prober(64, ProbeResult.unknown)
-    assert size_of(BatchSearch(plans_of(), 3300, True, prober)) == (16, "predicted")
-    assert prober.asked == [32], "and it is not tried again"
-
-
 def test_the_smallest_may_fail_too(told) -> None:
-    chosen = BatchSearch(plans_of(), 105, True, Prober(0)).run()
-    assert (chosen.number, chosen.fits, chosen.fails) == (0, False, True)
+    search = BatchSearch(plans_of(), 105, True, Prober(0))
+    chosen = search.run()
+    assert (chosen.number, chosen.fits) == (0, False)
+    assert search.known.has_failed(search.plans[0])
 
 
 def test_the_same_question_again_tries_nothing_out(told) -> None:
@@ -200,23 +186,6 @@ def test_a_choice_that_has_failed_since_is_made_anew(told) -> None:
     auto_batch.note_choice(search.key, 64, 8)
     auto_batch.note_probe(search.key, 8, fits=False)
     assert size_of(BatchSearch(plans_of(), 2000, trace=True)) == (4, "predicted")
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"fits": "x"}', '{"fits": 1, "chosen": 5}'])
-def test_a_torn_file_is_no_knowledge(told, tmp_path, content) -> None:
-    search = BatchSearch(plans_of(), 3300, True, Prober(64))
-    search.run()
-    (file,) = tmp_path.glob("eke/batches/*.json")
-    file.write_text(content)
-    again = Prober(16)
-    assert size_of(BatchSearch(plans_of(), 3300, True, again)) == (16, "predicted")
-    assert again.asked == [32]
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(told, tmp_path, monkeypatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert size_of(BatchSearch(plans_of(), 3300, True, Prober(64))) == (32, "probed")
 
 
 def test_the_newer_of_two_probes_that_contradict_each_other_counts() -> None:

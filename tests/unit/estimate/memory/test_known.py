@@ -149,13 +149,14 @@ def test_reserve_and_tensors_of_a_trace_are_told_apart() -> None:
     assert sum(found.components.values()) == found.peak.expected
 
 
-def test_a_trace_of_something_else_keeps_the_ends_of_the_formulas() -> None:
+@pytest.mark.parametrize("other", [{"is_exact": False}, {"method": Method.upper_bound}], ids=str)
+def test_a_trace_of_something_else_keeps_the_ends_of_the_formulas(other) -> None:
     """A trace of the longest rows must refuse no run that may never see one."""
     plan = plan_of(*SYNTHETIC)
     closed = forecast(plan)
     sizes = dict.fromkeys(("forward", "backward", "optimizer"), closed.peak.expected)
     sure = forecast(plan, Traced(sizes, sizes, {}))
-    unsure = forecast(plan, Traced(sizes, sizes, {}, is_exact=False))
+    unsure = forecast(plan, Traced(sizes, sizes, {}, **other))
     assert sure.peak.low > closed.peak.low
     assert sure.peak.high < closed.peak.high
     assert unsure.peak.low <= closed.peak.low

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from unit.estimate.time.cases import CPU, large, small
 
-from eke.estimate.time import StepTime, Unknown, forecast_time, note_pace, time_history
+from eke.estimate.time import Unknown, forecast_time, note_pace, time_history
 from eke.estimate.time.step_time import NEEDED, fitted_rates
 from eke.estimate.time.time_history import (
     Observation,
@@ -29,11 +29,6 @@ TRUE = {"float32": 2e-11, "launches": 4e-6, "moved": 1e-10}
 """Seconds per FLOP, launch and byte of a made-up processor."""
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("EKE_CALIBRATION", str(tmp_path / "calibration"))
 
 
 def record_of(plan, seconds: float, **more) -> Record:
@@ -55,26 +50,19 @@ def note_runs(count: int, noise: float = 0.0, device=CPU) -> None:
         note_pace(plan, record_of(plan, seconds_of(plan) * math.exp(rng.gauss(0, noise))))
 
 
-def test_without_runs_a_processor_is_unknown() -> None:
+@pytest.mark.parametrize("count", [0, NEEDED - 1])
+def test_too_few_runs_say_nothing_of_a_processor(count) -> None:
+    note_runs(count)
     found = forecast_time(small(device=CPU))
     assert isinstance(found, Unknown)
-    assert "five finished runs here would tell (0 so far" in found.reason
-
-
-def test_too_few_runs_say_nothing() -> None:
-    note_runs(NEEDED - 1)
-    found = forecast_time(small(device=CPU))
-    assert isinstance(found, Unknown)
-    assert "(4 so far" in found.reason
+    assert f"five finished runs here would tell ({count} so far" in found.reason
 
 
 def test_runs_give_the_rates_of_a_processor() -> None:
     note_runs(12)
     plan = small("batch.per_device=5", device=CPU)
     found = forecast_time(plan)
-    assert isinstance(found, StepTime)
     assert found.step_s.expected == pytest.approx(seconds_of(plan), rel=1e-3)
-    assert found.calibrated is not None
     assert found.calibrated.runs == 12
     assert found.mfu is None
     assert found.basis == "finished runs on this device"
@@ -84,29 +72,25 @@ def test_noisy_runs_give_a_wide_range_that_holds_the_truth() -> None:
     note_runs(24, noise=0.2)
     plan = small("batch.per_device=5", device=CPU)
     found = forecast_time(plan)
-    assert isinstance(found, StepTime)
     assert found.step_s.low < seconds_of(plan) < found.step_s.high
     assert found.step_s.high / found.step_s.low > 1.5
 
 
-def test_runs_that_contradict_each_other_say_nothing() -> None:
-    note_runs(6, noise=2.0)
-    found = forecast_time(small("batch.per_device=5", device=CPU))
+@pytest.mark.parametrize(
+    ("noise", "typed", "words"),
+    [(2.0, "batch.per_device=5", "contradict each other"), (0.0, "precision=bf16", "bfloat16")],
+    ids=["runs that contradict each other", "a format that never ran"],
+)
+def test_what_runs_cannot_tell_is_unknown(noise, typed, words) -> None:
+    note_runs(6, noise)
+    found = forecast_time(small(typed, device=CPU))
     assert isinstance(found, Unknown)
-    assert "contradict each other" in found.reason
-
-
-def test_a_format_that_never_ran_is_unknown() -> None:
-    note_runs(8)
-    found = forecast_time(small("precision=bf16", device=CPU))
-    assert isinstance(found, Unknown)
-    assert "bfloat16" in found.reason
+    assert words in found.reason
 
 
 def test_far_from_all_runs_is_said() -> None:
     note_runs(12)
     found = forecast_time(small("batch.per_device=64", "model.num_hidden_layers=40", device=CPU))
-    assert isinstance(found, StepTime)
     assert any("far from the runs" in note for note in found.notes)
 
 
@@ -114,16 +98,12 @@ def test_runs_correct_a_datasheet() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
         prior = prior_time(plan)
-        assert isinstance(prior, StepTime)
         note_pace(plan, record_of(plan, 1.3 * prior.step_s.expected))
     plan = large("batch.per_device=5")
     prior, found = prior_time(plan), forecast_time(plan)
-    assert isinstance(prior, StepTime)
-    assert isinstance(found, StepTime)
     assert found.step_s.expected == pytest.approx(1.3 * prior.step_s.expected, rel=0.01)
     assert found.step_s.high / found.step_s.low < prior.step_s.high / prior.step_s.low
     assert found.samples_per_s.expected == pytest.approx(5 / found.step_s.expected)
-    assert found.calibrated is not None
     assert found.calibrated.factor == pytest.approx(1.3, rel=0.01)
 
 
@@ -135,13 +115,7 @@ def test_the_same_configuration_is_one_observation() -> None:
     assert [each.measured for each in found] == [3.0]
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"shared": True},
-        {"n": 2},
-    ],
-)
+@pytest.mark.parametrize("broken", [{"shared": True}, {"n": 2}], ids=str)
 def test_what_makes_no_claim_about_speed_counts_for_nothing(broken) -> None:
     plan = small(device=CPU)
     note_pace(plan, record_of(plan, 1.0, **broken))
@@ -163,7 +137,8 @@ def test_broken_lines_are_passed_over() -> None:
     bad = [
         "not json", "[]", "{}", json.dumps(first | {"measured": -1}),
         json.dumps(first | {"measured": "nan"}), json.dumps(first | {"amounts": [1]}),
-        json.dumps(first | {"measured": 1e400}), "{" * 5000,
+        json.dumps(first | {"measured": 1e400}), json.dumps(first | {"measured": 0}),
+        json.dumps(first | {"predicted": 1e-9}), json.dumps(first | {"key": ""}), "{" * 5000,
     ]  # fmt: skip
     path.write_text("\n".join([*bad, good]))
     assert len(read_observations(time_group(plan))) == 6
@@ -175,15 +150,6 @@ def test_keys_differ_in_what_takes_time() -> None:
     assert work_key(plan) == work_key(same)
     for other in (large("precision=tf32"), large("batch.per_device=5"), large("data.seq_len=64")):
         assert work_key(plan) != work_key(other)
-
-
-def test_an_impossible_observation_is_none() -> None:
-    good = Observation("k", "r", {"moved": 1.0}, 1.0, 1.0)
-    assert good.is_sane
-    assert not replace(good, measured=0.0).is_sane
-    assert not replace(good, measured=math.inf).is_sane
-    assert not replace(good, predicted=1e-9).is_sane
-    assert not replace(good, key="").is_sane
 
 
 def test_rates_are_never_negative() -> None:
@@ -198,8 +164,8 @@ def test_rates_are_never_negative() -> None:
         for n in range(12)
     )  # fmt: skip
     found = fitted_rates(runs)
-    assert found is not None
-    assert all(seconds > 0 for seconds in found.seconds.values())
+    assert all(seconds >= 0 for seconds in found.seconds.values())
+    assert any(found.seconds.values())
 
 
 def test_a_line_that_a_kill_has_cut_costs_no_other() -> None:

@@ -17,9 +17,7 @@ from eke.workflows.planning import plan_for
 
 
 def expected(plan) -> float:
-    found = prior_time(plan)
-    assert isinstance(found, StepTime)
-    return found.step_s.expected
+    return prior_time(plan).step_s.expected
 
 
 LONGER = {
@@ -67,8 +65,6 @@ def test_offloading_adds_transfers() -> None:
     shared = ("distributed=zero2", "distributed.num_processes=4")
     here = prior_time(large(*shared, device=FOUR))
     there = prior_time(large(*shared, "offload=optimizer_cpu", device=FOUR))
-    assert isinstance(here, StepTime)
-    assert isinstance(there, StepTime)
     assert here.parts.get("transfers", 0.0) == 0.0
     assert there.parts["transfers"] > 0
     assert there.step_s.expected > here.step_s.expected
@@ -79,10 +75,7 @@ def test_offloading_adds_transfers() -> None:
 def test_several_devices_exchange_and_are_counted(option) -> None:
     alone = prior_time(large(device=FOUR))
     many = prior_time(large(f"distributed={option}", "distributed.num_processes=4", device=FOUR))
-    assert isinstance(alone, StepTime)
-    assert isinstance(many, StepTime)
     assert many.parts["communication"] > 0
-    assert many.num_devices == 4
     # Four devices are at most four times as fast.
     assert many.samples_per_s.low < 4.001 * alone.samples_per_s.high
     assert many.gpu_hours.expected == pytest.approx(4 * many.total_s.expected / 3600)
@@ -92,32 +85,25 @@ def test_slower_links_take_longer() -> None:
     two = ("distributed=ddp", "distributed.num_processes=4")
     linked = prior_time(large(*two, device=FOUR))
     through_host = prior_time(large(*two, "distributed.p2p=off", device=FOUR))
-    assert isinstance(linked, StepTime)
-    assert isinstance(through_host, StepTime)
     assert through_host.parts["communication"] > linked.parts["communication"]
 
 
 def test_small_steps_wait_for_the_host_and_compiling_helps() -> None:
     tiny = ("batch.per_device=1", "data.seq_len=32", "precision=bf16")
     eager, compiled = prior_time(small(*tiny)), prior_time(small(*tiny, "compile=inductor"))
-    assert isinstance(eager, StepTime)
-    assert isinstance(compiled, StepTime)
     assert eager.limit == "the host's kernel launches"
     assert compiled.parts["host"] < eager.parts["host"] / 2
 
 
 def test_large_steps_are_limited_by_products() -> None:
     found = prior_time(large("batch.per_device=32", "precision=fp32"))
-    assert isinstance(found, StepTime)
     assert found.limit == "matrix multiplications"
-    assert found.mfu is not None
     assert 0.3 < found.mfu.expected < 1
 
 
 def test_parts_add_up_and_rates_follow() -> None:
     plan = large("precision=bf16")
     found = prior_time(plan)
-    assert isinstance(found, StepTime)
     assert sum(found.parts.values()) == pytest.approx(found.step_s.expected, rel=0.01)
     assert found.samples_per_s.expected == pytest.approx(4 / found.step_s.expected)
     assert found.tokens_per_s.expected == pytest.approx(4 * 512 / found.step_s.expected)
@@ -128,7 +114,6 @@ def test_ragged_rows_are_shorter_on_average() -> None:
     ragged = ("data.lengths=lognormal", "data.median_len=64")
     assert expected(large(*ragged)) < expected(large())
     found = prior_time(large(*ragged))
-    assert isinstance(found, StepTime)
     assert any("differ in length" in note for note in found.notes)
     # The longest of many rows is longer than that of a few.
     few, many = (expected(large(*ragged, f"batch.per_device={n}")) / n for n in (1, 64))

@@ -3,26 +3,17 @@
 import json
 
 import pytest
-from unit.estimate.time.cases import A100, CPU, large, small
+from unit.estimate.time.cases import CPU, large, small
 
 from eke.estimate.time import (
     Unknown,
     forecast_time,
     render_time,
-    slowdown,
     speed_cell,
     step_time_json,
     sum_line,
     time_line,
 )
-from eke.plan.planner.planner import outline_record
-from eke.plan.record import Failure, Outcome
-from eke.tuning.advice import note_predictions
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("EKE_CALIBRATION", str(tmp_path / "calibration"))
 
 
 @pytest.mark.parametrize(
@@ -57,16 +48,6 @@ def test_json_has_the_records_paths() -> None:
     assert content["timing"]["predicted_device_hours"]["low"] > 0
 
 
-def test_a_record_keeps_the_prediction() -> None:
-    plan = large()
-    record = outline_record(plan, [], 0, Outcome.ok, None)
-    note_predictions(record, plan)
-    assert record.timing.predicted_step_s is not None
-    assert record.memory.predicted is not None
-    assert record.timing.predicted_step_s.calibrated is not None
-    assert record.timing.predicted_step_s.calibrated.runs == 0
-
-
 def test_a_sweep_is_the_sum_of_its_runs() -> None:
     found = [forecast_time(large(f"batch.per_device={n}")) for n in (1, 2)]
     hours = sum(each.gpu_hours.expected for each in found)
@@ -75,19 +56,3 @@ def test_a_sweep_is_the_sum_of_its_runs() -> None:
     assert "2 runs" in text
     assert "without an estimate: 1 run: nothing is known" in text
     assert sum_line([Unknown("x")], "cpu").startswith("without an estimate")
-
-
-def test_slowdowns_are_of_the_same_samples() -> None:
-    whole, pieces = large(), large("batch.per_device=2", "batch.accumulation=2")
-    found = slowdown(whole, pieces)
-    assert found is not None
-    assert 1.0 < found[0] < 1.5
-    assert "estimate" in found[1]
-    assert slowdown(small(device=CPU), small(device=CPU)) is None
-
-
-def test_advice_after_running_out_is_ranked_by_the_time_model() -> None:
-    plan = large("batch.per_device=512", device=A100)
-    record = outline_record(plan, [], 0, Outcome.oom, Failure("forward", "out of memory"))
-    note_predictions(record, plan)
-    assert record.memory.advice

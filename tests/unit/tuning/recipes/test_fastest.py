@@ -233,32 +233,30 @@ def test_graphs_are_for_steps_that_the_host_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut", "words"),
+    ("typed", "option", "words"),
     [
-        (("batch.per_device=2", "batch.accumulation=2"), "CUDA graphs, which the next micro-batch"),
-        (("batch.target=4",), ""),
+        pytest.param(
+            ("batch.per_device=2", "batch.accumulation=2"), "inductor",
+            "CUDA graphs, which the next micro-batch", id="typed",
+        ),
+        pytest.param(("batch.target=4",), "inductor", "", id="all at once may not fit"),
+        pytest.param(
+            ("compile.mode=max_autotune",), "none", "at once, which may not fit", id="a mode",
+        ),
     ],
-    ids=["typed", "auto, and all at once may not fit"],
-)
-def test_graphs_are_not_for_steps_of_several_micro_batches(cut, words, monkeypatch) -> None:
+)  # fmt: skip
+def test_graphs_are_not_for_steps_of_several_micro_batches(
+    typed, option, words, monkeypatch
+) -> None:
     monkeypatch.setattr(
         "eke.tuning.chooser.forecast",
         lambda plan: replace(forecast(plan), verdict=Verdict.tight),
     )
-    plan = planned(FASTEST, *BERT, *cut, LONG, "hardware=h200")
-    assert plan.config.compile.mode.value == "default"
-    assert plan.config.compile.regional
+    plan = planned(FASTEST, *BERT, *typed, LONG, "hardware=h200")
+    assert plan.choices["compile"] == option
+    assert plan.config.compile.regional == (option == "inductor")
+    assert plan.config.compile.mode.value == ("default" if option == "inductor" else "max_autotune")
     assert words in said(plan, "compile").reason
-
-
-def test_a_mode_with_graphs_is_not_taken_for_steps_that_may_not_fit_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(
-        "eke.tuning.chooser.forecast",
-        lambda plan: replace(forecast(plan), verdict=Verdict.tight),
-    )
-    plan = planned(FASTEST, *BERT, "compile.mode=max_autotune", LONG, "hardware=h200")
-    assert plan.choices["compile"] == "none"
-    assert "at once, which may not fit" in said(plan, "compile").reason
 
 
 @pytest.mark.slow

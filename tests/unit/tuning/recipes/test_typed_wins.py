@@ -51,13 +51,6 @@ def test_an_optimizer_without_a_key_that_was_typed_is_passed_over(packages) -> N
 
 
 @pytest.mark.slow
-def test_what_an_experiment_sets_stays() -> None:
-    plan = planned("recipe=fastest", "experiment=guide_single_gpu", "hardware=h200")
-    assert plan.choices["batch"] == "guide"
-    assert plan.choices["precision"] == "bf16", "of which the experiment says nothing"
-
-
-@pytest.mark.slow
 def test_an_experiment_of_the_users_own(tmp_path) -> None:
     """It may name the recipe, too, and builds on others."""
     from eke.config.compose import compose

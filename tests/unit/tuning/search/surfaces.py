@@ -7,7 +7,7 @@ usual, and pairs of techniques that do not multiply.
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -98,18 +98,32 @@ def make(seed: int, estimated: bool, error: float = 1.0) -> Surface:
             seconds = target / size * max(host, device) * math.exp(odd)
             peak = size * kept.get(values[3], 1.0) * (0.6 if values[4] != AXES[4][0] else 1)
             expected = peak * math.exp(rng.normal(0, 0.02))
-            fits = Verdict.fits if expected < 0.93 * room else Verdict.tight
             wrong = scale + sum(misjudged[value] for value in values) + rng.normal(0, 0.03)
-            point = Point(values, size, 1, fits if expected < 1.05 * room else Verdict.does_not_fit,
-                          int(expected * 2**30), seconds * math.exp(wrong),
-                          needless_beside=needless_beside(values))  # fmt: skip
-            usual = math.prod(USUAL.get(value, 1.0) for value in values) * size**-0.07
-            points.append(point if estimated else replace(point, expected_s=None, usual=usual))
+            expected_s = seconds * math.exp(wrong) if estimated else None
+            points.append(point_of(values, size, expected, room, expected_s))
             step_s.append(seconds)
             runs_out.append(peak > room)
+    return Surface(points, step_s, runs_out, typed_of(points))
+
+
+def point_of(
+    values: tuple[str, ...], size: int, peak: float, room: float, expected_s: float | None
+) -> Point:
+    """As a search sees it, by what is expected of its peak, in GiB, and of its time."""
+    fits = Verdict.fits if peak < 0.93 * room else Verdict.tight
+    return Point(
+        values, size, 1, fits if peak < 1.05 * room else Verdict.does_not_fit,
+        int(peak * 2**30), expected_s,
+        math.prod(USUAL.get(value, 1.0) for value in values) * size**-0.07,
+        needless_beside=needless_beside(values),
+    )  # fmt: skip
+
+
+def typed_of(points: list[Point]) -> int | None:
+    """The middle one of the plain ones that fit."""
     plain = tuple(axis[0] for axis in AXES)
     typed = [n for n, p in enumerate(points) if p.values == plain and p.room is Verdict.fits]
-    return Surface(points, step_s, runs_out, typed[len(typed) // 2] if typed else None)
+    return typed[len(typed) // 2] if typed else None
 
 
 def needless_beside(values: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:

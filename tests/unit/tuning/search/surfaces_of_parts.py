@@ -9,13 +9,10 @@ wrong constants, as a time model that was calibrated on another machine has. Not
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from unit.tuning.search.surfaces import AXES, USUAL, Surface, needless_beside
-
-from eke.estimate.memory import Verdict
-from eke.tuning.search.search_space import Point
+from unit.tuning.search.surfaces import AXES, Surface, point_of, typed_of
 
 ON_DEVICE = ("products", "elementwise", "attention", "logits")
 
@@ -118,14 +115,8 @@ def make_of_parts(seed: int, estimated: bool, error: float = 1.0) -> Surface:
             seconds = machine.step_s(values, size, target) * math.exp(odd + rng.normal(0, 0.01))
             expected_s = model.step_s(values, size, target) * math.exp(scale + rng.normal(0, 0.02))
             expected = size * share * math.exp(rng.normal(0, 0.02))
-            fits = Verdict.fits if expected < 0.93 * room else Verdict.tight
-            point = Point(values, size, 1, fits if expected < 1.05 * room else Verdict.does_not_fit,
-                          int(expected * 2**30), expected_s,
-                          needless_beside=needless_beside(values))  # fmt: skip
-            usual = math.prod(USUAL.get(value, 1.0) for value in values) * size**-0.07
-            points.append(point if estimated else replace(point, expected_s=None, usual=usual))
+            known_s = expected_s if estimated else None
+            points.append(point_of(values, size, expected, room, known_s))
             step_s.append(seconds)
             runs_out.append(size * share > room)
-    plain = tuple(axis[0] for axis in AXES)
-    typed = [n for n, p in enumerate(points) if p.values == plain and p.room is Verdict.fits]
-    return Surface(points, step_s, runs_out, typed[len(typed) // 2] if typed else None)
+    return Surface(points, step_s, runs_out, typed_of(points))

@@ -23,18 +23,15 @@ from eke.tuning.search.search_space import (
 SEEDS = range(40)
 
 
-@pytest.fixture(scope="module")
-def estimated():
-    """Searches with a time model that is off by 12 % a technique and 40 % a machine."""
-    return [search(make(seed, estimated=True), seed + 1) for seed in SEEDS]
-
-
 @pytest.mark.slow
-def test_with_a_time_model_it_ends_within_five_percent(estimated):
-    """The issue's bound, on surfaces whose generator shares nothing with the time model."""
+def test_with_a_time_model_it_ends_within_five_percent():
+    """Which is off by 12 % a technique and 40 % a machine, and shares nothing with the surfaces."""
+    estimated = [search(make(seed, estimated=True), seed + 1) for seed in SEEDS]
     near = sum(found.off <= OFF for found in estimated)
     assert near >= 0.8 * len(estimated), sorted(found.off for found in estimated)
     assert median(found.off for found in estimated) <= 1.02
+    assert max(found.num_trials for found in estimated) <= 8
+    assert max(found.num_out_of_memory for found in estimated) <= 1
 
 
 @pytest.mark.slow
@@ -45,12 +42,6 @@ def test_it_does_so_where_techniques_act_on_parts_of_a_step():
     near = sum(found.off <= OFF for found in ends)
     assert near >= 0.9 * len(ends), sorted(found.off for found in ends)
     assert max(found.num_out_of_memory for found in ends) <= 1
-
-
-@pytest.mark.slow
-def test_it_keeps_to_its_budget_and_to_one_out_of_memory(estimated):
-    assert max(found.num_trials for found in estimated) <= 8
-    assert max(found.num_out_of_memory for found in estimated) <= 1
 
 
 @pytest.mark.slow
@@ -104,12 +95,6 @@ def test_what_is_left_confirms_a_close_rival_and_what_the_best_is_compared_with(
     best_is_typed = Search(points(1.0, 2.0), Objective.speed, 8, first=0)
     best_is_typed.tell(0, Trial(1.0))
     assert best_is_typed.to_confirm() == [0]
-
-
-def test_nothing_that_is_well_known_to_be_slow_is_tried():
-    looking = Search(points(1.0, 50.0), Objective.speed, 8, first=0)
-    looking.tell(0, Trial(1.0))
-    assert looking.next() == []
 
 
 def test_what_the_budget_leaves_to_gain_is_known():
@@ -317,13 +302,6 @@ def test_what_cannot_be_the_best_is_not_tried_again_because_its_trials_differ():
     for number, seconds in ((0, 1.0), (0, 1.0), (1, 3.0), (1, 9.0)):
         looking.tell(number, Trial(seconds))
     assert looking.to_confirm() == []
-
-
-def test_repeated_trials_are_averaged():
-    looking = Search(points(1.0, 1.0), Objective.speed, 8, first=0)
-    for number, seconds in ((0, 1.0), (1, 0.99), (1, 1.05)):
-        looking.tell(number, Trial(seconds))
-    assert looking.ranking() == [0, 1]
 
 
 def test_what_a_trial_says_of_a_technique_it_says_of_all_points_with_it():
