@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -136,7 +136,15 @@ class ComparisonRow:
     phases: Mapping[str, float] = field(default_factory=dict)
     """Phase of a step -> fraction of its time."""
     curve: Curve | None = None
-    loss_at_equal_time: float | None = None
+    equal_time_s: float | None = None
+    """As of `OneMachine`."""
+
+    @property
+    def loss_at_equal_time(self) -> float | None:
+        """Loss of the curve at that time."""
+        if self.curve is None or self.equal_time_s is None:
+            return None
+        return self.curve.at(self.equal_time_s)
 
     @property
     def prediction_error(self) -> float | None:
@@ -254,10 +262,25 @@ def _on(
     good = [v for v in here if v.records]
     front = pareto(good)
     noise = {key: Compared({id(v): v.sample(key) for v in here}) for key in COMPARED}
-    rows = [_row(v, baseline, v in front, noise, metric) for v in here]
-    corrected = correct_all([row.ratios for row in rows])
-    rows = [replace(row, ratios=each) for row, each in zip(rows, corrected, strict=True)]
-    rows, moment = _with_curves(rows, [v for v in (baseline, *front, *good) if v])
+    corrected = correct_all([_ratios(v, baseline, noise) for v in here])
+    ratios = {id(v): each for v, each in zip(here, corrected, strict=True)}
+    drawn = list({id(v): v for v in (baseline, *front, *good) if v}.values())[:MAX_CURVES]
+    curves = {id(v): curve for v in drawn if (curve := curve_of(v))}
+    moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
+    rows = [
+        ComparisonRow(
+            variant,
+            _estimates(variant),
+            ratios[id(variant)],
+            Quality() if baseline is None else quality(baseline, variant, metric),
+            is_baseline=variant is baseline,
+            on_front=variant in front,
+            phases=_phases(variant),
+            curve=curves.get(id(variant)),
+            equal_time_s=moment,
+        )
+        for variant in here
+    ]
     if baseline is None:
         return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
     # Pairs agree in all factors, including those not shown.
@@ -268,7 +291,7 @@ def _on(
         baseline,
         tuple(e for e in effects if e.factor in shown),
         tuple(alone(baseline, others)),
-        tuple(ladder(baseline, others, {id(row.variant): row.ratios for row in rows})),
+        tuple(ladder(baseline, others, ratios)),
         tuple(match_published(sweeps, good)),
         noise,
         moment,
@@ -276,43 +299,22 @@ def _on(
     return part, rows
 
 
-def _row(
-    variant: Variant,
-    baseline: Variant | None,
-    on_front: bool,
-    noise: Mapping[str, Compared],
-    metric: str,
-) -> ComparisonRow:
+def _estimates(variant: Variant) -> dict[str, Estimate]:
     keys = [*(m.key for m in MEASURES), *(f"{METRIC}{name}" for name in _metrics([variant]))]
-    samples = {key: variant.sample(key) for key in keys}
-    measured = {
-        key: mean_of(sample.values()) if key.startswith(METRIC) else estimate(sample)
-        for key, sample in samples.items()
-    }
-    estimates = {key: each for key, each in measured.items() if each}
-    compared = {} if baseline is None or variant is baseline else noise
-    found = {key: each.ratio((id(baseline), id(variant))) for key, each in compared.items()}
-    ratios = {key: each for key, each in found.items() if each}
-    judged = Quality() if baseline is None else quality(baseline, variant, metric)
-    return ComparisonRow(
-        variant, estimates, ratios, judged, variant is baseline, on_front, _phases(variant)
-    )
+    found = {}
+    for key in keys:
+        sample = variant.sample(key)
+        found[key] = mean_of(sample.values()) if key.startswith(METRIC) else estimate(sample)
+    return {key: each for key, each in found.items() if each}
 
 
-def _with_curves(
-    rows: Sequence[ComparisonRow], wanted: Sequence[Variant]
-) -> tuple[list[ComparisonRow], float | None]:
-    chosen = list({id(v): v for v in wanted}.values())[:MAX_CURVES]
-    curves = {id(v): curve for v in chosen if (curve := curve_of(v))}
-    if not curves:
-        return list(rows), None
-    moment = min(curve.seconds[-1] for curve in curves.values())
-    return [
-        replace(row, curve=curve, loss_at_equal_time=curve.at(moment))
-        if (curve := curves.get(id(row.variant)))
-        else row
-        for row in rows
-    ], moment
+def _ratios(
+    variant: Variant, baseline: Variant | None, noise: Mapping[str, Compared]
+) -> dict[str, Ratio]:
+    if baseline is None or variant is baseline:
+        return {}
+    found = {key: each.ratio((id(baseline), id(variant))) for key, each in noise.items()}
+    return {key: each for key, each in found.items() if each}
 
 
 def _phases(variant: Variant) -> dict[str, float]:
