@@ -303,7 +303,12 @@ def prepare(request: TuneRequest) -> Fitting:
 
     line = PlanningLine()
     found = enumerate_candidates(
-        baseline, composed, axes, arguments.config_dir, expected_step_s, line.combined
+        baseline,
+        composed,
+        axes,
+        arguments.config_dir,
+        expected_step_s,
+        line.counter("checked {} of {} sets of techniques"),
     )
     line.close()
     print_once(describe_candidates(found, baseline, request.numerics))

@@ -9,7 +9,6 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -132,26 +131,13 @@ MAX_FACTORS = 6
 def factor_paths(comparison: Comparison) -> list[str]:
     """Paths in W&B's config of the factors that differ: `precision.value`, `cfg.value.train.steps`.
 
-    W&B wraps each top-level key into `value`. Factors that only cells without a run have are
-    omitted.
+    W&B wraps each top-level key into `value`. Factors of cells without a run alone are omitted.
     """
-    records = [record for _, record in recorded(comparison)]
-    paths = []
-    for key in comparison.factors:
-        if any(key in record.choices for record in records):
-            # As eke.results.trackers.wandb.make_config names it.
-            paths.append(f"{key.replace('.', '_')}.value")
-        elif any(_has(record.config, key) for record in records):
-            paths.append(f"cfg.value.{key}")
-    return list(dict.fromkeys(paths))
-
-
-def _has(tree: Any, path: str) -> bool:
-    for name in path.split("."):
-        if not isinstance(tree, Mapping) or name not in tree:
-            return False
-        tree = tree[name]
-    return True
+    options = {group for _, record in recorded(comparison) for group in record.choices}
+    known = {key for row in comparison.rows if row.variant.machine for key in row.variant.settings}
+    # Options as eke.results.trackers.wandb.make_config names them.
+    named = {key: f"{key.replace('.', '_')}.value" for key in options}
+    return [named.get(key, f"cfg.value.{key}") for key in comparison.factors if key in known]
 
 
 WIDTH, HEIGHT = 24, 8

@@ -233,14 +233,11 @@ def kind_of(row: Mapping[str, object]) -> str:
 
 def deduplicate(rows: Iterable[metrics.Row]) -> list[metrics.Row]:
     """One row per step and kind, the highest attempt's; by step, training before evaluation."""
-    best: dict[tuple[int, bool], metrics.Row] = {}
+    kinds: dict[str, list[metrics.Row]] = {TRAIN: [], EVAL: []}
     for row in rows:
-        if not isinstance(row.get(metrics.STEP), int):
-            continue
-        key = (int(row[metrics.STEP]), kind_of(row) == EVAL)
-        if key not in best or row.get(metrics.ATTEMPT, 0) >= best[key].get(metrics.ATTEMPT, 0):
-            best[key] = row
-    return [best[key] for key in sorted(best)]
+        kinds[kind_of(row)].append(row)
+    latest = [row for each in kinds.values() for row in metrics.latest(each, metrics.STEP)]
+    return sorted(latest, key=lambda row: int(row[metrics.STEP]))
 
 
 @dataclass

@@ -356,7 +356,7 @@ def test_what_an_option_brings_belongs_to_it(tmp_path, refused):
     assert effects == {
         "precision=bf16", "precision=fp16", "batch=guide_accumulation", "batch.accumulation=16",
     }  # fmt: skip
-    alone = {variant.row: change for variant, change in part.alone}
+    alone = {row.variant.row: change for row, change in part.alone}
     assert alone == {
         "bf16": "precision=bf16",
         "fp16": "precision=fp16",
@@ -364,7 +364,7 @@ def test_what_an_option_brings_belongs_to_it(tmp_path, refused):
         "recipe": "batch.accumulation=16",
     }
     if not refused:
-        assert [rung.added for rung in part.ladder] == ["precision=bf16", "precision.tf32=on"]
+        assert [added for _, added in part.ladder] == ["precision=bf16", "precision.tf32=on"]
 
 
 def test_a_typed_grid_keeps_its_pairs_where_an_option_brings_one_of_its_values(tmp_path):
@@ -394,8 +394,8 @@ def test_alone_and_one_upon_another(tmp_path):
     }
     found = compared(tmp_path, [Run(choices) for choices in rows.values()], list(rows))
     part = found.machines[0]
-    assert [variant.row for variant, _ in part.alone] == ["accumulation", "fp16"]
-    assert [(rung.variant.row, rung.added) for rung in part.ladder] == [
+    assert [row.variant.row for row, _ in part.alone] == ["accumulation", "fp16"]
+    assert [(row.variant.row, added) for row, added in part.ladder] == [
         ("accumulation", "batch=guide_accumulation"),
         ("both", "memory=checkpointing"),
         ("all", "precision=fp16"),

@@ -22,7 +22,6 @@ from eke.results.report.compare.curves import (
 from eke.results.report.compare.effects import (
     Effect,
     PublishedMatch,
-    Rung,
     alone,
     ladder,
     main_effects,
@@ -121,16 +120,16 @@ MAX_CURVES = 200
 """Variants with curves; baseline and Pareto front first."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ComparisonRow:
     """Numbers of one configuration on one kind of machine."""
 
     variant: Variant
-    estimates: Mapping[str, Estimate]
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
     """Measure -> value over the repeats."""
-    ratios: Mapping[str, Ratio]
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
     """Measure -> ratio to the baseline; decisions corrected for multiple comparisons."""
-    quality: Quality
+    quality: Quality = field(default_factory=Quality)
     is_baseline: bool = False
     on_front: bool = False
     phases: Mapping[str, float] = field(default_factory=dict)
@@ -168,13 +167,14 @@ class OneMachine:
     machine: Machine
     baseline: Variant | None
     effects: tuple[Effect, ...] = ()
-    alone: tuple[tuple[Variant, str], ...] = ()
-    """Variants that differ from the baseline in one factor."""
-    ladder: tuple[Rung, ...] = ()
+    alone: tuple[tuple[ComparisonRow, str], ...] = ()
+    """Rows that differ from the baseline in one factor, and this factor."""
+    ladder: tuple[tuple[ComparisonRow, str], ...] = ()
+    """Rows that each add settings to the previous one, and these settings."""
     published: tuple[PublishedMatch, ...] = ()
     """Published tables of the same rows."""
     noise: Mapping[str, Compared] = field(default_factory=dict)
-    """Measure of COMPARED -> comparisons of variants, by their `id`."""
+    """Measure of COMPARED -> comparisons of variants."""
     equal_time_s: float | None = None
     """Training time at which losses are compared: that of the shortest run with a curve."""
 
@@ -195,6 +195,14 @@ class Comparison:
     notes: tuple[str, ...]
     metric: str = ""
     """What configurations are judged and sorted by; empty for the loss."""
+
+    def rows_of(self, part: OneMachine) -> list[ComparisonRow]:
+        """Rows of one machine."""
+        return [row for row in self.rows if row.variant.machine == part.machine.letter]
+
+    def suffix(self, part: OneMachine) -> str:
+        """The machine in a title: ` [A]`; empty where there is one."""
+        return f" [{part.machine.letter}]" if len(self.machines) > 1 else ""
 
 
 def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> Comparison:
@@ -218,8 +226,8 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
         _on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps, metric)
         for m in machines
     ]
-    rows = {id(row.variant): row for _, found in parts for row in found}
-    bare = [rows.get(id(v)) or ComparisonRow(v, {}, {}, Quality()) for v in variants]
+    rows = {row.variant: row for _, found in parts for row in found}
+    bare = [rows.get(v) or ComparisonRow(v) for v in variants]
     if metric:
         bare.sort(key=partial(_rank, metric))
     noisy = [t for part, _ in parts for t in quiet_notes(part.baseline, variants, part.noise)]
@@ -261,37 +269,37 @@ def _on(
     here = [v for v in variants if v.machine == machine.letter]
     good = [v for v in here if v.records]
     front = pareto(good)
-    noise = {key: Compared({id(v): v.sample(key) for v in here}) for key in COMPARED}
+    noise = {key: Compared({v: v.sample(key) for v in here}) for key in COMPARED}
     corrected = correct_all([_ratios(v, baseline, noise) for v in here])
-    ratios = {id(v): each for v, each in zip(here, corrected, strict=True)}
-    drawn = list({id(v): v for v in (baseline, *front, *good) if v}.values())[:MAX_CURVES]
-    curves = {id(v): curve for v in drawn if (curve := curve_of(v))}
+    drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))[:MAX_CURVES]
+    curves = {v: curve for v in drawn if (curve := curve_of(v))}
     moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
     rows = [
         ComparisonRow(
             variant,
             _estimates(variant),
-            ratios[id(variant)],
+            ratios,
             Quality() if baseline is None else quality(baseline, variant, metric),
             is_baseline=variant is baseline,
             on_front=variant in front,
             phases=_phases(variant),
-            curve=curves.get(id(variant)),
+            curve=curves.get(variant),
             equal_time_s=moment,
         )
-        for variant in here
+        for variant, ratios in zip(here, corrected, strict=True)
     ]
     if baseline is None:
         return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
     # Pairs agree in all factors, including those not shown.
     effects = main_effects(baseline, good, keys, {key: noise[key] for key in EFFECTS})
     others = [v for v in good if v is not baseline]
+    by_variant = {row.variant: row for row in rows}
     part = OneMachine(
         machine,
         baseline,
         tuple(e for e in effects if e.factor in shown),
-        tuple(alone(baseline, others)),
-        tuple(ladder(baseline, others, ratios)),
+        tuple((by_variant[v], change) for v, change in alone(baseline, others)),
+        tuple((by_variant[v], added) for v, added in ladder(baseline, others)),
         tuple(match_published(sweeps, good)),
         noise,
         moment,
@@ -313,7 +321,7 @@ def _ratios(
 ) -> dict[str, Ratio]:
     if baseline is None or variant is baseline:
         return {}
-    found = {key: each.ratio((id(baseline), id(variant))) for key, each in noise.items()}
+    found = {key: each.ratio((baseline, variant)) for key, each in noise.items()}
     return {key: each for key, each in found.items() if each}
 
 

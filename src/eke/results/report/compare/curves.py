@@ -242,7 +242,7 @@ def quiet_notes(
     here = [each for each in variants if each.machine == base.machine]
     notes = [
         f"{each.label}: noisier than the others, repeats differ by {repeat_spread(each):.2f}x"
-        for each in here if noise[SAMPLES.key].is_noisy(id(each))
+        for each in here if noise[SAMPLES.key].is_noisy(each)
     ]  # fmt: skip
     if apart := sorted(_apart(base, here), reverse=True):
         seconds, label = apart[0]

@@ -36,24 +36,10 @@ class Effect:
     of their repeats and does not generalize to other pairs."""
 
 
-@dataclass(frozen=True)
-class Rung:
-    """One step of a ladder."""
-
-    variant: Variant
-    added: str
-    """Settings added to the previous rung."""
-    ratios: Mapping[str, Ratio]
-    """Measure -> ratio to the baseline."""
-
-
 def main_effects(
     base: Variant, variants: Sequence[Variant], keys: Sequence[str], noise: Mapping[str, Compared]
 ) -> list[Effect]:
-    """Effects of every factor's values among one machine's successful variants.
-
-    `noise`: measure -> comparisons of the variants, by their `id`.
-    """
+    """Effects of every factor's values among one machine's successful variants, in `noise`."""
     effects = []
     for key in keys:
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
@@ -64,8 +50,7 @@ def main_effects(
         values = dict.fromkeys(each.factors.get(key, "") for each in variants)
         for value in values:
             both = [g for g in others.values() if {reference, value} <= set(g)]
-            unique = {(id(g[reference]), id(g[value])): (g[reference], g[value]) for g in both}
-            pairs = list(unique.values())
+            pairs = list(dict.fromkeys((g[reference], g[value]) for g in both))
             if value != reference and pairs:
                 effects.append(Effect(key, value, reference, len(pairs), _over(pairs, noise)))
     ratios = correct_all([effect.ratios for effect in effects])
@@ -85,13 +70,10 @@ def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str
     return [(each, _tell(change)) for each, change in found if len(change) == 1]
 
 
-def ladder(
-    base: Variant, variants: Sequence[Variant], ratios: Mapping[int, Mapping[str, Ratio]]
-) -> list[Rung]:
+def ladder(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
     """The longest chain from the baseline in which each variant adds settings to the previous one.
 
-    `ratios`: `id` of a variant -> its corrected ratios to the baseline. Empty with fewer than two
-    rungs, which `alone` shows already.
+    With these settings. Empty with fewer than two variants, which `alone` shows already.
     """
     if len(variants) > MAX_VARIANTS:
         return []
@@ -111,7 +93,7 @@ def ladder(
     for number in chain:
         variant, change = changes[number]
         added = {k: v for k, v in change.items() if k not in before}
-        rungs.append(Rung(variant, _tell(added), ratios[id(variant)]))
+        rungs.append((variant, _tell(added)))
         before = change
     return rungs
 
@@ -132,7 +114,7 @@ def _over(
 ) -> dict[str, Ratio]:
     effects: dict[str, Ratio | None] = {}
     for key, compared in noise.items():
-        named = [(id(a), id(b)) for a, b in pairs if a.sample(key) and b.sample(key)]
+        named = [(a, b) for a, b in pairs if a.sample(key) and b.sample(key)]
         if len(named) < MIN_REPEATS:
             effects[key] = compared.ratio(*named)
         else:  # the interval includes the variation between pairs

@@ -28,7 +28,7 @@ UNREADABLE = "unreadable"
 """Outcome shown for a run whose record is unreadable."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """One cell of a sweep, or one run outside of sweeps."""
 

@@ -35,9 +35,9 @@ CLOCK = "step clock"
 """`timing.clock` among a machine's facts: steps of two clocks are not compared."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Variant:
-    """One configuration on one kind of machine, with its repeats."""
+    """One configuration on one kind of machine, with its repeats; equal to itself alone."""
 
     entries: tuple[Entry, ...]
     machine: str
@@ -127,7 +127,7 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
             key = (letters[_machine_key(_facts(entry.record))], content)
             groups.setdefault(key, []).append(entry)
             homes.setdefault(_typed(entry), key)
-    order = {id(entry): number for number, entry in enumerate(entries)}
+    order = {entry: number for number, entry in enumerate(entries)}
     for entry in entries:
         if not entry.is_known:
             # Its configuration is unknown: it may equal another one.
@@ -137,9 +137,9 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
             key = homes.setdefault(_typed(entry), (NO_MACHINE, canonical(_typed(entry))))
             groups.setdefault(key, []).append(entry)
     for members in groups.values():
-        members.sort(key=lambda entry: order[id(entry)])
+        members.sort(key=order.__getitem__)
     keys, variants = _describe(groups)
-    variants.sort(key=lambda variant: order[id(variant.entries[0])])
+    variants.sort(key=lambda variant: order[variant.entries[0]])
     return variants, machines, keys
 
 
@@ -202,7 +202,7 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
     by_name: dict[str, list[Variant]] = {}
     for variant in variants:
         by_name.setdefault(variant.label if variant.rows else "", []).append(variant)
-    labels: dict[int, str] = {}
+    labels: dict[Variant, str] = {}
     for name, same in by_name.items():
         parts: list[tuple[str, ...]] = [()] * len(same if name else ())
         for key in keys:
@@ -210,10 +210,9 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
             longer = [(*p, f"{key}={v}") for p, v in zip(parts, values, strict=False)]
             # Skip keys that distinguish no further variants.
             parts = longer if len(set(longer)) > len(set(parts)) else parts
-        labels |= {id(v): " ".join(p) for v, p in zip(same, parts, strict=False)}
+        labels |= {v: " ".join(p) for v, p in zip(same, parts, strict=False)}
     return [
-        replace(v, label=f"{v.label}, {told}") if (told := labels.get(id(v))) else v
-        for v in variants
+        replace(v, label=f"{v.label}, {told}") if (told := labels.get(v)) else v for v in variants
     ]
 
 

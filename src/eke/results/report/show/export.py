@@ -82,10 +82,10 @@ def _machine(part: OneMachine) -> dict[str, Any]:
         "baseline": part.baseline.label if part.baseline else None,
         "equal_time_s": part.equal_time_s,
         "effects": [_fields(effect) for effect in part.effects],
-        "alone": [{"configuration": v.label, "changes": change} for v, change in part.alone],
+        "alone": [{"configuration": r.variant.label, "changes": each} for r, each in part.alone],
         "ladder": [
-            {"configuration": r.variant.label, "adds": r.added, "ratios": _ratios(r.ratios)}
-            for r in part.ladder
+            {"configuration": r.variant.label, "adds": added, "ratios": _ratios(r.ratios)}
+            for r, added in part.ladder
         ],
         "beside": [
             {"source": b.table.source, "hardware": b.table.hardware, "date": b.table.date,

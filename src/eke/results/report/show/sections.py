@@ -291,7 +291,7 @@ def sections(comparison: Comparison, repeats: bool = False, brief: bool = False)
     """All sections with content; `brief`: ratios without intervals."""
     found = [_outcomes(comparison), _unmeasured(comparison)]
     for part in comparison.machines:
-        where = f" [{part.machine.letter}]" if len(comparison.machines) > 1 else ""
+        where = comparison.suffix(part)
         own = [
             _effects(part, brief),
             _alone(comparison, part, brief),
@@ -331,8 +331,7 @@ def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
     """Times, commits and drivers of a machine's runs."""
     records = [
         entry.record
-        for row in comparison.rows
-        if row.variant.machine == part.machine.letter
+        for row in comparison.rows_of(part)
         for entry in row.variant.entries
         if entry.record
     ]
@@ -408,11 +407,10 @@ def _effects(part: OneMachine, brief: bool) -> Section:
 
 
 def _alone(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
-    by_variant = {id(row.variant): row for row in comparison.rows}
-    rows: list[tuple[str, ...]] = []
-    for variant, change in part.alone:
-        cells = _speed_and_memory(by_variant[id(variant)].ratios, brief)
-        rows.append((variant.row or change, change, *cells))
+    rows: list[tuple[str, ...]] = [
+        (row.variant.row or change, change, *_speed_and_memory(row.ratios, brief))
+        for row, change in part.alone
+    ]
     head: tuple[str, ...] = ("alone", "changes", "x speed", "x memory")
     if all(name == change for name, change, *_ in rows):
         head, rows = (head[0], *head[2:]), [(name, *rest) for name, _, *rest in rows]
@@ -423,8 +421,8 @@ def _alone(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
 
 def _ladder(part: OneMachine, brief: bool) -> Section:
     rows = tuple(
-        (rung.variant.label, f"+ {rung.added}", *_speed_and_memory(rung.ratios, brief))
-        for rung in part.ladder
+        (row.variant.label, f"+ {added}", *_speed_and_memory(row.ratios, brief))
+        for row, added in part.ladder
     )
     return Section("One upon another", "", ("cumulative", "adds", "x speed", "x memory"), rows)
 

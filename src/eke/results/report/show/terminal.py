@@ -132,8 +132,8 @@ def _chosen(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
     if len(rows) <= MAX_ROWS:
         return rows
     ranked = sorted(rows, key=lambda row: not (row.is_baseline or row.on_front))
-    kept = {id(row) for row in ranked[:MAX_ROWS]}
-    return [row for row in rows if id(row) in kept]
+    kept = set(ranked[:MAX_ROWS])
+    return [row for row in rows if row in kept]
 
 
 def _section(section: Section, width: int) -> Group:
