@@ -7,7 +7,7 @@ from eke.common.errors import EkeError
 from eke.common.plugins import load_plugin
 from eke.config.schema import TrackerMode
 from eke.results.trackers.accelerate import MLflowRun, TensorBoardRun, TrackioRun
-from eke.results.trackers.async_tracker import Guard, Limits
+from eke.results.trackers.async_tracker import Guard
 from eke.results.trackers.tracker import TrackedRun, Tracker, Untracked, summary_values, tracker_id
 from eke.results.trackers.wandb import WandbRun
 
@@ -21,14 +21,14 @@ SERVER_S = 30.0
 def _wandb(run: TrackedRun) -> Tracker:
     seconds = SERVER_S if run.settings.mode is TrackerMode.online else FILE_S
     remedy = f"eke sync {shlex.quote(str(run.directory))}"
-    return Guard(WandbRun(run, upload_s=0.8 * seconds), Limits(seconds, remedy=remedy))
+    return Guard(WandbRun(run, upload_s=0.8 * seconds), seconds, remedy)
 
 
 TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
-    "mlflow": lambda run: Guard(MLflowRun(run), Limits(SERVER_S)),
+    "mlflow": lambda run: Guard(MLflowRun(run), SERVER_S),
     "none": lambda run: Untracked(),
-    "tensorboard": lambda run: Guard(TensorBoardRun(run), Limits(FILE_S)),
-    "trackio": lambda run: Guard(TrackioRun(run), Limits(FILE_S)),
+    "tensorboard": lambda run: Guard(TensorBoardRun(run), FILE_S),
+    "trackio": lambda run: Guard(TrackioRun(run), FILE_S),
     "wandb": _wandb,
 }
 """`tracker` option -> builder."""
@@ -49,4 +49,4 @@ def build_tracker(run: TrackedRun) -> Tracker:
     if make_mirror is None:
         known = ", ".join(sorted(TRACKERS))
         return Untracked(f"tracker.option = {option}: not one of {known} -> tracker=none")
-    return Guard(make_mirror(run), Limits(SERVER_S))
+    return Guard(make_mirror(run), SERVER_S)

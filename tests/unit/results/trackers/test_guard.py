@@ -4,15 +4,16 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from eke.results.trackers.async_tracker import Guard, Limits, MirrorError
+from eke.results.trackers.async_tracker import Guard, MirrorError
 from eke.results.trackers.tracker import Row
 
 from .conftest import rows
 
-PATIENT = Limits(finish_s=10, patience_s=10)
+PATIENT: dict[str, Any] = {"finish_s": 10, "patience_s": 10}
 
 
 class Recorder:
@@ -60,7 +61,7 @@ class Recorder:
 
 def test_everything_arrives_once_and_in_order() -> None:
     mirror = Recorder()
-    guard = Guard(mirror, PATIENT)
+    guard = Guard(mirror, **PATIENT)
     guard.log(rows(1, 2))
     guard.summary({"loss": 0.5})
     guard.log(rows(3))
@@ -79,7 +80,7 @@ def test_everything_arrives_once_and_in_order() -> None:
 
 def test_log_returns_after_the_mirror_took_the_rows() -> None:
     mirror = Recorder()
-    guard = Guard(mirror, PATIENT)
+    guard = Guard(mirror, **PATIENT)
     guard.log(rows(1))
     assert ("log", [1]) in mirror.seen
     guard.finish(0)
@@ -88,7 +89,7 @@ def test_log_returns_after_the_mirror_took_the_rows() -> None:
 def test_rows_are_copied() -> None:
     mirror = Recorder()
     mirror.may_open.clear()
-    guard = Guard(mirror, Limits(finish_s=10, patience_s=0))
+    guard = Guard(mirror, finish_s=10, patience_s=0)
     buffer = rows(1)
     guard.log(buffer)
     buffer[0]["train/global_step"] = 99
@@ -113,7 +114,7 @@ GONE, LEAVE = ConnectionResetError("gone"), SystemExit("gone")
 def test_the_first_exception_switches_the_mirror_off(
     breaks: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guard = Guard(Recorder(breaks, error), PATIENT)
+    guard = Guard(Recorder(breaks, error), **PATIENT)
     for step in (1, 2, 3):
         guard.log(rows(step))
         guard.summary({"loss": 1.0})
@@ -132,7 +133,7 @@ def test_the_first_exception_switches_the_mirror_off(
     ],
 )
 def test_lost_rows_are_counted(breaks: str, lost: str) -> None:
-    guard = Guard(Recorder(breaks, OSError("x")), PATIENT)
+    guard = Guard(Recorder(breaks, OSError("x")), **PATIENT)
     for step in (1, 2, 3):
         guard.log(rows(step))
     guard.finish(0)
@@ -142,7 +143,7 @@ def test_lost_rows_are_counted(breaks: str, lost: str) -> None:
 def test_a_full_queue_drops_and_counts(caplog: pytest.LogCaptureFixture) -> None:
     mirror = Recorder()
     mirror.may_open.clear()
-    guard = Guard(mirror, Limits(finish_s=10, patience_s=0, num_rows=5))
+    guard = Guard(mirror, finish_s=10, patience_s=0, max_rows=5)
     guard.log(rows(1, 2, 3))
     guard.log(rows(4, 5, 6))
     guard.log(rows(7, 8))
@@ -157,7 +158,7 @@ def test_a_full_queue_drops_and_counts(caplog: pytest.LogCaptureFixture) -> None
 def test_a_mirror_that_hangs_is_killed_when_its_time_is_over() -> None:
     mirror = Recorder()
     mirror.may_open.clear()
-    guard = Guard(mirror, Limits(finish_s=0.05, patience_s=0))
+    guard = Guard(mirror, finish_s=0.05, patience_s=0)
     guard.log(rows(1, 2))
     guard.finish(0)
     assert mirror.was_killed
@@ -167,7 +168,7 @@ def test_a_mirror_that_hangs_is_killed_when_its_time_is_over() -> None:
 def test_a_mirror_that_was_late_is_waited_for_again_once_it_caught_up() -> None:
     mirror = Recorder()
     mirror.may_open.clear()
-    guard = Guard(mirror, Limits(finish_s=10, patience_s=0.2))
+    guard = Guard(mirror, finish_s=10, patience_s=0.2)
     guard.log(rows(1))  # gives up on it
     mirror.may_open.set()
     mirror.pause_s = 0.01  # a row is seen when `log` returns only if `log` waited for it
@@ -187,20 +188,19 @@ def test_a_secret_in_a_message_is_masked(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "s3cret!")
-    guard = Guard(Recorder("open", error), PATIENT)
+    guard = Guard(Recorder("open", error), **PATIENT)
     guard.finish(0)
     assert "key ***" in guard.problem
     assert "s3cret!" not in guard.problem + caplog.text
 
 
 def test_a_password_in_a_uri_is_masked() -> None:
-    guard = Guard(Recorder("open", ValueError("no way to https://me:s3cret@host/x")), PATIENT)
+    guard = Guard(Recorder("open", ValueError("no way to https://me:s3cret@host/x")), **PATIENT)
     guard.finish(0)
     assert "https://***@host/x" in guard.problem
 
 
 def test_the_remedy_is_named() -> None:
-    limits = Limits(finish_s=10, patience_s=10, remedy="eke sync runs/1")
-    guard = Guard(Recorder("open", OSError("x")), limits)
+    guard = Guard(Recorder("open", OSError("x")), remedy="eke sync runs/1", **PATIENT)
     guard.finish(0)
     assert guard.problem.endswith("(metrics.jsonl has every row) -> eke sync runs/1")

@@ -13,7 +13,7 @@ from support import PATIENCE_S
 from eke.common.paths import RunPaths
 from eke.plan.record import metrics
 from eke.results.trackers import TrackedRun, Tracker, build_tracker
-from eke.results.trackers.async_tracker import Guard, Limits
+from eke.results.trackers.async_tracker import Guard
 from eke.results.trackers.wandb import WandbRun
 
 from .conftest import RUN_ID, ask, find_cores, rows, start_child, wait_until
@@ -63,7 +63,7 @@ def test_a_server_that_never_answers(online: Server, tmp_path: Path) -> None:
 def test_a_server_that_stops_answering(online: Server, make_run: Callable[..., TrackedRun]) -> None:
     run = make_run("online")
     # Patient, so that the run has been opened when the server goes away.
-    tracker = Guard(WandbRun(run, upload_s=1), Limits(finish_s=10, patience_s=10))
+    tracker = Guard(WandbRun(run, upload_s=1), finish_s=10, patience_s=10)
     tracker.log(rows(1))
     online.answers.clear()
     tracker.log(rows(2))

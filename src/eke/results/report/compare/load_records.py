@@ -54,10 +54,14 @@ class Entry:
     @property
     def repeat(self) -> tuple[int, int]:
         """Seed and number of the repeat; repeats differ in nothing else."""
-        if self.record is None:
-            typed = dict(text.lstrip("+").partition("=")[::2] for text in self.overrides)
-            return _integer(typed.get("seed")), _integer(typed.get("repeat"))
-        return _integer(self.record.config.get("seed")), _integer(self.record.config.get("repeat"))
+        typed = (text.lstrip("+").partition("=")[::2] for text in self.overrides)
+        known: Mapping[str, Any] = self.record.config if self.record else dict(typed)
+        return _integer(known.get("seed")), _integer(known.get("repeat"))
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Names of all rows with this run."""
+        return tuple(name for name in (self.row, *self.also) if name)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
         try:
             content = read_json(SweepPaths(sweep).sweep)
             name, command = content.get("name"), tuple(map(str, content.get("command") or ()))
-            entries += list(_cells(sweep, content["cells"], known))
+            entries += _cells(sweep, content["cells"], known)
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             why = f"not a readable sweep ({error}); its runs are listed individually"
             notes.append(f"{SweepPaths(sweep).sweep}: {why}")
@@ -105,12 +109,10 @@ def gather(folders: Sequence[Path]) -> Gathered:
 
 
 def _sweeps_of(folder: Path) -> Iterator[Path]:
-    if SweepPaths(folder).sweep.exists():
-        yield folder.resolve()
-        return
-    for child in _children(folder):
-        if SweepPaths(child).sweep.exists():
-            yield child.resolve()
+    is_sweep = SweepPaths(folder).sweep.exists()
+    for each in [folder] if is_sweep else _children(folder):
+        if SweepPaths(each).sweep.exists():
+            yield each.resolve()
 
 
 def _runs_of(folder: Path) -> Iterator[Path]:
@@ -127,27 +129,36 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> Iterator[Entry]:
-    plain = [cell for cell in cells if isinstance(cell, dict)]
-    names = [Path(cell.get("folder") or cell.get("run_id") or "").name for cell in plain]
-    # Next to the sweep's folder: both may have been moved.
-    runs = [(sweep.parent / name).resolve() if name else None for name in names]
+def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> list[Entry]:
+    """Cells in their order, each run once, with the names of all its rows."""
     rows: dict[Path, list[str]] = {}
-    for run, cell in zip(runs, plain, strict=True):
-        if run is not None and cell.get("row"):
+    kept: list[tuple[dict[str, Any], Path | None]] = []
+    for cell in cells:
+        if not isinstance(cell, dict):
+            continue
+        name = Path(cell.get("folder") or cell.get("run_id") or "").name
+        if not name:
+            kept.append((cell, None))
+            continue
+        run = (sweep.parent / name).resolve()  # both may have been moved
+        if cell.get("row"):
             rows.setdefault(run, []).append(str(cell["row"]))
-    for run, cell in zip(runs, plain, strict=True):
-        if run is not None and run in seen:
-            continue  # the same run as an earlier cell, or as one of another sweep
-        if run is not None:
+        if run not in seen:  # as an earlier cell's, or as one of another sweep
+            kept.append((cell, run))
             seen.add(run)
-        yield _cell(sweep, cell, run, tuple(rows.get(run, [])[1:]) if run else ())
+    return [
+        _cell(sweep, cell, run, tuple(rows.get(run, ())[1:]) if run else ()) for cell, run in kept
+    ]
 
 
-def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, ...] = ()) -> Entry:
+def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, ...]) -> Entry:
     overrides = tuple(map(str, cell.get("overrides") or ()))
     row, rule = str(cell.get("row") or ""), str(cell.get("rule") or "")
-    outcome, reason = str(cell.get("outcome") or NOT_RUN), str(cell.get("reason") or "")
+    outcome, reason, record = (
+        str(cell.get("outcome") or NOT_RUN),
+        str(cell.get("reason") or ""),
+        None,
+    )
     if run is not None and outcome not in (Outcome.refused.name, Outcome.skipped.name):
         # The record is authoritative; sweep.json may be older.
         told, why = outcome, reason
@@ -157,8 +168,6 @@ def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, 
         elif outcome == NOT_RUN:
             reason = missing_run("" if told == NOT_RUN else told, run)
         rule = "" if record else rule  # it was started later
-    else:
-        record = None
     return Entry(overrides, outcome, reason, row, rule, record, run, sweep.name, also)
 
 
@@ -241,101 +250,87 @@ def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
     }
 
 
-def differing_keys(found: Sequence[Factors]) -> list[str]:
-    """Keys in which configurations differ, groups first.
+class Settings:
+    """Settings of configurations with a record, and those that were typed for each."""
 
-    A key determined by its group's option is omitted: `optimizer=adafactor` is enough.
-    """
-    known = dict.fromkeys(key for each in found for key in each)
-    keys = [key for key in known if len({each.get(key, ABSENT) for each in found}) > 1]
-    groups = [key for key in keys if "." not in key]
-    return groups + [key for key in keys if "." in key and not _follows(key, found)]
+    def __init__(self, found: Sequence[Factors], overrides: Sequence[Sequence[str]]) -> None:
+        self._found = found
+        self._typed = [typed_settings(each) for each in overrides]
 
+    def differing(self) -> list[str]:
+        """Keys in which configurations differ, groups first.
 
-def implied(
-    keys: Sequence[str], found: Sequence[Factors], typed: Sequence[tuple[str, ...]]
-) -> list[frozenset[str]]:
-    """Keys of each configuration whose value is its option's default.
+        A key determined by its group's option is omitted: `optimizer=adafactor` is enough.
+        """
+        known = dict.fromkeys(key for each in self._found for key in each)
+        keys = [key for key in known if len({each.get(key, ABSENT) for each in self._found}) > 1]
+        groups = [key for key in keys if "." not in key]
+        return groups + [key for key in keys if "." in key and not self._follows(key)]
 
-    That is the single value of a key in all configurations that do not override it. `found` are the
-    settings of configurations with a record, `typed` the overrides of each, as in what follows.
-    """
-    below = [(key, key.split(".")[0]) for key in keys if "." in key]
-    brought: dict[tuple[str, str], set[str]] = {}
-    for each, mine in zip(found, map(typed_settings, typed), strict=True):
-        for key, group in below:
-            if key not in mine and group in each:
-                brought.setdefault((key, each[group]), set()).add(each.get(key, ABSENT))
-    return [
-        frozenset(
-            key for key, group in below
-            if brought.get((key, each.get(group, ABSENT))) == {each.get(key, ABSENT)}
-        )
-        for each in found
-    ]  # fmt: skip
-
-
-def complete(
-    keys: Sequence[str],
-    found: Sequence[Factors],
-    typed: Sequence[tuple[str, ...]],
-    lone: Sequence[Factors],
-) -> list[str]:
-    """`keys` and those in which cells without a record (`lone`) differ.
-
-    For labels, never for effects.
-    """
-    more = dict.fromkeys(key for each in lone for key in each if key not in keys)
-    usuals = {key: usual(key, found, typed) for key in more}
-    both = (*lone, *found)
-    return [*keys, *(k for k in more if len({each.get(k, usuals[k]) for each in both}) > 1)]
-
-
-def usual(key: str, found: Sequence[Factors], typed: Sequence[tuple[str, ...]]) -> str:
-    """Value of a key where it is not overridden; unknown if it always is."""
-    values = {
-        each.get(key, ABSENT)
-        for each, overrides in zip(found, typed, strict=True)
-        if key not in typed_settings(overrides)
-    }
-    return values.pop() if len(values) == 1 else ABSENT
-
-
-def _follows(key: str, found: Sequence[Factors]) -> bool:
-    """Whether the option of its group determines a key."""
-    group = key.split(".")[0]
-    chosen = [each for each in found if group in each]
-    return len({each[group] for each in chosen}) > 1 and _determines(group, key, chosen)
-
-
-def telling(
-    keys: Sequence[str], found: Sequence[Factors], typed: Sequence[tuple[str, ...]]
-) -> list[Factors]:
-    """Distinguishing settings of each configuration, without redundant ones.
-
-    Overridden keys are always kept. Others are omitted if all configurations with the same option
-    agree on them, and those never overridden (a checkpoint's hash, fine-tuning's learning rate) if
-    an overridden key determines them.
-    """
-    overridden = [typed_settings(each) for each in typed]
-    anybodys = {key for mine in overridden for key in mine}
-    set_keys = [key for key in keys if key in anybodys]
-
-    @cache  # there are many configurations and few options
-    def is_news(key: str, group: str, option: str) -> bool:
-        alike = [each for each in found if each.get(group) == option]
-        if len(alike) < len(found) and len({each.get(key, ABSENT) for each in alike}) == 1:
-            return False
-        return key in anybodys or not any(_determines(k, key, alike) for k in set_keys)
-
-    def is_told(key: str, one: Factors) -> bool:
+    def _follows(self, key: str) -> bool:
+        """Whether the option of its group determines a key."""
         group = key.split(".")[0]
-        return "." not in key or group not in one or is_news(key, group, one[group])
+        chosen = [each for each in self._found if group in each]
+        return len({each[group] for each in chosen}) > 1 and _determines(group, key, chosen)
 
-    return [
-        {key: one[key] for key in keys if key in one and (key in mine or is_told(key, one))}
-        for one, mine in zip(found, overridden, strict=True)
-    ]
+    def usual(self, key: str) -> str:
+        """Value of a key where it is not overridden; unknown if it always is."""
+        pairs = zip(self._found, self._typed, strict=True)
+        values = {each.get(key, ABSENT) for each, mine in pairs if key not in mine}
+        return values.pop() if len(values) == 1 else ABSENT
+
+    def complete(self, keys: Sequence[str], lone: Sequence[Factors]) -> list[str]:
+        """`keys` and those in which cells without a record differ; for labels alone."""
+        more = dict.fromkeys(key for each in lone for key in each if key not in keys)
+        usuals = {key: self.usual(key) for key in more}
+        both = (*lone, *self._found)
+        return [*keys, *(k for k in more if len({each.get(k, usuals[k]) for each in both}) > 1)]
+
+    def implied(self, keys: Sequence[str]) -> list[frozenset[str]]:
+        """Keys of each configuration whose value is its option's default.
+
+        That is the single value of a key in all configurations that do not override it.
+        """
+        below = [(key, key.split(".")[0]) for key in keys if "." in key]
+        brought: dict[tuple[str, str], set[str]] = {}
+        for each, mine in zip(self._found, self._typed, strict=True):
+            for key, group in below:
+                if key not in mine and group in each:
+                    brought.setdefault((key, each[group]), set()).add(each.get(key, ABSENT))
+        return [
+            frozenset(
+                key for key, group in below
+                if brought.get((key, each.get(group, ABSENT))) == {each.get(key, ABSENT)}
+            )
+            for each in self._found
+        ]  # fmt: skip
+
+    def telling(self, keys: Sequence[str]) -> list[Factors]:
+        """Distinguishing settings of each configuration, without redundant ones.
+
+        Overridden keys are always kept. Others are omitted if all configurations with the same
+        option agree on them, and those never overridden (a checkpoint's hash, fine-tuning's
+        learning rate) if an overridden key determines them.
+        """
+        anybodys = {key for mine in self._typed for key in mine}
+        set_keys = [key for key in keys if key in anybodys]
+
+        @cache  # there are many configurations and few options
+        def is_news(key: str, group: str, option: str) -> bool:
+            alike = [each for each in self._found if each.get(group) == option]
+            agree = len({each.get(key, ABSENT) for each in alike}) == 1
+            if len(alike) < len(self._found) and agree:
+                return False
+            return key in anybodys or not any(_determines(k, key, alike) for k in set_keys)
+
+        def is_told(key: str, one: Factors) -> bool:
+            group = key.split(".")[0]
+            return "." not in key or group not in one or is_news(key, group, one[group])
+
+        return [
+            {key: one[key] for key in keys if key in one and (key in mine or is_told(key, one))}
+            for one, mine in zip(self._found, self._typed, strict=True)
+        ]
 
 
 def _determines(one: str, other: str, found: Sequence[Factors]) -> bool:

@@ -17,7 +17,7 @@ from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import is_locked, read_json
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.plan.record import no_runs
-from eke.results.trackers.async_tracker import EVERY_ROW, Guard, Limits
+from eke.results.trackers.async_tracker import EVERY_ROW, Guard
 from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import (
     Account,
@@ -282,14 +282,11 @@ def upload(content: Content, options: Options, scratch: Path) -> str:
 
     Idempotent: each row replaces the same row on the server.
     """
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    run = replace(content.run, directory=folder)
+    run = replace(content.run, directory=Path(tempfile.mkdtemp(dir=scratch)))
     seconds = options.timeout_s + len(content.rows) / ROWS_PER_S
     mirror = WandbRun(run, upload_s=seconds)
-    guard = Guard(
-        mirror,
-        Limits(1.25 * seconds, patience_s=0, num_rows=len(content.rows) + 1, is_quiet=True),
-    )
+    max_rows = len(content.rows) + 1
+    guard = Guard(mirror, 1.25 * seconds, patience_s=0, max_rows=max_rows, is_quiet=True)
     try:
         for start in range(0, len(content.rows), BATCH_ROWS):
             guard.log(content.rows[start : start + BATCH_ROWS])
