@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -75,19 +75,16 @@ def find_project(comparison: Comparison, project: str = "", entity: str = "") ->
     """Project of the runs, unless given; raises ConfigError if they are filed under several."""
     settings = [tracker_settings(record) for _, record in recorded(comparison)]
     return WandbProject(
-        entity or _only("entity", [str(each.get("entity") or "") for each in settings]),
-        project
-        or _only("project", [str(each.get("project") or "") for each in settings])
-        or schema.Tracker.project,
+        entity or _only("entity", settings),
+        project or _only("project", settings) or schema.Tracker.project,
     )
 
 
 def find_filter(comparison: Comparison) -> Filter | None:
     """Filter for the runs at W&B; None without runs.
 
-    By group where all are of sweeps that W&B has as groups: runs that the sweep gains later then
-    show up by themselves. By id otherwise: single runs, and cells that were answered by the record
-    of an earlier sweep, whose group is that sweep.
+    By group, if W&B has their sweeps as groups: later runs of a sweep then show up by themselves.
+    By id otherwise: single runs, and cells with the record of an earlier sweep, in its group.
     """
     found = recorded(comparison)
     if not found:
@@ -109,15 +106,13 @@ def recorded(comparison: Comparison) -> list[tuple[Entry, Record]]:
     return [(entry, entry.record) for entry in entries if entry.record is not None]
 
 
-def _only(what: str, values: list[str]) -> str:
-    found = list(dict.fromkeys(values))
+def _only(what: str, settings: list[dict[str, Any]]) -> str:
+    found = list(dict.fromkeys(str(each.get(what) or "") for each in settings))
     if len(found) > 1:
         names = ", ".join(name or "the account's default" for name in found)
-        named = next(name for name in found if name)
         why = f"the runs are filed under {len(found)} of them: {names}"
-        raise ConfigError(
-            Problem(f"tracker.{what}", "", why, Fix(remark=f"eke report ... --{what} {named}"))
-        )
+        fix = Fix(remark=f"eke report ... --{what} {next(filter(None, found))}")
+        raise ConfigError(Problem(f"tracker.{what}", "", why, fix))
     return found[0] if found else ""
 
 
@@ -153,13 +148,12 @@ def _run_set(
 
     A `place` is looked up at the server; None is the report's own, which needs no server.
     """
-    where = {"entity": place.entity, "project": place.project} if place else {}
     measured = [f"summary:{SAMPLES_PER_S}", f"summary:{PEAK_BYTES}"]
     key, names = found  # plain: see PLAIN
     chosen = f"== {names[0]!r}" if len(names) == 1 else f"in {names!r}"
     groups = factors if len(factors) <= MAX_FACTORS else []
     return library.Runset(
-        **where,
+        **(asdict(place) if place else {}),
         name="compared runs",
         filters=f"Metric({key!r}) {chosen}",
         groupby=[f"config.{path}" for path in groups],
@@ -224,13 +218,10 @@ def _guarded(text: str) -> str:
 def specification(
     comparison: Comparison, place: WandbProject, repeats: bool = False, is_online: bool = False
 ) -> Any:
-    """Build the report as an object of wandb-workspaces, with the contents of the other formats.
+    """Build the report for wandb-workspaces; raises ConfigError if that is not installed.
 
-    It is filed under `place`, as the runs are; `repeats` lists every run, too. With `is_online` the
-    run set names the project, too, which asks the server for its number.
-
-    Raises:
-        ConfigError: wandb-workspaces is not installed.
+    It has the contents of the other formats, and is filed under `place`. With `is_online` the run
+    set names the project, too, which asks the server for its number.
     """
     library = workspaces()
     first, *others = map(escape_markdown, verdict_lines(comparison))

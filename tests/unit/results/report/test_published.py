@@ -15,7 +15,7 @@ IDS = [table.name for table in TABLES]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=IDS)
-def test_a_table_has_texts_a_source_and_positive_numbers(table) -> None:
+def test_a_table_has_texts_a_source_and_positive_numbers(table):
     content = asdict(table)
     rows = content.pop("rows")
     assert all(isinstance(text, str) and text for text in content.values())
@@ -28,7 +28,7 @@ def test_a_table_has_texts_a_source_and_positive_numbers(table) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=IDS)
-def test_rows_are_those_of_the_sweep(table) -> None:
+def test_rows_are_those_of_the_sweep(table):
     file = conf_folder() / "sweep" / f"{table.sweep}.yaml"
     known = yaml.safe_load(file.read_text())["sweep"]["rows"]
     assert set(table.rows) <= set(known)
@@ -36,7 +36,7 @@ def test_rows_are_those_of_the_sweep(table) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=IDS)
-def test_relative_speeds_agree_with_the_speeds(table) -> None:
+def test_relative_speeds_agree_with_the_speeds(table):
     base = table.rows[table.baseline].samples_per_s
     for row, figures in table.rows.items():
         if figures.diff_frac is not None:
@@ -46,7 +46,7 @@ def test_relative_speeds_agree_with_the_speeds(table) -> None:
             )
 
 
-def test_the_guides_table_is_the_one_that_the_documentation_shows() -> None:
+def test_the_guides_table_is_the_one_that_the_documentation_shows():
     (table,) = published_for("guide_table")
     found = [(figures.samples_per_s, figures.peak_memory_mb) for figures in table.rows.values()]
     assert found == [(row.samples_per_s, row.memory_mb) for row in ROWS]
@@ -55,6 +55,6 @@ def test_the_guides_table_is_the_one_that_the_documentation_shows() -> None:
         assert figures.runtime_s * figures.samples_per_s == pytest.approx(512, rel=2e-3)
 
 
-def test_a_sweep_that_nobody_has_published_on() -> None:
+def test_a_sweep_that_nobody_has_published_on():
     assert published_for("") == ()
     assert published_for("demo") == ()

@@ -146,13 +146,6 @@ def test_speed_at_a_worse_loss_does_not_pay(tmp_path):
     assert "eval loss higher (+25 %)" in first
 
 
-def test_those_that_cannot_be_told_apart_are_named(tmp_path):
-    close = [Run({"precision": "fp16"}, repeat=n, speed=s) for n, s in enumerate((228, 235, 226))]
-    first = said(tmp_path, repeated({"precision": "fp32"}),
-                 repeated({"precision": "bf16"}, 230.0), close)[0]  # fmt: skip
-    assert "Not distinguishable from it: precision=fp16." in first
-
-
 @pytest.mark.parametrize(
     ("runs", "text"),
     [

@@ -17,8 +17,6 @@ from eke.plan.record import Loss, Record, metrics, write_record
 from eke.results.trackers import TrackedRun
 from eke.results.trackers.tracker import Row
 
-from .stub import Server, serving
-
 CHILD = Path(__file__).with_name("child.py")
 RUN_ID = "0123456789abcdef"
 
@@ -32,20 +30,6 @@ def clean_environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def online(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The server, with the environment of a user who has an account there."""
-    monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    monkeypatch.setenv("WANDB_API_KEY", "ab" * 20)
-    return server
 
 
 @pytest.fixture

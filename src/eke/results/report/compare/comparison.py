@@ -20,6 +20,7 @@ from eke.results.report.compare.curves import (
     quiet_notes,
 )
 from eke.results.report.compare.effects import (
+    BOTH,
     Effect,
     PublishedMatch,
     alone,
@@ -112,9 +113,6 @@ def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant])
 
 COMPARED = (SAMPLES.key, "throughput.tokens_per_s", STEP.key, PEAK.key, RESERVED.key)
 """Measures with a ratio to the baseline."""
-
-EFFECTS = (SAMPLES.key, PEAK.key)
-"""Measures with effects."""
 
 MAX_CURVES = 200
 """Variants with curves; baseline and Pareto front first."""
@@ -291,7 +289,7 @@ def _on(
     if baseline is None:
         return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
     # Pairs agree in all factors, including those not shown.
-    effects = main_effects(baseline, good, keys, {key: noise[key] for key in EFFECTS})
+    effects = main_effects(baseline, good, keys, {m.key: noise[m.key] for m in BOTH})
     others = [v for v in good if v is not baseline]
     by_variant = {row.variant: row for row in rows}
     part = OneMachine(

@@ -18,6 +18,8 @@ from eke.results.report.compare.statistics import (
 from eke.results.report.compare.variants import Variant
 from eke.results.report.published import Figures, PublishedTable, published_for
 
+BOTH = (SAMPLES, PEAK)
+
 MAX_VARIANTS = 1000
 """Limit for ladders: finding the longest one takes quadratic time."""
 
@@ -137,13 +139,11 @@ def pareto(variants: Sequence[Variant]) -> list[Variant]:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row of a sweep relative to the baseline, measured and published."""
+    """One row of a sweep relative to the baseline: ratios of SAMPLES and PEAK."""
 
     row: str
-    speed: Ratio | None
-    memory: Ratio | None
-    published_speed: float | None
-    published_memory: float | None
+    measured: Mapping[str, Ratio | None]
+    published: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,8 @@ def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[
             rows = [
                 PublishedRow(
                     row,
-                    ratio(base.sample(SAMPLES.key), by_row[row].sample(SAMPLES.key)),
-                    ratio(base.sample(PEAK.key), by_row[row].sample(PEAK.key)),
-                    *_published_ratios(table.rows[row], table.rows[table.baseline]),
+                    {m.key: ratio(base.sample(m.key), by_row[row].sample(m.key)) for m in BOTH},
+                    _published_ratios(table.rows[row], table.rows[table.baseline]),
                 )
                 for row in others
             ]
@@ -175,13 +174,14 @@ def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[
     return found
 
 
-def _published_ratios(there: Figures, before: Figures) -> tuple[float | None, float | None]:
+def _published_ratios(there: Figures, before: Figures) -> dict[str, float | None]:
     """Speed, from the first figure published for both, and memory relative to the baseline."""
     memory = None
     if there.peak_memory_mb and before.peak_memory_mb:
         memory = there.peak_memory_mb / before.peak_memory_mb
+    speed = None if there.diff_frac is None else 1 + there.diff_frac
     if there.samples_per_s and before.samples_per_s:
-        return there.samples_per_s / before.samples_per_s, memory
-    if before.runtime_s and there.runtime_s:
-        return before.runtime_s / there.runtime_s, memory
-    return (None if there.diff_frac is None else 1 + there.diff_frac), memory
+        speed = there.samples_per_s / before.samples_per_s
+    elif before.runtime_s and there.runtime_s:
+        speed = before.runtime_s / there.runtime_s
+    return {SAMPLES.key: speed, PEAK.key: memory}

@@ -19,7 +19,7 @@ from eke.data.sources import cache_folder
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.comparison import MARKS
-from eke.results.report.compare.measures import MEASURES, PEAK, SAMPLES, measured_values
+from eke.results.report.compare.measures import MEASURES, measured_values
 from eke.results.report.compare.statistics import Ratio
 from eke.results.report.show.charts import charts
 from eke.results.report.show.sections import Section, columns, count_outcomes, provenance, sections
@@ -91,10 +91,8 @@ def _machine(part: OneMachine) -> dict[str, Any]:
             {"source": b.table.source, "hardware": b.table.hardware, "date": b.table.date,
              "baseline": b.table.baseline,
              "rows": [
-                 {"row": row.row,
-                  "ratios": _ratios({SAMPLES.key: row.speed, PEAK.key: row.memory}),
-                  "published_ratios": {SAMPLES.key: row.published_speed,
-                                       PEAK.key: row.published_memory}}
+                 {"row": row.row, "ratios": _ratios(row.measured),
+                  "published_ratios": dict(row.published)}
                  for row in b.rows
              ]}
             for b in part.published

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 from eke.common.paths import program
 from eke.common.text import format_bytes, format_count, format_number, format_seconds
@@ -36,8 +36,6 @@ from eke.results.report.compare.measures import (
     metric_of,
 )
 from eke.results.report.compare.statistics import Ratio
-
-Why = TypeVar("Why", str, tuple[str, str])
 
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables; tooltips and files have the full label."""
@@ -167,17 +165,16 @@ def outcome_text(row: ComparisonRow) -> str:
     return ", ".join(outcomes if len(outcomes) == 1 else counted)
 
 
-def _by_reason(found: Iterable[tuple[Why, str]]) -> dict[Why, str]:
+def _by_reason(found: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...], str]:
     """Each reason with the labels of its configurations."""
-    labels: dict[Why, dict[str, None]] = {}
+    labels: dict[tuple[str, ...], dict[str, None]] = {}
     for reason, label in found:
         labels.setdefault(reason, {})[label] = None
-    rests = {reason: len(each) - MAX_LISTED for reason, each in labels.items()}
-    return {
-        reason: "; ".join(list(each)[:MAX_LISTED])
-        + (f"; and {rests[reason]} more" if rests[reason] > 0 else "")
-        for reason, each in labels.items()
-    }
+    named = {}
+    for reason, each in labels.items():
+        more = [f"and {len(each) - MAX_LISTED} more"] if len(each) > MAX_LISTED else []
+        named[reason] = "; ".join([*list(each)[:MAX_LISTED], *more])
+    return named
 
 
 def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
@@ -284,9 +281,6 @@ MAX_REASONS = 100
 """Maximum runs listed individually."""
 
 
-WITHOUT_REASON = {NOT_RUN: "the same command runs what is missing"}
-
-
 def sections(comparison: Comparison, repeats: bool = False, brief: bool = False) -> list[Section]:
     """All sections with content; `brief`: ratios without intervals."""
     found = [_outcomes(comparison), _unmeasured(comparison)]
@@ -355,7 +349,8 @@ def _outcomes(comparison: Comparison) -> Section:
         for entry in row.variant.entries
         if entry.outcome != Outcome.ok.name
     )
-    rows = [(how, who, why or WITHOUT_REASON.get(how, "")) for (how, why), who in found.items()]
+    missing = {NOT_RUN: "the same command runs what is missing"}
+    rows = [(how, who, why or missing.get(how, "")) for (how, why), who in found.items()]
     shown = rows[:MAX_REASONS]
     if len(rows) > MAX_REASONS:
         shown.append(("...", f"{len(rows) - MAX_REASONS} more reasons", "report.json has all"))
@@ -366,11 +361,11 @@ def _outcomes(comparison: Comparison) -> Section:
 def _unmeasured(comparison: Comparison) -> Section:
     """Reasons that successful configurations have no speed."""
     found = _by_reason(
-        (_no_speed(row.variant.records[0]), row.variant.label)
+        ((_no_speed(row.variant.records[0]),), row.variant.label)
         for row in comparison.rows
         if row.variant.records and SAMPLES.key not in row.estimates
     )
-    rows = tuple((who, why) for why, who in found.items())
+    rows = tuple((who, *why) for why, who in found.items())
     return Section("No speed", "", ("configurations", "why"), rows)
 
 
@@ -428,19 +423,18 @@ def _ladder(part: OneMachine, brief: bool) -> Section:
 
 
 def _published(each: PublishedMatch) -> Section:
-    def published(value: float | None) -> str:
-        return "" if value is None else f"{value:.2f}x"
-
-    rows = tuple(
-        (row.row, times(row.speed) if row.speed else "", published(row.published_speed),
-         times(row.memory) if row.memory else "", published(row.published_memory))
-        for row in each.rows
-    )  # fmt: skip
+    rows = []
+    for row in each.rows:
+        cells = [row.row]
+        for key in (SAMPLES.key, PEAK.key):
+            here, there = row.measured[key], row.published[key]
+            cells += [times(here) if here else "", "" if there is None else f"{there:.2f}x"]
+        rows.append(tuple(cells))
     table = each.table
     note = f"Published: {table.hardware}, {table.date}. {table.notes} {table.source}"
     head = (f"row, times {table.baseline}", "x speed here", "published", "x memory here",
             "published")  # fmt: skip
-    return Section(f"Compared with published results: {table.title}", note, head, rows)
+    return Section(f"Compared with published results: {table.title}", note, head, tuple(rows))
 
 
 MOST_MATRICES, MOST_CLASSES = 6, 12
