@@ -40,9 +40,7 @@ def workspaces() -> ModuleType:
             # wandb-workspaces 0.4: its classes use pydantic's former names.
             warnings.simplefilter("ignore", DeprecationWarning)
             import wandb_workspaces.reports.v2 as reports
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("wandb_workspaces", "wandb"):
-            raise
+    except ModuleNotFoundError:
         raise ConfigError(
             "--wandb needs the package wandb-workspaces, which is not installed -> "
             'pip install "eke[report]"'

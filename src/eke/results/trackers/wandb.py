@@ -1,10 +1,8 @@
-"""Weights & Biases mirror, offline by default. Tested with wandb 0.31.
+"""Weights & Biases mirror, offline by default, and a reader of its file. Tested with wandb 0.31.
 
-The rows in W&B's transaction log, `run-<id>.wandb`: what an offline run left, torn or not.
-
-The file is a LevelDB log (blocks of 32 KiB, records cut into frames) of protobuf messages, with two
-differences: a header of 7 bytes, and plain CRC-32 where LevelDB has CRC-32C. Reference: leveldb's
-doc/log_format.md; seen with wandb 0.31.
+W&B's transaction log, `run-<id>.wandb`, is a LevelDB log (blocks of 32 KiB, records cut into
+frames; leveldb's doc/log_format.md) of protobuf messages, with two differences: a header of 7
+bytes, and plain CRC-32 where LevelDB has CRC-32C.
 """
 
 import json
@@ -100,22 +98,14 @@ class WandbRun(Mirror):
         """Import wandb and start its helper process, wandb-core; no connection is made.
 
         On the caller's thread: nowhere else is it safe to change the environment, or to import
-        while the caller imports too.
-
-        Raises:
-            MirrorError: wandb is not installed.
-            OSError: the folder cannot be made.
+        while the caller imports too. Raises OSError if the folder cannot be made.
         """
         folder = self._run.directory / "wandb"
         own_folder(folder)
         # Otherwise W&B sends telemetry offline too, and waits 10 s for a host that never answers.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
-        try:
-            import wandb
-        except ModuleNotFoundError as error:
-            if error.name != "wandb":
-                raise
-            raise MirrorError("the package wandb is not installed -> pip install wandb") from None
+        import wandb
+
         # W&B tells its own log of every step it takes; the run's log is for the user.
         logging.getLogger("wandb").propagate = False
         ignore_folder_settings()
@@ -175,8 +165,8 @@ class WandbRun(Mirror):
     def close(self, exit_code: int) -> None:
         """Finish the run, end wandb-core and count what it wrote.
 
-        Raises MirrorError where the upload failed or took longer than `upload_s`, and where rows
-        are missing: of a refused upload and of a full disk W&B itself says nothing.
+        Raises MirrorError for a failed or slow upload and for missing rows: of a refused upload and
+        of a full disk W&B itself says nothing.
         """
         import wandb
 
@@ -237,8 +227,8 @@ class WandbRun(Mirror):
 def ignore_folder_settings() -> None:
     """Have W&B read this user's own settings file alone; before its first question.
 
-    It reads `wandb/settings` in the current folder, too: who can write there would name the server,
-    or the proxy, that the API key is sent to.
+    Who can write `wandb/settings` in the current folder would name the server, or the proxy, that
+    the API key is sent to.
     """
     from wandb.sdk.wandb_settings import Settings
 

@@ -11,7 +11,6 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
 from eke.plan.record.metrics import is_lower_better
 from eke.results.report.compare.curves import (
-    MARGIN,
     Curve,
     Parity,
     Quality,
@@ -53,21 +52,18 @@ from eke.results.report.compare.statistics import (
 )
 from eke.results.report.compare.variants import CLOCK, Machine, Variant, group
 
-ROW = "baseline"
-"""Row that is the default baseline."""
-
 
 def choose_baselines(
     variants: Sequence[Variant], machines: Sequence[Machine], wanted: str, keys: Sequence[str]
 ) -> tuple[dict[str, Variant], list[str]]:
     """Choose the baseline of each machine; returns it with notes.
 
-    `wanted` is `key=value,...`, or the name of a row; empty for the default.
+    `wanted` is `key=value,...`, or the name of a row; empty for the row `baseline`, or the first.
 
     Raises:
         ConfigError: `wanted` matches no configuration, or several on one machine.
     """
-    meant = [v for v in variants if _is_meant(v, wanted or ROW)]
+    meant = [v for v in variants if _is_meant(v, wanted or "baseline")]
     if wanted and not meant:
         first = next((v for v in variants if v.records), variants[0])
         spelled = _spelled(first, list(first.factors), variants)
@@ -218,8 +214,11 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     gathered = gather(folders)
     variants, machines, keys = group(gathered.entries)
     chosen, notes = choose_baselines(variants, machines, baseline, keys)
-    metric = by if by not in keys and by in _metrics(variants) else ""
-    shown = _factors_of("" if metric else by, keys, _metrics(variants))
+    metrics = _metrics(variants)
+    if by and by not in (*keys, *metrics):
+        raise _unknown_factor(by, keys, metrics)
+    metric = "" if by in keys else by
+    shown = [by] if by in keys else keys
     parts = [
         _on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps, metric)
         for m in machines
@@ -244,8 +243,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
 
 def _metrics(variants: Sequence[Variant]) -> list[str]:
     """Names of all metrics of the runs' evaluations."""
-    found = [name for v in variants for record in v.records for name in record.metrics]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(name for v in variants for r in v.records for name in r.metrics))
 
 
 def _rank(metric: str, row: ComparisonRow) -> tuple[str, float]:
@@ -335,16 +333,12 @@ def _phases(variant: Variant) -> dict[str, float]:
     return {name: seconds / whole for name, seconds in totals.items()} if whole else {}
 
 
-def _factors_of(by: str, keys: Sequence[str], metrics: Sequence[str]) -> Sequence[str]:
-    if not by:
-        return keys
-    if by not in keys:
-        why = f"does not differ among these runs; differing: {', '.join(keys) or 'nothing'}"
-        why += f"; metrics: {', '.join(metrics)}" if metrics else ""
-        known = [*keys, *metrics]
-        fix = Fix(remark=f"--by {closest(by, known) or known[0]}" if known else "omit --by")
-        raise ConfigError(Problem("--by", by, why, fix))
-    return [by]
+def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> ConfigError:
+    why = f"does not differ among these runs; differing: {', '.join(keys) or 'nothing'}"
+    why += f"; metrics: {', '.join(metrics)}" if metrics else ""
+    known = [*keys, *metrics]
+    fix = Fix(remark=f"--by {closest(by, known) or known[0]}" if known else "omit --by")
+    return ConfigError(Problem("--by", by, why, fix))
 
 
 def _shared(variants: Sequence[Variant], keys: Sequence[str]) -> dict[str, str]:
@@ -378,10 +372,6 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
         runs = format_number(shared, "run")
         notes.append(f"{runs} shared a device with others: their speeds are ignored")
     return notes
-
-
-PERCENT = f"{100 * MARGIN:.0f} %"
-"""The margin of losses as text."""
 
 
 def times(ratio: Ratio) -> str:
@@ -429,11 +419,9 @@ def loss_words(quality: Quality) -> str:
     if quality.parity is Parity.equal:
         return f"{which} equal"
     words = quality.word
-    if quality.parity is Parity.within:
-        words = f"within {PERCENT}"
-    elif quality.parity is Parity.unresolved:
+    if quality.parity is Parity.unresolved:
         why = f"not compared: {quality.why}" if quality.why else ""
-        words = why or f"not resolved within {PERCENT}"
+        words = why or f"not resolved {Parity.within.value}"
     return f"{which} {words} ({change})"
 
 
