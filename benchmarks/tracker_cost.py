@@ -36,7 +36,7 @@ def main(option: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = schema.Tracker(option=option)
         config = {"optimizer": {"lr": 1e-3}}
-        run = TrackedRun("0" * 16, "", None, (), "", {}, config, Path(folder), 0, settings)
+        run = TrackedRun("0" * 16, "", (), "", {}, config, Path(folder), 0, settings)
         mirrors: dict[str, Callable[[], Mirror]] = {
             "wandb": lambda: WandbRun(run, upload_s=10),
             "tensorboard": lambda: TensorBoardRun(run),

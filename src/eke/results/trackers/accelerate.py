@@ -197,8 +197,7 @@ class MLflowRun(AccelerateRun):
             logged = {kind: client.get_metric_history(run_id, key) for kind, key in keys.items()}
             return {kind: max(p.step for p in points) for kind, points in logged.items() if points}
         self._tracker.store_init_configuration(self._config())
-        group = run.settings.group or run.group
-        tags = {"run_id": run.run_id, "command": run.notes, "group": group}
+        tags = {"run_id": run.run_id, "command": run.notes, "group": run.settings.group}
         mlflow.set_tags({f"eke.{key}": value for key, value in tags.items() if value})
         write_json(file, {"store": store, "run_id": self._tracker.active_run.info.run_id})
         return {}
@@ -267,7 +266,7 @@ class TrackioRun(AccelerateRun):
         self._tracker = TrackioTracker(
             project,
             name=run.run_id,
-            group=run.settings.group or run.group,
+            group=run.settings.group,
             config={"name": run.name, "notes": run.notes, **self._config()},
             resume="allow",
             embed=False,

@@ -25,8 +25,6 @@ class TrackedRun:
     """16 hex digits; also the tracker's id, so that attempts continue one run."""
     name: str
     """The overrides: `precision=bf16 optimizer=adafactor`."""
-    group: str | None
-    """Id of the sweep, if any; `tracker.group` takes precedence."""
     tags: tuple[str, ...]
     notes: str
     """The exact command line."""

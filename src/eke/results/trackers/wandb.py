@@ -124,7 +124,7 @@ class WandbRun(Mirror):
             entity=settings.entity,
             id=run.run_id,
             name=run.name,
-            group=settings.group or run.group,
+            group=settings.group,
             job_type="train",
             tags=list(dict.fromkeys(tag[:MAX_TAG_CHARACTERS] for tag in run.tags if tag)),
             notes=run.notes,

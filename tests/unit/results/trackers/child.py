@@ -18,14 +18,13 @@ def make_run(mode: str) -> TrackedRun:
     return TrackedRun(
         run_id="0123456789abcdef",
         name="optimizer=adafactor",
-        group="sweep-1",
         tags=("cpu", "t" * 80),
         notes="python train.py optimizer=adafactor",
         factors={"optim": "adafactor", "deepspeed": "zero2", "seed": "seven", "a.b": "c"},
         config={"optim": {"lr": 1e-3}, "deepspeed": {"stage": 2}, "seed": 7, "path": None},
         directory=Path(sys.argv[1]),
         attempt=0,
-        settings=schema.Tracker(mode=schema.TrackerMode(mode)),
+        settings=schema.Tracker(mode=schema.TrackerMode(mode), group="sweep-1"),
     )
 
 

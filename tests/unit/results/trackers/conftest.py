@@ -40,14 +40,13 @@ def make_run(tmp_path: Path) -> Callable[..., TrackedRun]:
         fields: dict[str, Any] = {
             "run_id": RUN_ID,
             "name": "precision=bf16 optimizer=adafactor",
-            "group": "sweep-1",
             "tags": ("cpu",),
             "notes": "python train.py precision=bf16 optimizer=adafactor",
             "factors": {"precision": "bf16", "optim": "adafactor"},
             "config": {"optim": {"lr": 1e-3}, "seed": 7},
             "directory": tmp_path,
             "attempt": 0,
-            "settings": schema.Tracker(mode=schema.TrackerMode(mode)),
+            "settings": schema.Tracker(mode=schema.TrackerMode(mode), group="sweep-1"),
         }
         return TrackedRun(**{**fields, **changes})
 
@@ -95,7 +94,7 @@ def make_record(**changes: Any) -> Record:
         "plan": {"device": {"name": "cpu"}},
         "machine": {},
         "environment": {"python": "3.11.0"},
-        "command": [],
+        "command": ["python", "train.py"],
         "loss": Loss(eval_final=0.1 + 0.2),
     }
     return Record(**{**fields, **changes})

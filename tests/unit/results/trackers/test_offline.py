@@ -179,24 +179,6 @@ def test_a_later_attempt_is_a_second_fragment_of_the_same_run(make_run):
     assert resumed == {1: False, 2: True}
 
 
-def test_the_users_group_goes_before_the_sweeps(make_run):
-    run = make_run()
-    run.settings.group = "mine"
-    tracker = build_tracker(run)
-    tracker.finish(0)
-    assert only_file(run.directory).group == "mine"
-
-
-def test_a_folder_that_cannot_be_made(make_run):
-    run = make_run()
-    (run.directory / "wandb").write_text("a file is in the way")
-    tracker = build_tracker(run)
-    tracker.log(rows(1))
-    tracker.finish(0)
-    assert "FileExistsError" in tracker.problem
-    assert "1 row not mirrored" in tracker.problem
-
-
 def test_a_folder_that_cannot_be_written_is_not_replaced_by_the_temporary_one(
     make_run, monkeypatch, tmp_path
 ):
@@ -227,13 +209,3 @@ def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
         timeout=60,
     )
     assert "of 1000 rows: is the disk full?" in answer.stdout
-
-
-def test_values_that_are_no_numbers_survive(make_run):
-    run = make_run()
-    tracker = build_tracker(run)
-    tracker.log([{"train/global_step": 1, "train/loss": float("nan"), "note": "diverged"}])
-    tracker.finish(1)
-    (row,) = only_file(run.directory).rows
-    assert (str(row["train/loss"]).lower(), row["note"]) == ("nan", "diverged")
-    assert tracker.problem == ""

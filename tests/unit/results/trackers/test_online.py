@@ -1,6 +1,5 @@
 """W&B online, with the real SDK against a loopback server: one that works and ones that do not."""
 
-import json
 import threading
 from collections.abc import Callable
 
@@ -125,31 +124,6 @@ def test_rows_that_were_lost_are_sent_by_the_next_attempt(online, make_run):
     online.refusals = {}
     assert track(make_run("online", attempt=1), rows(4, 5)).problem == ""
     assert steps_of(online) == [1, 2, 3, 4, 5]
-
-
-def test_an_evaluation_joins_the_row_of_its_step(online, make_run):
-    track(make_run("online"), rows(1, 2), [{"train/global_step": 2, "eval/loss": 0.25}])
-    assert steps_of(online) == [1, 2]
-    last = online.rows[RUN_ID][-1]
-    assert (last["train/loss"], last["eval/loss"], last["_step"]) == (0.5, 0.25, 2)
-
-
-def test_configuration_and_summary_arrive(online, make_run):
-    tracker = build_tracker(make_run("online"))
-    tracker.log(rows(1))
-    tracker.summary({"outcome": "ok", "tokens_per_s": 12.5})
-    tracker.finish(4)
-    assert tracker.problem == ""
-    assert online.exit_codes == {RUN_ID: 4}
-    assert online.runs[RUN_ID]["groupName"] == "sweep-1"
-    assert online.runs[RUN_ID]["displayName"] == "precision=bf16 optimizer=adafactor"
-    config = json.loads(online.runs[RUN_ID]["config"])
-    assert config["optim"]["value"] == "adafactor"
-    assert config["cfg"]["value"] == {"optim": {"lr": 1e-3}, "seed": 7}
-    assert online.runs[RUN_ID]["tags"] == ["cpu"]
-    assert online.runs[RUN_ID]["notes"] == "python train.py precision=bf16 optimizer=adafactor"
-    assert online.summaries[RUN_ID]["outcome"] == "ok"
-    assert online.summaries[RUN_ID]["tokens_per_s"] == 12.5
 
 
 def test_a_slow_server_gets_everything(online, make_run):

@@ -46,6 +46,7 @@ def test_a_run_arrives_whole(online, tmp_path, capsys):
     assert online.runs[RUN_ID]["groupName"] == "g"
     assert online.runs[RUN_ID]["displayName"] == "precision=bf16"
     assert online.runs[RUN_ID]["tags"] == ["cpu"]
+    assert online.runs[RUN_ID]["notes"] == "python train.py"
     assert online.summaries[RUN_ID]["eval_final"] == 0.1 + 0.2
     assert online.exit_codes == {RUN_ID: 0}
     out = capsys.readouterr().out

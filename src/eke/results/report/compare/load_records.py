@@ -116,10 +116,7 @@ def _sweeps_of(folder: Path) -> Iterator[Path]:
 
 
 def _runs_of(folder: Path) -> Iterator[Path]:
-    for each in (folder, *_children(folder)):
-        paths = RunPaths(each)
-        if paths.record.exists() or paths.plan.exists():
-            yield each.resolve()
+    return (e.resolve() for e in (folder, *_children(folder)) if RunPaths(e).is_run)
 
 
 def _children(folder: Path) -> list[Path]:

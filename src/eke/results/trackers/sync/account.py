@@ -200,7 +200,6 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
     factors = record.choices | ({"device": device} if device else {})
     run = TrackedRun(
         run_id=tracker_id(paths.folder.name, record.run_id),
-        group=settings.get("group"),
         tags=(device,),
         directory=paths.folder,
         attempt=0,  # sent as one attempt, so that sending again is idempotent
@@ -209,6 +208,7 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
             mode=schema.TrackerMode.online,
             project=project or str(settings.get("project") or "eke"),
             entity=entity or settings.get("entity"),
+            group=settings.get("group"),
         ),
         **shown_of(record.overrides, record.command, factors, record.config),
     )
