@@ -14,7 +14,6 @@ from eke.results.report.show.charts import CHARS_FOR_LABELS, charts
 from eke.results.report.show.export import (
     as_csv,
     as_plain,
-    as_script_data,
     escape,
     render_markdown,
     render_page,
@@ -151,13 +150,6 @@ def test_a_page_holds_everything_as_text(hostile):
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page), "nothing is loaded"
     data = page.split('id="data">')[1].split("</script>")[0]
     assert json.loads(data)["table"]["rows"][0]["full"]
-
-
-def test_data_inside_of_a_script_cannot_end_it():
-    value = {"a": "</script><!--\u2028\u2029"}
-    text = as_script_data(value)
-    assert "<" not in text
-    assert json.loads(text) == value
 
 
 def test_a_table_sorts_by_numbers_and_has_its_texts(ladder):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from eke.plan.record import (
     no_runs,
     read_record,
 )
+from eke.results.report.compare.measures import measured_values
 
 NOT_RUN = "not run"
 """Outcome shown for a cell without one."""
@@ -57,6 +58,11 @@ class Entry:
         typed = (text.lstrip("+").partition("=")[::2] for text in self.overrides)
         known: Mapping[str, Any] = self.record.config if self.record else dict(typed)
         return _integer(known.get("seed")), _integer(known.get("repeat"))
+
+    @cached_property
+    def measures(self) -> dict[str, float]:
+        """Key of a measure -> value; empty without a record."""
+        return measured_values(self.record) if self.record else {}
 
     @property
     def rows(self) -> tuple[str, ...]:

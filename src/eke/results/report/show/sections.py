@@ -32,7 +32,6 @@ from eke.results.report.compare.measures import (
     TOKENS,
     TRAIN_LOSS,
     Measure,
-    measured_values,
     metric_of,
 )
 from eke.results.report.compare.statistics import Ratio
@@ -481,8 +480,7 @@ def _sources(row: ComparisonRow) -> Section:
 def _runs(comparison: Comparison) -> Section:
     rows = []
     for row, entry in ((each, entry) for each in comparison.rows for entry in each.variant.entries):
-        values = measured_values(entry.record) if entry.record else {}
-        speed, peak = values.get(SAMPLES.key), values.get(PEAK.key)
+        speed, peak = entry.measures.get(SAMPLES.key), entry.measures.get(PEAK.key)
         numbers = f"{speed:.4g}" if speed else "", format_bytes(peak) if peak else ""
         folder = entry.folder.name if entry.folder else ""
         rows.append((row.variant.label, *map(str, entry.repeat), entry.outcome, *numbers, folder))
