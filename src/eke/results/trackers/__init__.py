@@ -8,8 +8,11 @@ from eke.common.plugins import load_plugin
 from eke.config.schema import TrackerMode
 from eke.results.trackers.accelerate import MLflowRun, TensorBoardRun, TrackioRun
 from eke.results.trackers.async_tracker import Guard
-from eke.results.trackers.tracker import TrackedRun, Tracker, Untracked, summary_values, tracker_id
+from eke.results.trackers.tracker import TrackedRun, Untracked, summary_values, tracker_id
 from eke.results.trackers.wandb import WandbRun
+
+Tracker = Guard | Untracked
+"""Receiver of a run's metrics: no method raises, or waits longer than its stated bound."""
 
 FILE_S = 10.0
 """Seconds to finish writing a file, which takes milliseconds on a working file system."""

@@ -104,14 +104,13 @@ class Guard:
         self._finish_s, self._patience_s, self._max_rows = finish_s, patience_s, max_rows
         self._remedy = f" -> {remedy}" if remedy else ""
         self._is_quiet = is_quiet
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._reason = ""
         self._pending = 0
         self._lost = 0
         self._late = False
         self._finishing = False
-        self._closed = False
         self._ended = threading.Event()
         try:
             mirror.prepare()
@@ -155,7 +154,8 @@ class Guard:
             if self._finishing:
                 return
             self._finishing = True
-        self._jobs.put((partial(self._close, exit_code), 0))
+        self._jobs.put((partial(self._mirror.close, exit_code), 0))
+        self._jobs.put(None)
         if not self._ended.wait(self._finish_s):
             self._stop(f"did not finish within {self._finish_s:g} s")
             # Otherwise the interpreter's exit would wait for it.
@@ -171,16 +171,11 @@ class Guard:
             cause = "; ".join(text for text in (self._reason, lost) if text)
             return f"{cause} {EVERY_ROW}{self._remedy}" if cause else ""
 
-    def _close(self, exit_code: int) -> None:
-        self._mirror.close(exit_code)
-        self._closed = True
-
     def _work(self) -> None:
         """Open the mirror and feed it until it is closed or raises; the thread's body."""
         try:
             self._mirror.open()
-            while not self._closed:
-                job, num_rows = self._jobs.get()
+            for job, num_rows in iter(self._jobs.get, None):
                 job()
                 self._done(num_rows)
         except BaseException as error:  # sys.exit, too, would end the thread silently

@@ -12,7 +12,6 @@ import signal
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,13 +103,18 @@ class WandbRun(Mirror):
         own_folder(folder)
         # Otherwise W&B sends telemetry offline too, and waits 10 s for a host that never answers.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
+        # wandb-core's own log; a home folder has a quota on many clusters.
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "cache"))
+        # The address of another process's wandb-core, which may be gone by now; and whether a run
+        # is continued follows from its attempt, never from what is set outside.
+        for name in ("WANDB_SERVICE", "WANDB_RESUME"):
+            os.environ.pop(name, None)
         import wandb
 
         # W&B tells its own log of every step it takes; the run's log is for the user.
         logging.getLogger("wandb").propagate = False
         ignore_folder_settings()
-        with _environment(folder):
-            server = wandb.setup(self._make_settings()).settings.base_url
+        server = wandb.setup(self._make_settings()).settings.base_url
         if self._run.settings.mode is TrackerMode.online:
             _log.info("tracker: W&B's server is %s", server)
 
@@ -262,22 +266,3 @@ def make_config(factors: Mapping[str, str], config: Mapping[str, Any]) -> dict[s
     """
     scalars = {name.replace(".", "_"): option for name, option in factors.items()}
     return {**scalars, "cfg": dict(config)}
-
-
-@contextmanager
-def _environment(folder: Path) -> Iterator[None]:
-    """Environment of wandb-core at its start."""
-    before = {name: os.environ.get(name) for name in ("WANDB_CACHE_DIR", "WANDB_RESUME")}
-    # wandb-core's own log; a home folder has a quota on many clusters.
-    os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "cache"))
-    # The address of another process's wandb-core, which may be gone by now.
-    os.environ.pop("WANDB_SERVICE", None)
-    # Whether a run is continued follows from its attempt, never from what is set outside.
-    os.environ.pop("WANDB_RESUME", None)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value

@@ -38,6 +38,7 @@ from eke.results.report.compare.measures import (
     RESERVED,
     SAMPLES,
     STEP,
+    TOKENS,
     Measure,
 )
 from eke.results.report.compare.statistics import (
@@ -107,7 +108,7 @@ def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant])
     return shlex.quote(",".join(told))
 
 
-COMPARED = (SAMPLES.key, "throughput.tokens_per_s", STEP.key, PEAK.key, RESERVED.key)
+COMPARED = (SAMPLES.key, TOKENS.key, STEP.key, PEAK.key, RESERVED.key)
 """Measures with a ratio to the baseline."""
 
 MAX_CURVES = 200

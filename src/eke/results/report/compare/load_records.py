@@ -38,8 +38,8 @@ class Entry:
     """A member name of Outcome, or a constant above."""
     reason: str = ""
     """Reason of the failure."""
-    row: str = ""
-    """Name of the sweep definition's row, if any."""
+    rows: tuple[str, ...] = ()
+    """Names of the sweep definition's rows with this run, if any."""
     rule: str = ""
     """Id of the rule that rejected it."""
     record: Record | None = None
@@ -47,8 +47,6 @@ class Entry:
     """None for a cell that never ran."""
     sweep: str = ""
     """Folder name of its sweep."""
-    also: tuple[str, ...] = ()
-    """Names of other rows with the same run."""
     is_known: bool = True
     """False if neither record nor plan has the overrides."""
 
@@ -65,9 +63,9 @@ class Entry:
         return measured_values(self.record) if self.record else {}
 
     @property
-    def rows(self) -> tuple[str, ...]:
-        """Names of all rows with this run."""
-        return tuple(name for name in (self.row, *self.also) if name)
+    def row(self) -> str:
+        """Name of the first row."""
+        return next(iter(self.rows), "")
 
 
 @dataclass(frozen=True)
@@ -134,34 +132,28 @@ def _children(folder: Path) -> list[Path]:
 
 def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> list[Entry]:
     """Cells in their order, each run once, with the names of all its rows."""
-    rows: dict[Path, list[str]] = {}
-    kept: list[tuple[dict[str, Any], Path | None]] = []
-    for cell in cells:
+    rows: dict[Path | int, list[str]] = {}
+    kept: dict[Path | int, dict[str, Any]] = {}
+    for number, cell in enumerate(cells):
         if not isinstance(cell, dict):
             continue
         name = Path(cell.get("folder") or cell.get("run_id") or "").name
-        if not name:
-            kept.append((cell, None))
-            continue
-        run = (sweep.parent / name).resolve()  # both may have been moved
-        if cell.get("row"):
-            rows.setdefault(run, []).append(str(cell["row"]))
-        if run not in seen:  # as an earlier cell's, or as one of another sweep
-            kept.append((cell, run))
-            seen.add(run)
-    return [
-        _cell(sweep, cell, run, tuple(rows.get(run, ())[1:]) if run else ()) for cell, run in kept
+        run = (sweep.parent / name).resolve() if name else number  # both may have been moved
+        rows.setdefault(run, []).extend([str(cell["row"])] if cell.get("row") else [])
+        if run not in seen:  # as a run of another sweep
+            kept.setdefault(run, cell)
+    found = [
+        _cell(sweep, cell, run if isinstance(run, Path) else None, tuple(rows[run]))
+        for run, cell in kept.items()
     ]
+    seen.update(run for run in kept if isinstance(run, Path))
+    return found
 
 
-def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, ...]) -> Entry:
-    overrides = tuple(map(str, cell.get("overrides") or ()))
-    row, rule = str(cell.get("row") or ""), str(cell.get("rule") or "")
-    outcome, reason, record = (
-        str(cell.get("outcome") or NOT_RUN),
-        str(cell.get("reason") or ""),
-        None,
-    )
+def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, rows: tuple[str, ...]) -> Entry:
+    overrides, rule = tuple(map(str, cell.get("overrides") or ())), str(cell.get("rule") or "")
+    outcome, reason = str(cell.get("outcome") or NOT_RUN), str(cell.get("reason") or "")
+    record = None
     if run is not None and outcome not in (Outcome.refused.name, Outcome.skipped.name):
         # The record is authoritative; sweep.json may be older.
         told, why = outcome, reason
@@ -171,7 +163,7 @@ def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, 
         elif outcome == NOT_RUN:
             reason = missing_run("" if told == NOT_RUN else told, run)
         rule = "" if record else rule  # it was started later
-    return Entry(overrides, outcome, reason, row, rule, record, run, sweep.name, also)
+    return Entry(overrides, outcome, reason, rows, rule, record, run, sweep.name)
 
 
 def _alone(run: Path) -> Entry:
