@@ -90,16 +90,14 @@ def gather(folders: Sequence[Path]) -> Gathered:
     seen: set[Path] = set()
     # Sweeps first: a run that belongs to one has a name and an order there.
     for sweep in _unique(found for folder in folders for found in _sweeps_of(folder)):
-        known = set(seen)
         try:
             content = read_json(SweepPaths(sweep).sweep)
             name, command = content.get("name"), tuple(map(str, content.get("command") or ()))
-            entries += _cells(sweep, content["cells"], known)
+            entries += _cells(sweep, content["cells"], seen)
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             why = f"not a readable sweep ({error}); its runs are listed individually"
             notes.append(f"{SweepPaths(sweep).sweep}: {why}")
             continue
-        seen = known
         names += [str(name)] if name else []
         commands += [command] if command else []
     for run in _unique(found for folder in folders for found in _runs_of(folder)):

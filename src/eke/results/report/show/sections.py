@@ -4,6 +4,7 @@ The columns of the main table, once for terminal, page and Markdown: numbers can
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,8 +61,6 @@ class Column:
     is_wide: bool = False
     """Whether narrow formats (terminal, Markdown) omit it."""
     help: str = ""
-    brief: Callable[[ComparisonRow], str] | None = None
-    """Shorter text for narrow formats."""
 
 
 def columns(comparison: Comparison, wide: bool = True, most: int = CHARS_FOR_NAMES) -> list[Column]:
@@ -135,8 +134,7 @@ def _numbers(comparison: Comparison) -> list[Column]:
         *_metrics(comparison),
         *([] if has_eval else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
         Column("parity", comparison.metric or "loss", _parity, lambda r: r.quality.difference,
-               help="relative to the baseline, at equal samples",
-               brief=lambda r: _parity(r).partition(" (")[0]),
+               help="relative to the baseline, at equal samples"),
         _number("equal_time", "loss at equal time", lambda r: r.loss_at_equal_time,
                 lambda v: f"{v:.4f}", True, "training loss when the shortest run ended"),
         _number("prediction", "predicted memory", lambda r: r.prediction_error, _signed, True,
@@ -230,26 +228,25 @@ def _measure(
 
 
 def _ratio(measure: Measure, title: str, help: str) -> Column:
-    def show(row: ComparisonRow, brief: bool = False) -> str:
-        found = row.ratios.get(measure.key)
-        if found is None:
-            return "1x" if row.is_baseline and measure.key in row.estimates else ""
-        return ratio_text(found, brief)
+    def show(row: ComparisonRow) -> str:
+        is_base = row.is_baseline and measure.key in row.estimates
+        return "1x" if is_base else ratio_text(row.ratios.get(measure.key))
 
     def value(row: ComparisonRow) -> float | None:
         found = row.ratios.get(measure.key)
         return found.value if found else 1.0 if row.is_baseline else None
 
-    brief = partial(show, brief=True)
-    return Column(f"ratio {measure.key}", title, show, value, True, False, help, brief)
+    return Column(f"ratio {measure.key}", title, show, value, True, False, help)
 
 
-def ratio_text(ratio: Ratio | None, brief: bool = False) -> str:
-    """Ratio with its sign, and its interval unless `brief`."""
-    if ratio is None:
-        return ""
-    text = times(ratio).partition(" (")[0] if brief else times(ratio)
-    return f"{text} {SIGNS[ratio.decision]}".rstrip()
+def ratio_text(ratio: Ratio | None) -> str:
+    """Ratio with its interval and sign."""
+    return f"{times(ratio)} {SIGNS[ratio.decision]}".rstrip() if ratio else ""
+
+
+def shorter(text: str) -> str:
+    """A number without its interval or difference, which is in parentheses."""
+    return re.sub(r" \(.*?\)", "", text)
 
 
 def _parity(row: ComparisonRow) -> str:
@@ -285,12 +282,13 @@ def sections(comparison: Comparison, repeats: bool = False, brief: bool = False)
     found = [_outcomes(comparison), _unmeasured(comparison)]
     for part in comparison.machines:
         where = comparison.suffix(part)
-        own = [
-            _effects(part, brief),
-            _alone(comparison, part, brief),
-            _ladder(part, brief),
-            *map(_published, part.published),
-        ]
+        own = [_effects(part), _alone(comparison, part), _ladder(part)]
+        if brief:  # the last two are the ratios
+            own = [
+                replace(s, rows=tuple((*r[:-2], *map(shorter, r[-2:])) for r in s.rows))
+                for s in own
+            ]
+        own += map(_published, part.published)
         found += [replace(section, title=f"{section.title}{where}") for section in own]
     found += [_classes(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
     found += [_sources(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
@@ -378,17 +376,17 @@ def _no_speed(record: Record) -> str:
     )
 
 
-def _speed_and_memory(ratios: Mapping[str, Ratio], brief: bool) -> tuple[str, str]:
-    return ratio_text(ratios.get(SAMPLES.key), brief), ratio_text(ratios.get(PEAK.key), brief)
+def _speed_and_memory(ratios: Mapping[str, Ratio]) -> tuple[str, str]:
+    return ratio_text(ratios.get(SAMPLES.key)), ratio_text(ratios.get(PEAK.key))
 
 
-def _effects(part: OneMachine, brief: bool) -> Section:
+def _effects(part: OneMachine) -> Section:
     rows = tuple(
         (
             f"{each.factor}={each.value}",
             f"{each.factor}={each.reference}" if each.reference else "without",
             str(each.pairs),
-            *_speed_and_memory(each.ratios, brief),
+            *_speed_and_memory(each.ratios),
         )
         for each in part.effects
     )
@@ -400,9 +398,9 @@ def _effects(part: OneMachine, brief: bool) -> Section:
     return Section("What each technique does", note, head, rows)
 
 
-def _alone(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
+def _alone(comparison: Comparison, part: OneMachine) -> Section:
     rows: list[tuple[str, ...]] = [
-        (row.variant.row or change, change, *_speed_and_memory(row.ratios, brief))
+        (row.variant.row or change, change, *_speed_and_memory(row.ratios))
         for row, change in part.alone
     ]
     head: tuple[str, ...] = ("alone", "changes", "x speed", "x memory")
@@ -413,9 +411,9 @@ def _alone(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
     return Section("Each technique alone", "", head, shown)
 
 
-def _ladder(part: OneMachine, brief: bool) -> Section:
+def _ladder(part: OneMachine) -> Section:
     rows = tuple(
-        (row.variant.label, f"+ {added}", *_speed_and_memory(row.ratios, brief))
+        (row.variant.label, f"+ {added}", *_speed_and_memory(row.ratios))
         for row, added in part.ladder
     )
     return Section("One upon another", "", ("cumulative", "adds", "x speed", "x memory"), rows)

@@ -26,6 +26,7 @@ from eke.results.report.show.sections import (
     outcome_text,
     provenance,
     sections,
+    shorter,
 )
 
 PIPED_WIDTH = 160
@@ -113,7 +114,7 @@ def _fitting(
     least = min(LEAST_FOR_NAMES, width // 2)
     room = width + GAP - min(needs(label), least + GAP)
     if sum(map(needs, others)) > room:
-        others = [replace(c, text=c.brief) if c.brief else c for c in others]
+        others = list(map(_short, others))
     kept: dict[str, int] = {}
     ranked = sorted(others, key=lambda c: RANKS.index(c.key) if c.key in RANKS else len(RANKS))
     for column in ranked:
@@ -125,6 +126,10 @@ def _fitting(
             label = columns(comparison, wide=False, most=min(most, CHARS_FOR_NAMES))[0]
     left_out = [c.title for c in others if c.key not in kept]
     return [label, *(c for c in others if c.key in kept)], left_out
+
+
+def _short(column: Column) -> Column:
+    return replace(column, text=lambda row: shorter(column.text(row)))
 
 
 def _chosen(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
