@@ -274,9 +274,8 @@ def known_forecasts(plans: Mapping[str, Plan], trace: bool) -> dict[str, Forecas
     if unsure := [name for name, each in found.items() if trace and is_open(each)]:
         line = PlanningLine()
         asked = [plans[name] for name in unsure]
-        traced = traced_forecasts(
-            asked, line.counter("traced the memory of {} of {} cells"), processes=usable_cores()
-        )
+        count = line.counter("traced the memory of")
+        traced = traced_forecasts(asked, count, processes=usable_cores())
         line.close()
         found |= dict(zip(unsure, traced, strict=True))
     return found

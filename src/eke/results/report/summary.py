@@ -284,9 +284,9 @@ class PlanningLine:
         self._due = clock() + QUIET_S
         self._written = ""
 
-    def counter(self, text: str) -> Callable[[int, int], None]:
-        """What reports a number and the total: `composed {} of {} cells`."""
-        return lambda done, total: self._show(text.format(done, total))
+    def counter(self, done: str, what: str = "cells") -> Callable[[int, int], None]:
+        """What reports a number and the total: `composed 3 of 8 cells`."""
+        return lambda number, total: self._show(f"{done} {number} of {total} {what}")
 
     def close(self) -> None:
         """On a terminal, erase the line."""

@@ -16,7 +16,7 @@ def counted(stream: io.StringIO, *moments: float) -> str:
     """What is written of counts to ten, each at its moment."""
     now = iter([0.0, *moments])
     line = PlanningLine(stream, lambda: next(now))
-    count = line.counter("checked {} of {} sets of techniques")
+    count = line.counter("checked", "sets of techniques")
     for done, _ in enumerate(moments, start=1):
         count(done, len(moments))
     line.close()

@@ -244,7 +244,7 @@ def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
 
 
 class Settings:
-    """Settings of configurations with a record, and those that were typed for each."""
+    """Settings of the configurations with a record, and the overrides of each."""
 
     def __init__(self, found: Sequence[Factors], overrides: Sequence[Sequence[str]]) -> None:
         self._found = found
