@@ -7,7 +7,6 @@ Design decisions: docs/explanation/tracking.md.
 import json
 import os
 import re
-import tempfile
 import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -310,18 +309,13 @@ def publish(
         others = [PublishedReport(**each) for each in read_json(file)["published"]]
     except (OSError, ValueError, TypeError, KeyError):  # missing or invalid
         others = []
-    with tempfile.TemporaryDirectory(prefix="eke-report-", ignore_cleanup_errors=True) as scratch:
-        account.configure_wandb(Path(scratch))
-        try:
-            user = account.log_in(account.ANSWER_S)
-            place = replace(place, entity=place.entity or user.entity)
-            if not place.entity:
-                raise ConfigError("W&B's server names no default entity -> --entity NAME")
-            where = (user.server, place.entity, place.project)
-            known_id = next((p.id for p in others if p[:3] == where), "")
-            answer = account.bounded(lambda: _save(comparison, place, repeats, known_id), SAVE_S)
-        finally:
-            account.give_up_core()
+    with account.session() as (user, _):
+        place = replace(place, entity=place.entity or user.entity)
+        if not place.entity:
+            raise ConfigError("W&B's server names no default entity -> --entity NAME")
+        where = (user.server, place.entity, place.project)
+        known_id = next((p.id for p in others if p[:3] == where), "")
+        answer = account.bounded(lambda: _save(comparison, place, repeats, known_id), SAVE_S)
     if answer is None:
         raise ConfigError(
             f"project {place}: the server knows none of this name, or not for this account\n"

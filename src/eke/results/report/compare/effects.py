@@ -16,7 +16,7 @@ from eke.results.report.compare.statistics import (
     ratio,
 )
 from eke.results.report.compare.variants import Variant
-from eke.results.report.published import Figures, PublishedTable, published_for
+from eke.results.report.published import Figures, PublishedTable, all_published
 
 BOTH = (SAMPLES, PEAK)
 
@@ -158,7 +158,7 @@ def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[
     """Published tables whose baseline and at least one other row one machine measured."""
     by_row = {row: v for v in variants if v.records for row in v.rows}
     found = []
-    for table in (table for sweep in sweeps for table in published_for(sweep)):
+    for table in (t for sweep in sweeps for t in all_published() if t.sweep == sweep):
         base = by_row.get(table.baseline)
         others = [row for row in table.rows if row != table.baseline and row in by_row]
         if base is not None and others:

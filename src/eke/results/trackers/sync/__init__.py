@@ -176,18 +176,13 @@ def sync(found: Sequence[FoundRun], options: Options) -> Iterator[Report]:
     if options.dry_run:
         yield from (_report(each, None, options, ids, Path()) for each in found)
         return
-    with tempfile.TemporaryDirectory(prefix="eke-sync-", ignore_cleanup_errors=True) as scratch:
-        account.configure_wandb(Path(scratch))
-        try:
-            user = account.log_in(options.answer_s)
-            for each in found:
-                report = _report(each, user, options, ids, Path(scratch))
-                yield report
-                if report.verdict is SyncOutcome.failed and report.num_rows is not None:
-                    # If the server is down, stop: the next run would wait, too.
-                    account.log_in(options.answer_s)
-        finally:
-            account.give_up_core()
+    with account.session(options.answer_s) as (user, scratch):
+        for each in found:
+            report = _report(each, user, options, ids, scratch)
+            yield report
+            if report.verdict is SyncOutcome.failed and report.num_rows is not None:
+                # If the server is down, stop: the next run would wait, too.
+                account.log_in(options.answer_s)
 
 
 def _report(

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -99,6 +100,17 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
         if any(word in str(error) for word in ("401", "403", "API key")):
             raise ConfigError(f"{error}\n  -> wandb login") from error
         raise
+
+
+@contextmanager
+def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
+    """The account, and a folder for W&B's files; errors as of `configure_wandb` and `log_in`."""
+    with tempfile.TemporaryDirectory(prefix="eke-wandb-", ignore_cleanup_errors=True) as scratch:
+        configure_wandb(Path(scratch))
+        try:
+            yield log_in(answer_s), Path(scratch)
+        finally:
+            give_up_core()
 
 
 def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
