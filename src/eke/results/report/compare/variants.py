@@ -114,23 +114,20 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
     letters = {_machine_key(m.facts): m.letter for m in machines}
     groups: dict[tuple[str, str], list[Entry]] = {}
     homes: dict[tuple[str, ...], tuple[str, str]] = {}
-    for entry in entries:
+    # Those without a record join the repeats with one, if any.
+    for entry in sorted(entries, key=lambda entry: entry.record is None):
         if entry.record is not None:
             data = entry.record.plan.get("data_fingerprint", "")
             content = canonical(plain([configuration(entry.record), data]))
             content = hashlib.sha256(content.encode()).hexdigest()
             key = (letters[_machine_key(_facts(entry.record))], content)
-            groups.setdefault(key, []).append(entry)
             homes.setdefault(_typed(entry), key)
-    order = {entry: number for number, entry in enumerate(entries)}
-    for entry in entries:
-        if not entry.is_known:
-            # Its configuration is unknown: it may equal another one.
-            groups[NO_MACHINE, str(entry.folder)] = [entry]
-        elif entry.record is None:
-            # Joins the repeats with a record, if any.
+        elif entry.is_known:
             key = homes.setdefault(_typed(entry), (NO_MACHINE, canonical(_typed(entry))))
-            groups.setdefault(key, []).append(entry)
+        else:  # its configuration may equal another one
+            key = NO_MACHINE, str(entry.folder)
+        groups.setdefault(key, []).append(entry)
+    order = {entry: number for number, entry in enumerate(entries)}
     for members in groups.values():
         members.sort(key=order.__getitem__)
     keys, variants = _describe(groups)
