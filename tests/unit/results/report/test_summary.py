@@ -1,7 +1,5 @@
 """The closing summary: what was measured, and no line for what was not."""
 
-import dataclasses
-
 import pytest
 from unit.plan.record.samples import bare_record, failed, full_record
 
@@ -194,13 +192,6 @@ def test_a_shared_device_makes_no_speed_claim():
     assert "no speed above is a measurement" in text
     for unshared in (False, None):
         assert "measurement" not in render_summary(full_record(shared_device=unshared), FOLDER)
-
-
-def test_durations_use_their_own_scale():
-    timing = Timing(train_s=7500.0, steady_step_s=Spread(0.0005, 0.0004, 0.002, 10))
-    shown = lines(dataclasses.replace(full_record(), timing=timing))
-    assert shown["time"] == "2 h 05 m"
-    assert shown["step"] == "0.5 ms  (0.4 ms to 2 ms, n=10)"
 
 
 # --- predicted memory ----------------------------------------------------------------------------

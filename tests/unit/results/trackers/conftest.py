@@ -14,7 +14,7 @@ from support import PATIENCE_S, REPO
 from eke.common.paths import RunPaths
 from eke.config import schema
 from eke.plan.record import Loss, Record, metrics, write_record
-from eke.results.trackers import TrackedRun
+from eke.results.trackers import TrackedRun, Tracker, build_tracker
 from eke.results.trackers.tracker import Row
 
 CHILD = Path(__file__).with_name("child.py")
@@ -114,6 +114,16 @@ def rows(*steps: int, attempt: int = 0) -> list[Row]:
     """Rows of metrics.jsonl."""
     row = {"attempt": attempt}
     return [{"train/global_step": step, **row, "train/loss": 1 / step} for step in steps]
+
+
+def track(run: TrackedRun, *batches: list[Row], code: int = 0) -> Tracker:
+    """What the worker does with rows: first the file, then the tracker."""
+    tracker = build_tracker(run)
+    for batch in batches:
+        metrics.append_rows(RunPaths(run.directory).metrics, batch)
+        tracker.log(batch)
+    tracker.finish(code)
+    return tracker
 
 
 def find_wandb_files(directory: Path) -> list[Path]:

@@ -4,15 +4,14 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from eke.config import schema
-from eke.results.trackers import TrackedRun, build_tracker
+from eke.results.trackers import build_tracker
 
-from .conftest import CHILD, child_environment, rows
+from .conftest import CHILD, child_environment, rows, track
 from .stub import Server
 
 OPTIONS = ("tensorboard", "mlflow", "trackio")
@@ -156,9 +155,7 @@ def test_how_a_run_ended_is_mlflows_status(code, status, tmp_path, request):
 def test_a_missing_package_is_named(option, make_run, monkeypatch):
     monkeypatch.setitem(sys.modules, option, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    tracker = build_tracker(make_run(settings=schema.Tracker(option=option)))
-    tracker.log(rows(1))
-    tracker.finish(0)
+    tracker = track(make_run(settings=schema.Tracker(option=option)), rows(1))
     assert f'pip install "eke[{option}]"' in tracker.problem
     assert "1 row not mirrored" in tracker.problem
 
@@ -167,7 +164,7 @@ def test_a_missing_package_is_named(option, make_run, monkeypatch):
 @pytest.mark.parametrize(
     "option", ["tensorboard", "trackio", pytest.param("mlflow", marks=pytest.mark.slow)]
 )
-def test_a_store_that_cannot_be_written(option: str, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written(option, tmp_path):
     # A folder where a file belongs, or the other way round.
     name = {"tensorboard": "0123456789abcdef", "mlflow": "mlflow.db", "trackio": "eke.db"}[option]
     (tmp_path / option).mkdir()
@@ -190,9 +187,7 @@ def test_a_full_disk_is_noticed(option, tmp_path, request):
     assert "problem: \n" not in done.stdout
 
 
-def test_a_run_that_ended_before_its_first_step(
-    make_run: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ended_before_its_first_step(make_run, monkeypatch):
     # Other tests of this process may have made Accelerate's state, as the worker does.
     monkeypatch.setattr("accelerate.state.is_initialized", lambda: False)
     tracker = build_tracker(make_run(settings=schema.Tracker(option="tensorboard")))

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from eke.cli import main
-from eke.results.trackers import build_tracker
 from eke.rules.tracker import has_wandb_key
 
-from .conftest import make_folder, rows
+from .conftest import make_folder, rows, track
 from .stub import Server, serving
 
 
@@ -47,9 +46,7 @@ def test_sync_asks_the_users_server_and_names_it_first(planted, own_file, tmp_pa
 
 def test_nor_does_a_run_that_is_shown_online(planted, own_file, make_run, caplog):
     with caplog.at_level(logging.INFO):
-        tracker = build_tracker(make_run(mode="online"))
-        tracker.log(rows(1))
-        tracker.finish(0)
+        tracker = track(make_run(mode="online"), rows(1))
     assert tracker.problem == ""
     assert planted.requests == []
     assert own_file.rows

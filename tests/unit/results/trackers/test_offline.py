@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from wandb_reader import WandbFile, read_wandb_file
 
-from eke.results.trackers import build_tracker
-
 from .conftest import (
     CHILD,
     ask,
@@ -21,6 +19,7 @@ from .conftest import (
     find_wandb_files,
     rows,
     start_child,
+    track,
     wait_until,
 )
 from .stub import serving
@@ -157,9 +156,7 @@ def test_wandb_core_dies_in_mid_run(child, tmp_path):
 def test_two_runs_in_one_process_are_two_runs(make_run):
     for run_id, steps in (("a" * 16, (1, 2)), ("b" * 16, (3,))):
         run = make_run(run_id=run_id, factors={"precision": run_id})
-        tracker = build_tracker(run)
-        tracker.log(rows(*steps))
-        tracker.finish(0)
+        tracker = track(run, rows(*steps))
         assert tracker.problem == ""
     reads = {read.run_id: read for read in map(read_wandb_file, find_wandb_files(run.directory))}
     assert {name: len(read.rows) for name, read in reads.items()} == {"a" * 16: 2, "b" * 16: 1}
@@ -169,9 +166,7 @@ def test_two_runs_in_one_process_are_two_runs(make_run):
 def test_a_later_attempt_is_a_second_fragment_of_the_same_run(make_run):
     for attempt in (0, 1):
         run = make_run(attempt=attempt)
-        tracker = build_tracker(run)
-        tracker.log(rows(attempt + 1))
-        tracker.finish(0)
+        tracker = track(run, rows(attempt + 1))
         assert tracker.problem == ""
     reads = [read_wandb_file(path) for path in find_wandb_files(run.directory)]
     assert [read.run_id for read in reads] == [run.run_id, run.run_id]
@@ -189,14 +184,12 @@ def test_a_folder_that_cannot_be_written_is_not_replaced_by_the_temporary_one(
     monkeypatch.setattr(os, "access", lambda path, mode: str(path).startswith(str(elsewhere)))
     run = make_run(directory=tmp_path / "run")
     run.directory.mkdir()
-    tracker = build_tracker(run)
-    tracker.log(rows(1))
-    tracker.finish(0)
+    tracker = track(run, rows(1))
     assert f"W&B cannot write to {run.directory}" in tracker.problem
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
+def test_a_full_disk_is_noticed(tmp_path):
     # A limit on the size of files; exec keeps it for the process and for wandb-core.
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)); "
     code = limit + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"

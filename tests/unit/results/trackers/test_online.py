@@ -1,17 +1,14 @@
 """W&B online, with the real SDK against a loopback server: one that works and ones that do not."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
-from eke.common.paths import RunPaths
-from eke.plan.record import metrics
-from eke.results.trackers import TrackedRun, Tracker, build_tracker
+from eke.results.trackers import Tracker, build_tracker
 from eke.results.trackers.async_tracker import Guard
 from eke.results.trackers.wandb import WandbRun
 
-from .conftest import RUN_ID, ask, rows, start_child
+from .conftest import RUN_ID, ask, rows, start_child, track
 from .stub import Server
 
 
@@ -58,9 +55,7 @@ def test_a_server_that_stops_answering(online, make_run):
 
 def test_a_server_that_refuses_rows(online, make_run, tmp_path):
     online.refusals = {"file_stream": 404}
-    tracker = build_tracker(make_run("online"))
-    tracker.log(rows(1))
-    tracker.finish(0)
+    tracker = track(make_run("online"), rows(1))
     assert "the upload failed" in tracker.problem
     assert "404" in tracker.problem
     assert tracker.problem.endswith(f"-> eke sync {tmp_path}")
@@ -79,9 +74,7 @@ def test_no_account(server, make_run, monkeypatch):
 def test_a_later_attempt_asks_to_be_appended(online, make_run):
     for attempt in (0, 1):
         asked = len(online.operations)
-        tracker = build_tracker(make_run("online", attempt=attempt))
-        tracker.log(rows(attempt + 1))
-        tracker.finish(0)
+        tracker = track(make_run("online", attempt=attempt), rows(attempt + 1))
         assert tracker.problem == ""
         assert ("RunResumeStatus" in online.operations[asked:]) is (attempt == 1)
     assert [row["train/global_step"] for row in online.rows[RUN_ID]] == [1, 2]
@@ -91,23 +84,7 @@ def steps_of(server: Server) -> list[int]:
     return [row["train/global_step"] for row in server.rows.get(RUN_ID, [])]
 
 
-def write_metrics(run: TrackedRun, written: list[dict[str, float | int | str]]) -> None:
-    metrics.append_rows(RunPaths(run.directory).metrics, written)
-
-
-def track(run: TrackedRun, *batches: list[dict[str, float | int | str]]) -> Tracker:
-    """What the worker does with rows: first the file, then the tracker."""
-    tracker = build_tracker(run)
-    for batch in batches:
-        write_metrics(run, batch)
-        tracker.log(batch)
-    tracker.finish(0)
-    return tracker
-
-
-def test_steps_that_are_repeated_after_a_resume_are_one_row(
-    online: Server, make_run: Callable[..., TrackedRun]
-) -> None:
+def test_steps_that_are_repeated_after_a_resume_are_one_row(online, make_run):
     # The checkpoint was at step 3; the rows of 4 and 5 come twice, and an evaluation joins step 5.
     evaluation: dict[str, float | int | str] = {"train/global_step": 5, "eval/loss": 0.25}
     track(make_run("online"), rows(1, 2, 3, 4, 5))

@@ -95,7 +95,7 @@ def test_a_run_that_went_on_is_sent_again(online, tmp_path):
     assert [row["attempt"] for row in online.rows[RUN_ID]] == [0, 0, 1, 1]
 
 
-def test_the_missing_part_of_an_online_run(online: Server, tmp_path: Path) -> None:
+def test_the_missing_part_of_an_online_run(online, tmp_path):
     # What an online run left that lost its server after the second row.
     paths = make_folder(tmp_path, rows(1, 2, 3, 4))
     online.runs[RUN_ID] = {"name": RUN_ID}
@@ -221,12 +221,7 @@ def test_a_run_that_another_sync_sends_is_left_to_it(online, tmp_path, capsys):
     assert "another eke sync is sending it" in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_written(
-    online: Server,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_folder_that_cannot_be_written(online, tmp_path, capsys, monkeypatch):
     # Permissions do not bind root, so the system's answer is replaced.
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -328,7 +323,7 @@ class TestServersThatFail:
         assert main(["sync", str(paths.folder)]) == 0
         assert steps_of(online) == [1, 2, 3]
 
-    def test_it_cannot_be_asked_back(self, online: Server, paths: RunPaths) -> None:
+    def test_it_cannot_be_asked_back(self, online, paths):
         # An account that may write and not read: the client's acknowledgements have to do.
         online.refusals = {"Run": 404}
         done = sync_apart(paths.folder)

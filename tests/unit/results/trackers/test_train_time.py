@@ -38,7 +38,7 @@ def test_rows_are_not_changed_otherwise(file):
     assert TIME not in given[1]
 
 
-def test_a_later_attempt_goes_on_where_its_checkpoint_was(file: Path) -> None:
+def test_a_later_attempt_goes_on_where_its_checkpoint_was(file):
     # The checkpoint was at step 2: step 3 of the attempt before is done again.
     metrics.append_rows(file, [row(1), row(2), row(3, 9.0), evaluation(3), row(3, 0.7, attempt=1)])
     assert times(TrainTime(file, 1).add([row(3, 0.7, attempt=1)])) == pytest.approx([1.7])
