@@ -292,19 +292,16 @@ class PublishedReport(NamedTuple):
 def publish(
     comparison: Comparison, place: WandbProject, file: Path, repeats: bool = False
 ) -> tuple[str, bool, int]:
-    """Save the report, and store its id in `file`.
+    """Save the report, and store its id in `file`, which remembers earlier ones.
 
-    An empty entity of `place` is the account's default; `file` remembers earlier reports of this
-    comparison. Returns its URL, whether it is new, and the number of runs that the server may lack.
+    An empty entity of `place` is the account's default. Returns the URL, whether it is new, and the
+    number of runs that the server may lack.
 
     Raises:
-        ConfigError: wandb-workspaces or an API key is missing, the server refuses the key, or it
-            knows no such project.
-        NoAnswer: the server does not answer.
-        Refusal: it cannot be reached, or does not take the report.
+        ConfigError: an API key is missing or refused, or the server knows no such project.
+        NoAnswer, Refusal: as of `account.bounded`.
         OSError: `file` cannot be written.
     """
-    workspaces()  # fails before the login if it is missing
     try:
         others = [PublishedReport(**each) for each in read_json(file)["published"]]
     except (OSError, ValueError, TypeError, KeyError):  # missing or invalid
