@@ -15,12 +15,8 @@ from accelerate import Accelerator
 
 from eke.config import schema
 from eke.results.trackers import TrackedRun
-from eke.results.trackers.accelerate import (
-    AccelerateRun,
-    MLflowBackend,
-    TensorBoardBackend,
-    TrackioBackend,
-)
+from eke.results.trackers.accelerate import MLflowRun, TensorBoardRun, TrackioRun
+from eke.results.trackers.async_tracker import Mirror
 from eke.results.trackers.wandb import WandbRun
 
 NUM_ROWS, WRITE = 1000, 10
@@ -40,12 +36,12 @@ def main(option: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = schema.Tracker(option=option)
         config = {"optimizer": {"lr": 1e-3}}
-        run = TrackedRun("0" * 16, "", None, (), "", {}, config, Path(folder), 0, settings)
-        mirrors: dict[str, Callable[[], WandbRun | AccelerateRun]] = {
+        run = TrackedRun("0" * 16, "", (), "", {}, config, Path(folder), 0, settings)
+        mirrors: dict[str, Callable[[], Mirror]] = {
             "wandb": lambda: WandbRun(run, upload_s=10),
-            "tensorboard": lambda: AccelerateRun(run, TensorBoardBackend()),
-            "mlflow": lambda: AccelerateRun(run, MLflowBackend()),
-            "trackio": lambda: AccelerateRun(run, TrackioBackend()),
+            "tensorboard": lambda: TensorBoardRun(run),
+            "mlflow": lambda: MLflowRun(run),
+            "trackio": lambda: TrackioRun(run),
         }
         mirror = mirrors[option]()
         values = {f"train/value_{number}": 0.5 for number in range(12)}

@@ -482,8 +482,8 @@ FAULTS = (
     fault(
         "error_of_one_repeat",
         "results/report/compare/statistics.py",
-        "math.sqrt(variance(logs) / len(logs))",
-        "math.sqrt(variance(logs))",
+        "math.sqrt(variance(values) / n)",
+        "math.sqrt(variance(values))",
         "intervals do not shrink with repeats",
         "unit/results/report/test_statistics.py::test_a_value_is_the_geometric_mean_with_students_interval",
     ),

@@ -50,6 +50,11 @@ class RunPaths:
 
     folder: Path
 
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder has a record or a plan."""
+        return self.record.exists() or self.plan.exists()
+
     config = _Inside("config.yaml")
     """The resolved configuration, for people only; no code reads it."""
     plan = _Inside("plan.json")

@@ -295,8 +295,9 @@ def prepare(request: TuneRequest) -> Fitting:
         return found.step_s.expected if isinstance(found, StepTime) else None
 
     line = PlanningLine()
+    count = line.counter("checked", "sets of techniques")
     found = enumerate_candidates(
-        baseline, composed, axes, arguments.config_dir, expected_step_s, line.combined
+        baseline, composed, axes, arguments.config_dir, expected_step_s, count
     )
     line.close()
     print_once(describe_candidates(found, baseline, request.numerics))

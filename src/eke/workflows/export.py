@@ -74,7 +74,7 @@ def _unmerged(record: Record, adapted: bool, merge: bool) -> list[str]:
 def find_run(run: str, command: str = "export", rest: str = "DIR") -> RunPaths:
     """The run of a folder, or of an id in the folder that runs are written to by default."""
     places = [RunPaths(user_path(run)), RunPaths(user_path(Config().paths.runs) / run)]
-    found = [paths for paths in places if paths.plan.exists() or paths.record.exists()]
+    found = [paths for paths in places if paths.is_run]
     if SweepPaths(places[0].folder).sweep.exists():
         fix = Fix(remark=f"eke status {shlex.quote(run)} names its runs")
         raise ConfigError(Problem("RUN", run, "is a sweep, and one run is meant", fix))

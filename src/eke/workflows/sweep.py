@@ -103,7 +103,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     command again finishes the sweep. `as_json` and `trace` as of `workflows.main`.
     """
     line = PlanningLine()
-    expanded = expand(arguments.overrides, arguments.config_dir, line.composed)
+    expanded = expand(arguments.overrides, arguments.config_dir, line.counter("composed"))
     composed = [cell.composed for cell in expanded.cells]
     launcher = find_launcher(launcher_of(arguments.overrides))
     if problem := cannot_detach(composed[0].config, launcher):
@@ -112,10 +112,11 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     own = [each.config for each in composed if each.config_dir]
     identity = sweep_id([cell.overrides for cell in expanded.cells], own)
     group = f"sweep-{identity}"
-    cells, plans = plan_cells(expanded.cells, group, line.planned, launcher)
+    count = line.counter("checked and planned")
+    cells, plans = plan_cells(expanded.cells, group, count, launcher)
     planning = composed[0].config.plan_only
     if trace or not planning:
-        weigh_open_cells(cells, plans, line.traced)
+        weigh_open_cells(cells, plans, line.counter("traced the memory of"))
     line.close()
     duplicates = merge_duplicates(plans)
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])

@@ -1,5 +1,6 @@
 """`eke report`: the command line."""
 
+import errno
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 from support import environment
 from unit.results.report.made import Run, make_sweep
 
-from eke.cli import main
+from eke.cli import main, report
 
 
 @pytest.fixture
@@ -85,13 +86,24 @@ def test_a_wrong_option_is_2(arguments, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_where_nothing_can_be_written_the_table_is_printed_all_the_same(sweep, tmp_path, capsys):
-    taken = tmp_path / "file"
-    taken.write_text("")
-    assert main(["report", str(sweep), "--output", str(taken)]) == 1
-    captured = capsys.readouterr()
-    assert captured.out.startswith("precision=bf16 is fastest")
-    assert str(taken) in captured.err
+def test_a_folder_that_cannot_be_written_is_read_all_the_same(
+    sweep, tmp_path, monkeypatch, capsys
+) -> None:
+    def write(path, _, **__) -> None:
+        if path.parent == sweep:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(report, "write_atomic", write)
+    assert main(["report", str(sweep), "--formats", "md,json"]) == 1
+    told = capsys.readouterr()
+    assert told.out.startswith("precision=bf16 is fastest")
+    assert f"--output = {sweep}" in told.err
+    assert "Read-only file system" in told.err
+    assert "-> --output FOLDER" in told.err
+    assert main(["report", str(sweep), "--formats", "md", "--output", str(tmp_path / "there")]) == 0
+    (tmp_path / "file").touch()
+    assert main(["report", str(sweep), "--output", str(tmp_path / "file" / "there")]) == 1
+    assert "-> --output FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from eke.common.text import (
     format_seconds,
 )
 from eke.plan.record import Outcome, Record
+from eke.results.trackers.tracker import summary_values
 
 Line = tuple[str, str, str]
 """Quantity, value and explanation."""
@@ -250,21 +251,19 @@ def distinct_overrides(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, 
     return [tuple(o for o in cell if o not in shared) for cell in overrides]
 
 
+COLUMNS: dict[str, Callable[[Any], str]] = {
+    "samples_per_s": "{:.2f}".format,
+    "steady_step_s": format_seconds,
+    "peak_allocated_bytes": format_bytes,
+    "eval_final": "{:.4f}".format,
+}
+"""Number of a run -> its text."""
+
+
 def _row(outcome: str, record: Record | None, label: str) -> tuple[str, ...]:
-    rate = step = memory = loss = ""
-    if record is not None:
-        # Speeds on a shared device are invalid.
-        alone = not record.shared_device
-        if alone and record.throughput.samples_per_s is not None:
-            rate = f"{record.throughput.samples_per_s:.2f}"
-        if alone and record.timing.steady_step_s:
-            step = format_seconds(record.timing.steady_step_s.median)
-        measured = record.memory.measured
-        if measured and measured.peak_allocated_bytes is not None:
-            memory = format_bytes(measured.peak_allocated_bytes)
-        if record.loss.eval_final is not None:
-            loss = f"{record.loss.eval_final:.4f}"
-    return (outcome or "not run", rate, step, memory, loss, label)
+    values = summary_values(record) if record else {}
+    numbers = [text(values[key]) if key in values else "" for key, text in COLUMNS.items()]
+    return (outcome or "not run", *numbers, label)
 
 
 QUIET_S = 2.0
@@ -285,21 +284,9 @@ class PlanningLine:
         self._due = clock() + QUIET_S
         self._written = ""
 
-    def composed(self, done: int, total: int) -> None:
-        """Report the number of composed runs."""
-        self._show(f"composed {done} of {format_number(total, 'cell')}")
-
-    def planned(self, done: int, total: int) -> None:
-        """Report the number of planned runs."""
-        self._show(f"checked and planned {done} of {format_number(total, 'cell')}")
-
-    def traced(self, done: int, total: int) -> None:
-        """Report the number of traced runs among those that may not fit."""
-        self._show(f"traced the memory of {done} of {format_number(total, 'cell')}")
-
-    def combined(self, done: int, total: int) -> None:
-        """Report the number of checked combinations of techniques."""
-        self._show(f"checked {done} of {total} sets of techniques")
+    def counter(self, done: str, what: str = "cells") -> Callable[[int, int], None]:
+        """What reports a number and the total: `composed 3 of 8 cells`."""
+        return lambda number, total: self._show(f"{done} {number} of {total} {what}")
 
     def close(self) -> None:
         """On a terminal, erase the line."""

@@ -7,10 +7,8 @@ Design decisions: docs/explanation/tracking.md.
 import json
 import os
 import re
-import tempfile
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -41,9 +39,7 @@ def workspaces() -> ModuleType:
             # wandb-workspaces 0.4: its classes use pydantic's former names.
             warnings.simplefilter("ignore", DeprecationWarning)
             import wandb_workspaces.reports.v2 as reports
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("wandb_workspaces", "wandb"):
-            raise
+    except ModuleNotFoundError:
         raise ConfigError(
             "--wandb needs the package wandb-workspaces, which is not installed -> "
             'pip install "eke[report]"'
@@ -76,19 +72,16 @@ def find_project(comparison: Comparison, project: str = "", entity: str = "") ->
     """Project of the runs, unless given; raises ConfigError if they are filed under several."""
     settings = [tracker_settings(record) for _, record in recorded(comparison)]
     return WandbProject(
-        entity or _only("entity", [str(each.get("entity") or "") for each in settings]),
-        project
-        or _only("project", [str(each.get("project") or "") for each in settings])
-        or schema.Tracker.project,
+        entity or _only("entity", settings),
+        project or _only("project", settings) or schema.Tracker.project,
     )
 
 
 def find_filter(comparison: Comparison) -> Filter | None:
     """Filter for the runs at W&B; None without runs.
 
-    By group where all are of sweeps that W&B has as groups: runs that the sweep gains later then
-    show up by themselves. By id otherwise: single runs, and cells that were answered by the record
-    of an earlier sweep, whose group is that sweep.
+    By group, if W&B has their sweeps as groups: later runs of a sweep then show up by themselves.
+    By id otherwise: single runs, and cells with the record of an earlier sweep, in its group.
     """
     found = recorded(comparison)
     if not found:
@@ -110,15 +103,13 @@ def recorded(comparison: Comparison) -> list[tuple[Entry, Record]]:
     return [(entry, entry.record) for entry in entries if entry.record is not None]
 
 
-def _only(what: str, values: list[str]) -> str:
-    found = list(dict.fromkeys(values))
+def _only(what: str, settings: list[dict[str, Any]]) -> str:
+    found = list(dict.fromkeys(str(each.get(what) or "") for each in settings))
     if len(found) > 1:
         names = ", ".join(name or "the account's default" for name in found)
-        named = next(name for name in found if name)
         why = f"the runs are filed under {len(found)} of them: {names}"
-        raise ConfigError(
-            Problem(f"tracker.{what}", "", why, Fix(remark=f"eke report ... --{what} {named}"))
-        )
+        fix = Fix(remark=f"eke report ... --{what} {next(filter(None, found))}")
+        raise ConfigError(Problem(f"tracker.{what}", "", why, fix))
     return found[0] if found else ""
 
 
@@ -132,26 +123,13 @@ MAX_FACTORS = 6
 def factor_paths(comparison: Comparison) -> list[str]:
     """Paths in W&B's config of the factors that differ: `precision.value`, `cfg.value.train.steps`.
 
-    W&B wraps each top-level key into `value`. Factors that only cells without a run have are
-    omitted.
+    W&B wraps each top-level key into `value`. Factors of cells without a run alone are omitted.
     """
-    records = [record for _, record in recorded(comparison)]
-    paths = []
-    for key in comparison.factors:
-        if any(key in record.choices for record in records):
-            # As eke.results.trackers.wandb.make_config names it.
-            paths.append(f"{key.replace('.', '_')}.value")
-        elif any(_has(record.config, key) for record in records):
-            paths.append(f"cfg.value.{key}")
-    return list(dict.fromkeys(paths))
-
-
-def _has(tree: Any, path: str) -> bool:
-    for name in path.split("."):
-        if not isinstance(tree, Mapping) or name not in tree:
-            return False
-        tree = tree[name]
-    return True
+    options = {group for _, record in recorded(comparison) for group in record.choices}
+    known = {key for row in comparison.rows if row.variant.machine for key in row.variant.settings}
+    # Options as eke.results.trackers.wandb.make_config names them.
+    named = {key: f"{key.replace('.', '_')}.value" for key in options}
+    return [named.get(key, f"cfg.value.{key}") for key in comparison.factors if key in known]
 
 
 WIDTH, HEIGHT = 24, 8
@@ -167,13 +145,12 @@ def _run_set(
 
     A `place` is looked up at the server; None is the report's own, which needs no server.
     """
-    where = {"entity": place.entity, "project": place.project} if place else {}
     measured = [f"summary:{SAMPLES_PER_S}", f"summary:{PEAK_BYTES}"]
     key, names = found  # plain: see PLAIN
     chosen = f"== {names[0]!r}" if len(names) == 1 else f"in {names!r}"
     groups = factors if len(factors) <= MAX_FACTORS else []
     return library.Runset(
-        **where,
+        **(asdict(place) if place else {}),
         name="compared runs",
         filters=f"Metric({key!r}) {chosen}",
         groupby=[f"config.{path}" for path in groups],
@@ -238,13 +215,10 @@ def _guarded(text: str) -> str:
 def specification(
     comparison: Comparison, place: WandbProject, repeats: bool = False, is_online: bool = False
 ) -> Any:
-    """Build the report as an object of wandb-workspaces, with the contents of the other formats.
+    """Build the report for wandb-workspaces; raises ConfigError if that is not installed.
 
-    It is filed under `place`, as the runs are; `repeats` lists every run, too. With `is_online` the
-    run set names the project, too, which asks the server for its number.
-
-    Raises:
-        ConfigError: wandb-workspaces is not installed.
+    It has the contents of the other formats, and is filed under `place`. With `is_online` the run
+    set names the project, too, which asks the server for its number.
     """
     library = workspaces()
     first, *others = map(escape_markdown, verdict_lines(comparison))
@@ -318,35 +292,27 @@ class PublishedReport(NamedTuple):
 def publish(
     comparison: Comparison, place: WandbProject, file: Path, repeats: bool = False
 ) -> tuple[str, bool, int]:
-    """Save the report, and store its id in `file`.
+    """Save the report, and store its id in `file`, which remembers earlier ones.
 
-    An empty entity of `place` is the account's default; `file` remembers earlier reports of this
-    comparison. Returns its URL, whether it is new, and the number of runs that the server may lack.
+    An empty entity of `place` is the account's default. Returns the URL, whether it is new, and the
+    number of runs that the server may lack.
 
     Raises:
-        ConfigError: wandb-workspaces or an API key is missing, the server refuses the key, or it
-            knows no such project.
-        NoAnswer: the server does not answer.
-        Refusal: it cannot be reached, or does not take the report.
+        ConfigError: an API key is missing or refused, or the server knows no such project.
+        NoAnswer, Refusal: as of `account.bounded`.
         OSError: `file` cannot be written.
     """
-    workspaces()  # fails before the login if it is missing
     try:
         others = [PublishedReport(**each) for each in read_json(file)["published"]]
     except (OSError, ValueError, TypeError, KeyError):  # missing or invalid
         others = []
-    with tempfile.TemporaryDirectory(prefix="eke-report-", ignore_cleanup_errors=True) as scratch:
-        account.configure_wandb(Path(scratch))
-        try:
-            user = account.log_in(account.ANSWER_S)
-            place = replace(place, entity=place.entity or user.entity)
-            if not place.entity:
-                raise ConfigError("W&B's server names no default entity -> --entity NAME")
-            where = (user.server, place.entity, place.project)
-            known_id = next((p.id for p in others if p[:3] == where), "")
-            answer = account.bounded(lambda: _save(comparison, place, repeats, known_id), SAVE_S)
-        finally:
-            account.give_up_core()
+    with account.session() as (user, _):
+        place = replace(place, entity=place.entity or user.entity)
+        if not place.entity:
+            raise ConfigError("W&B's server names no default entity -> --entity NAME")
+        where = (user.server, place.entity, place.project)
+        known_id = next((p.id for p in others if p[:3] == where), "")
+        answer = account.bounded(lambda: _save(comparison, place, repeats, known_id), SAVE_S)
     if answer is None:
         raise ConfigError(
             f"project {place}: the server knows none of this name, or not for this account\n"

@@ -1,49 +1,37 @@
 """Experiment trackers: copies of a run's metrics that can never stop training."""
 
-import dataclasses
 import shlex
 from collections.abc import Callable
-from functools import partial
 
 from eke.common.errors import EkeError
 from eke.common.plugins import load_plugin
 from eke.config.schema import TrackerMode
-from eke.results.trackers.accelerate import (
-    AccelerateRun,
-    MLflowBackend,
-    TensorBoardBackend,
-    TrackerBackend,
-    TrackioBackend,
-)
-from eke.results.trackers.async_tracker import Guard, Limits
-from eke.results.trackers.tracker import TrackedRun, Tracker, Untracked, summary_values, tracker_id
+from eke.results.trackers.accelerate import MLflowRun, TensorBoardRun, TrackioRun
+from eke.results.trackers.async_tracker import Guard
+from eke.results.trackers.tracker import TrackedRun, Untracked, summary_values, tracker_id
 from eke.results.trackers.wandb import WandbRun
 
-ONLINE = Limits(finish_s=30.0)
-"""Limit for an upload after the last step; `eke sync` sends the rest."""
-OFFLINE = Limits(finish_s=10.0)
-"""Offline, finishing takes milliseconds on a working file system."""
+Tracker = Guard | Untracked
+"""Receiver of a run's metrics: no method raises, or waits longer than its stated bound."""
 
-DATABASE = Limits(finish_s=30.0)
-"""MLflow creates a database in seconds, maybe longer than a short run."""
+FILE_S = 10.0
+"""Seconds to finish writing a file, which takes milliseconds on a working file system."""
+
+SERVER_S = 30.0
+"""Seconds to finish an upload, of which `eke sync` sends the rest, or MLflow's new database."""
 
 
 def _wandb(run: TrackedRun) -> Tracker:
-    limits = ONLINE if run.settings.mode is TrackerMode.online else OFFLINE
+    seconds = SERVER_S if run.settings.mode is TrackerMode.online else FILE_S
     remedy = f"eke sync {shlex.quote(str(run.directory))}"
-    mirror = WandbRun(run, upload_s=0.8 * limits.finish_s)
-    return Guard(mirror, dataclasses.replace(limits, remedy=remedy))
-
-
-def _accelerate(make: Callable[[], TrackerBackend], limits: Limits, run: TrackedRun) -> Tracker:
-    return Guard(AccelerateRun(run, make()), limits)
+    return Guard(WandbRun(run, upload_s=0.8 * seconds), seconds, remedy)
 
 
 TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
-    "mlflow": partial(_accelerate, MLflowBackend, DATABASE),
+    "mlflow": lambda run: Guard(MLflowRun(run), SERVER_S),
     "none": lambda run: Untracked(),
-    "tensorboard": partial(_accelerate, TensorBoardBackend, OFFLINE),
-    "trackio": partial(_accelerate, TrackioBackend, OFFLINE),
+    "tensorboard": lambda run: Guard(TensorBoardRun(run), FILE_S),
+    "trackio": lambda run: Guard(TrackioRun(run), FILE_S),
     "wandb": _wandb,
 }
 """`tracker` option -> builder."""
@@ -64,4 +52,4 @@ def build_tracker(run: TrackedRun) -> Tracker:
     if make_mirror is None:
         known = ", ".join(sorted(TRACKERS))
         return Untracked(f"tracker.option = {option}: not one of {known} -> tracker=none")
-    return Guard(make_mirror(run), ONLINE)
+    return Guard(make_mirror(run), SERVER_S)

@@ -36,6 +36,13 @@ EVERY_ROW = "(metrics.jsonl has every row)"
 KILLED_S = 1.0
 """Seconds to wait for a killed mirror."""
 
+PATIENCE_S = 0.02
+"""Seconds that `log` waits for its rows to be handed over, so that the work does not fall into the
+next measured step; a mirror that overran it once is not waited for until it has caught up."""
+
+MAX_ROWS = 10_000
+"""Rows that may wait; later ones are dropped and counted. 10 MB at 1 kB a row."""
+
 
 class Mirror(Protocol):
     """Tracker client driven by a guard; methods may raise, and all but `prepare` may hang."""
@@ -69,41 +76,41 @@ class Mirror(Protocol):
         return
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits on waiting for a mirror and on its backlog."""
-
-    finish_s: float
-    """Maximum seconds for `finish`."""
-    patience_s: float = 0.02
-    """Seconds `log` waits for its rows to be handed over, so that the work does not fall into the
-    next measured step; a mirror that overran it once is not waited for until it has caught up."""
-    num_rows: int = 10_000
-    """Rows that may wait; later ones are dropped and counted. 10 MB at 1 kB a row."""
-    remedy: str = ""
-    """Command that sends missing rows; empty if there is none."""
-    is_quiet: bool = False
-    """Report problems in `problem` only, not in the log (outside training)."""
-
-
 class Guard:
     """Tracker around a mirror: no method raises or waits longer than its limit.
 
     The mirror is opened and fed by one daemon thread. Its first exception switches it off for good,
     with one logged warning; rows that could not be handed over are counted in `problem`.
+
+    Args:
+        mirror: what gets the rows.
+        finish_s: maximum seconds for `finish`.
+        remedy: command that sends missing rows.
+        patience_s: see PATIENCE_S.
+        max_rows: see MAX_ROWS.
+        is_quiet: report problems in `problem` only, not in the log (outside training).
     """
 
-    def __init__(self, mirror: Mirror, limits: Limits) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        finish_s: float,
+        remedy: str = "",
+        patience_s: float = PATIENCE_S,
+        max_rows: int = MAX_ROWS,
+        is_quiet: bool = False,
+    ) -> None:
         self._mirror = mirror
-        self._limits = limits
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int]] = queue.SimpleQueue()
+        self._finish_s, self._patience_s, self._max_rows = finish_s, patience_s, max_rows
+        self._remedy = f" -> {remedy}" if remedy else ""
+        self._is_quiet = is_quiet
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._reason = ""
         self._pending = 0
         self._lost = 0
         self._late = False
         self._finishing = False
-        self._closed = False
         self._ended = threading.Event()
         try:
             mirror.prepare()
@@ -120,19 +127,19 @@ class Guard:
             if self._reason or self._finishing:
                 self._lost += len(batch)
                 return
-            if self._pending + len(batch) > self._limits.num_rows:
+            if self._pending + len(batch) > self._max_rows:
                 if not self._lost:
-                    why = (
-                        "rows wait to be mirrored already; new ones are dropped, metrics.jsonl has"
+                    why = "new ones are dropped, metrics.jsonl has them"
+                    _log.warning(
+                        "tracker: %d rows wait to be mirrored already; %s", self._pending, why
                     )
-                    _log.warning("tracker: %d %s them", self._pending, why)
                 self._lost += len(batch)
                 return
             self._pending += len(batch)
             self._jobs.put((partial(self._mirror.log, batch), len(batch)))
             if not self._late:
                 self._late = not self._changed.wait_for(
-                    lambda: self._pending == 0 or bool(self._reason), self._limits.patience_s
+                    lambda: self._pending == 0 or bool(self._reason), self._patience_s
                 )
 
     def summary(self, values: Row) -> None:
@@ -147,9 +154,10 @@ class Guard:
             if self._finishing:
                 return
             self._finishing = True
-        self._jobs.put((partial(self._close, exit_code), 0))
-        if not self._ended.wait(self._limits.finish_s):
-            self._stop(f"did not finish within {self._limits.finish_s:g} s")
+        self._jobs.put((partial(self._mirror.close, exit_code), 0))
+        self._jobs.put(None)
+        if not self._ended.wait(self._finish_s):
+            self._stop(f"did not finish within {self._finish_s:g} s")
             # Otherwise the interpreter's exit would wait for it.
             with suppress(Exception):
                 self._mirror.kill()
@@ -161,19 +169,13 @@ class Guard:
         with self._changed:
             lost = f"{format_number(self._lost, 'row')} not mirrored" if self._lost else ""
             cause = "; ".join(text for text in (self._reason, lost) if text)
-            remedy = f" -> {self._limits.remedy}" if self._limits.remedy else ""
-            return f"{cause} {EVERY_ROW}{remedy}" if cause else ""
-
-    def _close(self, exit_code: int) -> None:
-        self._mirror.close(exit_code)
-        self._closed = True
+            return f"{cause} {EVERY_ROW}{self._remedy}" if cause else ""
 
     def _work(self) -> None:
         """Open the mirror and feed it until it is closed or raises; the thread's body."""
         try:
             self._mirror.open()
-            while not self._closed:
-                job, num_rows = self._jobs.get()
+            for job, num_rows in iter(self._jobs.get, None):
                 job()
                 self._done(num_rows)
         except BaseException as error:  # sys.exit, too, would end the thread silently
@@ -200,7 +202,7 @@ class Guard:
             self._lost += self._pending
             self._pending = 0
             self._changed.notify_all()
-        if not self._limits.is_quiet:
+        if not self._is_quiet:
             _log.warning("tracker: %s; training goes on", self.problem)
 
 
@@ -215,8 +217,8 @@ def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     for secret in filter(None, map(os.environ.get, SECRETS)):
         text = text.replace(secret, "***")
-    parts = [mask(text)] if text else []
-    return ": ".join(parts if isinstance(error, MirrorError) else [type(error).__name__, *parts])
+    names = [] if isinstance(error, MirrorError) else [type(error).__name__]
+    return ": ".join(filter(None, [*names, mask(text)]))
 
 
 class MirrorError(Exception):
@@ -233,14 +235,11 @@ def kind_of(row: Mapping[str, object]) -> str:
 
 def deduplicate(rows: Iterable[metrics.Row]) -> list[metrics.Row]:
     """One row per step and kind, the highest attempt's; by step, training before evaluation."""
-    best: dict[tuple[int, bool], metrics.Row] = {}
+    kinds: dict[str, list[metrics.Row]] = {TRAIN: [], EVAL: []}
     for row in rows:
-        if not isinstance(row.get(metrics.STEP), int):
-            continue
-        key = (int(row[metrics.STEP]), kind_of(row) == EVAL)
-        if key not in best or row.get(metrics.ATTEMPT, 0) >= best[key].get(metrics.ATTEMPT, 0):
-            best[key] = row
-    return [best[key] for key in sorted(best)]
+        kinds[kind_of(row)].append(row)
+    latest = [row for each in kinds.values() for row in metrics.latest(each, metrics.STEP)]
+    return sorted(latest, key=lambda row: int(row[metrics.STEP]))
 
 
 @dataclass

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from eke.common.masking import masked
 from eke.config import schema
@@ -25,8 +25,6 @@ class TrackedRun:
     """16 hex digits; also the tracker's id, so that attempts continue one run."""
     name: str
     """The overrides: `precision=bf16 optimizer=adafactor`."""
-    group: str | None
-    """Id of the sweep, if any; `tracker.group` takes precedence."""
     tags: tuple[str, ...]
     notes: str
     """The exact command line."""
@@ -39,27 +37,6 @@ class TrackedRun:
     attempt: int
     """Number of this attempt, from 0; later ones continue the run."""
     settings: schema.Tracker
-
-
-class Tracker(Protocol):
-    """Receiver of a run's metrics. No method raises or waits longer than its stated bound."""
-
-    def log(self, rows: Sequence[Row]) -> None:
-        """Send rows of metrics.jsonl; called outside measured steps."""
-        ...
-
-    def summary(self, values: Row) -> None:
-        """Set values of the whole run: final loss, throughput, peak memory."""
-        ...
-
-    def finish(self, exit_code: int) -> None:
-        """Send the remaining rows and close the run; waits a bounded time."""
-        ...
-
-    @property
-    def problem(self) -> str:
-        """Reason that the mirror is incomplete, in one line; empty if complete."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
-"""Weights & Biases mirror, offline by default. Tested with wandb 0.31.
+"""Weights & Biases mirror, offline by default, and a reader of its file. Tested with wandb 0.31.
 
-The rows in W&B's transaction log, `run-<id>.wandb`: what an offline run left, torn or not.
-
-The file is a LevelDB log (blocks of 32 KiB, records cut into frames) of protobuf messages, with two
-differences: a header of 7 bytes, and plain CRC-32 where LevelDB has CRC-32C. Reference: leveldb's
-doc/log_format.md; seen with wandb 0.31.
+W&B's transaction log, `run-<id>.wandb`, is a LevelDB log (blocks of 32 KiB, records cut into
+frames; leveldb's doc/log_format.md) of protobuf messages, with two differences: a header of 7
+bytes, and plain CRC-32 where LevelDB has CRC-32C.
 """
 
 import json
@@ -14,7 +12,6 @@ import signal
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,27 +97,24 @@ class WandbRun(Mirror):
         """Import wandb and start its helper process, wandb-core; no connection is made.
 
         On the caller's thread: nowhere else is it safe to change the environment, or to import
-        while the caller imports too.
-
-        Raises:
-            MirrorError: wandb is not installed.
-            OSError: the folder cannot be made.
+        while the caller imports too. Raises OSError if the folder cannot be made.
         """
         folder = self._run.directory / "wandb"
         own_folder(folder)
         # Otherwise W&B sends telemetry offline too, and waits 10 s for a host that never answers.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
-        try:
-            import wandb
-        except ModuleNotFoundError as error:
-            if error.name != "wandb":
-                raise
-            raise MirrorError("the package wandb is not installed -> pip install wandb") from None
+        # wandb-core's own log; a home folder has a quota on many clusters.
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "cache"))
+        # The address of another process's wandb-core, which may be gone by now; and whether a run
+        # is continued follows from its attempt, never from what is set outside.
+        for name in ("WANDB_SERVICE", "WANDB_RESUME"):
+            os.environ.pop(name, None)
+        import wandb
+
         # W&B tells its own log of every step it takes; the run's log is for the user.
         logging.getLogger("wandb").propagate = False
         ignore_folder_settings()
-        with _environment(folder):
-            server = wandb.setup(self._make_settings()).settings.base_url
+        server = wandb.setup(self._make_settings()).settings.base_url
         if self._run.settings.mode is TrackerMode.online:
             _log.info("tracker: W&B's server is %s", server)
 
@@ -134,7 +128,7 @@ class WandbRun(Mirror):
             entity=settings.entity,
             id=run.run_id,
             name=run.name,
-            group=settings.group or run.group,
+            group=settings.group,
             job_type="train",
             tags=list(dict.fromkeys(tag[:MAX_TAG_CHARACTERS] for tag in run.tags if tag)),
             notes=run.notes,
@@ -175,8 +169,8 @@ class WandbRun(Mirror):
     def close(self, exit_code: int) -> None:
         """Finish the run, end wandb-core and count what it wrote.
 
-        Raises MirrorError where the upload failed or took longer than `upload_s`, and where rows
-        are missing: of a refused upload and of a full disk W&B itself says nothing.
+        Raises MirrorError for a failed or slow upload and for missing rows: of a refused upload and
+        of a full disk W&B itself says nothing.
         """
         import wandb
 
@@ -237,8 +231,8 @@ class WandbRun(Mirror):
 def ignore_folder_settings() -> None:
     """Have W&B read this user's own settings file alone; before its first question.
 
-    It reads `wandb/settings` in the current folder, too: who can write there would name the server,
-    or the proxy, that the API key is sent to.
+    Who can write `wandb/settings` in the current folder would name the server, or the proxy, that
+    the API key is sent to.
     """
     from wandb.sdk.wandb_settings import Settings
 
@@ -272,22 +266,3 @@ def make_config(factors: Mapping[str, str], config: Mapping[str, Any]) -> dict[s
     """
     scalars = {name.replace(".", "_"): option for name, option in factors.items()}
     return {**scalars, "cfg": dict(config)}
-
-
-@contextmanager
-def _environment(folder: Path) -> Iterator[None]:
-    """Environment of wandb-core at its start."""
-    before = {name: os.environ.get(name) for name in ("WANDB_CACHE_DIR", "WANDB_RESUME")}
-    # wandb-core's own log; a home folder has a quota on many clusters.
-    os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "cache"))
-    # The address of another process's wandb-core, which may be gone by now.
-    os.environ.pop("WANDB_SERVICE", None)
-    # Whether a run is continued follows from its attempt, never from what is set outside.
-    os.environ.pop("WANDB_RESUME", None)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value

@@ -122,7 +122,6 @@ def open_tracker(plan: Plan, paths: RunPaths, attempt: int) -> Tracker:
     config = make_converter().unstructure(plan.config)
     run = TrackedRun(
         run_id=tracker_id(paths.folder.name, plan.run_id),
-        group=plan.config.tracker.group,
         tags=(plan.device.name,),
         directory=paths.folder,
         attempt=attempt,

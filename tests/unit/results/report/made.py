@@ -80,20 +80,30 @@ def make_run(folder: Path, run: Run, curve: Sequence[float] = ()) -> Path:
     return folder
 
 
-def make_sweep(folder: Path, runs: Sequence[Run], rows: Sequence[str] = (), name: str = "") -> Path:
+SWEEP = "sweep-0123456789ab"
+
+
+def make_sweep(
+    folder: Path,
+    runs: Sequence[Run],
+    rows: Sequence[str] = (),
+    name: str = "",
+    identity: str = SWEEP,
+    curve: Sequence[float] = (),
+) -> Path:
     """Runs, and the file of the sweep that they belong to; refused ones have no folder."""
     cells = []
     for number, run in enumerate(runs):
-        identity = f"{number:016x}"
+        run_id = f"{number:016x}"
         refused = run.outcome in ("refused", "skipped")
         waiting = run.outcome == "not run"
         if not refused and not waiting:
-            make_run(folder / identity, run)
+            make_run(folder / run_id, run, curve)
         cells.append(
             {
                 "overrides": list(run.typed),
-                "run_id": "" if refused else identity,
-                "folder": "" if refused or waiting else str(folder / identity),
+                "run_id": "" if refused else run_id,
+                "folder": "" if refused or waiting else str(folder / run_id),
                 "outcome": "" if waiting else run.outcome,
                 "reason": run.reason,
                 "reused": False,
@@ -101,7 +111,7 @@ def make_sweep(folder: Path, runs: Sequence[Run], rows: Sequence[str] = (), name
                 "round": run.repeat,
             }
         )
-    paths = SweepPaths(folder / "sweep-0123456789ab")
+    paths = SweepPaths(folder / identity)
     paths.folder.mkdir(parents=True)
     content = {"schema_version": 1, "directory": "/", "command": ["-m", "precision=fp32,bf16"],
                "name": name, "cells": cells}  # fmt: skip

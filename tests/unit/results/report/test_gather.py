@@ -101,19 +101,6 @@ def test_the_runs_of_a_torn_sweep_are_shown_by_themselves(tmp_path, content):
     assert any("sweep.json" in note for note in found.notes) or "null" in content
 
 
-def test_sweeps_of_an_older_eke_have_no_rows(tmp_path):
-    sweep = make_sweep(tmp_path, RUNS)
-    content = json.loads(SweepPaths(sweep).sweep.read_text())
-    content.pop("name")
-    for cell in content["cells"]:
-        cell.pop("row")
-        cell.pop("round")
-    SweepPaths(sweep).sweep.write_text(json.dumps(content))
-    found = gather([sweep])
-    assert [entry.row for entry in found.entries] == [""] * 4
-    assert found.sweeps == ()
-
-
 def test_a_run_alone_and_one_that_has_begun(tmp_path):
     run = make_run(tmp_path / "one", Run())
     assert outcomes(gather([run])) == [("ok", "")]

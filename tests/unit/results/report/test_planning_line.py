@@ -16,22 +16,23 @@ def counted(stream: io.StringIO, *moments: float) -> str:
     """What is written of counts to ten, each at its moment."""
     now = iter([0.0, *moments])
     line = PlanningLine(stream, lambda: next(now))
+    count = line.counter("checked", "sets of techniques")
     for done, _ in enumerate(moments, start=1):
-        line.combined(done, len(moments))
+        count(done, len(moments))
     line.close()
     return stream.getvalue()
 
 
-def test_a_log_has_a_count_every_ten_seconds() -> None:
+def test_a_log_has_a_count_every_ten_seconds():
     found = counted(io.StringIO(), 1.0, 3.0, 4.0, 13.0)
     assert found == "checked 2 of 4 sets of techniques\nchecked 4 of 4 sets of techniques\n"
 
 
-def test_what_is_over_soon_needs_no_line() -> None:
+def test_what_is_over_soon_needs_no_line():
     assert counted(io.StringIO(), 0.5, 1.0) == ""
 
 
-def test_on_a_terminal_the_line_is_wiped() -> None:
+def test_on_a_terminal_the_line_is_wiped():
     found = counted(Terminal(), 3.0, 3.1)
     assert found.startswith("\rchecked 1 of 2 sets of techniques\r ")
     assert found.endswith(" \r")

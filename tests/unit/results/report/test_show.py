@@ -14,7 +14,6 @@ from eke.results.report.show.charts import CHARS_FOR_LABELS, charts
 from eke.results.report.show.export import (
     as_csv,
     as_plain,
-    as_script_data,
     escape,
     render_markdown,
     render_page,
@@ -51,7 +50,7 @@ def hostile(tmp_path):
         Run({"precision": "fp16"}, keys={"optimizer.lr": "\U0001f600" * 300}),
         Run({"precision": "fp8"}, keys={"optimizer.lr": "=HYPERLINK(1)"}, loss=float("nan")),
     ]
-    return compare_runs([make_sweep(tmp_path, runs, rows=["", "", "", "=1+1" + HOSTILE])])
+    return compare_runs([make_sweep(tmp_path / "hostile", runs, ["", "", "", "=1+1" + HOSTILE])])
 
 
 def test_a_terminal_shows_verdict_numbers_and_what_failed(ladder):
@@ -109,15 +108,10 @@ def test_markdown_holds_no_markup_of_others(hostile):
     assert escape("a|b\n`c`<d>") == "a\\|b \\`c\\`&lt;d&gt;"
 
 
-@pytest.mark.parametrize("kind", ["ladder", "hostile"])
-def test_json_is_strict(kind, request):
-    comparison = request.getfixturevalue(kind)
-    text = json.dumps(plain(as_plain(comparison)), allow_nan=False)
-    assert json.loads(text)["schema_version"] == 1
-
-
-def test_json_has_all(ladder):
+def test_json_has_all(ladder, hostile):
+    assert json.dumps(plain(as_plain(hostile)), allow_nan=False)
     found = as_plain(ladder)
+    assert found["schema_version"] == 1
     assert found["verdict"][0].startswith("precision=bf16 optimizer=lion is fastest")
     row = found["configurations"][3]
     assert row["ratios"]["throughput.samples_per_s"]["decision"] == "higher"
@@ -131,11 +125,6 @@ def test_csv_has_a_line_for_each_run(ladder):
     assert rows[0]["throughput.samples_per_s"] == "100.0"
     assert rows[-1]["outcome"] == "refused"
     assert rows[-1]["throughput.samples_per_s"] == ""
-
-
-def test_csv_starts_no_formula(hostile):
-    rows = list(csv.reader(io.StringIO(as_csv(hostile))))
-    assert not [cell for row in rows for cell in row if cell[:1] in ("=", "+", "@", "\t")]
 
 
 def test_csv_starts_no_formula_in_its_heading_or_behind_white_space(tmp_path):
@@ -161,13 +150,6 @@ def test_a_page_holds_everything_as_text(hostile):
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page), "nothing is loaded"
     data = page.split('id="data">')[1].split("</script>")[0]
     assert json.loads(data)["table"]["rows"][0]["full"]
-
-
-def test_data_inside_of_a_script_cannot_end_it():
-    value = {"a": "</script><!--\u2028\u2029"}
-    text = as_script_data(value)
-    assert "<" not in text
-    assert json.loads(text) == value
 
 
 def test_a_table_sorts_by_numbers_and_has_its_texts(ladder):
@@ -240,18 +222,10 @@ def test_of_one_run_there_is_a_report_too(tmp_path):
     assert "samples/s" in render_page(found)
 
 
-@pytest.mark.slow
-def test_a_thousand_configurations_stay_small(tmp_path):
-    runs = [Run({"precision": "fp32"}, keys={"optimizer.lr": n}, speed=float(n))
-            for n in range(1, 1001)]  # fmt: skip
-    page = render_page(compare_runs([make_sweep(tmp_path, runs)]))
-    assert len(page.encode()) < 2_000_000
-
-
 LONG = "model=pretrained task=causal_lm train.steps=2 data=jsonl data.path=a.jsonl "
 
 
-def test_cut_labels_tell_configurations_apart() -> None:
+def test_cut_labels_tell_configurations_apart():
     labels = [
         f"{LONG}model.name_or_path=/m/llama peft=none",
         f"{LONG}model.name_or_path=/m/llama_tied peft=none",
@@ -270,20 +244,13 @@ def test_cut_labels_tell_configurations_apart() -> None:
     assert max(map(len, found)) <= CHARS_FOR_NAMES + 2
 
 
-def test_a_picture_of_long_names_has_no_two_labels_alike(tmp_path) -> None:
+def test_a_picture_of_long_names_has_no_two_labels_alike(tmp_path):
     """Vega cuts what is too long at its end, where names differ; tooltips have all of them."""
     runs = [Run(keys={"data.path": f"{'folder/' * 12}{n}.jsonl"}, speed=1.0 + n) for n in range(3)]
     drawn = {title: spec for title, _, spec in charts(compare_runs([make_sweep(tmp_path, runs)]))}
     values = drawn["Against the baseline"]["data"]["values"]
     assert {v["label"][-8:] for v in values} == {"/1.jsonl", "/2.jsonl"}
     assert all(len(v["label"]) <= CHARS_FOR_LABELS < len(v["name"]) for v in values)
-
-
-def test_a_table_of_long_names_has_no_two_lines_alike(tmp_path) -> None:
-    runs = [Run(keys={"data.path": f"{'folder/' * 12}{n}.jsonl"}) for n in range(5)]
-    text = render_terminal(compare_runs([make_sweep(tmp_path, runs)]), width=200)
-    table_data = text.partition("configuration ")[2].partition("+ higher")[0]
-    assert all(f"/{n}.jsonl" in table_data for n in range(5))
 
 
 WORDS = ("fp32", "bf16", "adamw", "adafactor", "adamw_8bit", "checkpointing", "none")
@@ -295,7 +262,7 @@ TECHNIQUES = (
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_no_word_is_broken(width, repeats, tmp_path) -> None:
+def test_no_word_is_broken(width, repeats, tmp_path):
     """Whole lines for each configuration, without what has no room, which is named."""
     runs = [
         Run({"precision": p, "optimizer": o, "memory": m}, repeat=r, speed=s * (1 + r / 50))
@@ -317,14 +284,14 @@ def test_no_word_is_broken(width, repeats, tmp_path) -> None:
     assert ("samples/s" in lines[start]) or "samples/s" in left_out[0]
 
 
-def test_of_forty_columns_the_first_two_are_left(ladder) -> None:
+def test_of_forty_columns_the_first_two_are_left(ladder):
     lines = render_terminal(ladder, width=40).splitlines()
     assert max(map(len, lines)) <= 40
     assert any(re.match(r"bf16 lion +ok +2\.05x \+$", line) for line in lines), lines
     assert any("technique: optimizer=lion;" in line for line in lines)
 
 
-def test_a_speed_that_is_absent_has_a_reason(tmp_path) -> None:
+def test_a_speed_that_is_absent_has_a_reason(tmp_path):
     runs = [
         Run({"precision": "fp32"}),
         Run({"precision": "bf16"}, speed=None, steps=4),
@@ -339,7 +306,7 @@ def test_a_speed_that_is_absent_has_a_reason(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("most", range(12, 60, 6))
-def test_labels_of_two_groups_stay_apart(most) -> None:
+def test_labels_of_two_groups_stay_apart(most):
     """What two groups begin with tells them apart, and is cut from all of them."""
     rests = [f"optimizer=adamw memory={name} {'x' * 40}" for name in ("none", "checkpointing")]
     labels = [f"precision={name} {rest}" for name in ("fp32", "bf16") for rest in rests]

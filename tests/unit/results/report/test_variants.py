@@ -56,27 +56,21 @@ def names_of(tmp_path, *runs):
     return [variant.label for variant in grouped(tmp_path, made)[0]]
 
 
-def test_a_name_has_no_key_that_its_option_says(tmp_path):
+@pytest.mark.parametrize(
+    ("typed", "last"), [([], ""), (["hidden_size"], " model.hidden_size=32")], ids=["no", "typed"]
+)
+def test_a_name_has_what_was_typed_and_no_key_that_its_option_says(tmp_path, typed, last):
     """One size of GPT-2 beside two of Llama: only these are told apart by it."""
     runs = [
         ("tiny", {"hidden_size": 128}, []),
         ("tiny", {"hidden_size": 64}, ["hidden_size"]),
-        ("tiny_gpt2", {"hidden_size": 128}, []),
+        ("tiny_gpt2", {"hidden_size": 32}, typed),
     ]
     assert names_of(tmp_path, *runs) == [
         "model=tiny model.hidden_size=128",
         "model=tiny model.hidden_size=64",
-        "model=tiny_gpt2",
+        f"model=tiny_gpt2{last}",
     ]
-
-
-def test_what_was_typed_stays_in_a_name(tmp_path):
-    runs = [
-        ("tiny", {"hidden_size": 128}, []),
-        ("tiny", {"hidden_size": 64}, ["hidden_size"]),
-        ("tiny_gpt2", {"hidden_size": 32}, ["hidden_size"]),
-    ]
-    assert names_of(tmp_path, *runs)[2] == "model=tiny_gpt2 model.hidden_size=32"
 
 
 def test_a_name_has_nothing_that_follows_from_what_was_typed(tmp_path):
@@ -153,12 +147,6 @@ def test_repeats_that_failed_stay_beside_those_that_did_not(tmp_path):
     variants, _, _ = grouped(tmp_path, runs)
     assert variants[0].outcomes == {"ok": 1, "oom": 1, "not run": 1}
     assert len(variants) == 2
-
-
-def test_rows_have_their_names(tmp_path):
-    runs = [Run({"precision": "fp32"}), Run({"precision": "bf16"})]
-    variants, _, _ = grouped(tmp_path, runs, rows=["baseline", "half"])
-    assert [v.label for v in variants] == ["baseline", "half"]
 
 
 def test_rows_of_one_name_that_are_several_configurations_are_told_apart(tmp_path):

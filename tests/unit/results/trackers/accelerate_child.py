@@ -3,7 +3,6 @@
 A step below zero stands for an evaluation at that step.
 """
 
-import dataclasses
 import logging
 import sys
 from contextlib import suppress
@@ -28,14 +27,13 @@ def main(option: str, folder: str, attempt: str, exit_code: str, *steps: str) ->
     run = TrackedRun(
         run_id="0123456789abcdef",
         name="precision=bf16",
-        group="sweep-1",
         tags=("cpu",),
         notes="python train.py precision=bf16",
         factors={"precision": "bf16"},
         config={"optimizer": {"lr": 1e-3}, "seed": 7, "path": None, "list": [1, 2]},
         directory=Path(folder),
         attempt=int(attempt),
-        settings=dataclasses.replace(schema.Tracker(), option=option),
+        settings=schema.Tracker(option=option, group="sweep-1"),
     )
     tracker = build_tracker(run)
     Accelerator(cpu=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from eke.config import schema
 from eke.results.trackers import TrackedRun, Tracker, build_tracker
-from eke.results.trackers.async_tracker import Guard, Limits
+from eke.results.trackers.async_tracker import Guard
 from eke.results.trackers.wandb import WandbRun
 
 
@@ -18,14 +18,13 @@ def make_run(mode: str) -> TrackedRun:
     return TrackedRun(
         run_id="0123456789abcdef",
         name="optimizer=adafactor",
-        group="sweep-1",
         tags=("cpu", "t" * 80),
         notes="python train.py optimizer=adafactor",
         factors={"optim": "adafactor", "deepspeed": "zero2", "seed": "seven", "a.b": "c"},
         config={"optim": {"lr": 1e-3}, "deepspeed": {"stage": 2}, "seed": 7, "path": None},
         directory=Path(sys.argv[1]),
         attempt=0,
-        settings=schema.Tracker(mode=schema.TrackerMode(mode)),
+        settings=schema.Tracker(mode=schema.TrackerMode(mode), group="sweep-1"),
     )
 
 
@@ -33,7 +32,7 @@ def make_tracker() -> Tracker:
     if len(sys.argv) == 2:
         return build_tracker(make_run("offline"))
     finish_s = float(sys.argv[3])
-    return Guard(WandbRun(make_run(sys.argv[2]), upload_s=finish_s), Limits(finish_s))
+    return Guard(WandbRun(make_run(sys.argv[2]), upload_s=finish_s), finish_s)
 
 
 def main() -> None:

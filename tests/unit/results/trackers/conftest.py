@@ -14,10 +14,8 @@ from support import PATIENCE_S, REPO
 from eke.common.paths import RunPaths
 from eke.config import schema
 from eke.plan.record import Loss, Record, metrics, write_record
-from eke.results.trackers import TrackedRun
+from eke.results.trackers import TrackedRun, Tracker, build_tracker
 from eke.results.trackers.tracker import Row
-
-from .stub import Server, serving
 
 CHILD = Path(__file__).with_name("child.py")
 RUN_ID = "0123456789abcdef"
@@ -35,20 +33,6 @@ def clean_environment() -> Iterator[None]:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def online(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The server, with the environment of a user who has an account there."""
-    monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    monkeypatch.setenv("WANDB_API_KEY", "ab" * 20)
-    return server
-
-
-@pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., TrackedRun]:
     """Builds a run in `tmp_path`; keyword arguments replace its fields, `mode` the tracker's."""
 
@@ -56,14 +40,13 @@ def make_run(tmp_path: Path) -> Callable[..., TrackedRun]:
         fields: dict[str, Any] = {
             "run_id": RUN_ID,
             "name": "precision=bf16 optimizer=adafactor",
-            "group": "sweep-1",
             "tags": ("cpu",),
             "notes": "python train.py precision=bf16 optimizer=adafactor",
             "factors": {"precision": "bf16", "optim": "adafactor"},
             "config": {"optim": {"lr": 1e-3}, "seed": 7},
             "directory": tmp_path,
             "attempt": 0,
-            "settings": schema.Tracker(mode=schema.TrackerMode(mode)),
+            "settings": schema.Tracker(mode=schema.TrackerMode(mode), group="sweep-1"),
         }
         return TrackedRun(**{**fields, **changes})
 
@@ -111,7 +94,7 @@ def make_record(**changes: Any) -> Record:
         "plan": {"device": {"name": "cpu"}},
         "machine": {},
         "environment": {"python": "3.11.0"},
-        "command": [],
+        "command": ["python", "train.py"],
         "loss": Loss(eval_final=0.1 + 0.2),
     }
     return Record(**{**fields, **changes})
@@ -131,6 +114,16 @@ def rows(*steps: int, attempt: int = 0) -> list[Row]:
     """Rows of metrics.jsonl."""
     row = {"attempt": attempt}
     return [{"train/global_step": step, **row, "train/loss": 1 / step} for step in steps]
+
+
+def track(run: TrackedRun, *batches: list[Row], code: int = 0) -> Tracker:
+    """What the worker does with rows: first the file, then the tracker."""
+    tracker = build_tracker(run)
+    for batch in batches:
+        metrics.append_rows(RunPaths(run.directory).metrics, batch)
+        tracker.log(batch)
+    tracker.finish(code)
+    return tracker
 
 
 def find_wandb_files(directory: Path) -> list[Path]:

@@ -4,16 +4,14 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from eke.config import schema
-from eke.results.trackers import TrackedRun, build_tracker
+from eke.results.trackers import build_tracker
 
-from .conftest import CHILD, child_environment, rows
+from .conftest import CHILD, child_environment, rows, track
 from .stub import Server
 
 OPTIONS = ("tensorboard", "mlflow", "trackio")
@@ -28,33 +26,22 @@ LIMITED = (
 """A limit on the size of files, as a full disk; exec keeps it."""
 
 
-def attempt(
-    option: str, folder: Path, number: int, code: int, *steps: int, **environment: str
-) -> str:
+def attempt(option, folder, number, code, *steps, **environment):
     """Runs an attempt in a process of its own; what it printed."""
-    words = [option, str(folder), str(number), str(code), *map(str, steps)]
-    done = subprocess.run(
-        [sys.executable, str(WRITER), *words],
-        env=child_environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(WRITER, option, folder, number, code, *steps, **environment)
     return done.stdout + done.stderr
 
 
-def read(option: str, folder: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(READER), option, str(folder)],
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def read(option, folder):
+    return json.loads(python(READER, option, folder).stdout.splitlines()[-1])
+
+
+def python(*words, **environment):
+    command = [sys.executable, *map(str, words)]
+    found = child_environment(**environment)
+    done = subprocess.run(command, env=found, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return done
 
 
 MIGRATED = """
@@ -68,8 +55,7 @@ mlflow.search_experiments()
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database as MLflow makes it, without a run: its migrations take half a minute."""
     file = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    found = child_environment(MLFLOW_DISABLE_TELEMETRY="true")
-    subprocess.run([sys.executable, "-c", MIGRATED, str(file)], env=found, check=True, timeout=300)
+    python("-c", MIGRATED, file, MLFLOW_DISABLE_TELEMETRY="true")
     return file
 
 
@@ -113,41 +99,39 @@ class TestResumed:
     """Looked at from every side. That nobody was connected to is asserted while it is made."""
 
     @pytest.mark.slow
-    def test_no_problem(self, resumed: Resumed) -> None:
+    def test_no_problem(self, resumed):
         assert resumed.first.count("problem: \n") == resumed.second.count("problem: \n") == 1
         assert "WARNING" not in resumed.first + resumed.second
 
     @pytest.mark.slow
-    def test_it_is_one_run(self, resumed: Resumed) -> None:
+    def test_it_is_one_run(self, resumed):
         assert resumed.found["runs"] == 1
 
-    def test_every_step_comes_back_once(self, resumed: Resumed) -> None:
+    def test_every_step_comes_back_once(self, resumed):
         losses = resumed.found["scalars"]["train/loss"]
         assert losses == [[step, pytest.approx(1 / step)] for step in range(1, 7)]
         assert resumed.found["scalars"]["eval/loss"] == [[3, 0.25], [6, 0.25]]
 
-    def test_factors_and_configuration_come_back(self, resumed: Resumed) -> None:
+    def test_factors_and_configuration_come_back(self, resumed):
         config = resumed.found["config"]
         assert config["precision"] == "bf16"
         assert float(config["cfg.optimizer.lr"]) == 1e-3
         assert (config["cfg.path"], config["cfg.list"]) == ("null", "[1, 2]")
 
-    def test_the_summary_comes_back(self, resumed: Resumed) -> None:
+    def test_the_summary_comes_back(self, resumed):
         assert resumed.found["scalars"]["summary/tokens_per_s"][-1] == [6, 12.5]
         words = resumed.found["words"]
         assert "ok" in (words.get("summary/outcome"), words.get("eke.outcome"))
         assert resumed.found.get("status", "FINISHED") == "FINISHED"
 
-    def test_everything_lies_in_the_run_folder(self, resumed: Resumed) -> None:
+    def test_everything_lies_in_the_run_folder(self, resumed):
         assert {path.name for path in resumed.folder.iterdir()} == {resumed.option, "metrics.jsonl"}
         assert [p.name for p in resumed.home.iterdir() if not p.name.startswith(".")] == ["run"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["mlflow", "trackio"])
-def test_rows_that_were_lost_are_sent_by_the_next_attempt(
-    option: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_rows_that_were_lost_are_sent_by_the_next_attempt(option, tmp_path, request):
     place_store(option, tmp_path, request)
     attempt(option, tmp_path, 0, 1, 1, 2, 3, -3, 4)
     for file in (tmp_path / option).iterdir():
@@ -161,23 +145,17 @@ def test_rows_that_were_lost_are_sent_by_the_next_attempt(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "status"), [(1, "FAILED"), (75, "KILLED")], ids=str)
-def test_how_a_run_ended_is_mlflows_status(
-    code: int, status: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_how_a_run_ended_is_mlflows_status(code, status, tmp_path, request):
     place_store("mlflow", tmp_path, request)
     attempt("mlflow", tmp_path, 0, code, 1)
     assert read("mlflow", tmp_path)["status"] == status
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_missing_package_is_named(
-    option: str, make_run: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(option, make_run, monkeypatch):
     monkeypatch.setitem(sys.modules, option, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    tracker = build_tracker(make_run(settings=schema.Tracker(option=option)))
-    tracker.log(rows(1))
-    tracker.finish(0)
+    tracker = track(make_run(settings=schema.Tracker(option=option)), rows(1))
     assert f'pip install "eke[{option}]"' in tracker.problem
     assert "1 row not mirrored" in tracker.problem
 
@@ -186,7 +164,7 @@ def test_a_missing_package_is_named(
 @pytest.mark.parametrize(
     "option", ["tensorboard", "trackio", pytest.param("mlflow", marks=pytest.mark.slow)]
 )
-def test_a_store_that_cannot_be_written(option: str, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written(option, tmp_path):
     # A folder where a file belongs, or the other way round.
     name = {"tensorboard": "0123456789abcdef", "mlflow": "mlflow.db", "trackio": "eke.db"}[option]
     (tmp_path / option).mkdir()
@@ -201,26 +179,15 @@ def test_a_store_that_cannot_be_written(option: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_full_disk_is_noticed(
-    option: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_full_disk_is_noticed(option, tmp_path, request):
     place_store(option, tmp_path, request)
     limit = {"tensorboard": 20_000, "mlflow": 1_000_000, "trackio": 100_000}[option]
-    words = [option, str(tmp_path), "0", "0", *map(str, range(1, 2000))]
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED.format(limit), str(WRITER), *words],
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    words = (WRITER, option, tmp_path, 0, 0, *range(1, 2000))
+    done = python("-c", LIMITED.format(limit), *words)
     assert "problem: \n" not in done.stdout
 
 
-def test_a_run_that_ended_before_its_first_step(
-    make_run: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ended_before_its_first_step(make_run, monkeypatch):
     # Other tests of this process may have made Accelerate's state, as the worker does.
     monkeypatch.setattr("accelerate.state.is_initialized", lambda: False)
     tracker = build_tracker(make_run(settings=schema.Tracker(option="tensorboard")))

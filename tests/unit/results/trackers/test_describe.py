@@ -11,7 +11,7 @@ SPEEDS = {"samples_per_s": 80.0, "tokens_per_s": 160.0, "mfu_frac": 0.25, "stead
 
 
 @pytest.mark.parametrize("shared", [True, False, None])
-def test_a_run_that_shared_its_device_claims_no_speed(shared: bool | None) -> None:
+def test_a_run_that_shared_its_device_claims_no_speed(shared):
     record = make_record(
         throughput=Throughput(samples_per_s=80.0, tokens_per_s=160.0, mfu_frac=0.25),
         timing=Timing(steady_step_s=Spread(0.1, 0.1, 0.1, 3)),

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from eke.cli import main
-from eke.results.trackers import build_tracker
 from eke.rules.tracker import has_wandb_key
 
-from .conftest import make_folder, rows
+from .conftest import make_folder, rows, track
 from .stub import Server, serving
 
 
@@ -37,9 +36,7 @@ def own_file(online: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return online
 
 
-def test_sync_asks_the_users_server_and_names_it_first(
-    planted: Server, own_file: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sync_asks_the_users_server_and_names_it_first(planted, own_file, tmp_path, capsys):
     paths = make_folder(tmp_path / "runs", rows(1, 2))
     assert main(["sync", str(paths.folder)]) == 0
     assert planted.requests == []
@@ -47,20 +44,16 @@ def test_sync_asks_the_users_server_and_names_it_first(
     assert capsys.readouterr().err.splitlines()[0] == f"W&B's server: {own_file.url}"
 
 
-def test_nor_does_a_run_that_is_shown_online(
-    planted: Server, own_file: Server, make_run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nor_does_a_run_that_is_shown_online(planted, own_file, make_run, caplog):
     with caplog.at_level(logging.INFO):
-        tracker = build_tracker(make_run(mode="online"))
-        tracker.log(rows(1))
-        tracker.finish(0)
+        tracker = track(make_run(mode="online"), rows(1))
     assert tracker.problem == ""
     assert planted.requests == []
     assert own_file.rows
     assert f"W&B's server is {own_file.url}" in caplog.text
 
 
-def test_a_key_in_the_folder_is_no_key(planted: Server, monkeypatch, tmp_path: Path) -> None:
+def test_a_key_in_the_folder_is_no_key(planted, monkeypatch, tmp_path):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("NETRC", raising=False)
     Path("wandb/settings").write_text("[default]\napi_key = " + "ab" * 20 + "\n")

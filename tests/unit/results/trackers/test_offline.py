@@ -5,14 +5,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from wandb_reader import WandbFile, read_wandb_file
-
-from eke.results.trackers import TrackedRun, build_tracker
 
 from .conftest import (
     CHILD,
@@ -22,9 +19,10 @@ from .conftest import (
     find_wandb_files,
     rows,
     start_child,
+    track,
     wait_until,
 )
-from .stub import Server
+from .stub import serving
 
 SECRET = "5ec7e75ec7e7" + "ab" * 14
 
@@ -40,22 +38,16 @@ class Finished:
     def __init__(self, home: Path) -> None:
         self.home, self.folder = home, home / "run"
         self.folder.mkdir()
-        server = Server()
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         environment = {
-            "WANDB_BASE_URL": server.url,
             "WANDB_API_KEY": SECRET,
             "WANDB_ERROR_REPORTING": "true",
             "WANDB_RESUME": "must",
             "HOME": str(home),
             "TMPDIR": str(home),
         }
-        child = start_child(self.folder, **environment)
-        self.stdout, self.stderr = child.communicate("25\n", timeout=60)
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        with serving() as server:
+            child = start_child(self.folder, WANDB_BASE_URL=server.url, **environment)
+            self.stdout, self.stderr = child.communicate("25\n", timeout=60)
         self.requests = server.requests
 
 
@@ -68,23 +60,23 @@ class TestFinished:
     """One process, looked at from every side."""
 
     @pytest.mark.slow
-    def test_it_says_nothing(self, finished: Finished) -> None:
+    def test_it_says_nothing(self, finished):
         assert (finished.stdout, finished.stderr) == ("logged\nproblem: \n", "")
 
     @pytest.mark.slow
-    def test_rows_come_back(self, finished: Finished) -> None:
+    def test_rows_come_back(self, finished):
         read = only_file(finished.folder)
         pairs = [(row["train/global_step"], row["train/loss"]) for row in read.rows]
         assert pairs == [(step, pytest.approx(1 / step)) for step in range(1, 26)]
         assert read.summary["loss/train_final"] == 0.5
 
-    def test_identity_and_end(self, finished: Finished) -> None:
+    def test_identity_and_end(self, finished):
         read = only_file(finished.folder)
         assert (read.run_id, read.group) == ("0123456789abcdef", "sweep-1")
         assert (read.exit_code, read.resumed, read.is_torn) == (3, False, False)
         assert read.tags == ["cpu", "t" * 64]
 
-    def test_factors_are_scalars_and_the_configuration_is_whole(self, finished: Finished) -> None:
+    def test_factors_are_scalars_and_the_configuration_is_whole(self, finished):
         config = only_file(finished.folder).config
         config.pop("_wandb")
         assert config == {
@@ -95,20 +87,20 @@ class TestFinished:
             "cfg": {"optim": {"lr": 1e-3}, "deepspeed": {"stage": 2}, "seed": 7, "path": None},
         }
 
-    def test_no_request_was_made(self, finished: Finished) -> None:
+    def test_no_request_was_made(self, finished):
         assert finished.requests == []
 
-    def test_the_key_is_in_no_file(self, finished: Finished) -> None:
+    def test_the_key_is_in_no_file(self, finished):
         files = [file for file in finished.home.rglob("*") if file.is_file()]
         assert find_wandb_files(finished.folder)[0] in files
         assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
         assert SECRET not in finished.stdout + finished.stderr
 
-    def test_everything_lies_in_the_run_folder(self, finished: Finished) -> None:
+    def test_everything_lies_in_the_run_folder(self, finished):
         assert [path.name for path in finished.home.iterdir()] == ["run"]
         assert [path.name for path in finished.folder.iterdir()] == ["wandb"]
 
-    def test_the_step_is_the_x_axis(self, finished: Finished) -> None:
+    def test_the_step_is_the_x_axis(self, finished):
         assert only_file(finished.folder).step_metric == "train/global_step"
 
 
@@ -127,9 +119,7 @@ def has_rows(folder: Path, count: int) -> bool:
 
 
 @pytest.mark.slow
-def test_kill_9_loses_at_most_the_last_interval(
-    child: "subprocess.Popen[str]", tmp_path: Path
-) -> None:
+def test_kill_9_loses_at_most_the_last_interval(child, tmp_path):
     ask(child, 20)
     # The run still goes on; W&B's own interval of 15 s would not show these rows in time.
     # The last step's row stays open: an evaluation may still join it.
@@ -146,7 +136,7 @@ def test_kill_9_loses_at_most_the_last_interval(
 
 
 @pytest.mark.slow
-def test_wandb_core_dies_in_mid_run(child: "subprocess.Popen[str]", tmp_path: Path) -> None:
+def test_wandb_core_dies_in_mid_run(child, tmp_path):
     ask(child, 20)
     wait_until(lambda: has_rows(tmp_path, 19))
     cores = find_cores(child.pid)
@@ -163,26 +153,20 @@ def test_wandb_core_dies_in_mid_run(child: "subprocess.Popen[str]", tmp_path: Pa
     assert "Traceback" not in stderr
 
 
-def test_two_runs_in_one_process_are_two_runs(make_run: Callable[..., TrackedRun]) -> None:
+def test_two_runs_in_one_process_are_two_runs(make_run):
     for run_id, steps in (("a" * 16, (1, 2)), ("b" * 16, (3,))):
         run = make_run(run_id=run_id, factors={"precision": run_id})
-        tracker = build_tracker(run)
-        tracker.log(rows(*steps))
-        tracker.finish(0)
+        tracker = track(run, rows(*steps))
         assert tracker.problem == ""
     reads = {read.run_id: read for read in map(read_wandb_file, find_wandb_files(run.directory))}
     assert {name: len(read.rows) for name, read in reads.items()} == {"a" * 16: 2, "b" * 16: 1}
     assert reads["b" * 16].config["precision"] == "b" * 16
 
 
-def test_a_later_attempt_is_a_second_fragment_of_the_same_run(
-    make_run: Callable[..., TrackedRun],
-) -> None:
+def test_a_later_attempt_is_a_second_fragment_of_the_same_run(make_run):
     for attempt in (0, 1):
         run = make_run(attempt=attempt)
-        tracker = build_tracker(run)
-        tracker.log(rows(attempt + 1))
-        tracker.finish(0)
+        tracker = track(run, rows(attempt + 1))
         assert tracker.problem == ""
     reads = [read_wandb_file(path) for path in find_wandb_files(run.directory)]
     assert [read.run_id for read in reads] == [run.run_id, run.run_id]
@@ -190,27 +174,9 @@ def test_a_later_attempt_is_a_second_fragment_of_the_same_run(
     assert resumed == {1: False, 2: True}
 
 
-def test_the_users_group_goes_before_the_sweeps(make_run: Callable[..., TrackedRun]) -> None:
-    run = make_run()
-    run.settings.group = "mine"
-    tracker = build_tracker(run)
-    tracker.finish(0)
-    assert only_file(run.directory).group == "mine"
-
-
-def test_a_folder_that_cannot_be_made(make_run: Callable[..., TrackedRun]) -> None:
-    run = make_run()
-    (run.directory / "wandb").write_text("a file is in the way")
-    tracker = build_tracker(run)
-    tracker.log(rows(1))
-    tracker.finish(0)
-    assert "FileExistsError" in tracker.problem
-    assert "1 row not mirrored" in tracker.problem
-
-
 def test_a_folder_that_cannot_be_written_is_not_replaced_by_the_temporary_one(
-    make_run: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    make_run, monkeypatch, tmp_path
+):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
@@ -218,14 +184,12 @@ def test_a_folder_that_cannot_be_written_is_not_replaced_by_the_temporary_one(
     monkeypatch.setattr(os, "access", lambda path, mode: str(path).startswith(str(elsewhere)))
     run = make_run(directory=tmp_path / "run")
     run.directory.mkdir()
-    tracker = build_tracker(run)
-    tracker.log(rows(1))
-    tracker.finish(0)
+    tracker = track(run, rows(1))
     assert f"W&B cannot write to {run.directory}" in tracker.problem
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
+def test_a_full_disk_is_noticed(tmp_path):
     # A limit on the size of files; exec keeps it for the process and for wandb-core.
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)); "
     code = limit + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -238,13 +202,3 @@ def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
         timeout=60,
     )
     assert "of 1000 rows: is the disk full?" in answer.stdout
-
-
-def test_values_that_are_no_numbers_survive(make_run: Callable[..., TrackedRun]) -> None:
-    run = make_run()
-    tracker = build_tracker(run)
-    tracker.log([{"train/global_step": 1, "train/loss": float("nan"), "note": "diverged"}])
-    tracker.finish(1)
-    (row,) = only_file(run.directory).rows
-    assert (str(row["train/loss"]).lower(), row["note"]) == ("nan", "diverged")
-    assert tracker.problem == ""

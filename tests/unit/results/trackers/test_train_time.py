@@ -26,39 +26,39 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "metrics.jsonl"
 
 
-def test_it_grows_over_batches(file: Path) -> None:
+def test_it_grows_over_batches(file):
     clock = TrainTime(file, 0)
     assert times(clock.add([row(1), row(2, 1.0)])) == [0.5, 1.5]
     assert times(clock.add([row(3)])) == [2.0]
 
 
-def test_rows_are_not_changed_otherwise(file: Path) -> None:
+def test_rows_are_not_changed_otherwise(file):
     given = [evaluation(0), row(1), evaluation(1)]
     assert TrainTime(file, 0).add(given) == [given[0], {**given[1], TIME: 0.5}, given[2]]
     assert TIME not in given[1]
 
 
-def test_a_later_attempt_goes_on_where_its_checkpoint_was(file: Path) -> None:
+def test_a_later_attempt_goes_on_where_its_checkpoint_was(file):
     # The checkpoint was at step 2: step 3 of the attempt before is done again.
     metrics.append_rows(file, [row(1), row(2), row(3, 9.0), evaluation(3), row(3, 0.7, attempt=1)])
     assert times(TrainTime(file, 1).add([row(3, 0.7, attempt=1)])) == pytest.approx([1.7])
 
 
-def test_steps_that_two_attempts_did_count_once(file: Path) -> None:
+def test_steps_that_two_attempts_did_count_once(file):
     metrics.append_rows(file, [row(1), row(2, 9.0), row(2, 0.25, attempt=1)])
     assert times(TrainTime(file, 2).add([row(3, attempt=2)])) == [1.25]
 
 
-def test_an_evaluation_first_counts_the_step_before_it(file: Path) -> None:
+def test_an_evaluation_first_counts_the_step_before_it(file):
     metrics.append_rows(file, [row(1), row(2)])
     rows = TrainTime(file, 1).add([evaluation(2, attempt=1), row(3, attempt=1)])
     assert times(rows) == [1.5]
 
 
 @pytest.mark.parametrize("broken", ["nan", float("nan"), float("inf")])
-def test_a_step_without_a_time_adds_none(broken: float | str, file: Path) -> None:
+def test_a_step_without_a_time_adds_none(broken, file):
     assert times(TrainTime(file, 0).add([row(1), row(2, broken), row(3)])) == [0.5, 0.5, 1.0]
 
 
-def test_without_the_rows_of_earlier_attempts_it_starts_anew(file: Path) -> None:
+def test_without_the_rows_of_earlier_attempts_it_starts_anew(file):
     assert times(TrainTime(file, 1).add([row(7, attempt=1)])) == [0.5]

@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("padding", [0, 1000, 32761, 40_000, 100_000], ids=str)
-def test_records_of_any_length(path: Path, padding: int) -> None:
+def test_records_of_any_length(path, padding):
     path.write_bytes(make_frames([make_history(step, padding) for step in range(50)]))
     read = read_wandb_file(path)
     assert [row["train/global_step"] for row in read.rows] == list(range(50))
@@ -54,7 +54,7 @@ def test_records_of_any_length(path: Path, padding: int) -> None:
 
 
 @pytest.mark.parametrize("missing", range(1, 30))
-def test_a_torn_tail_costs_only_the_torn_record(path: Path, missing: int) -> None:
+def test_a_torn_tail_costs_only_the_torn_record(path, missing):
     whole = make_frames([make_history(1), make_history(2)])
     tail = make_frames([make_history(1), make_history(2), make_history(3)])
     assert len(tail) - len(whole) > 30
@@ -66,7 +66,7 @@ def test_a_torn_tail_costs_only_the_torn_record(path: Path, missing: int) -> Non
     assert not read_wandb_file(path).is_torn
 
 
-def test_a_damaged_record_ends_the_reading(path: Path) -> None:
+def test_a_damaged_record_ends_the_reading(path):
     first = len(make_frames([make_history(1)]))
     data = bytearray(make_frames([make_history(1), make_history(2), make_history(3)]))
     data[first + 10] ^= 1
@@ -75,14 +75,14 @@ def test_a_damaged_record_ends_the_reading(path: Path) -> None:
     assert read_wandb_file(path).safe_length == first
 
 
-def test_a_header_alone_is_an_empty_run(path: Path) -> None:
+def test_a_header_alone_is_an_empty_run(path):
     path.write_bytes(HEADER)
     read = read_wandb_file(path)
     assert (read.rows, read.exit_code, read.is_torn) == ([], None, False)
 
 
 @pytest.mark.parametrize("content", [b"", b":W&", b"PK\x03\x04 some other file"], ids=repr)
-def test_another_file_is_refused(path: Path, content: bytes) -> None:
+def test_another_file_is_refused(path, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"not a \.wandb file"):
         read_wandb_file(path)

@@ -68,8 +68,7 @@ def find_claims(comparison: Comparison) -> list[Claim]:
     """All claims by machine, in reading order."""
     found = []
     for part in comparison.machines:
-        letter = part.machine.letter
-        found += _on(part, [r for r in comparison.rows if r.variant.machine == letter])
+        found += _on(part, comparison.rows_of(part))
     return found or [Claim(Kind.nothing)]
 
 
@@ -97,29 +96,25 @@ def _on(part: OneMachine, rows: Sequence[ComparisonRow]) -> list[Claim]:
 def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> list[Claim]:
     """Claims about the best in one measure: highest speed, or lowest memory."""
     better, sign = (Significance.lower, 1) if measure is PEAK else (Significance.higher, -1)
-    ordered = sorted(
-        (row for row in rows if measure.key in row.ratios),
-        key=lambda row: sign * row.ratios[measure.key].value,
-    )
+    ratios = {row: row.ratios[measure.key] for row in rows if measure.key in row.ratios}
+    ordered = sorted(ratios, key=lambda row: sign * ratios[row].value)
     sound = [row for row in ordered if row.quality.parity is not Parity.worse]
-    decisions = {id(row): row.ratios[measure.key].decision for row in ordered}
-    shown = [row for row in ordered if decisions[id(row)] is better]
+    shown = [row for row in ordered if ratios[row].decision is better]
     if not ordered:
         return []
     if not shown:
-        kind = Kind.few if set(decisions.values()) == {Significance.single} else Kind.not_better
-        return [Claim(kind, part, (ordered[0],), measure)]
-    top = next((row for row in sound if decisions[id(row)] is better), None)
+        few = all(each.decision is Significance.single for each in ratios.values())
+        return [Claim(Kind.few if few else Kind.not_better, part, (ordered[0],), measure)]
+    top = next((row for row in shown if row in sound), None)
     if top is None:
         return [Claim(Kind.at_worse_loss, part, (shown[0],), measure)]
-    values = {id(row): sign * row.ratios[measure.key].value for row in ordered}
-    above = [row for row in ordered if values[id(row)] < values[id(top)]]
+    above = [row for row in ordered if sign * ratios[row].value < sign * ratios[top].value]
     limited = any(row not in sound for row in above)
     ahead = tuple(row for row in above if row in sound)
     pairs = len(sound) * (len(sound) - 1) / 2  # the best of many may be best by chance
 
     def is_peer(row: ComparisonRow) -> bool:
-        found = part.noise[measure.key].ratio((id(top.variant), id(row.variant)))
+        found = part.noise[measure.key].ratio((top.variant, row.variant))
         return found is None or found.p is None or found.p > (1 - LEVEL) / pairs
 
     peers = tuple(row for row in sound if row is not top and is_peer(row))

@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
 from eke.plan.record.metrics import is_lower_better
 from eke.results.report.compare.curves import (
-    MARGIN,
     Curve,
     Parity,
     Quality,
@@ -20,9 +19,9 @@ from eke.results.report.compare.curves import (
     quiet_notes,
 )
 from eke.results.report.compare.effects import (
+    BOTH,
     Effect,
     PublishedMatch,
-    Rung,
     alone,
     ladder,
     main_effects,
@@ -39,6 +38,7 @@ from eke.results.report.compare.measures import (
     RESERVED,
     SAMPLES,
     STEP,
+    TOKENS,
     Measure,
 )
 from eke.results.report.compare.statistics import (
@@ -53,21 +53,18 @@ from eke.results.report.compare.statistics import (
 )
 from eke.results.report.compare.variants import CLOCK, Machine, Variant, group
 
-ROW = "baseline"
-"""Row that is the default baseline."""
-
 
 def choose_baselines(
     variants: Sequence[Variant], machines: Sequence[Machine], wanted: str, keys: Sequence[str]
 ) -> tuple[dict[str, Variant], list[str]]:
     """Choose the baseline of each machine; returns it with notes.
 
-    `wanted` is `key=value,...`, or the name of a row; empty for the default.
+    `wanted` is `key=value,...`, or the name of a row; empty for the row `baseline`, or the first.
 
     Raises:
         ConfigError: `wanted` matches no configuration, or several on one machine.
     """
-    meant = [v for v in variants if _is_meant(v, wanted or ROW)]
+    meant = [v for v in variants if _is_meant(v, wanted or "baseline")]
     if wanted and not meant:
         first = next((v for v in variants if v.records), variants[0])
         spelled = _spelled(first, list(first.factors), variants)
@@ -111,32 +108,37 @@ def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant])
     return shlex.quote(",".join(told))
 
 
-COMPARED = (SAMPLES.key, "throughput.tokens_per_s", STEP.key, PEAK.key, RESERVED.key)
+COMPARED = (SAMPLES.key, TOKENS.key, STEP.key, PEAK.key, RESERVED.key)
 """Measures with a ratio to the baseline."""
-
-EFFECTS = (SAMPLES.key, PEAK.key)
-"""Measures with effects."""
 
 MAX_CURVES = 200
 """Variants with curves; baseline and Pareto front first."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ComparisonRow:
     """Numbers of one configuration on one kind of machine."""
 
     variant: Variant
-    estimates: Mapping[str, Estimate]
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
     """Measure -> value over the repeats."""
-    ratios: Mapping[str, Ratio]
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
     """Measure -> ratio to the baseline; decisions corrected for multiple comparisons."""
-    quality: Quality
+    quality: Quality = field(default_factory=Quality)
     is_baseline: bool = False
     on_front: bool = False
     phases: Mapping[str, float] = field(default_factory=dict)
     """Phase of a step -> fraction of its time."""
     curve: Curve | None = None
-    loss_at_equal_time: float | None = None
+    equal_time_s: float | None = None
+    """As of `OneMachine`."""
+
+    @property
+    def loss_at_equal_time(self) -> float | None:
+        """Loss of the curve at that time."""
+        if self.curve is None or self.equal_time_s is None:
+            return None
+        return self.curve.at(self.equal_time_s)
 
     @property
     def prediction_error(self) -> float | None:
@@ -160,13 +162,14 @@ class OneMachine:
     machine: Machine
     baseline: Variant | None
     effects: tuple[Effect, ...] = ()
-    alone: tuple[tuple[Variant, str], ...] = ()
-    """Variants that differ from the baseline in one factor."""
-    ladder: tuple[Rung, ...] = ()
+    alone: tuple[tuple[ComparisonRow, str], ...] = ()
+    """Rows that differ from the baseline in one factor, and this factor."""
+    ladder: tuple[tuple[ComparisonRow, str], ...] = ()
+    """Rows that each add settings to the previous one, and these settings."""
     published: tuple[PublishedMatch, ...] = ()
     """Published tables of the same rows."""
     noise: Mapping[str, Compared] = field(default_factory=dict)
-    """Measure of COMPARED -> comparisons of variants, by their `id`."""
+    """Measure of COMPARED -> comparisons of variants."""
     equal_time_s: float | None = None
     """Training time at which losses are compared: that of the shortest run with a curve."""
 
@@ -188,6 +191,14 @@ class Comparison:
     metric: str = ""
     """What configurations are judged and sorted by; empty for the loss."""
 
+    def rows_of(self, part: OneMachine) -> list[ComparisonRow]:
+        """Rows of one machine."""
+        return [row for row in self.rows if row.variant.machine == part.machine.letter]
+
+    def suffix(self, part: OneMachine) -> str:
+        """The machine in a title: ` [A]`; empty where there is one."""
+        return f" [{part.machine.letter}]" if len(self.machines) > 1 else ""
+
 
 def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> Comparison:
     """Compare all runs in some folders.
@@ -204,14 +215,17 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     gathered = gather(folders)
     variants, machines, keys = group(gathered.entries)
     chosen, notes = choose_baselines(variants, machines, baseline, keys)
-    metric = by if by not in keys and by in _metrics(variants) else ""
-    shown = _factors_of("" if metric else by, keys, _metrics(variants))
+    metrics = _metrics(variants)
+    if by and by not in (*keys, *metrics):
+        raise _unknown_factor(by, keys, metrics)
+    metric = "" if by in keys else by
+    shown = [by] if by in keys else keys
     parts = [
         _on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps, metric)
         for m in machines
     ]
-    rows = {id(row.variant): row for _, found in parts for row in found}
-    bare = [rows.get(id(v)) or ComparisonRow(v, {}, {}, Quality()) for v in variants]
+    rows = {row.variant: row for _, found in parts for row in found}
+    bare = [rows.get(v) or ComparisonRow(v) for v in variants]
     if metric:
         bare.sort(key=partial(_rank, metric))
     noisy = [t for part, _ in parts for t in quiet_notes(part.baseline, variants, part.noise)]
@@ -230,8 +244,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
 
 def _metrics(variants: Sequence[Variant]) -> list[str]:
     """Names of all metrics of the runs' evaluations."""
-    found = [name for v in variants for record in v.records for name in record.metrics]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(name for v in variants for r in v.records for name in r.metrics))
 
 
 def _rank(metric: str, row: ComparisonRow) -> tuple[str, float]:
@@ -253,22 +266,37 @@ def _on(
     here = [v for v in variants if v.machine == machine.letter]
     good = [v for v in here if v.records]
     front = pareto(good)
-    noise = {key: Compared({id(v): v.sample(key) for v in here}) for key in COMPARED}
-    rows = [_row(v, baseline, v in front, noise, metric) for v in here]
-    corrected = correct_all([row.ratios for row in rows])
-    rows = [replace(row, ratios=each) for row, each in zip(rows, corrected, strict=True)]
-    rows, moment = _with_curves(rows, [v for v in (baseline, *front, *good) if v])
+    noise = {key: Compared({v: v.sample(key) for v in here}) for key in COMPARED}
+    corrected = correct_all([_ratios(v, baseline, noise) for v in here])
+    drawn = list(dict.fromkeys(v for v in (baseline, *front, *good) if v))[:MAX_CURVES]
+    curves = {v: curve for v in drawn if (curve := curve_of(v))}
+    moment = min((curve.seconds[-1] for curve in curves.values()), default=None)
+    rows = [
+        ComparisonRow(
+            variant,
+            _estimates(variant),
+            ratios,
+            Quality() if baseline is None else quality(baseline, variant, metric),
+            is_baseline=variant is baseline,
+            on_front=variant in front,
+            phases=_phases(variant),
+            curve=curves.get(variant),
+            equal_time_s=moment,
+        )
+        for variant, ratios in zip(here, corrected, strict=True)
+    ]
     if baseline is None:
         return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
     # Pairs agree in all factors, including those not shown.
-    effects = main_effects(baseline, good, keys, {key: noise[key] for key in EFFECTS})
+    effects = main_effects(baseline, good, keys, {m.key: noise[m.key] for m in BOTH})
     others = [v for v in good if v is not baseline]
+    by_variant = {row.variant: row for row in rows}
     part = OneMachine(
         machine,
         baseline,
         tuple(e for e in effects if e.factor in shown),
-        tuple(alone(baseline, others)),
-        tuple(ladder(baseline, others, {id(row.variant): row.ratios for row in rows})),
+        tuple((by_variant[v], change) for v, change in alone(baseline, others)),
+        tuple((by_variant[v], added) for v, added in ladder(baseline, others)),
         tuple(match_published(sweeps, good)),
         noise,
         moment,
@@ -276,43 +304,22 @@ def _on(
     return part, rows
 
 
-def _row(
-    variant: Variant,
-    baseline: Variant | None,
-    on_front: bool,
-    noise: Mapping[str, Compared],
-    metric: str,
-) -> ComparisonRow:
+def _estimates(variant: Variant) -> dict[str, Estimate]:
     keys = [*(m.key for m in MEASURES), *(f"{METRIC}{name}" for name in _metrics([variant]))]
-    samples = {key: variant.sample(key) for key in keys}
-    measured = {
-        key: mean_of(sample.values()) if key.startswith(METRIC) else estimate(sample)
-        for key, sample in samples.items()
-    }
-    estimates = {key: each for key, each in measured.items() if each}
-    compared = {} if baseline is None or variant is baseline else noise
-    found = {key: each.ratio((id(baseline), id(variant))) for key, each in compared.items()}
-    ratios = {key: each for key, each in found.items() if each}
-    judged = Quality() if baseline is None else quality(baseline, variant, metric)
-    return ComparisonRow(
-        variant, estimates, ratios, judged, variant is baseline, on_front, _phases(variant)
-    )
+    found = {}
+    for key in keys:
+        sample = variant.sample(key)
+        found[key] = mean_of(sample.values()) if key.startswith(METRIC) else estimate(sample)
+    return {key: each for key, each in found.items() if each}
 
 
-def _with_curves(
-    rows: Sequence[ComparisonRow], wanted: Sequence[Variant]
-) -> tuple[list[ComparisonRow], float | None]:
-    chosen = list({id(v): v for v in wanted}.values())[:MAX_CURVES]
-    curves = {id(v): curve for v in chosen if (curve := curve_of(v))}
-    if not curves:
-        return list(rows), None
-    moment = min(curve.seconds[-1] for curve in curves.values())
-    return [
-        replace(row, curve=curve, loss_at_equal_time=curve.at(moment))
-        if (curve := curves.get(id(row.variant)))
-        else row
-        for row in rows
-    ], moment
+def _ratios(
+    variant: Variant, baseline: Variant | None, noise: Mapping[str, Compared]
+) -> dict[str, Ratio]:
+    if baseline is None or variant is baseline:
+        return {}
+    found = {key: each.ratio((baseline, variant)) for key, each in noise.items()}
+    return {key: each for key, each in found.items() if each}
 
 
 def _phases(variant: Variant) -> dict[str, float]:
@@ -327,16 +334,12 @@ def _phases(variant: Variant) -> dict[str, float]:
     return {name: seconds / whole for name, seconds in totals.items()} if whole else {}
 
 
-def _factors_of(by: str, keys: Sequence[str], metrics: Sequence[str]) -> Sequence[str]:
-    if not by:
-        return keys
-    if by not in keys:
-        why = f"does not differ among these runs; differing: {', '.join(keys) or 'nothing'}"
-        why += f"; metrics: {', '.join(metrics)}" if metrics else ""
-        known = [*keys, *metrics]
-        fix = Fix(remark=f"--by {closest(by, known) or known[0]}" if known else "omit --by")
-        raise ConfigError(Problem("--by", by, why, fix))
-    return [by]
+def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> ConfigError:
+    why = f"does not differ among these runs; differing: {', '.join(keys) or 'nothing'}"
+    why += f"; metrics: {', '.join(metrics)}" if metrics else ""
+    known = [*keys, *metrics]
+    fix = Fix(remark=f"--by {closest(by, known) or known[0]}" if known else "omit --by")
+    return ConfigError(Problem("--by", by, why, fix))
 
 
 def _shared(variants: Sequence[Variant], keys: Sequence[str]) -> dict[str, str]:
@@ -370,10 +373,6 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
         runs = format_number(shared, "run")
         notes.append(f"{runs} shared a device with others: their speeds are ignored")
     return notes
-
-
-PERCENT = f"{100 * MARGIN:.0f} %"
-"""The margin of losses as text."""
 
 
 def times(ratio: Ratio) -> str:
@@ -421,11 +420,9 @@ def loss_words(quality: Quality) -> str:
     if quality.parity is Parity.equal:
         return f"{which} equal"
     words = quality.word
-    if quality.parity is Parity.within:
-        words = f"within {PERCENT}"
-    elif quality.parity is Parity.unresolved:
+    if quality.parity is Parity.unresolved:
         why = f"not compared: {quality.why}" if quality.why else ""
-        words = why or f"not resolved within {PERCENT}"
+        words = why or f"not resolved {Parity.within.value}"
     return f"{which} {words} ({change})"
 
 

@@ -27,7 +27,7 @@ from eke.results.report.compare.measures import (
     metric_of,
     samples_seen,
 )
-from eke.results.report.compare.statistics import Compared, Estimate, Ratio, Sample, mean_of, ratio
+from eke.results.report.compare.statistics import Compared, Sample, mean_of, ratio
 from eke.results.report.compare.variants import Variant
 
 MAX_POINTS = 200
@@ -170,37 +170,31 @@ def quality(base: Variant, other: Variant, metric: str = "") -> Quality:
 
 def _judged(key: str, before: Sample, after: Sample) -> Quality:
     """Compare two losses or metrics by seed; fewer than three seeds can only show equality."""
-    changes = _changes(key, before, after)
+    is_metric = key.startswith(METRIC)
+    shared = [seed for seed in before if seed in after]
+    if is_metric:  # it may be 0
+        scale = abs(fmean(before.values())) or 1.0
+        changes = [(after[seed] - before[seed]) / scale for seed in shared]
+    else:
+        changes = [math.log(after[seed] / before[seed]) for seed in shared]
     if changes and max(map(abs, changes)) <= EQUAL:
         return Quality(Parity.equal, key, fmean(changes))
-    if key.startswith(METRIC):
-        found: Estimate | Ratio | None = mean_of(changes)
-    else:
-        found = ratio(before, after)
+    found = mean_of(changes) if is_metric else ratio(before, after)
     if found is None:
         return Quality(Parity.unresolved, key, why="no common seed")
-    one = 0.0 if key.startswith(METRIC) else 1.0
+    one = 0.0 if is_metric else 1.0
     difference = found.value - one
     if found.low is None or found.high is None:
         why = "one seed" if found.n == 1 else format_number(found.n, "seed")
         return Quality(Parity.unresolved, key, difference, why)
     low, high = found.low - one, found.high - one
-    if key.startswith(METRIC) and not is_lower_better(key.removeprefix(METRIC)):
+    if is_metric and not is_lower_better(key.removeprefix(METRIC)):
         low, high = -high, -low
     if high <= MARGIN:
         parity = Parity.better if high < -MARGIN else Parity.within
     else:
         parity = Parity.worse if low > MARGIN else Parity.unresolved
     return Quality(parity, key, difference)
-
-
-def _changes(key: str, before: Sample, after: Sample) -> list[float]:
-    """Relative changes by seed: of losses logarithms; of a metric, which may be 0, by the mean."""
-    shared = [seed for seed in before if seed in after]
-    if not key.startswith(METRIC):
-        return [math.log(after[seed] / before[seed]) for seed in shared]
-    scale = abs(fmean(before.values())) or 1.0
-    return [(after[seed] - before[seed]) / scale for seed in shared]
 
 
 def is_another_training(base: Variant, other: Variant) -> bool:
@@ -242,7 +236,7 @@ def quiet_notes(
     here = [each for each in variants if each.machine == base.machine]
     notes = [
         f"{each.label}: noisier than the others, repeats differ by {repeat_spread(each):.2f}x"
-        for each in here if noise[SAMPLES.key].is_noisy(id(each))
+        for each in here if noise[SAMPLES.key].is_noisy(each)
     ]  # fmt: skip
     if apart := sorted(_apart(base, here), reverse=True):
         seconds, label = apart[0]

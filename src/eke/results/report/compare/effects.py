@@ -16,7 +16,9 @@ from eke.results.report.compare.statistics import (
     ratio,
 )
 from eke.results.report.compare.variants import Variant
-from eke.results.report.published import Figures, PublishedTable, published_for
+from eke.results.report.published import Figures, PublishedTable, all_published
+
+BOTH = (SAMPLES, PEAK)
 
 MAX_VARIANTS = 1000
 """Limit for ladders: finding the longest one takes quadratic time."""
@@ -36,24 +38,10 @@ class Effect:
     of their repeats and does not generalize to other pairs."""
 
 
-@dataclass(frozen=True)
-class Rung:
-    """One step of a ladder."""
-
-    variant: Variant
-    added: str
-    """Settings added to the previous rung."""
-    ratios: Mapping[str, Ratio]
-    """Measure -> ratio to the baseline."""
-
-
 def main_effects(
     base: Variant, variants: Sequence[Variant], keys: Sequence[str], noise: Mapping[str, Compared]
 ) -> list[Effect]:
-    """Effects of every factor's values among one machine's successful variants.
-
-    `noise`: measure -> comparisons of the variants, by their `id`.
-    """
+    """Effects of every factor's values among one machine's successful variants, in `noise`."""
     effects = []
     for key in keys:
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
@@ -64,8 +52,7 @@ def main_effects(
         values = dict.fromkeys(each.factors.get(key, "") for each in variants)
         for value in values:
             both = [g for g in others.values() if {reference, value} <= set(g)]
-            unique = {(id(g[reference]), id(g[value])): (g[reference], g[value]) for g in both}
-            pairs = list(unique.values())
+            pairs = list(dict.fromkeys((g[reference], g[value]) for g in both))
             if value != reference and pairs:
                 effects.append(Effect(key, value, reference, len(pairs), _over(pairs, noise)))
     ratios = correct_all([effect.ratios for effect in effects])
@@ -85,13 +72,10 @@ def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str
     return [(each, _tell(change)) for each, change in found if len(change) == 1]
 
 
-def ladder(
-    base: Variant, variants: Sequence[Variant], ratios: Mapping[int, Mapping[str, Ratio]]
-) -> list[Rung]:
+def ladder(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
     """The longest chain from the baseline in which each variant adds settings to the previous one.
 
-    `ratios`: `id` of a variant -> its corrected ratios to the baseline. Empty with fewer than two
-    rungs, which `alone` shows already.
+    With these settings. Empty with fewer than two variants, which `alone` shows already.
     """
     if len(variants) > MAX_VARIANTS:
         return []
@@ -111,7 +95,7 @@ def ladder(
     for number in chain:
         variant, change = changes[number]
         added = {k: v for k, v in change.items() if k not in before}
-        rungs.append(Rung(variant, _tell(added), ratios[id(variant)]))
+        rungs.append((variant, _tell(added)))
         before = change
     return rungs
 
@@ -132,7 +116,7 @@ def _over(
 ) -> dict[str, Ratio]:
     effects: dict[str, Ratio | None] = {}
     for key, compared in noise.items():
-        named = [(id(a), id(b)) for a, b in pairs if a.sample(key) and b.sample(key)]
+        named = [(a, b) for a, b in pairs if a.sample(key) and b.sample(key)]
         if len(named) < MIN_REPEATS:
             effects[key] = compared.ratio(*named)
         else:  # the interval includes the variation between pairs
@@ -155,13 +139,11 @@ def pareto(variants: Sequence[Variant]) -> list[Variant]:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row of a sweep relative to the baseline, measured and published."""
+    """One row of a sweep relative to the baseline: ratios of SAMPLES and PEAK."""
 
     row: str
-    speed: Ratio | None
-    memory: Ratio | None
-    published_speed: float | None
-    published_memory: float | None
+    measured: Mapping[str, Ratio | None]
+    published: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -176,16 +158,15 @@ def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[
     """Published tables whose baseline and at least one other row one machine measured."""
     by_row = {row: v for v in variants if v.records for row in v.rows}
     found = []
-    for table in (table for sweep in sweeps for table in published_for(sweep)):
+    for table in (t for sweep in sweeps for t in all_published() if t.sweep == sweep):
         base = by_row.get(table.baseline)
         others = [row for row in table.rows if row != table.baseline and row in by_row]
         if base is not None and others:
             rows = [
                 PublishedRow(
                     row,
-                    ratio(base.sample(SAMPLES.key), by_row[row].sample(SAMPLES.key)),
-                    ratio(base.sample(PEAK.key), by_row[row].sample(PEAK.key)),
-                    *_published_ratios(table.rows[row], table.rows[table.baseline]),
+                    {m.key: ratio(base.sample(m.key), by_row[row].sample(m.key)) for m in BOTH},
+                    _published_ratios(table.rows[row], table.rows[table.baseline]),
                 )
                 for row in others
             ]
@@ -193,13 +174,14 @@ def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[
     return found
 
 
-def _published_ratios(there: Figures, before: Figures) -> tuple[float | None, float | None]:
+def _published_ratios(there: Figures, before: Figures) -> dict[str, float | None]:
     """Speed, from the first figure published for both, and memory relative to the baseline."""
     memory = None
     if there.peak_memory_mb and before.peak_memory_mb:
         memory = there.peak_memory_mb / before.peak_memory_mb
+    speed = None if there.diff_frac is None else 1 + there.diff_frac
     if there.samples_per_s and before.samples_per_s:
-        return there.samples_per_s / before.samples_per_s, memory
-    if before.runtime_s and there.runtime_s:
-        return before.runtime_s / there.runtime_s, memory
-    return (None if there.diff_frac is None else 1 + there.diff_frac), memory
+        speed = there.samples_per_s / before.samples_per_s
+    elif before.runtime_s and there.runtime_s:
+        speed = before.runtime_s / there.runtime_s
+    return {SAMPLES.key: speed, PEAK.key: memory}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from eke.plan.record import (
     no_runs,
     read_record,
 )
+from eke.results.report.compare.measures import measured_values
 
 NOT_RUN = "not run"
 """Outcome shown for a cell without one."""
@@ -28,7 +29,7 @@ UNREADABLE = "unreadable"
 """Outcome shown for a run whose record is unreadable."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """One cell of a sweep, or one run outside of sweeps."""
 
@@ -37,8 +38,8 @@ class Entry:
     """A member name of Outcome, or a constant above."""
     reason: str = ""
     """Reason of the failure."""
-    row: str = ""
-    """Name of the sweep definition's row, if any."""
+    rows: tuple[str, ...] = ()
+    """Names of the sweep definition's rows with this run, if any."""
     rule: str = ""
     """Id of the rule that rejected it."""
     record: Record | None = None
@@ -46,18 +47,25 @@ class Entry:
     """None for a cell that never ran."""
     sweep: str = ""
     """Folder name of its sweep."""
-    also: tuple[str, ...] = ()
-    """Names of other rows with the same run."""
     is_known: bool = True
     """False if neither record nor plan has the overrides."""
 
     @property
     def repeat(self) -> tuple[int, int]:
         """Seed and number of the repeat; repeats differ in nothing else."""
-        if self.record is None:
-            typed = dict(text.lstrip("+").partition("=")[::2] for text in self.overrides)
-            return _integer(typed.get("seed")), _integer(typed.get("repeat"))
-        return _integer(self.record.config.get("seed")), _integer(self.record.config.get("repeat"))
+        typed = (text.lstrip("+").partition("=")[::2] for text in self.overrides)
+        known: Mapping[str, Any] = self.record.config if self.record else dict(typed)
+        return _integer(known.get("seed")), _integer(known.get("repeat"))
+
+    @cached_property
+    def measures(self) -> dict[str, float]:
+        """Key of a measure -> value; empty without a record."""
+        return measured_values(self.record) if self.record else {}
+
+    @property
+    def row(self) -> str:
+        """Name of the first row."""
+        return next(iter(self.rows), "")
 
 
 @dataclass(frozen=True)
@@ -82,16 +90,14 @@ def gather(folders: Sequence[Path]) -> Gathered:
     seen: set[Path] = set()
     # Sweeps first: a run that belongs to one has a name and an order there.
     for sweep in _unique(found for folder in folders for found in _sweeps_of(folder)):
-        known = set(seen)
         try:
             content = read_json(SweepPaths(sweep).sweep)
             name, command = content.get("name"), tuple(map(str, content.get("command") or ()))
-            entries += list(_cells(sweep, content["cells"], known))
+            entries += _cells(sweep, content["cells"], seen)
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             why = f"not a readable sweep ({error}); its runs are listed individually"
             notes.append(f"{SweepPaths(sweep).sweep}: {why}")
             continue
-        seen = known
         names += [str(name)] if name else []
         commands += [command] if command else []
     for run in _unique(found for folder in folders for found in _runs_of(folder)):
@@ -105,19 +111,14 @@ def gather(folders: Sequence[Path]) -> Gathered:
 
 
 def _sweeps_of(folder: Path) -> Iterator[Path]:
-    if SweepPaths(folder).sweep.exists():
-        yield folder.resolve()
-        return
-    for child in _children(folder):
-        if SweepPaths(child).sweep.exists():
-            yield child.resolve()
+    is_sweep = SweepPaths(folder).sweep.exists()
+    for each in [folder] if is_sweep else _children(folder):
+        if SweepPaths(each).sweep.exists():
+            yield each.resolve()
 
 
 def _runs_of(folder: Path) -> Iterator[Path]:
-    for each in (folder, *_children(folder)):
-        paths = RunPaths(each)
-        if paths.record.exists() or paths.plan.exists():
-            yield each.resolve()
+    return (e.resolve() for e in (folder, *_children(folder)) if RunPaths(e).is_run)
 
 
 def _children(folder: Path) -> list[Path]:
@@ -127,27 +128,30 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> Iterator[Entry]:
-    plain = [cell for cell in cells if isinstance(cell, dict)]
-    names = [Path(cell.get("folder") or cell.get("run_id") or "").name for cell in plain]
-    # Next to the sweep's folder: both may have been moved.
-    runs = [(sweep.parent / name).resolve() if name else None for name in names]
-    rows: dict[Path, list[str]] = {}
-    for run, cell in zip(runs, plain, strict=True):
-        if run is not None and cell.get("row"):
-            rows.setdefault(run, []).append(str(cell["row"]))
-    for run, cell in zip(runs, plain, strict=True):
-        if run is not None and run in seen:
-            continue  # the same run as an earlier cell, or as one of another sweep
-        if run is not None:
-            seen.add(run)
-        yield _cell(sweep, cell, run, tuple(rows.get(run, [])[1:]) if run else ())
+def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> list[Entry]:
+    """Cells in their order, each run once, with the names of all its rows."""
+    rows: dict[Path | int, list[str]] = {}
+    kept: dict[Path | int, dict[str, Any]] = {}
+    for number, cell in enumerate(cells):
+        if not isinstance(cell, dict):
+            continue
+        name = Path(cell.get("folder") or cell.get("run_id") or "").name
+        run = (sweep.parent / name).resolve() if name else number  # both may have been moved
+        rows.setdefault(run, []).extend([str(cell["row"])] if cell.get("row") else [])
+        if run not in seen:  # as a run of another sweep
+            kept.setdefault(run, cell)
+    found = [
+        _cell(sweep, cell, run if isinstance(run, Path) else None, tuple(rows[run]))
+        for run, cell in kept.items()
+    ]
+    seen.update(run for run in kept if isinstance(run, Path))
+    return found
 
 
-def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, ...] = ()) -> Entry:
-    overrides = tuple(map(str, cell.get("overrides") or ()))
-    row, rule = str(cell.get("row") or ""), str(cell.get("rule") or "")
+def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, rows: tuple[str, ...]) -> Entry:
+    overrides, rule = tuple(map(str, cell.get("overrides") or ())), str(cell.get("rule") or "")
     outcome, reason = str(cell.get("outcome") or NOT_RUN), str(cell.get("reason") or "")
+    record = None
     if run is not None and outcome not in (Outcome.refused.name, Outcome.skipped.name):
         # The record is authoritative; sweep.json may be older.
         told, why = outcome, reason
@@ -157,9 +161,7 @@ def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, 
         elif outcome == NOT_RUN:
             reason = missing_run("" if told == NOT_RUN else told, run)
         rule = "" if record else rule  # it was started later
-    else:
-        record = None
-    return Entry(overrides, outcome, reason, row, rule, record, run, sweep.name, also)
+    return Entry(overrides, outcome, reason, rows, rule, record, run, sweep.name)
 
 
 def _alone(run: Path) -> Entry:
@@ -241,101 +243,87 @@ def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
     }
 
 
-def differing_keys(found: Sequence[Factors]) -> list[str]:
-    """Keys in which configurations differ, groups first.
+class Settings:
+    """Settings of the configurations with a record, and the overrides of each."""
 
-    A key determined by its group's option is omitted: `optimizer=adafactor` is enough.
-    """
-    known = dict.fromkeys(key for each in found for key in each)
-    keys = [key for key in known if len({each.get(key, ABSENT) for each in found}) > 1]
-    groups = [key for key in keys if "." not in key]
-    return groups + [key for key in keys if "." in key and not _follows(key, found)]
+    def __init__(self, found: Sequence[Factors], overrides: Sequence[Sequence[str]]) -> None:
+        self._found = found
+        self._typed = [typed_settings(each) for each in overrides]
 
+    def differing(self) -> list[str]:
+        """Keys in which configurations differ, groups first.
 
-def implied(
-    keys: Sequence[str], found: Sequence[Factors], typed: Sequence[tuple[str, ...]]
-) -> list[frozenset[str]]:
-    """Keys of each configuration whose value is its option's default.
+        A key determined by its group's option is omitted: `optimizer=adafactor` is enough.
+        """
+        known = dict.fromkeys(key for each in self._found for key in each)
+        keys = [key for key in known if len({each.get(key, ABSENT) for each in self._found}) > 1]
+        groups = [key for key in keys if "." not in key]
+        return groups + [key for key in keys if "." in key and not self._follows(key)]
 
-    That is the single value of a key in all configurations that do not override it. `found` are the
-    settings of configurations with a record, `typed` the overrides of each, as in what follows.
-    """
-    below = [(key, key.split(".")[0]) for key in keys if "." in key]
-    brought: dict[tuple[str, str], set[str]] = {}
-    for each, mine in zip(found, map(typed_settings, typed), strict=True):
-        for key, group in below:
-            if key not in mine and group in each:
-                brought.setdefault((key, each[group]), set()).add(each.get(key, ABSENT))
-    return [
-        frozenset(
-            key for key, group in below
-            if brought.get((key, each.get(group, ABSENT))) == {each.get(key, ABSENT)}
-        )
-        for each in found
-    ]  # fmt: skip
-
-
-def complete(
-    keys: Sequence[str],
-    found: Sequence[Factors],
-    typed: Sequence[tuple[str, ...]],
-    lone: Sequence[Factors],
-) -> list[str]:
-    """`keys` and those in which cells without a record (`lone`) differ.
-
-    For labels, never for effects.
-    """
-    more = dict.fromkeys(key for each in lone for key in each if key not in keys)
-    usuals = {key: usual(key, found, typed) for key in more}
-    both = (*lone, *found)
-    return [*keys, *(k for k in more if len({each.get(k, usuals[k]) for each in both}) > 1)]
-
-
-def usual(key: str, found: Sequence[Factors], typed: Sequence[tuple[str, ...]]) -> str:
-    """Value of a key where it is not overridden; unknown if it always is."""
-    values = {
-        each.get(key, ABSENT)
-        for each, overrides in zip(found, typed, strict=True)
-        if key not in typed_settings(overrides)
-    }
-    return values.pop() if len(values) == 1 else ABSENT
-
-
-def _follows(key: str, found: Sequence[Factors]) -> bool:
-    """Whether the option of its group determines a key."""
-    group = key.split(".")[0]
-    chosen = [each for each in found if group in each]
-    return len({each[group] for each in chosen}) > 1 and _determines(group, key, chosen)
-
-
-def telling(
-    keys: Sequence[str], found: Sequence[Factors], typed: Sequence[tuple[str, ...]]
-) -> list[Factors]:
-    """Distinguishing settings of each configuration, without redundant ones.
-
-    Overridden keys are always kept. Others are omitted if all configurations with the same option
-    agree on them, and those never overridden (a checkpoint's hash, fine-tuning's learning rate) if
-    an overridden key determines them.
-    """
-    overridden = [typed_settings(each) for each in typed]
-    anybodys = {key for mine in overridden for key in mine}
-    set_keys = [key for key in keys if key in anybodys]
-
-    @cache  # there are many configurations and few options
-    def is_news(key: str, group: str, option: str) -> bool:
-        alike = [each for each in found if each.get(group) == option]
-        if len(alike) < len(found) and len({each.get(key, ABSENT) for each in alike}) == 1:
-            return False
-        return key in anybodys or not any(_determines(k, key, alike) for k in set_keys)
-
-    def is_told(key: str, one: Factors) -> bool:
+    def _follows(self, key: str) -> bool:
+        """Whether the option of its group determines a key."""
         group = key.split(".")[0]
-        return "." not in key or group not in one or is_news(key, group, one[group])
+        chosen = [each for each in self._found if group in each]
+        return len({each[group] for each in chosen}) > 1 and _determines(group, key, chosen)
 
-    return [
-        {key: one[key] for key in keys if key in one and (key in mine or is_told(key, one))}
-        for one, mine in zip(found, overridden, strict=True)
-    ]
+    def usual(self, key: str) -> str:
+        """Value of a key where it is not overridden; unknown if it always is."""
+        pairs = zip(self._found, self._typed, strict=True)
+        values = {each.get(key, ABSENT) for each, mine in pairs if key not in mine}
+        return values.pop() if len(values) == 1 else ABSENT
+
+    def complete(self, keys: Sequence[str], lone: Sequence[Factors]) -> list[str]:
+        """`keys` and those in which cells without a record differ; for labels alone."""
+        more = dict.fromkeys(key for each in lone for key in each if key not in keys)
+        usuals = {key: self.usual(key) for key in more}
+        both = (*lone, *self._found)
+        return [*keys, *(k for k in more if len({each.get(k, usuals[k]) for each in both}) > 1)]
+
+    def implied(self, keys: Sequence[str]) -> list[frozenset[str]]:
+        """Keys of each configuration whose value is its option's default.
+
+        That is the single value of a key in all configurations that do not override it.
+        """
+        below = [(key, key.split(".")[0]) for key in keys if "." in key]
+        brought: dict[tuple[str, str], set[str]] = {}
+        for each, mine in zip(self._found, self._typed, strict=True):
+            for key, group in below:
+                if key not in mine and group in each:
+                    brought.setdefault((key, each[group]), set()).add(each.get(key, ABSENT))
+        return [
+            frozenset(
+                key for key, group in below
+                if brought.get((key, each.get(group, ABSENT))) == {each.get(key, ABSENT)}
+            )
+            for each in self._found
+        ]  # fmt: skip
+
+    def telling(self, keys: Sequence[str]) -> list[Factors]:
+        """Distinguishing settings of each configuration, without redundant ones.
+
+        Overridden keys are always kept. Others are omitted if all configurations with the same
+        option agree on them, and those never overridden (a checkpoint's hash, fine-tuning's
+        learning rate) if an overridden key determines them.
+        """
+        anybodys = {key for mine in self._typed for key in mine}
+        set_keys = [key for key in keys if key in anybodys]
+
+        @cache  # there are many configurations and few options
+        def is_news(key: str, group: str, option: str) -> bool:
+            alike = [each for each in self._found if each.get(group) == option]
+            agree = len({each.get(key, ABSENT) for each in alike}) == 1
+            if len(alike) < len(self._found) and agree:
+                return False
+            return key in anybodys or not any(_determines(k, key, alike) for k in set_keys)
+
+        def is_told(key: str, one: Factors) -> bool:
+            group = key.split(".")[0]
+            return "." not in key or group not in one or is_news(key, group, one[group])
+
+        return [
+            {key: one[key] for key in keys if key in one and (key in mine or is_told(key, one))}
+            for one, mine in zip(self._found, self._typed, strict=True)
+        ]
 
 
 def _determines(one: str, other: str, found: Sequence[Factors]) -> bool:

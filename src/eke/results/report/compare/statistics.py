@@ -7,18 +7,15 @@ machine cancels), or Welch's where too few belong together
 (https://en.wikipedia.org/wiki/Welch%27s_t-test). Intervals hold 95 % each by itself; what is
 claimed of several comparisons with one baseline is corrected for their number by Holm's method
 (https://en.wikipedia.org/wiki/Holm%E2%80%93Bonferroni_method).
-tests/unit/results/report/test_power.py simulates how often equal things are called different, and
-how often a planted difference is found.
-
-The noise of each configuration, estimated with that of the others on the same machine.
 
 Three repeats leave two degrees of freedom to a configuration alone: too few to find a difference
-of 10 % among twelve. What all configurations of a repeat share is removed first. Then each
-variance has a prior, as in Smyth 2004 (https://doi.org/10.2202/1544-6115.1027): around one that all
-share, or, for one configuration in all of them, anywhere above it, so that a noisy one neither
-hides nor widens the others (Phipson et al. 2016, https://doi.org/10.1214/16-AOAS920). How wide the
-prior is, is not chosen but averaged over, by its chance given all repeats; sums replace integrals.
-benchmarks/report_power.py measures the errors and the power.
+of 10 % among twelve. So its noise is estimated with that of the others on the same machine. What
+all configurations of a repeat share is removed first. Then each variance has a prior, as in Smyth
+2004 (https://doi.org/10.2202/1544-6115.1027): around one that all share, or, for one configuration
+in all of them, anywhere above it, so that a noisy one neither hides nor widens the others (Phipson
+et al. 2016, https://doi.org/10.1214/16-AOAS920). How wide the prior is, is averaged over, by its
+chance given all repeats; sums replace integrals. tests/unit/results/report/test_power.py and
+benchmarks/report_power.py measure the errors and the power.
 """
 
 import math
@@ -85,14 +82,22 @@ Sample = Mapping[Hashable, float]
 
 def estimate(sample: Sample) -> Estimate | None:
     """Geometric mean with its interval; None without values."""
-    logs = [math.log(value) for value in sample.values()]
-    if not logs:
+    found = mean_of([math.log(value) for value in sample.values()])
+    if found is None:
         return None
-    if len(logs) < MIN_REPEATS:
-        return Estimate(math.exp(fmean(logs)), None, None, len(logs))
-    mean, error, freedom = fmean(logs), math.sqrt(variance(logs) / len(logs)), len(logs) - 1
-    half = quantile(freedom) * error
-    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
+    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    return Estimate(math.exp(found.value), low, high, found.n)
+
+
+def mean_of(values: Collection[float]) -> Estimate | None:
+    """Arithmetic mean with its interval, of what may be 0 or negative; None without values."""
+    if not values:
+        return None
+    mean, n = fmean(values), len(values)
+    if n < MIN_REPEATS:
+        return Estimate(mean, None, None, n)
+    half = quantile(n - 1) * math.sqrt(variance(values) / n)
+    return Estimate(mean, mean - half, mean + half, n)
 
 
 def ratio(base: Sample, other: Sample) -> Ratio | None:
@@ -104,27 +109,14 @@ def ratio(base: Sample, other: Sample) -> Ratio | None:
         return None
     shared = [key for key in base if key in other]
     if len(shared) >= MIN_REPEATS:
-        logs = [math.log(other[key] / base[key]) for key in shared]
-        return of_logs(logs)
+        return of_logs([math.log(other[key] / base[key]) for key in shared])
     if shared and min(len(base), len(other)) < MIN_REPEATS:  # no drift between other repeats
         base, other = ({key: each[key] for key in shared} for each in (base, other))
     first, second = ([math.log(v) for v in sample.values()] for sample in (base, other))
     mean, n = fmean(second) - fmean(first), min(len(first), len(second))
     if n < MIN_REPEATS:
         return Ratio(math.exp(mean), None, None, n, Significance.single)
-    error, freedom = _welch(first, second)
-    return _by_t(mean, error, freedom, n)
-
-
-def mean_of(values: Collection[float]) -> Estimate | None:
-    """Arithmetic mean with its interval, of what may be 0 or negative; None without values."""
-    if not values:
-        return None
-    mean, n = fmean(values), len(values)
-    if n < MIN_REPEATS:
-        return Estimate(mean, None, None, n)
-    half = quantile(n - 1) * math.sqrt(variance(list(values)) / n)
-    return Estimate(mean, mean - half, mean + half, n)
+    return _by_t(mean, *_welch(first, second), n)
 
 
 def of_logs(logs: Sequence[float]) -> Ratio:
@@ -159,7 +151,7 @@ def correct_all(ratios: Sequence[Mapping[str, Ratio]]) -> list[dict[str, Ratio]]
     return [{key: decided[key][n] for key in each} for n, each in enumerate(ratios)]
 
 
-def variance(values: Sequence[float]) -> float:
+def variance(values: Collection[float]) -> float:
     """Unbiased variance in floats, ten times as fast as the standard library's."""
     mean = fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)

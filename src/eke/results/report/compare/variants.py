@@ -13,14 +13,10 @@ from eke.plan.record import Outcome, Record
 from eke.results.report.compare.load_records import (
     Entry,
     Factors,
-    complete,
+    Settings,
     configuration,
-    differing_keys,
-    implied,
     settings,
-    telling,
     typed_settings,
-    usual,
 )
 from eke.results.report.compare.measures import BY_SEED, measured_values
 from eke.results.report.compare.statistics import Sample
@@ -35,9 +31,9 @@ CLOCK = "step clock"
 """`timing.clock` among a machine's facts: steps of two clocks are not compared."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Variant:
-    """One configuration on one kind of machine, with its repeats."""
+    """One configuration on one kind of machine, with its repeats; equal to itself alone."""
 
     entries: tuple[Entry, ...]
     machine: str
@@ -58,8 +54,7 @@ class Variant:
     @property
     def rows(self) -> tuple[str, ...]:
         """Names of all sweep rows with this configuration."""
-        named = [name for entry in self.entries for name in (entry.row, *entry.also) if name]
-        return tuple(dict.fromkeys(named))
+        return tuple(dict.fromkeys(name for entry in self.entries for name in entry.rows))
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -119,27 +114,24 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
     letters = {_machine_key(m.facts): m.letter for m in machines}
     groups: dict[tuple[str, str], list[Entry]] = {}
     homes: dict[tuple[str, ...], tuple[str, str]] = {}
-    for entry in entries:
+    # Those without a record join the repeats with one, if any.
+    for entry in sorted(entries, key=lambda entry: entry.record is None):
         if entry.record is not None:
             data = entry.record.plan.get("data_fingerprint", "")
             content = canonical(plain([configuration(entry.record), data]))
             content = hashlib.sha256(content.encode()).hexdigest()
             key = (letters[_machine_key(_facts(entry.record))], content)
-            groups.setdefault(key, []).append(entry)
             homes.setdefault(_typed(entry), key)
-    order = {id(entry): number for number, entry in enumerate(entries)}
-    for entry in entries:
-        if not entry.is_known:
-            # Its configuration is unknown: it may equal another one.
-            groups[NO_MACHINE, str(entry.folder)] = [entry]
-        elif entry.record is None:
-            # Joins the repeats with a record, if any.
+        elif entry.is_known:
             key = homes.setdefault(_typed(entry), (NO_MACHINE, canonical(_typed(entry))))
-            groups.setdefault(key, []).append(entry)
+        else:  # its configuration may equal another one
+            key = NO_MACHINE, str(entry.folder)
+        groups.setdefault(key, []).append(entry)
+    order = {entry: number for number, entry in enumerate(entries)}
     for members in groups.values():
-        members.sort(key=lambda entry: order[id(entry)])
+        members.sort(key=order.__getitem__)
     keys, variants = _describe(groups)
-    variants.sort(key=lambda variant: order[id(variant.entries[0])])
+    variants.sort(key=lambda variant: order[variant.entries[0]])
     return variants, machines, keys
 
 
@@ -158,31 +150,28 @@ def find_machines(entries: Sequence[Entry]) -> list[Machine]:
     return machines
 
 
-def _describe(
-    groups: dict[tuple[str, str], list[Entry]],
-) -> tuple[list[str], list[Variant]]:
-    recorded = {k: next((e for e in es if e.record), None) for k, es in groups.items()}
-    found = {k: settings(e.record) for k, e in recorded.items() if e and e.record}
-    typed = {k: e.overrides for k, e in recorded.items() if e}
-    lone = {
-        k: typed_settings(es[0].overrides)
-        for k, es in groups.items()
-        if k not in found and es[0].is_known
+def _describe(groups: dict[tuple[str, str], list[Entry]]) -> tuple[list[str], list[Variant]]:
+    firsts = {
+        key: (entry.record, entry.overrides)
+        for key, members in groups.items()
+        for entry in reversed(members)
+        if entry.record
     }
-    known, overrides = list(found.values()), list(typed.values())
-    different = differing_keys(known)
+    found = {key: settings(record) for key, (record, _) in firsts.items()}
+    known = Settings(list(found.values()), [overrides for _, overrides in firsts.values()])
+    typed = {key: typed_settings(members[0].overrides) for key, members in groups.items()}
+    lone = {k: typed[k] for k, es in groups.items() if k not in found and es[0].is_known}
     # In the order of the overrides; those never overridden last.
-    order = list(
-        dict.fromkeys(k for es in groups.values() for k in typed_settings(es[0].overrides))
-    )
+    order = list(dict.fromkeys(key for each in typed.values() for key in each))
+    different = known.differing()
     named_keys = sorted(
-        complete(different, known, overrides, list(lone.values())),
+        known.complete(different, list(lone.values())),
         key=lambda key: order.index(key) if key in order else len(order),
     )
-    keys = [key for key in named_keys if key in different] if known else named_keys
-    defaults = {key: usual(key, known, overrides) for key in named_keys}
-    brought = dict(zip(found, implied(keys, known, overrides), strict=True))
-    told = dict(zip(found, telling(keys, known, overrides), strict=True))
+    keys = [key for key in named_keys if key in different] if found else named_keys
+    defaults = {key: known.usual(key) for key in named_keys}
+    brought = dict(zip(found, known.implied(keys), strict=True))
+    told = dict(zip(found, known.telling(keys), strict=True))
     variants = []
     for key, members in groups.items():
         all_settings = found.get(key, lone.get(key, {}))
@@ -202,7 +191,7 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
     by_name: dict[str, list[Variant]] = {}
     for variant in variants:
         by_name.setdefault(variant.label if variant.rows else "", []).append(variant)
-    labels: dict[int, str] = {}
+    labels: dict[Variant, str] = {}
     for name, same in by_name.items():
         parts: list[tuple[str, ...]] = [()] * len(same if name else ())
         for key in keys:
@@ -210,15 +199,14 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
             longer = [(*p, f"{key}={v}") for p, v in zip(parts, values, strict=False)]
             # Skip keys that distinguish no further variants.
             parts = longer if len(set(longer)) > len(set(parts)) else parts
-        labels |= {id(v): " ".join(p) for v, p in zip(same, parts, strict=False)}
+        labels |= {v: " ".join(p) for v, p in zip(same, parts, strict=False)}
     return [
-        replace(v, label=f"{v.label}, {told}") if (told := labels.get(id(v))) else v
-        for v in variants
+        replace(v, label=f"{v.label}, {told}") if (told := labels.get(v)) else v for v in variants
     ]
 
 
 def _label(members: Sequence[Entry], telling_factors: Factors) -> str:
-    if rows := dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n):
+    if rows := dict.fromkeys(name for entry in members for name in entry.rows):
         return " = ".join(rows)
     first = members[0]
     factors = [f"{k}={value}" for k, value in telling_factors.items() if value and first.is_known]

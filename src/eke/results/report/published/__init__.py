@@ -51,11 +51,6 @@ class PublishedTable:
     """Row of the sweep -> figures; rows without figures are absent."""
 
 
-def published_for(sweep: str) -> tuple[PublishedTable, ...]:
-    """Tables of a named sweep, sorted by name; none for an empty name."""
-    return tuple(table for table in all_published() if table.sweep == sweep)
-
-
 @cache
 def all_published() -> tuple[PublishedTable, ...]:
     """All tables, sorted by name; tests/unit/results/report/test_published.py checks the files."""

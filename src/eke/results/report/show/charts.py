@@ -45,8 +45,7 @@ def charts(comparison: Comparison) -> list[tuple[str, str, Spec]]:
     """Title, note and specification of every chart with data."""
     found: list[tuple[str, str, Spec | None]] = []
     for part in comparison.machines:
-        rows = [r for r in comparison.rows if r.variant.machine == part.machine.letter]
-        where = f" [{part.machine.letter}]" if len(comparison.machines) > 1 else ""
+        rows, where = comparison.rows_of(part), comparison.suffix(part)
         baseline = part.baseline.label if part.baseline else "none"
         found += [
             (f"{title}{where}", note, spec)
@@ -58,7 +57,7 @@ def charts(comparison: Comparison) -> list[tuple[str, str, Spec]]:
                 ("What each technique does", "All pairs that differ in nothing else.",
                  effects(part)),
                 ("One upon another", "Each bar adds one technique.",
-                 _dots((f"+ {rung.added}", rung.ratios) for rung in part.ladder)),
+                 _dots((f"+ {added}", row.ratios) for row, added in part.ladder)),
                 ("Loss over time", "Training loss over the time of the steps alone, one run each.",
                  loss_curves(rows)),
                 ("Where a step's time goes", "Per sample, by the medians of a step's parts.",

@@ -6,7 +6,6 @@ offline, with charts and a sortable table, and report.md is to be pasted into an
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from eke.data.sources import cache_folder
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.comparison import MARKS
-from eke.results.report.compare.measures import MEASURES, PEAK, SAMPLES, measured_values
+from eke.results.report.compare.measures import MEASURES
 from eke.results.report.compare.statistics import Ratio
 from eke.results.report.show.charts import charts
 from eke.results.report.show.sections import Section, columns, count_outcomes, provenance, sections
@@ -56,8 +55,7 @@ def as_csv(comparison: Comparison) -> str:
     for row in comparison.rows:
         factors = [row.variant.factors.get(key, "") for key in comparison.factors]
         for entry in row.variant.entries:
-            values = measured_values(entry.record) if entry.record else {}
-            numbers = [values.get(key, "") for key in keys]
+            numbers = [entry.measures.get(key, "") for key in keys]
             cells = (row.variant.label, entry.row, row.variant.machine, *factors, *entry.repeat,
                      entry.outcome, entry.reason, *numbers, entry.folder or "")  # fmt: skip
             writer.writerow(map(_inert, cells))
@@ -82,19 +80,17 @@ def _machine(part: OneMachine) -> dict[str, Any]:
         "baseline": part.baseline.label if part.baseline else None,
         "equal_time_s": part.equal_time_s,
         "effects": [_fields(effect) for effect in part.effects],
-        "alone": [{"configuration": v.label, "changes": change} for v, change in part.alone],
+        "alone": [{"configuration": r.variant.label, "changes": each} for r, each in part.alone],
         "ladder": [
-            {"configuration": r.variant.label, "adds": r.added, "ratios": _ratios(r.ratios)}
-            for r in part.ladder
+            {"configuration": r.variant.label, "adds": added, "ratios": _ratios(r.ratios)}
+            for r, added in part.ladder
         ],
         "beside": [
             {"source": b.table.source, "hardware": b.table.hardware, "date": b.table.date,
              "baseline": b.table.baseline,
              "rows": [
-                 {"row": row.row,
-                  "ratios": _ratios({SAMPLES.key: row.speed, PEAK.key: row.memory}),
-                  "published_ratios": {SAMPLES.key: row.published_speed,
-                                       PEAK.key: row.published_memory}}
+                 {"row": row.row, "ratios": _ratios(row.measured),
+                  "published_ratios": dict(row.published)}
                  for row in b.rows
              ]}
             for b in part.published
@@ -128,7 +124,7 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
                 "rule": entry.rule,
                 "overrides": list(entry.overrides),
                 "folder": str(entry.folder) if entry.folder else None,
-                "measures": measured_values(entry.record) if entry.record else {},
+                "measures": entry.measures,
             }
             for entry in variant.entries
         ],
@@ -152,6 +148,9 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
     from jinja2 import Environment  # not needed for other formats
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {
+        "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False
+    }  # fmt: skip
     pictures = charts(comparison)
     return environment.from_string(_page_part("page.html")).render(
         title=", ".join(comparison.sweeps) or "comparison",
@@ -162,9 +161,7 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
         script=_page_part("page.js"),
         vega=vega_script() if pictures else "",
         pictures=[(title, note) for title, note, _ in pictures],
-        data=as_script_data(
-            {"specs": [spec for _, _, spec in pictures], "table": table_data(comparison)}
-        ),
+        data={"specs": [spec for _, _, spec in pictures], "table": table_data(comparison)},
         sections=[*sections(comparison, repeats), provenance(comparison)],
         notes=comparison.notes,
     )
@@ -187,12 +184,6 @@ def table_data(comparison: Comparison) -> dict[str, Any]:
             for row in comparison.rows
         ],
     }  # fmt: skip
-
-
-def as_script_data(value: Any) -> str:
-    """JSON for a script element, with `<` escaped."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _page_part(name: str) -> str:

@@ -4,12 +4,13 @@ The columns of the main table, once for terminal, page and Markdown: numbers can
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 from eke.common.paths import program
 from eke.common.text import format_bytes, format_count, format_number, format_seconds
@@ -32,12 +33,9 @@ from eke.results.report.compare.measures import (
     TOKENS,
     TRAIN_LOSS,
     Measure,
-    measured_values,
     metric_of,
 )
 from eke.results.report.compare.statistics import Ratio
-
-Why = TypeVar("Why", str, tuple[str, str])
 
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables; tooltips and files have the full label."""
@@ -63,8 +61,6 @@ class Column:
     is_wide: bool = False
     """Whether narrow formats (terminal, Markdown) omit it."""
     help: str = ""
-    brief: Callable[[ComparisonRow], str] | None = None
-    """Shorter text for narrow formats."""
 
 
 def columns(comparison: Comparison, wide: bool = True, most: int = CHARS_FOR_NAMES) -> list[Column]:
@@ -138,8 +134,7 @@ def _numbers(comparison: Comparison) -> list[Column]:
         *_metrics(comparison),
         *([] if has_eval else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
         Column("parity", comparison.metric or "loss", _parity, lambda r: r.quality.difference,
-               help="relative to the baseline, at equal samples",
-               brief=lambda r: _parity(r).partition(" (")[0]),
+               help="relative to the baseline, at equal samples"),
         _number("equal_time", "loss at equal time", lambda r: r.loss_at_equal_time,
                 lambda v: f"{v:.4f}", True, "training loss when the shortest run ended"),
         _number("prediction", "predicted memory", lambda r: r.prediction_error, _signed, True,
@@ -167,17 +162,16 @@ def outcome_text(row: ComparisonRow) -> str:
     return ", ".join(outcomes if len(outcomes) == 1 else counted)
 
 
-def _by_reason(found: Iterable[tuple[Why, str]]) -> dict[Why, str]:
+def _by_reason(found: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...], str]:
     """Each reason with the labels of its configurations."""
-    labels: dict[Why, dict[str, None]] = {}
+    labels: dict[tuple[str, ...], dict[str, None]] = {}
     for reason, label in found:
         labels.setdefault(reason, {})[label] = None
-    rests = {reason: len(each) - MAX_LISTED for reason, each in labels.items()}
-    return {
-        reason: "; ".join(list(each)[:MAX_LISTED])
-        + (f"; and {rests[reason]} more" if rests[reason] > 0 else "")
-        for reason, each in labels.items()
-    }
+    named = {}
+    for reason, each in labels.items():
+        more = [f"and {len(each) - MAX_LISTED} more"] if len(each) > MAX_LISTED else []
+        named[reason] = "; ".join([*list(each)[:MAX_LISTED], *more])
+    return named
 
 
 def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
@@ -234,26 +228,25 @@ def _measure(
 
 
 def _ratio(measure: Measure, title: str, help: str) -> Column:
-    def show(row: ComparisonRow, brief: bool = False) -> str:
-        found = row.ratios.get(measure.key)
-        if found is None:
-            return "1x" if row.is_baseline and measure.key in row.estimates else ""
-        return ratio_text(found, brief)
+    def show(row: ComparisonRow) -> str:
+        is_base = row.is_baseline and measure.key in row.estimates
+        return "1x" if is_base else ratio_text(row.ratios.get(measure.key))
 
     def value(row: ComparisonRow) -> float | None:
         found = row.ratios.get(measure.key)
         return found.value if found else 1.0 if row.is_baseline else None
 
-    brief = partial(show, brief=True)
-    return Column(f"ratio {measure.key}", title, show, value, True, False, help, brief)
+    return Column(f"ratio {measure.key}", title, show, value, True, False, help)
 
 
-def ratio_text(ratio: Ratio | None, brief: bool = False) -> str:
-    """Ratio with its sign, and its interval unless `brief`."""
-    if ratio is None:
-        return ""
-    text = times(ratio).partition(" (")[0] if brief else times(ratio)
-    return f"{text} {SIGNS[ratio.decision]}".rstrip()
+def ratio_text(ratio: Ratio | None) -> str:
+    """Ratio with its interval and sign."""
+    return f"{times(ratio)} {SIGNS[ratio.decision]}".rstrip() if ratio else ""
+
+
+def shorter(text: str) -> str:
+    """A number without its interval or difference, which is in parentheses."""
+    return re.sub(r" \(.*?\)", "", text)
 
 
 def _parity(row: ComparisonRow) -> str:
@@ -284,20 +277,18 @@ MAX_REASONS = 100
 """Maximum runs listed individually."""
 
 
-WITHOUT_REASON = {NOT_RUN: "the same command runs what is missing"}
-
-
 def sections(comparison: Comparison, repeats: bool = False, brief: bool = False) -> list[Section]:
     """All sections with content; `brief`: ratios without intervals."""
     found = [_outcomes(comparison), _unmeasured(comparison)]
     for part in comparison.machines:
-        where = f" [{part.machine.letter}]" if len(comparison.machines) > 1 else ""
-        own = [
-            _effects(part, brief),
-            _alone(comparison, part, brief),
-            _ladder(part, brief),
-            *map(_published, part.published),
-        ]
+        where = comparison.suffix(part)
+        own = [_effects(part), _alone(comparison, part), _ladder(part)]
+        if brief:  # the last two are the ratios
+            own = [
+                replace(s, rows=tuple((*r[:-2], *map(shorter, r[-2:])) for r in s.rows))
+                for s in own
+            ]
+        own += map(_published, part.published)
         found += [replace(section, title=f"{section.title}{where}") for section in own]
     found += [_classes(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
     found += [_sources(row) for row in comparison.rows if row.variant.records][:MOST_MATRICES]
@@ -331,8 +322,7 @@ def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
     """Times, commits and drivers of a machine's runs."""
     records = [
         entry.record
-        for row in comparison.rows
-        if row.variant.machine == part.machine.letter
+        for row in comparison.rows_of(part)
         for entry in row.variant.entries
         if entry.record
     ]
@@ -356,7 +346,8 @@ def _outcomes(comparison: Comparison) -> Section:
         for entry in row.variant.entries
         if entry.outcome != Outcome.ok.name
     )
-    rows = [(how, who, why or WITHOUT_REASON.get(how, "")) for (how, why), who in found.items()]
+    missing = {NOT_RUN: "the same command runs what is missing"}
+    rows = [(how, who, why or missing.get(how, "")) for (how, why), who in found.items()]
     shown = rows[:MAX_REASONS]
     if len(rows) > MAX_REASONS:
         shown.append(("...", f"{len(rows) - MAX_REASONS} more reasons", "report.json has all"))
@@ -367,11 +358,11 @@ def _outcomes(comparison: Comparison) -> Section:
 def _unmeasured(comparison: Comparison) -> Section:
     """Reasons that successful configurations have no speed."""
     found = _by_reason(
-        (_no_speed(row.variant.records[0]), row.variant.label)
+        ((_no_speed(row.variant.records[0]),), row.variant.label)
         for row in comparison.rows
         if row.variant.records and SAMPLES.key not in row.estimates
     )
-    rows = tuple((who, why) for why, who in found.items())
+    rows = tuple((who, *why) for why, who in found.items())
     return Section("No speed", "", ("configurations", "why"), rows)
 
 
@@ -385,17 +376,17 @@ def _no_speed(record: Record) -> str:
     )
 
 
-def _speed_and_memory(ratios: Mapping[str, Ratio], brief: bool) -> tuple[str, str]:
-    return ratio_text(ratios.get(SAMPLES.key), brief), ratio_text(ratios.get(PEAK.key), brief)
+def _speed_and_memory(ratios: Mapping[str, Ratio]) -> tuple[str, str]:
+    return ratio_text(ratios.get(SAMPLES.key)), ratio_text(ratios.get(PEAK.key))
 
 
-def _effects(part: OneMachine, brief: bool) -> Section:
+def _effects(part: OneMachine) -> Section:
     rows = tuple(
         (
             f"{each.factor}={each.value}",
             f"{each.factor}={each.reference}" if each.reference else "without",
             str(each.pairs),
-            *_speed_and_memory(each.ratios, brief),
+            *_speed_and_memory(each.ratios),
         )
         for each in part.effects
     )
@@ -407,12 +398,11 @@ def _effects(part: OneMachine, brief: bool) -> Section:
     return Section("What each technique does", note, head, rows)
 
 
-def _alone(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
-    by_variant = {id(row.variant): row for row in comparison.rows}
-    rows: list[tuple[str, ...]] = []
-    for variant, change in part.alone:
-        cells = _speed_and_memory(by_variant[id(variant)].ratios, brief)
-        rows.append((variant.row or change, change, *cells))
+def _alone(comparison: Comparison, part: OneMachine) -> Section:
+    rows: list[tuple[str, ...]] = [
+        (row.variant.row or change, change, *_speed_and_memory(row.ratios))
+        for row, change in part.alone
+    ]
     head: tuple[str, ...] = ("alone", "changes", "x speed", "x memory")
     if all(name == change for name, change, *_ in rows):
         head, rows = (head[0], *head[2:]), [(name, *rest) for name, _, *rest in rows]
@@ -421,28 +411,27 @@ def _alone(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
     return Section("Each technique alone", "", head, shown)
 
 
-def _ladder(part: OneMachine, brief: bool) -> Section:
+def _ladder(part: OneMachine) -> Section:
     rows = tuple(
-        (rung.variant.label, f"+ {rung.added}", *_speed_and_memory(rung.ratios, brief))
-        for rung in part.ladder
+        (row.variant.label, f"+ {added}", *_speed_and_memory(row.ratios))
+        for row, added in part.ladder
     )
     return Section("One upon another", "", ("cumulative", "adds", "x speed", "x memory"), rows)
 
 
 def _published(each: PublishedMatch) -> Section:
-    def published(value: float | None) -> str:
-        return "" if value is None else f"{value:.2f}x"
-
-    rows = tuple(
-        (row.row, times(row.speed) if row.speed else "", published(row.published_speed),
-         times(row.memory) if row.memory else "", published(row.published_memory))
-        for row in each.rows
-    )  # fmt: skip
+    rows = []
+    for row in each.rows:
+        cells = [row.row]
+        for key in (SAMPLES.key, PEAK.key):
+            here, there = row.measured[key], row.published[key]
+            cells += [times(here) if here else "", "" if there is None else f"{there:.2f}x"]
+        rows.append(tuple(cells))
     table = each.table
     note = f"Published: {table.hardware}, {table.date}. {table.notes} {table.source}"
     head = (f"row, times {table.baseline}", "x speed here", "published", "x memory here",
             "published")  # fmt: skip
-    return Section(f"Compared with published results: {table.title}", note, head, rows)
+    return Section(f"Compared with published results: {table.title}", note, head, tuple(rows))
 
 
 MOST_MATRICES, MOST_CLASSES = 6, 12
@@ -489,8 +478,7 @@ def _sources(row: ComparisonRow) -> Section:
 def _runs(comparison: Comparison) -> Section:
     rows = []
     for row, entry in ((each, entry) for each in comparison.rows for entry in each.variant.entries):
-        values = measured_values(entry.record) if entry.record else {}
-        speed, peak = values.get(SAMPLES.key), values.get(PEAK.key)
+        speed, peak = entry.measures.get(SAMPLES.key), entry.measures.get(PEAK.key)
         numbers = f"{speed:.4g}" if speed else "", format_bytes(peak) if peak else ""
         folder = entry.folder.name if entry.folder else ""
         rows.append((row.variant.label, *map(str, entry.repeat), entry.outcome, *numbers, folder))

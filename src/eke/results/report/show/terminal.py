@@ -26,6 +26,7 @@ from eke.results.report.show.sections import (
     outcome_text,
     provenance,
     sections,
+    shorter,
 )
 
 PIPED_WIDTH = 160
@@ -113,7 +114,7 @@ def _fitting(
     least = min(LEAST_FOR_NAMES, width // 2)
     room = width + GAP - min(needs(label), least + GAP)
     if sum(map(needs, others)) > room:
-        others = [replace(c, text=c.brief) if c.brief else c for c in others]
+        others = list(map(_short, others))
     kept: dict[str, int] = {}
     ranked = sorted(others, key=lambda c: RANKS.index(c.key) if c.key in RANKS else len(RANKS))
     for column in ranked:
@@ -127,13 +128,17 @@ def _fitting(
     return [label, *(c for c in others if c.key in kept)], left_out
 
 
+def _short(column: Column) -> Column:
+    return replace(column, text=lambda row: shorter(column.text(row)))
+
+
 def _chosen(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
     """All rows; of many, the baseline, the front and the first."""
     if len(rows) <= MAX_ROWS:
         return rows
     ranked = sorted(rows, key=lambda row: not (row.is_baseline or row.on_front))
-    kept = {id(row) for row in ranked[:MAX_ROWS]}
-    return [row for row in rows if id(row) in kept]
+    kept = set(ranked[:MAX_ROWS])
+    return [row for row in rows if row in kept]
 
 
 def _section(section: Section, width: int) -> Group:

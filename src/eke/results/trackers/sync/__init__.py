@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import is_locked, read_json
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.plan.record import no_runs
-from eke.results.trackers.async_tracker import EVERY_ROW, Guard, Limits
+from eke.results.trackers.async_tracker import EVERY_ROW, Guard
 from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import (
     Account,
@@ -47,12 +48,9 @@ class FoundRun:
 
 
 def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
-    """Find run folders, without duplicates, in the order of the arguments.
+    """Find run folders, without duplicates; ConfigError for arguments that lead to no run.
 
     Each is a run's folder, a folder of runs, a sweep's folder, or a file in one of them.
-
-    Raises:
-        ConfigError: every argument that leads to no run.
     """
     found: dict[Path, FoundRun] = {}
     problems = []
@@ -85,21 +83,17 @@ def _find(path: Path) -> Iterator[FoundRun]:
     if SweepPaths(path).sweep.exists():
         yield from _cells(path)
         return
-    if _is_run(paths):
+    if paths.is_run:
         yield FoundRun(paths, is_named=True)
         return
     for child in sorted(path.iterdir()):
         if not child.is_dir() or child.name.startswith("."):
             continue
         paths = RunPaths(child.absolute())
-        if _is_run(paths):
+        if paths.is_run:
             yield FoundRun(paths)
         elif not SweepPaths(child).sweep.exists():
             yield FoundRun(paths, foreign="no record.json and no plan.json: not a run")
-
-
-def _is_run(paths: RunPaths) -> bool:
-    return paths.record.exists() or paths.plan.exists()
 
 
 def _cells(folder: Path) -> Iterator[FoundRun]:
@@ -114,8 +108,8 @@ def _cells(folder: Path) -> Iterator[FoundRun]:
         if not isinstance(name, str) or not name:
             continue  # refused, or not reached yet
         beside = RunPaths(folder.absolute().parent / Path(name).name)
-        paths = beside if _is_run(beside) else RunPaths(Path(name).absolute())
-        yield FoundRun(paths, foreign="" if _is_run(paths) else "the sweep's run is gone")
+        paths = beside if beside.is_run else RunPaths(Path(name).absolute())
+        yield FoundRun(paths, foreign="" if paths.is_run else "the sweep's run is gone")
 
 
 BATCH_ROWS = 1000
@@ -176,54 +170,49 @@ def sync(found: Sequence[FoundRun], options: Options) -> Iterator[Report]:
 
     Raises:
         ConfigError: there is no API key, or the server refuses it; nothing was sent then.
-        NoAnswer: the server does not answer, from the start or any more.
-        Refusal: the same, with what it, or the way to it, says.
+        NoAnswer, Refusal: the server does not answer, or refuses, from the start or any more.
     """
     ids: dict[str, Path] = {}
     if options.dry_run:
         yield from (_report(each, None, options, ids, Path()) for each in found)
         return
-    with tempfile.TemporaryDirectory(prefix="eke-sync-", ignore_cleanup_errors=True) as scratch:
-        account.configure_wandb(Path(scratch))
-        try:
-            user = account.log_in(options.answer_s)
-            for each in found:
-                report = _report(each, user, options, ids, Path(scratch))
-                yield report
-                if report.verdict is SyncOutcome.failed and report.num_rows is not None:
-                    # If the server is down, stop: the next run would wait, too.
-                    account.log_in(options.answer_s)
-        finally:
-            account.give_up_core()
+    with account.session(options.answer_s) as (user, scratch):
+        for each in found:
+            report = _report(each, user, options, ids, scratch)
+            yield report
+            if report.verdict is SyncOutcome.failed and report.num_rows is not None:
+                # If the server is down, stop: the next run would wait, too.
+                account.log_in(options.answer_s)
 
 
 def _report(
     found: FoundRun, user: Account | None, options: Options, ids: dict[str, Path], scratch: Path
 ) -> Report:
     folder = found.paths.folder
+    report = partial(Report, folder)
     if found.foreign:
-        return Report(folder, SyncOutcome.foreign, note=found.foreign)
+        return report(SyncOutcome.foreign, note=found.foreign)
     if is_locked(found.paths.lock):
-        return Report(folder, SyncOutcome.running, note="left alone; send it when it has ended")
+        return report(SyncOutcome.running, note="left alone; send it when it has ended")
     try:
         content = read_content(found.paths, options.project, options.entity)
         tracker = content.run.settings.option
         if tracker != "wandb" and not found.is_named:
             note = f"tracker={tracker}; name the folder itself to send it"
-            return Report(folder, SyncOutcome.skipped, len(content.steps), note=note)
+            return report(SyncOutcome.skipped, len(content.steps), note=note)
         if (other := ids.setdefault(content.run.run_id, folder)) != folder:
-            return Report(folder, SyncOutcome.failed, note=f"the same run as {other}")
+            return report(SyncOutcome.failed, note=f"the same run as {other}")
         if user is None:
-            return Report(folder, SyncOutcome.would, len(content.steps), note=_target(content, ""))
+            return report(SyncOutcome.would, len(content.steps), note=_target(content, ""))
         with sole_sender(found.paths) as is_sole:
             if not is_sole:
-                return Report(folder, SyncOutcome.busy, note="another eke sync is sending it")
+                return report(SyncOutcome.busy, note="another eke sync is sending it")
             return _send(found.paths, content, user, options, scratch)
     except EkeError as error:
-        return Report(folder, SyncOutcome.failed, note=str(error))
+        return report(SyncOutcome.failed, note=str(error))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         # For example a manually edited folder; the others continue.
-        return Report(folder, SyncOutcome.failed, note=f"{type(error).__name__}: {error}")
+        return report(SyncOutcome.failed, note=f"{type(error).__name__}: {error}")
 
 
 def _target(content: Content, entity: str) -> str:
@@ -236,45 +225,48 @@ def _target(content: Content, entity: str) -> str:
 def _send(
     paths: RunPaths, content: Content, user: Account, options: Options, scratch: Path
 ) -> Report:
-    """Send one run unless it is there, then verify it on the server."""
-    path, count = _target(content, user.entity), len(content.steps)
-    place = (user.server, content.run.settings.entity or user.entity, content.run.settings.project)
-    receipts = [r for r in read_receipts(paths) if r.place == place]
+    """Send one run unless it is there, then verify it on the server.
+
+    What cannot be read back was acknowledged to the client, which has to do.
+    """
+    path, count, note = _target(content, user.entity), len(content.steps), ""
+    settings = content.run.settings
+    receipt = Receipt(
+        user.server,
+        settings.entity or user.entity,
+        settings.project,
+        content.digest,
+        count,
+        "",
+        True,
+    )
+    report = partial(Report, paths.folder)
     if not options.again:
-        if any(r.digest == content.digest for r in receipts):
-            return Report(paths.folder, SyncOutcome.there, count, receipts[0].url, content.note)
-        try:
+        for known in read_receipts(paths):
+            if known.place == receipt.place and known.digest == content.digest:
+                return report(SyncOutcome.there, count, known.url, content.note)
+        with suppress(Refusal):  # an account may have write permission only
             seen = account.look(path, options.answer_s)
-        except Refusal:  # an account may have write permission only
-            seen = None
-        if seen is not None and not difference(content, seen):
-            receipt = Receipt(*place, content.digest, count, seen.url, True)
-            note = _keep_receipt(paths, receipt, content.note)
-            return Report(paths.folder, SyncOutcome.there, count, seen.url, note)
+            if seen is not None and not difference(content, seen):
+                note = _keep_receipt(paths, replace(receipt, url=seen.url), content.note)
+                return report(SyncOutcome.there, count, seen.url, note)
     if problem := upload(content, options, scratch):
-        return Report(paths.folder, SyncOutcome.failed, count, note=problem)
-    return _verify(paths, content, place, path, options)
-
-
-def _verify(
-    paths: RunPaths, content: Content, place: tuple[str, str, str], path: str, options: Options
-) -> Report:
-    """Verify the run on the server; otherwise rely on the client's acknowledgements."""
-    count, url, note, is_verified = len(content.steps), "", "", False
+        return report(SyncOutcome.failed, count, note=problem)
     try:
         seen = account.look(path, options.answer_s)
-        if found := (difference(content, seen) if seen else "the server does not know the run"):
-            return Report(paths.folder, SyncOutcome.failed, count, seen.url if seen else "", found)
-        assert seen is not None, "no difference was found"
-        url, is_verified = seen.url, True
+        if seen is None:
+            return report(SyncOutcome.failed, count, note="the server does not know the run")
+        if found := difference(content, seen):
+            return report(SyncOutcome.failed, count, seen.url, found)
+        receipt = replace(receipt, url=seen.url)
     except (NoAnswer, Refusal) as error:
+        receipt = replace(receipt, is_verified=False)
         note = f"acknowledged, but could not be read back: {error}"
     if content_digest(paths) != content.digest:
         note = "the run went on while it was sent; the same command sends the rest"
-        return Report(paths.folder, SyncOutcome.failed, count, url, note)
-    receipt = Receipt(*place, content.digest, count, url, is_verified)
+        return report(SyncOutcome.failed, count, receipt.url, note)
     note = _keep_receipt(paths, receipt, content.note, note)
-    return Report(paths.folder, SyncOutcome.sent, count, url, note)
+    return report(SyncOutcome.sent, count, receipt.url, note)
 
 
 def upload(content: Content, options: Options, scratch: Path) -> str:
@@ -282,14 +274,11 @@ def upload(content: Content, options: Options, scratch: Path) -> str:
 
     Idempotent: each row replaces the same row on the server.
     """
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    run = replace(content.run, directory=folder)
+    run = replace(content.run, directory=Path(tempfile.mkdtemp(dir=scratch)))
     seconds = options.timeout_s + len(content.rows) / ROWS_PER_S
     mirror = WandbRun(run, upload_s=seconds)
-    guard = Guard(
-        mirror,
-        Limits(1.25 * seconds, patience_s=0, num_rows=len(content.rows) + 1, is_quiet=True),
-    )
+    max_rows = len(content.rows) + 1
+    guard = Guard(mirror, 1.25 * seconds, patience_s=0, max_rows=max_rows, is_quiet=True)
     try:
         for start in range(0, len(content.rows), BATCH_ROWS):
             guard.log(content.rows[start : start + BATCH_ROWS])

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -66,7 +67,7 @@ class Account:
 
 
 def configure_wandb(scratch: Path) -> None:
-    """Have W&B write to `scratch` without telemetry; ConfigError without a key, or without W&B."""
+    """Have W&B write to `scratch` without telemetry; ConfigError without a key."""
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         os.environ[name] = str(scratch)
     os.environ["WANDB_SILENT"] = "true"
@@ -78,22 +79,14 @@ def configure_wandb(scratch: Path) -> None:
             "no API key for W&B -> wandb login   (or: export WANDB_API_KEY=...; "
             "for a private server also WANDB_BASE_URL)"
         )
-    try:
-        from wandb.sdk.wandb_setup import singleton  # fails early if it is missing
-    except ModuleNotFoundError as error:
-        raise ConfigError("the package wandb is not installed -> pip install wandb") from error
+    from wandb.sdk.wandb_setup import singleton
+
     ignore_folder_settings()
     speak(f"W&B's server: {singleton().settings.base_url}", sys.stderr)
 
 
 def log_in(answer_s: float = ANSWER_S) -> Account:
-    """Check the key with the server.
-
-    Raises:
-        ConfigError: the server refuses the key.
-        NoAnswer: it does not answer.
-        Refusal: it is unreachable or fails.
-    """
+    """Check the key with the server: ConfigError if it refuses that; errors as of `bounded`."""
 
     def ask() -> Account:
         import wandb
@@ -107,6 +100,17 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
         if any(word in str(error) for word in ("401", "403", "API key")):
             raise ConfigError(f"{error}\n  -> wandb login") from error
         raise
+
+
+@contextmanager
+def session(answer_s: float = ANSWER_S) -> Iterator[tuple[Account, Path]]:
+    """The account, and a folder for W&B's files; errors as of `configure_wandb` and `log_in`."""
+    with tempfile.TemporaryDirectory(prefix="eke-wandb-", ignore_cleanup_errors=True) as scratch:
+        configure_wandb(Path(scratch))
+        try:
+            yield log_in(answer_s), Path(scratch)
+        finally:
+            give_up_core()
 
 
 def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
@@ -130,12 +134,7 @@ def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
 
 
 def bounded(ask: Callable[[], T], answer_s: float) -> T:
-    """Run a call that may hang.
-
-    Raises:
-        NoAnswer: it took longer; wandb-core was killed.
-        Refusal: it raised.
-    """
+    """Run a call that may hang: NoAnswer if it took longer, Refusal if it raised."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -192,20 +191,15 @@ def content_digest(paths: RunPaths) -> str:
     state = hashlib.sha256()
     limits = {paths.record: RECORD_LIMIT, paths.metrics: metrics.METRICS_LIMIT}
     for path, limit in limits.items():
-        data = b""
-        with suppress(FileNotFoundError):
-            data = read_bytes(path, limit)
-        state.update(f"{len(data)} ".encode())
-        state.update(data)
+        data = read_bytes(path, limit) if path.exists() else b""
+        state.update(f"{len(data)} ".encode() + data)
     return state.hexdigest()
 
 
 def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Content:
     """Read the content of a run to send to W&B; `project` and `entity` replace the run's.
 
-    Raises:
-        EkeError: the record or the plan cannot be read.
-        OSError: a file cannot be read.
+    Raises EkeError or OSError if record, plan or metrics cannot be read.
     """
     digest = content_digest(paths)
     rows, unreadable = metrics.read_rows(paths.metrics)
@@ -218,7 +212,6 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
     factors = record.choices | ({"device": device} if device else {})
     run = TrackedRun(
         run_id=tracker_id(paths.folder.name, record.run_id),
-        group=settings.get("group"),
         tags=(device,),
         directory=paths.folder,
         attempt=0,  # sent as one attempt, so that sending again is idempotent
@@ -227,6 +220,7 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
             mode=schema.TrackerMode.online,
             project=project or str(settings.get("project") or "eke"),
             entity=entity or settings.get("entity"),
+            group=settings.get("group"),
         ),
         **shown_of(record.overrides, record.command, factors, record.config),
     )

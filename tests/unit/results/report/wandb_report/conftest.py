@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from unit.results.report.wandb_report.runs import make_sweep, three_repeats
-from unit.results.trackers.stub import Server, serving
 
 
 @pytest.fixture(autouse=True)
@@ -20,20 +19,6 @@ def clean_environment(tmp_path: Path) -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def online(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The server, with the environment of a user who has an account there."""
-    monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    monkeypatch.setenv("WANDB_API_KEY", "ab" * 20)
-    return server
 
 
 @pytest.fixture

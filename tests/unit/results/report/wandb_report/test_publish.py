@@ -1,15 +1,11 @@
 """Reports really saved at a loopback server by wandb-workspaces, and what arrived there."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import REPO
-from unit.results.report.wandb_report.runs import SWEEP, Made, make_sweep
+from unit.results.report.made import SWEEP
 from unit.results.trackers.stub import Server
 
 from eke.cli import main
@@ -34,7 +30,7 @@ def only_view(server: Server) -> tuple[str, dict[str, Any]]:
     return view_id, view
 
 
-def test_it_arrives(online: Server, sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_arrives(online, sweep, capsys):
     assert publish(sweep) == 0
     view_id, view = only_view(online)
     assert (view["entityName"], view["projectName"], view["type"]) == ("me", "eke", "runs")
@@ -56,7 +52,7 @@ def test_it_arrives(online: Server, sweep: Path, capsys: pytest.CaptureFixture[s
     assert said.out.splitlines()[-1] == f"published: {kept['url']}"
 
 
-def test_what_is_sent_is_the_file_with_the_project_named(online: Server, sweep: Path) -> None:
+def test_what_is_sent_is_the_file_with_the_project_named(online, sweep):
     assert publish(sweep) == 0
     written = read_json(sweep / "report.wandb.json")["spec"]
     sent = json.loads(only_view(online)[1]["spec"])
@@ -75,9 +71,7 @@ def without_ids(tree: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_runs_that_eke_sync_sent_are_those_it_shows(
-    online: Server, sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_eke_sync_sent_are_those_it_shows(online, sweep, capsys):
     assert main(["sync", str(sweep)]) == 0
     capsys.readouterr()
     assert publish(sweep) == 0
@@ -86,13 +80,11 @@ def test_runs_that_eke_sync_sent_are_those_it_shows(
     for run_id, run in online.runs.items():
         assert json.loads(run["config"])["precision"]["value"] in ("fp32", "bf16")
         assert online.summaries[run_id]["samples_per_s"] >= 100
-        assert online.summaries[run_id]["peak_allocated_bytes"] == 2**20
+        assert online.summaries[run_id]["peak_allocated_bytes"] == 100 * 2**20
         assert [row["train/time_s"] for row in online.rows[run_id]] == [0.5, 1.0, 1.5]
 
 
-def test_runs_that_were_not_sent_are_counted(
-    online: Server, sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_were_not_sent_are_counted(online, sweep, capsys):
     sent = Receipt(online.url, "me", "eke", "digest", 3, "url", True)
     add_receipt(RunPaths(sweep.parent / f"{0:016x}"), sent)
     assert publish(sweep) == 0
@@ -102,9 +94,7 @@ def test_runs_that_were_not_sent_are_counted(
     assert error.rstrip().endswith(SWEEP)
 
 
-def test_typed_again_it_is_the_same_report(
-    online: Server, sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_typed_again_it_is_the_same_report(online, sweep, capsys):
     assert publish(sweep) == 0
     first = remembered(sweep)
     assert publish(sweep) == 0
@@ -113,9 +103,7 @@ def test_typed_again_it_is_the_same_report(
     assert capsys.readouterr().out.splitlines()[-1] == f"updated: {first[0]['url']}"
 
 
-def test_a_report_that_was_deleted_there_is_made_anew(
-    online: Server, sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_was_deleted_there_is_made_anew(online, sweep, capsys):
     assert publish(sweep) == 0
     view_id, view = only_view(online)
     online.views = {"other": view}
@@ -126,7 +114,7 @@ def test_a_report_that_was_deleted_there_is_made_anew(
     assert capsys.readouterr().out.splitlines()[-1].startswith("published: ")
 
 
-def test_another_project_has_a_report_of_its_own(online: Server, sweep: Path) -> None:
+def test_another_project_has_a_report_of_its_own(online, sweep):
     online.projects.add("other")
     for words in ((), ("--project", "other"), ()):
         assert publish(sweep, *words) == 0
@@ -135,13 +123,13 @@ def test_another_project_has_a_report_of_its_own(online: Server, sweep: Path) ->
     assert {each["project"] for each in remembered(sweep)} == {"eke", "other"}
 
 
-def test_a_broken_memory_makes_a_new_one(online: Server, sweep: Path) -> None:
+def test_a_broken_memory_makes_a_new_one(online, sweep):
     write_json(sweep / "report.wandb.published.json", {"published": [{"id": 3}]})
     assert publish(sweep) == 0
     assert [each["id"] for each in remembered(sweep)] == list(online.views)
 
 
-def test_the_entity_that_is_typed_goes_first(online: Server, sweep: Path) -> None:
+def test_the_entity_that_is_typed_goes_first(online, sweep):
     assert publish(sweep, "--entity", "team") == 0
     assert only_view(online)[1]["entityName"] == "team"
 
@@ -156,31 +144,7 @@ def failed(sweep: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tupl
     return code, said
 
 
-def test_without_a_key(
-    server: Server,
-    sweep: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    code, said = failed(sweep, capsys)
-    assert code == 2
-    assert "no API key for W&B -> wandb login" in said
-    assert server.requests == []
-
-
-def test_a_key_that_is_refused(
-    online: Server, sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    online.refusals = {"Viewer": 401}
-    code, said = failed(sweep, capsys)
-    assert (code, online.views) == (2, {})
-    assert "-> wandb login" in said
-
-
-def test_an_unknown_project_is_not_made(
-    online: Server, sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_project_is_not_made(online, sweep, capsys):
     code, said = failed(sweep, capsys, "--project", "mistyped")
     assert (code, online.views) == (2, {})
     assert "project me/mistyped: the server knows none of this name" in said
@@ -188,60 +152,8 @@ def test_an_unknown_project_is_not_made(
 
 
 @pytest.mark.parametrize("what", ["ProjectInternalId", "GetProjects", "upsertView"])
-def test_a_server_that_refuses_a_question(
-    what: str, online: Server, sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_refuses_a_question(what, online, sweep, capsys):
     online.refusals = {what: 404}
     code, said = failed(sweep, capsys)
     assert (code, online.views) == (1, {})
     assert said.strip() != ""
-
-
-IMPATIENT = """
-import sys
-from eke.cli import main
-from eke.results.trackers.sync import account
-account.ANSWER_S = 2.0
-sys.exit(main(["report", *sys.argv[1:]]))
-"""
-
-
-def publish_apart(sweep: Path) -> "subprocess.CompletedProcess[str]":
-    """The command in a process of its own, with little patience: wandb-core gets killed."""
-    return subprocess.run(
-        [sys.executable, "-c", IMPATIENT, str(sweep), *QUIET, "--publish"],
-        env={**os.environ, "PYTHONPATH": str(REPO / "src")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-@pytest.mark.slow  # a fresh process
-def test_nobody_listens(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "ab" * 20)
-    done = publish_apart(sweep)
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert done.stderr.strip() != ""
-
-
-@pytest.mark.slow  # a fresh process
-def test_a_server_that_never_answers(online: Server, sweep: Path) -> None:
-    online.answers.clear()
-    done = publish_apart(sweep)
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert "W&B's server did not answer within 2 s" in done.stderr
-    online.answers.set()
-    assert publish(sweep) == 0
-    assert len(online.views) == 1
-
-
-def test_runs_of_several_projects(
-    online: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = make_sweep(tmp_path / "two", [Made("fp32", project="one"), Made("bf16")])
-    assert publish(sweep) == 2
-    said = capsys.readouterr().err
-    assert "the runs are filed under 2 of them: one, eke" in said
-    assert publish(sweep, "--project", "eke") == 0

@@ -3,11 +3,11 @@
 import builtins
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.results.report.wandb_report.runs import SWEEP, Made, make_run, make_sweep, three_repeats
+from unit.results.report.made import SWEEP, make_run
+from unit.results.report.wandb_report.runs import make_sweep, three_repeats, tracked
 
 from eke.cli import main
 from eke.common.errors import ConfigError
@@ -56,7 +56,7 @@ def headings(comparison: Comparison, repeats: bool = False) -> list[str]:
     return [b["children"][0]["text"] for b in blocks(comparison, "heading", repeats)]
 
 
-def test_its_panels(sweep: Path) -> None:
+def test_its_panels(sweep):
     panels = grid(compare_runs([sweep]))["panelBankSectionConfig"]["panels"]
     assert [panel["viewType"] for panel in panels] == [
         "Scatter Plot", "Bar Chart", "Bar Chart", "Run History Line Plot", "Run History Line Plot",
@@ -70,7 +70,7 @@ def test_its_panels(sweep: Path) -> None:
     assert over_steps["metrics"] == over_time["metrics"] == ["train/loss"]
 
 
-def test_panels_lie_side_by_side_and_not_on_each_other(sweep: Path) -> None:
+def test_panels_lie_side_by_side_and_not_on_each_other(sweep):
     panels = grid(compare_runs([sweep]))["panelBankSectionConfig"]["panels"]
     cells = [cell for panel in panels for cell in _cells(panel["layout"])]
     assert len(cells) == len(set(cells)) == 4 * 24 * 8
@@ -83,7 +83,7 @@ def _cells(layout: Mapping[str, int]) -> Iterator[tuple[int, int]]:
             yield x, y
 
 
-def test_what_panels_name_is_what_a_run_logs(sweep: Path) -> None:
+def test_what_panels_name_is_what_a_run_logs(sweep):
     paths = RunPaths(sweep.parent / f"{0:016x}")
     record = read_record(paths)
     assert record is not None
@@ -98,9 +98,9 @@ def test_what_panels_name_is_what_a_run_logs(sweep: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["precision", "optimizer.lr"])
-def test_runs_are_grouped_by_keys_that_w_and_b_has(key: str, tmp_path: Path) -> None:
+def test_runs_are_grouped_by_keys_that_w_and_b_has(key, tmp_path):
     values = ("fp32", "bf16") if key == "precision" else ("fp32", "fp32")
-    runs = [Made(value, keys={"optimizer.lr": (n + 1) * 1e-3} if "." in key else {})
+    runs = [tracked(value, keys={"optimizer.lr": (n + 1) * 1e-3} if "." in key else {})
             for n, value in enumerate(values)]  # fmt: skip
     found = compare_runs([make_sweep(tmp_path, runs)])
     ((section, path),) = [(g["section"], g["name"]) for g in run_set(found)["grouping"]]
@@ -118,13 +118,13 @@ def _at(tree: Any, path: str) -> Any:
     return tree
 
 
-def test_runs_that_differ_in_too_much_are_shown_one_by_one(tmp_path: Path) -> None:
+def test_runs_that_differ_in_too_much_are_shown_one_by_one(tmp_path):
     changes = {
         "optimizer.lr": 0.125, "optimizer.weight_decay": 0.125, "train.steps": 7,
         "batch.per_device": 3, "dataloader.num_workers": 5, "model.dropout": 0.5,
         "model.hidden_size": 64,
     }  # fmt: skip
-    found = compare_runs([make_sweep(tmp_path, [Made("fp32"), Made("fp32", keys=changes)])])
+    found = compare_runs([make_sweep(tmp_path, [tracked("fp32"), tracked("fp32", keys=changes)])])
     assert len(found.factors) > MAX_FACTORS
     assert run_set(found)["grouping"] == []
     assert len(run_set(found)["runFeed"]["columnPinned"]) > MAX_FACTORS
@@ -136,40 +136,40 @@ def filter_of(comparison: Comparison) -> tuple[str, str, Any]:
     return found["key"]["name"], found["op"], found["value"]
 
 
-def test_a_sweep_is_found_by_its_group(sweep: Path) -> None:
-    assert filter_of(compare_runs([sweep])) == ("group", "=", SWEEP)
-    assert f"group {SWEEP} in project eke" in text_of(compare_runs([sweep]))
+@pytest.mark.parametrize(
+    ("groups", "found"),
+    [
+        ([SWEEP, SWEEP], ("group", "=", SWEEP)),
+        # One's record answered for this sweep's cell; at W&B it is in the group of the earlier one.
+        (["sweep-earlier", SWEEP], ("name", "IN", [f"{0:016x}", f"{1:016x}"])),
+    ],
+)
+def test_a_sweep_is_found_by_its_group_or_by_ids(groups, found, tmp_path):
+    runs = [tracked(p, group=g) for p, g in zip(("fp32", "bf16"), groups, strict=True)]
+    comparison = compare_runs([make_sweep(tmp_path, runs)])
+    assert filter_of(comparison) == found
+    which = f"group {SWEEP}" if found[0] == "group" else "2 runs by their ids"
+    assert f"{which} in project eke" in text_of(comparison)
 
 
-def test_several_sweeps_are_found_by_their_groups(tmp_path: Path) -> None:
-    one = make_sweep(tmp_path / "a", [Made("fp32", group="sweep-a")], "sweep-a")
-    other = make_sweep(tmp_path / "b", [Made("bf16", group="sweep-b")], "sweep-b")
+def test_several_sweeps_are_found_by_their_groups(tmp_path):
+    one = make_sweep(tmp_path / "a", [tracked("fp32", group="sweep-a")], "sweep-a")
+    other = make_sweep(tmp_path / "b", [tracked("bf16", group="sweep-b")], "sweep-b")
     assert filter_of(compare_runs([one, other])) == ("group", "IN", ["sweep-a", "sweep-b"])
 
 
-def test_a_single_run_is_found_by_its_id(tmp_path: Path) -> None:
-    make_run(tmp_path / "0123456789abcdef-2", Made("fp32", group=None))
-    assert filter_of(compare_runs([tmp_path / "0123456789abcdef-2"])) == (
-        "name",
-        "=",
-        "0123456789abcdef-2",
-    )
-
-
-def test_a_sweep_with_a_run_of_another_is_found_by_ids(tmp_path: Path) -> None:
-    # Its record answered for this sweep's cell; at W&B it is in the group of the earlier one.
-    runs = [Made("fp32", group="sweep-earlier"), Made("bf16")]
-    found = filter_of(compare_runs([make_sweep(tmp_path, runs)]))
-    assert found == ("name", "IN", [f"{0:016x}", f"{1:016x}"])
+def test_a_single_run_is_found_by_its_id(tmp_path):
+    run = make_run(tmp_path / "0123456789abcdef-2", tracked("fp32", group=None))
+    assert filter_of(compare_runs([run])) == ("name", "=", "0123456789abcdef-2")
 
 
 @pytest.mark.parametrize("name", ["a=b", "x<y", "q'uote", 'q"uote', "b\\s", "ü"])
-def test_a_group_that_the_library_would_change_is_not_used(name: str, tmp_path: Path) -> None:
-    found = compare_runs([make_sweep(tmp_path, [Made("fp32", group=name)], name)])
+def test_a_group_that_the_library_would_change_is_not_used(name, tmp_path):
+    found = compare_runs([make_sweep(tmp_path, [tracked("fp32", group=name)], name)])
     assert filter_of(found) == ("name", "=", f"{0:016x}")
 
 
-def test_without_a_run_there_are_no_panels(tmp_path: Path) -> None:
+def test_without_a_run_there_are_no_panels(tmp_path):
     sweep = make_sweep(tmp_path, [])
     content = json.loads((sweep / "sweep.json").read_text())
     content["cells"] = [{"overrides": ["precision=fp8"], "outcome": "refused", "reason": "no fp8"}]
@@ -180,7 +180,7 @@ def test_without_a_run_there_are_no_panels(tmp_path: Path) -> None:
     assert "no fp8" in text_of(found)
 
 
-def test_the_words_are_those_of_the_other_formats(sweep: Path) -> None:
+def test_the_words_are_those_of_the_other_formats(sweep):
     found, text = compare_runs([sweep]), text_of(compare_runs([sweep]))
     assert text.startswith("**precision=bf16 is fastest: 2.19x")
     assert "6 runs of 2 configurations: 6 ok" in text
@@ -191,12 +191,12 @@ def test_the_words_are_those_of_the_other_formats(sweep: Path) -> None:
     ]  # fmt: skip
 
 
-def test_every_run_is_listed_when_asked(sweep: Path) -> None:
+def test_every_run_is_listed_when_asked(sweep):
     assert "Every run" in headings(compare_runs([sweep]), repeats=True)
     assert f"{5:016x}" in text_of(compare_runs([sweep]), repeats=True)
 
 
-def test_long_tables_are_cut_and_say_so(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_tables_are_cut_and_say_so(sweep, monkeypatch):
     monkeypatch.setattr(module, "MAX_ROWS", 1)
     monkeypatch.setattr(module, "MAX_SECTION_ROWS", 2)
     text = text_of(compare_runs([sweep]), repeats=True)
@@ -207,9 +207,9 @@ def test_long_tables_are_cut_and_say_so(sweep: Path, monkeypatch: pytest.MonkeyP
 HOSTILE = "<script>x</script> [a](javascript:b) | `c` $d$ ~e~ *f* \\ \x00 \ud800"
 
 
-def test_hostile_names_stay_text(tmp_path: Path) -> None:
-    runs = [Made("fp32", row="first"), Made("bf16", row="#" + HOSTILE)]
-    found = compare_runs([make_sweep(tmp_path, runs)])
+def test_hostile_names_stay_text(tmp_path):
+    runs = [tracked("fp32"), tracked("bf16")]
+    found = compare_runs([make_sweep(tmp_path, runs, rows=["first", "#" + HOSTILE])])
     text = text_of(found)
     assert "&lt;script&gt;x&lt;/script&gt; \\[a\\](javascript:b) \\| \\`c\\`" in text
     assert "\\$d\\$ \\~e\\~ \\*f\\* \\\\" in text
@@ -221,24 +221,24 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     ("text", "shown"),
     [("# x", "\\# x"), ("- x", "\\- x"), ("a # x", "a # x"), ("==", "\\=="), ("", "")],
 )
-def test_a_sentence_begins_no_block(text: str, shown: str) -> None:
+def test_a_sentence_begins_no_block(text, shown):
     assert module.escape_markdown(text) == shown
 
 
-def test_a_title_fits(tmp_path: Path) -> None:
-    found = compare_runs([make_sweep(tmp_path, [Made("fp32")], "s" * 200)])
+def test_a_title_fits(tmp_path):
+    found = compare_runs([make_sweep(tmp_path, [tracked("fp32")], "s" * 200)])
     assert len(sent(found)["displayName"]) == module.MAX_TITLE_CHARS
     assert sent(found)["displayName"].startswith("eke: sss")
 
 
-def test_its_place_is_that_of_the_runs(tmp_path: Path) -> None:
+def test_its_place_is_that_of_the_runs(tmp_path):
     found = compare_runs([make_sweep(tmp_path, three_repeats(project="mine"))])
     assert find_project(found) == WandbProject("", "mine")
     assert find_project(found, "other", "team") == WandbProject("team", "other")
 
 
-def test_runs_of_several_projects_need_a_word(tmp_path: Path) -> None:
-    runs = [Made("fp32", project="one"), Made("bf16", project="two")]
+def test_runs_of_several_projects_need_a_word(tmp_path):
+    runs = [tracked("fp32", project="one"), tracked("bf16", project="two")]
     found = compare_runs([make_sweep(tmp_path, runs)])
     with pytest.raises(ConfigError, match="one, two") as caught:
         find_project(found)
@@ -246,7 +246,7 @@ def test_runs_of_several_projects_need_a_word(tmp_path: Path) -> None:
     assert find_project(found, "two") == WandbProject("", "two")
 
 
-def test_the_file_is_what_would_be_sent(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_is_what_would_be_sent(sweep, capsys):
     assert main(["report", str(sweep), "--quiet", "--formats=none", "--wandb"]) == 0
     content = json.loads((sweep / "report.wandb.json").read_text())
     assert content["displayName"] == f"eke: {SWEEP}"
@@ -258,12 +258,7 @@ def test_the_file_is_what_would_be_sent(sweep: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("option", ["--wandb", "--publish"])
-def test_without_the_package(
-    option: str,
-    sweep: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_the_package(option, sweep, monkeypatch, capsys):
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
@@ -281,8 +276,6 @@ def test_without_the_package(
     assert not (sweep / "report.wandb.json").exists()
 
 
-def test_a_place_without_a_report_is_told_to_be_without_effect(
-    sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_place_without_a_report_is_told_to_be_without_effect(sweep, capsys):
     assert main(["report", str(sweep), "--quiet", "--formats=none", "--project=p"]) == 0
     assert "no effect without --wandb" in capsys.readouterr().err
