@@ -1,11 +1,4 @@
-"""Rules about model, task and data.
-
-Rules about sizes that tensor cores like: multiples of a format's unit, in every dimension.
-
-cuBLAS 11 uses tensor cores for any size, at best with multiples of 16 bytes, on an A100 of 128.
-"""
-
-import math
+"""Rules about model, task and data."""
 
 from eke.common.errors import Fix
 from eke.common.text import BYTE_VOCABULARY, format_value
@@ -13,20 +6,17 @@ from eke.config.schema import (
     Adapters,
     BertModel,
     Compute,
-    Evaluation,
     GPT2Model,
     LlamaModel,
     MaskedLM,
     MixtralModel,
-    Precision,
     PretrainedModel,
     SequenceClassification,
-    Switch,
     T5Model,
 )
 from eke.data.sources import BYTES, tokenizer_of
-from eke.models.sizes import BFLOAT16_BYTES, decide_formats
-from eke.rules.rule import Facts, Rule, Severity
+from eke.models.sizes import BFLOAT16_BYTES, computed_formats, decide_formats
+from eke.rules.rule import Facts, Rule, unsafe, without_benefit, without_effect
 
 _OPTION_FOR_TASK = {
     "causal_lm": "model=tiny",
@@ -86,19 +76,13 @@ ROW_BYTES = 16
 is a multiple of this (torch 2.13: "strides should be multiple of 16 bytes")."""
 
 
-def _operand_bytes(precision: Precision, of_weights: int) -> int:
-    """Of a number in the narrowest matrix products, of training or evaluation."""
-    narrow = precision.compute is not Compute.float32
-    narrow |= precision.evaluation in (Evaluation.bfloat16, Evaluation.float16)
-    return BFLOAT16_BYTES if narrow else of_weights
-
-
 def _aligned(key: str) -> Rule:
     """The widths of experts fill whole rows of operands: eke.training.model.unused casts them."""
 
     def unit(facts: Facts) -> int:
-        return ROW_BYTES // _operand_bytes(
-            facts.config.precision, decide_formats(facts.config).frozen_bytes
+        narrow = computed_formats(facts.config) != {Compute.float32.value}
+        return ROW_BYTES // (
+            BFLOAT16_BYTES if narrow else decide_formats(facts.config).frozen_bytes
         )
 
     def width(facts: Facts) -> int:
@@ -214,9 +198,8 @@ RULES = (
     ),
     _aligned("hidden_size"),
     _aligned("intermediate_size"),
-    Rule(
+    without_benefit(
         id="stretching_needs_long_positions",
-        verdict=Severity.no_benefit,
         key="model.rope_scaling_factor",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
@@ -292,9 +275,8 @@ RULES = (
         source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
         versions="transformers 5",
     ),
-    Rule(
+    unsafe(
         id="untied_bert_has_dead_bias",
-        verdict=Severity.unsafe,
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.model, BertModel)
@@ -309,9 +291,8 @@ RULES = (
         source="transformers' BertLMPredictionHead (cls.predictions.bias)",
         versions="transformers 5",
     ),
-    Rule(
+    without_effect(
         id="tied_embeddings_need_head",
-        verdict=Severity.no_effect,
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.task, SequenceClassification)
@@ -321,109 +302,5 @@ RULES = (
         why="a classifier has no output projection to tie",
         fix=Fix("model.tie_word_embeddings=true"),
         source=HF_MODELS,
-    ),
-)
-
-
-NVIDIA = (
-    "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/"
-    "index.html#requirements-tc"
-)
-A100 = (8, 0)
-
-Unit = tuple[int, str]
-
-
-def _unit(facts: Facts) -> Unit | None:
-    """Best divisor of each side of a product, and the format; None where no tensor cores run."""
-    if facts.device.kind != "cuda" or (facts.device.capability or (0, 0)) < (7, 0):
-        return None
-    precision = facts.config.precision
-    if precision.compute is not Compute.float32:
-        return (64 if facts.device.capability == A100 else 8), precision.compute.value
-    if precision.tf32 is Switch.on:
-        return (32 if facts.device.capability == A100 else 4), "TF32"
-    return None
-
-
-def _divisor(facts: Facts) -> int:
-    unit = _unit(facts)
-    return unit[0] if unit else 1
-
-
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
-
-
-def _is_multiplied(key: str, facts: Facts) -> bool:
-    """Whether a size is a side of a product: a classifier's vocabulary is only looked up."""
-    return key != "vocab_size" or not isinstance(facts.config.task, SequenceClassification)
-
-
-def _model_rule(key: str, what: str) -> Rule:
-    """A side of the model's weights; a checkpoint has the sides it has."""
-
-    def size(facts: Facts) -> int:
-        return int(getattr(facts.config.model, key))
-
-    def fix(facts: Facts) -> Fix:
-        unit = _divisor(facts)
-        if key == "hidden_size":  # which its heads divide, into even widths
-            unit = math.lcm(unit, 2 * max(1, facts.config.model.num_attention_heads))
-        return Fix(f"model.{key}={_up(size(facts), unit)}")
-
-    return Rule(
-        id=f"tensor_cores_like_{key}",
-        verdict=Severity.no_benefit,
-        key=f"model.{key}",
-        when=lambda f: (
-            not isinstance(f.config.model, PretrainedModel)
-            and _is_multiplied(key, f)
-            and size(f) % _divisor(f) != 0
-        ),
-        why=lambda f: f"{_why(f)} {what}",
-        fix=fix,
-        source=NVIDIA,
-    )
-
-
-def _why(facts: Facts) -> str:
-    unit = _unit(facts)
-    assert unit is not None, "only called for a problem that was found"
-    divisor, name = unit
-    return f"{facts.device.name} is fastest in {name} with multiples of {divisor};"
-
-
-def _tokens(facts: Facts) -> int:
-    return facts.config.batch.micro_batch * facts.config.data.seq_len
-
-
-def _batch_fix(facts: Facts) -> Fix:
-    """The nearest smaller batch that is aligned, or the smallest one there is."""
-    config = facts.config
-    step = _divisor(facts) // math.gcd(_divisor(facts), config.data.seq_len)
-    good = max(step, config.batch.micro_batch // step * step)
-    target, together = config.batch.target, good * config.distributed.num_processes
-    if target is not None and target % together:
-        return Fix(f"batch.per_device={good}", f"batch.target={_up(target, together)}")
-    return Fix(f"batch.per_device={good}")
-
-
-SHAPE_RULES = (
-    _model_rule("vocab_size", "ids that nothing uses cost less than a crooked output layer"),
-    _model_rule("hidden_size", "it is a side of every layer"),
-    _model_rule("intermediate_size", "it is a side of every feed-forward layer"),
-    Rule(
-        id="tensor_cores_like_token_count",
-        verdict=Severity.no_benefit,
-        key="batch.per_device",
-        when=lambda f: _tokens(f) % _divisor(f) != 0,
-        value=lambda f: f.config.batch.micro_batch,
-        why=lambda f: (
-            f"{_why(f)} a micro-batch has {format_value(_tokens(f))} tokens "
-            f"({f.config.batch.micro_batch} x data.seq_len {f.config.data.seq_len})"
-        ),
-        fix=_batch_fix,
-        source=NVIDIA,
     ),
 )

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from eke.common.errors import Fix
 from eke.common.text import format_value
 from eke.config.schema import TrackerMode
-from eke.rules.rule import Facts, Rule, Severity, configured
+from eke.rules.rule import Facts, Rule, configured, without_effect
 
 VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 PUBLIC_HOSTS = ("api.forge.coreweave.com", "forge.coreweave.com", "api.wandb.ai")
@@ -94,9 +94,8 @@ def _store(uri: str) -> str:
 
 def _read_by(tracker: str, key: str, what: str, default: str | None) -> Rule:
     """A key that other trackers do not read."""
-    return Rule(
+    return without_effect(
         id=f"{key}_is_{tracker}s",
-        verdict=Severity.no_effect,
         key=f"tracker.{key}",
         when=lambda f: _tracker(f) != tracker and configured(f.config, f"tracker.{key}") != default,
         why=lambda f: f"only {tracker} has {what}; tracker={_tracker(f)} does not read it",

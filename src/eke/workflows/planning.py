@@ -308,8 +308,8 @@ def compare_on_all_devices(
     times = {option: forecast_time(plan) for option, plan in plans.items()}
     line = PlanningLine()
     forecasts = {option: known_forecast(plan) for option, plan in plans.items()}
-    count = line.counter("traced the memory of", "plans")
-    forecasts |= open_forecasts(plans, count) if trace else {}
+    progress = line.counter("traced the memory of", "plans")
+    forecasts |= open_forecasts(plans, progress) if trace else {}
     line.close()
     planned = [
         OnDevice(

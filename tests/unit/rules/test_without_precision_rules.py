@@ -15,7 +15,7 @@ from unit.training.model.steps import make_inputs
 
 from eke.hardware import DEVICES
 from eke.rules import Facts
-from eke.rules.model import _unit
+from eke.rules.precision import _unit
 from eke.training.model.adapters import convert_linear_layers, float8_layers
 from eke.training.model.attention_kernels import KernelProbe
 from eke.training.model.build_model import build_model

@@ -1,9 +1,4 @@
-"""Location of a checkpoint: a local folder, or the hub's cache on this machine.
-
-The one shape of what is wrong with a checkpoint.
-
-`data.tokenizer=auto` with a checkpoint: its own tokenizer, where it has one.
-"""
+"""Location of a checkpoint, a local folder or the hub's cache, and of its own tokenizer."""
 
 import dataclasses
 import json
@@ -29,13 +24,7 @@ ANOTHER = Fix(f"{KEY}=ANOTHER_FOLDER_OR_HUB_NAME")
 
 
 def refuse(typed: str, why: str, fix: Fix = ANOTHER) -> ConfigError:
-    """The error to raise for a checkpoint that cannot be used.
-
-    Args:
-        typed: the folder or name, as the user typed it.
-        why: a clause that follows it.
-        fix: the override or the command that corrects it.
-    """
+    """The error to raise for a checkpoint, as the user named it, that cannot be used."""
     return ConfigError(Problem(KEY, typed, why, fix, "pretrained"))
 
 
@@ -67,9 +56,6 @@ def locate(typed: str, revision: str | None) -> Located:
     """Find the folder with the checkpoint's config.json; of a hub model fetch that file at most.
 
     A folder of that name wins over a hub model, as in transformers.
-
-    Raises:
-        ConfigError: there is none, or it is not a checkpoint.
     """
     path = user_path(typed)
     if os.path.exists(path):
@@ -182,11 +168,7 @@ OF_EKE = ("manifest.json", "state.json")
 
 
 def resolve_tokenizer(config: Config) -> Config:
-    """The configuration with the tokenizer that `auto` stands for.
-
-    Raises:
-        ConfigError: the checkpoint is gone.
-    """
+    """The configuration with the tokenizer that `auto` stands for: the checkpoint's, if any."""
     model = config.model
     if not isinstance(model, PretrainedModel) or getattr(config.data, "tokenizer", "") != AUTO:
         return config

@@ -292,9 +292,14 @@ class Reader:
             raise InvalidSize(f"in its config.json {key} is {value!r}, not true or false")
         return value
 
-    def main(self) -> Sizes:
-        """The five sizes that every architecture has."""
-        return {key: self.needed(key) for key in MAIN}
+    def main(self, **defaults: int | bool | None) -> Sizes:
+        """The five sizes that every architecture has, and others with their defaults."""
+        found: Sizes = {key: self.needed(key) for key in MAIN if key not in defaults}
+        for key, value in defaults.items():
+            found[key] = (
+                self.flag(key, value) if isinstance(value, bool) else self.count(key, value)
+            )
+        return found
 
 
 @dataclass(frozen=True)
