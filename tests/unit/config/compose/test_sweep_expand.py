@@ -120,7 +120,7 @@ def test_excluded_by_composed_values() -> None:
         pytest.param("precision<3", "is no number", id="order of options"),
         pytest.param("seed=abc", "never abc", id="a text for a number"),
         pytest.param("row=x", "there are none", id="row"),
-        pytest.param("seed=1 seed=2", "no expression", id="grammar"),
+        pytest.param("seed=1 seed=2", "is no expression", id="grammar"),
         pytest.param("seed in (1, 2)", "all 2 cells", id="everything"),
     ],
 )
