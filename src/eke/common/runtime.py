@@ -57,10 +57,7 @@ def collect_seldom() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Disable collection inside, then freeze all existing objects.
-
-    Use once per process, before it creates garbage, which would be frozen too.
-    """
+    """Disable collection inside, then freeze all objects, garbage too: for the process's start."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -10,10 +10,7 @@ from pathlib import Path
 
 
 def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Format rows of equal length as a table, with two spaces between columns.
-
-    Line breaks become spaces; `right` are indices of right-aligned columns.
-    """
+    """Format rows of equal length as a table; `right` are indices of right-aligned columns."""
     rows = [[" ".join(word.split("\n")) for word in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [">" if number in right else "<" for number in range(len(widths))]
@@ -97,12 +94,7 @@ def normal(name: str) -> str:
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
-    """Suggest the intended name: equal except for case and dashes, else a prefix or a typo.
-
-    Prefix: the only name that starts with the input. Typo: one letter inserted, missing, wrong or
-    swapped with the next one; two in a name of eight letters or more. Names that merely share
-    letters (`tags`, `task`) are different words.
-    """
+    """Suggest the intended name: the same except for case and dashes, else begun, else mistyped."""
     typed = normal(name)
     known = {normal(candidate): candidate for candidate in reversed(list(names))}
     if typed in known:
