@@ -18,9 +18,9 @@ from eke.config.compose.catalogue import (
     GROUPS,
     Catalogue,
     Field,
+    about_options,
     class_fields,
     default_text,
-    headline,
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.composer import open_catalogue
@@ -164,7 +164,7 @@ def _schema_entry(group: str, variant: str) -> str:
 
 def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
     variants = VARIANTS.get(group, {})
-    options = _described_options(group, catalogue)
+    options = about_options(group, catalogue)
     entries = {_schema_entry(group, name): summary(cls) for name, cls in variants.items()}
     entries |= _OWN_VALUES | options
     entries |= {f"/{group}/{option}@_here_": about for option, about in options.items()}
@@ -181,9 +181,9 @@ def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
 
 
 def _preset_file(group: str, catalogue: Catalogue) -> Schema:
-    entries = _OWN_VALUES | _described_options(group, catalogue)
+    entries = _OWN_VALUES | about_options(group, catalogue)
     for other in PRESETS[: PRESETS.index(group)]:  # the preceding entries in config.yaml
-        options = _described_options(other, catalogue)
+        options = about_options(other, catalogue)
         entries |= {f"/{other}/{option}": about for option, about in options.items()}
     groups = [name for name in catalogue.options if name not in (group, "sweep")]
     title = f"{group}: {GROUPS.get(group, group)}"
@@ -216,7 +216,7 @@ def _definitions(
     definitions = dict(DEFINITIONS)
     about = {group: f"{group}: {GROUPS.get(group, group)}" for group in groups}
     for group in groups:
-        choice = _choice(_described_options(group, catalogue))
+        choice = _choice(about_options(group, catalogue))
         definitions[f"{group}_options"] = {"description": about[group], **choice}
     about |= {name: schema["description"] for name, schema in single.items()}
     for name, classes in catalogue.sections.items():
@@ -268,12 +268,6 @@ def _defaults(entries: dict[str, str], groups: Sequence[str], prefix: str) -> Sc
     }
     about = "The option of each group, and files to start from."
     return {"description": about, "type": "array", "items": items}
-
-
-def _described_options(group: str, catalogue: Catalogue) -> dict[str, str]:
-    """Option -> its description without its name."""
-    heads = {option: headline(file) for option, file in catalogue.options.get(group, {}).items()}
-    return {option: head.partition(" -- ")[2] or head for option, head in heads.items()}
 
 
 def _choice(entries: dict[str, str]) -> Schema:

@@ -4,7 +4,6 @@ Secrets in a configuration are rejected, since files of runs and sweeps would co
 in the user's config folder (`--config-dir`), its files and the sources of a mix are explained.
 """
 
-import difflib
 import itertools
 import os
 import re
@@ -30,9 +29,9 @@ from eke.config.compose.catalogue import (
     class_fields,
     closest,
     default_text,
-    first_line,
     make_catalogue,
     probably_meant,
+    reason_of,
     shown,
 )
 from eke.config.compose.compose_cache import PRESETS
@@ -220,9 +219,7 @@ def _unknown_flag(
 
 
 def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
-    """Suggest the intended flag; 0.8 allows one or two wrong letters in a long flag."""
-    flags = [each for each in known if each.startswith("--")]
-    return next(iter(difflib.get_close_matches(flag, flags, n=1, cutoff=0.8)), None)
+    return closest(flag, [each for each in known if each.startswith("--")])
 
 
 _FLAG = "--config-dir"
@@ -377,7 +374,7 @@ def _line_of(name: str, file: Path) -> int:
 
 def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[str, Fix]:
     """Reason of the error, and the replacement for the file."""
-    said = first_line(error)
+    said = reason_of(error)
     field = catalogue.keys.get(key)
     if field is None:
         near = nearest_key(key, catalogue) if key else None

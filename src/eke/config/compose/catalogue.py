@@ -220,6 +220,12 @@ def make_catalogue(config_dir: Path | None = None) -> Catalogue:
     return Catalogue((conf_folder(), *([config_dir] if config_dir else [])))
 
 
+def about_options(group: str, catalogue: Catalogue) -> dict[str, str]:
+    """Option -> its first line without its name, `optimizer=adamw -- what it is.`."""
+    heads = {option: headline(file) for option, file in catalogue.options.get(group, {}).items()}
+    return {option: head.partition(" -- ")[2] or head for option, head in heads.items()}
+
+
 def headline(file: Path) -> str:
     """Description of an option: its first comment line after the package directive."""
     for line in file.read_text().splitlines():
@@ -251,13 +257,13 @@ def quoted(value: str) -> str:
     return f'"{escaped}{chr(92) * tail}"'
 
 
-def first_line(error: BaseException) -> str:
-    """First line of a library's exception, without location prefix and details."""
+def reason_of(error: BaseException) -> str:
+    """Reason of an exception of Hydra or OmegaConf: its first line, without location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and re.search(r"raised while composing config:$", lines[0]):
         lines = lines[1:]
     if error.__cause__ and (not lines or lines[0].startswith("Error merging")):
-        return first_line(error.__cause__)
+        return reason_of(error.__cause__)
     text = lines[0] if lines else type(error).__name__
     return re.sub(r"^In '[^']*': ", "", text)
 

@@ -32,9 +32,9 @@ from eke.config.compose.catalogue import (
     admits,
     class_fields,
     default_text,
-    first_line,
     is_interpolation,
     make_catalogue,
+    reason_of,
     shown,
 )
 from eke.config.compose.compose_cache import (
@@ -69,16 +69,11 @@ class Composed:
 def compose(
     overrides: Sequence[str], config_dir: Path | None = None, *, in_sweep: bool = False
 ) -> Composed:
-    """Compose one configuration from overrides, `key=value` without flags.
+    """Compose one configuration from overrides; ConfigError has all their and the files' errors.
 
-    Args:
-        overrides: in order.
-        config_dir: a folder with the user's options, in addition to eke's.
-        in_sweep: they are one cell of a sweep, and may name the sweep, its launcher and its
-            sweeper. These are rejected for a single run, where they have no effect.
-
-    Raises:
-        ConfigError: all errors in the overrides and in the user's files.
+    `config_dir` is a folder with the user's options, in addition to eke's. With `in_sweep` they are
+    one cell of a sweep, and may name the sweep, its launcher and its sweeper: these are rejected
+    for a single run, where they have no effect.
     """
     config_dir = config_dir.resolve() if config_dir else None
     try:
@@ -88,7 +83,7 @@ def compose(
     except ConfigError:
         raise
     except Exception as error:  # any exception of Hydra, OmegaConf or YAML for a user error
-        message = f"the configuration cannot be composed: {first_line(error)}"
+        message = f"the configuration cannot be composed: {reason_of(error)}"
         whole = shown(" ".join(overrides))
         raise ConfigError(Problem("command line", whole, message)) from error
 
@@ -266,7 +261,7 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
             if value is not None and not admits(field, value):
                 why = f"leads to {shown(str(found))}; {field.words()} is wanted"
         except OmegaConfBaseException as error:
-            why = first_line(error)
+            why = reason_of(error)
             if "${hydra" in text:
                 why = "reads a setting of Hydra's own, and eke's runs have none"
         if why:
@@ -304,8 +299,8 @@ def _explain(
         try:
             trees.tree_as_hydra([*filter(trees.chooses, good), text])
         except Exception as refused:
-            problems.append(Problem(key, shown(value), first_line(refused)))
-    whole = Problem("command line", shown(" ".join(good)), first_line(error))
+            problems.append(Problem(key, shown(value), reason_of(refused)))
+    whole = Problem("command line", shown(" ".join(good)), reason_of(error))
     return problems or [whole]
 
 
@@ -360,7 +355,7 @@ class Many:
         self._config_dir = config_dir.resolve() if config_dir else None
         self.catalogue = open_catalogue(self._config_dir)
         self.trees = Trees(self.catalogue, self._config_dir)
-        self._explained: dict[tuple[str, str], list[Problem]] = {}
+        self._explained: dict[tuple[str, ...], list[Problem]] = {}
 
     def compose(
         self, cells: Sequence[tuple[str, ...]], progress: Progress | None = None
@@ -401,21 +396,18 @@ class Many:
             return compose(cell, self._config_dir, in_sweep=True)
 
     def _explain(self, error: NotSet, texts: list[str]) -> list[Problem]:
-        """Explain values that cannot be set; each pair of value and option is explained once."""
-        options = [text for text in texts if self.trees.chooses(text)]
-        problems = []
-        for text in error.texts:
-            key, _, value = text.lstrip("+").partition("=")
-            pair = (text, error.choices.get(key.partition(".")[0], ""))
-            if pair not in self._explained:
-                why = "cannot be set together with the other overrides"
-                self._explained[pair] = [Problem(key, value, why)]
-                try:
-                    compose([*options, text], self._config_dir, in_sweep=True)
-                except ConfigError as explained:
-                    self._explained[pair] = explained.problems
-            problems += self._explained[pair]
-        return problems
+        """Explain values that cannot be set, once for the same values and options."""
+        groups = (text.lstrip("+").partition(".")[0] for text in error.texts)
+        key = (*error.texts, *(error.choices.get(group, "") for group in groups))
+        if key not in self._explained:
+            why = "cannot be set together with the other overrides"
+            self._explained[key] = [Problem(text, "", why) for text in error.texts]
+            options = filter(self.trees.chooses, texts)
+            try:
+                compose([*options, *error.texts], self._config_dir, in_sweep=True)
+            except ConfigError as explained:
+                self._explained[key] = explained.problems
+        return self._explained[key]
 
 
 def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
@@ -429,8 +421,7 @@ def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
 def claims(composed: Composed) -> frozenset[str]:
     """Groups and key paths set by overrides or by the experiment: `precision`, `seed`.
 
-    A named sweep precedes the recipe (docs/explanation/composing.md): its fixed settings are not
-    claims, but its rows are, since they are overrides of each cell.
+    A named sweep precedes the recipe (docs/explanation/composing.md): of it, only rows are claims.
     """
     typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
     catalogue = make_catalogue(composed.config_dir)
@@ -441,22 +432,15 @@ def claims(composed: Composed) -> frozenset[str]:
 def is_set(composed: Composed, key: str) -> bool:
     """Whether the user set `group.key`: by an override, experiment, sweep, recipe or own option."""
     catalogue = make_catalogue(composed.config_dir)
-    group, option = key.partition(".")[0], composed.choices.get(key.partition(".")[0], "")
-    presets = {
-        path
-        for preset in ("sweep", "recipe")
-        for path in set_by_preset(preset, composed.choices.get(preset, "none"), catalogue)
-    }
-    file = catalogue.options.get(group, {}).get(option)
+    group = key.partition(".")[0]
+    file = catalogue.options.get(group, {}).get(composed.choices.get(group, ""))
     own = file is not None and not file.is_relative_to(conf_folder())
-    return own or key in presets | claims(composed)
+    presets = [(name, composed.choices.get(name, "none")) for name in ("sweep", "recipe")]
+    paths = {path for preset in presets for path in set_by_preset(*preset, catalogue)}
+    return own or key in paths | claims(composed)
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
-    """Recompose without the recipe's preset, and with its choices (not in `claims`) instead.
-
-    Raises:
-        ConfigError: they cannot be composed together.
-    """
+    """Recompose with choices (not in `claims`) in place of the recipe's; may raise ConfigError."""
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, "recipe=none", *choices], composed.config_dir, in_sweep=True)

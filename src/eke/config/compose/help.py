@@ -13,9 +13,9 @@ from eke.common.paths import program
 from eke.config.compose.catalogue import (
     GROUPS,
     Catalogue,
+    about_options,
     class_fields,
     closest,
-    headline,
     make_catalogue,
 )
 from eke.config.compose.suggest import nearest_key
@@ -145,9 +145,8 @@ def _option_rows(group: str, catalogue: Catalogue) -> str:
     names = _ordered(group, catalogue)
     default = catalogue.defaults.get(group)
     width = max(map(len, names)) + 4
-    # An option's first line: `optimizer=adamw -- what it is.`
-    heads = {name: headline(catalogue.options[group][name]).partition(" -- ")[2] for name in names}
-    rows = [_wrapped(f"  {name:<{width - 2}}", about) for name, about in heads.items()]
+    about = about_options(group, catalogue)
+    rows = [_wrapped(f"  {name:<{width - 2}}", about[name]) for name in names]
     return "\n".join([f"options (default: {default})" if default else "options", *rows])
 
 

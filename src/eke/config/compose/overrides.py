@@ -54,10 +54,11 @@ def parse(text: str) -> Override:
     return OverridesParser.create().parse_override(text)
 
 
-def find_problems(text: str, catalogue: Catalogue) -> list[Problem]:
+def find_problems(text: str, catalogue: Catalogue, multirun: bool = False) -> list[Problem]:
     """Find all problems of one override that need no composition.
 
-    A sweep is a problem here, since a composition has one value per key; its fix is the `-m` form.
+    A sweep is one of them without `multirun`, since a composition has one value per key; its fix is
+    the `-m` form.
     """
     if malformed := _check_shape(text, catalogue):
         return [malformed]
@@ -65,7 +66,10 @@ def find_problems(text: str, catalogue: Catalogue) -> list[Problem]:
         parsed = parse(text)
     except Exception:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
         return [_unparsable(text, catalogue)]
-    return _check_parsed(parsed, catalogue)
+    problems = _check_parsed(parsed, catalogue)
+    if multirun and parsed.is_sweep_override() and not is_hydras(parsed.key_or_group):
+        return problems[:-1]  # the last one is that -m is needed
+    return problems
 
 
 def suggest_fix(text: str, catalogue: Catalogue) -> Fix:

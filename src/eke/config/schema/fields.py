@@ -81,6 +81,14 @@ def inside(low: float, high: float) -> dict[str, Limit]:
     return {"limit": Limit(low=low, high=high, low_open=True, high_open=True)}
 
 
+@dataclass
+class Group:
+    """A group with options."""
+
+    option: str = "none"
+    """The option chosen; set by the option's file."""
+
+
 class Switch(Enum):
     """Leave it to the plan, or force it."""
 

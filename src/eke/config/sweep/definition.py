@@ -151,7 +151,7 @@ def _key(text: str) -> str:
 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     """Problems of an override that may have many values."""
-    problems = find_problems(text, catalogue)
+    problems = find_problems(text, catalogue, multirun=True)
     try:
         parsed = parse(text)
     except Exception:  # `problems` has the reason
@@ -159,19 +159,19 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     key, raw = parsed.key_or_group, text.partition("=")[2]
     if not parsed.is_sweep_override() or is_hydras(key):
         return problems
-    if any(isinstance(part, IntervalSweep) for part in sweep_parts(parsed.value())):
+    parts = list(sweep_parts(parsed.value()))
+    if any(isinstance(part, IntervalSweep) for part in parts):
         why = "an interval has no values to list; it is for sweepers that sample"
         return [Problem(key, raw, why, Fix("hydra/sweeper=optuna"))]
     if key == "sweep":
         fix = Fix(f"sweep={raw.partition(',')[0]}")
         return [Problem("sweep", raw, "one named sweep at a time", fix)]
     options = list(catalogue.options.get(key, {}))
-    globs = [part for part in sweep_parts(parsed.value()) if isinstance(part, Glob)]
-    if len(problems) == 1 and not all(glob.filter(options) for glob in globs):
+    globs = [part for part in parts if isinstance(part, Glob)]
+    if not problems and not all(glob.filter(options) for glob in globs):
         known = ", ".join(options) or "it is no group"
         return [Problem(key, raw, f"matches no option of {key}: {known}")]
-    # The last problem is that several values need -m, which is present here.
-    return problems[:-1]
+    return problems
 
 
 def _values(text: str, catalogue: Catalogue) -> Overrides:
