@@ -1,7 +1,4 @@
-"""`eke report DIR...`: compare runs by their records, without torch or Hydra.
-
-`--wandb` and `--publish` write the report as a W&B report.
-"""
+"""`eke report DIR...`: compare runs by their records, without torch or Hydra."""
 
 import argparse
 import json

@@ -96,10 +96,7 @@ def retry(options: argparse.Namespace) -> int:
 
 
 def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, Any]]]:
-    """Read a sweep's start folder, command and cells from a file of this user.
-
-    The command can name programs (launcher settings) and files that name programs.
-    """
+    """A sweep's start folder, command (it can run any program) and cells, of this user's file."""
     try:
         content = read_json(file, own=not trust)
         directory, command, cells = (content[key] for key in ("directory", "command", "cells"))
@@ -133,11 +130,7 @@ def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]])
 
 @contextmanager
 def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
-    """Rename final records, so that their runs count as unfinished inside the context.
-
-    If no run was started inside it (the command is rejected, or stopped while it plans), the
-    records are restored.
-    """
+    """Rename final records: their runs count as unfinished. Restore them if no run is started."""
     before = {paths.folder: _traces(paths) for paths in runs}
     kept: dict[Path, Path] = {}
     try:
@@ -401,10 +394,7 @@ def logs(options: argparse.Namespace) -> int:
 def follow_logs(
     folder: Path, standings: list[RunStatus], shown: Sequence[RunStatus], tails: dict[Path, Tail]
 ) -> None:
-    """Print new log output until all runs have ended.
-
-    `shown` are the runs whose logs were printed, `tails` the readers of logs by run folder.
-    """
+    """Print new log output, by `tails`, of `shown` and starting runs until all have ended."""
     followed = {each.paths.folder: each for each in shown}
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()

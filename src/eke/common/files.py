@@ -121,10 +121,7 @@ def _owner(found: os.stat_result) -> str:
 
 
 def own_folder(path: Path, private: bool = False) -> Path:
-    """Create a folder if it is missing; Refused if it is a link or not this user's.
-
-    `private` also refuses one that others may write to. Returns the path.
-    """
+    """Create a folder if it is missing; Refused if it is another's, or not as `private`."""
     path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
     with hold_folder(path, own=True) as folder:
         if private and os.fstat(folder).st_mode & 0o022:

@@ -1,7 +1,4 @@
-"""Text helpers: tables, units and number formats, name suggestions, byte tokenizer constants.
-
-The byte tokenizer maps every byte to one token, after a few special ones.
-"""
+"""Text helpers: tables, units and number formats, name suggestions, byte tokenizer constants."""
 
 import os
 import re

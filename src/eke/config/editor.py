@@ -1,7 +1,4 @@
-"""JSON schemas (draft-07) of the files in `conf/`, and the editor settings that refer to them.
-
-There is one schema per group, and one for config.yaml.
-"""
+"""JSON schemas (draft-07) of the files in `conf/`, and the editor settings that refer to them."""
 
 import json
 import os
@@ -278,14 +275,7 @@ def _choice(entries: dict[str, str]) -> Schema:
 
 
 def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any]:
-    """Write one JSON schema per kind of file into `folder`, with the options in `config_dir`.
-
-    Returns settings of the YAML language server that map the schemas to files.
-
-    Raises:
-        ConfigError: `folder` is a file, or `config_dir` is invalid.
-        OSError: `folder` cannot be written.
-    """
+    """Write one JSON schema per kind of file into `folder`; returns the settings of an editor."""
     catalogue = open_catalogue(config_dir)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(Problem("eke schema", str(folder), "is a file, not a folder"))

@@ -128,13 +128,7 @@ class _Reader:
 
 
 def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) -> Arguments:
-    """Split a command line (without program and command) into overrides and flags.
-
-    `also` are flags of the command itself, for suggestions, each with its number of values.
-
-    Raises:
-        ConfigError: unknown flags, each with its `key=value` form.
-    """
+    """Split a command line; `also` are the command's own flags with their numbers of values."""
     if unreadable := [_no_utf8(token) for token in argv if _BYTE.search(token)]:
         raise ConfigError(unreadable)
     typed = [dict([token.lstrip("+").partition("=")[::2]]) for token in argv]

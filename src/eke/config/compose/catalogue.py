@@ -172,10 +172,7 @@ class Catalogue:
         return [name for name in names if name not in FIXED_FIELDS]
 
     def schema_class(self, group: str, option: str) -> type:
-        """Schema class named in an option's defaults list or by the option it extends.
-
-        Defaults to the group's first class.
-        """
+        """Schema class named by the defaults list of an option or its base; else the first."""
         seen: set[str] = set()
         while option in self.options[group] and option not in seen:
             seen.add(option)

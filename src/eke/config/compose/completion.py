@@ -141,13 +141,7 @@ _UNINSTALL = {
 
 
 def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
-    """Output of `-sc install=SHELL`, `-sc uninstall=SHELL` or `-sc query=SHELL`.
-
-    A query reads the command line from COMP_LINE; `commands` are the program's subcommands.
-
-    Raises:
-        ConfigError: unknown request or shell.
-    """
+    """Output of `-sc install|uninstall|query=SHELL`; a query is for the line in COMP_LINE."""
     action, _, shell = (request[0] if request else "").partition("=")
     if len(request) != 1 or action not in ("install", "uninstall", "query"):
         why = "wants install, uninstall or query, and a shell"

@@ -41,11 +41,7 @@ _OPTION = re.compile(r"(?:/(?P<group>\w+)/)?(?P<option>[\w.-]+)(?P<here>@_here_)
 
 
 def stands_alone(group: str, option: str, catalogue: Catalogue) -> bool:
-    """Whether an option's effect is independent of the options of other groups.
-
-    A preset may write into any section, if its defaults list does not depend on other options. Any
-    other file must write into its own section only. In doubt, the answer is no.
-    """
+    """Whether an option's effect is independent of other groups' options; in doubt it is not."""
     file = catalogue.options.get(group, {}).get(option)
     if file is None:
         return False
@@ -160,12 +156,7 @@ class Trees:
         """Number of compositions by Hydra."""
 
     def tree(self, overrides: Sequence[str]) -> Tree:
-        """Compose the tree of these overrides; call inside `hydra_state`.
-
-        Raises:
-            NotSet: values that the options' sections reject.
-            Exception: any exception of Hydra's composition.
-        """
+        """Compose a tree inside `hydra_state`; NotSet for values that the options reject."""
         options = tuple(filter(self.chooses, overrides))
         kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
         self._kept[options] = kept  # the newest is the last
@@ -279,10 +270,7 @@ def _set(config: DictConfig, override: Override) -> bool:
 
 
 def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
-    """Convert an override for Hydra, which adds to a mapping only with an addition prefix.
-
-    A W&B agent writes `++precision=bf16` (set or add), which Hydra accepts for keys only.
-    """
+    """Convert an override, as `++precision=bf16` of a W&B agent, to a form that Hydra accepts."""
     key, equals, value = text.lstrip("+").partition("=")
     mapping = key in catalogue.keys and catalogue.keys[key].kind is dict
     if mapping or catalogue.is_entry(key):

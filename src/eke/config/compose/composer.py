@@ -324,10 +324,7 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
 def _deeper(
     good: list[str], problems: list[Problem], catalogue: Catalogue, config_dir: Path | None
 ) -> list[Problem]:
-    """Further problems, found by composing the overrides that are valid by themselves.
-
-    Sections with a problem are skipped: a missing value may be the misspelt one.
-    """
+    """Further problems of the valid overrides, without sections that have one already."""
     words = [word.partition("=")[0] for problem in problems for word in problem.fix.words]
     wrong = {problem.key for problem in problems}
     blocked = {re.split(r"[./@]", key.lstrip("+~"))[0] for key in [*wrong, *words]}

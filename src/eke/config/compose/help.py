@@ -1,7 +1,4 @@
-"""Pages of `python train.py --help` and `--help GROUP`, generated from `conf/` and the schema.
-
-The first page shows the most used options and keys; a group's page shows all of the group.
-"""
+"""Pages of `python train.py --help` and `--help GROUP`, generated from `conf/` and the schema."""
 
 import re
 import textwrap
@@ -79,13 +76,7 @@ flags: -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-he
 
 
 def help_text(config_dir: Path | None = None, topic: str = "") -> str:
-    """Format a help page, with the options in the user's `config_dir`.
-
-    `topic` is a group, another section of the configuration or a key; empty for the first page.
-
-    Raises:
-        ConfigError: there is no such topic.
-    """
+    """Page of a group, section or key, with the user's options; the first page without `topic`."""
     catalogue = make_catalogue(config_dir)
     page = _topic_page(topic, catalogue) if topic else _first_page(catalogue)
     return page.replace("PROGRAM", program())

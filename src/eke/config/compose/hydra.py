@@ -87,11 +87,7 @@ def _wrong_together(pairs: list[tuple[str, str]], arguments: Arguments) -> Itera
 
 
 def run_hydra_flags(arguments: Arguments) -> str:
-    """Run Hydra with flags that passed `check_question`.
-
-    Raises:
-        ConfigError: the package does not exist, or Hydra fails for another reason.
-    """
+    """Hydra's answer to flags that passed `check_question`; ConfigError where it fails."""
     # A bare --info would consume the first override.
     pairs = [(f, v or "all") if f == "--info" else (f, v) for f, v in _pairs(arguments.hydra_flags)]
     flags = [word for pair in pairs for word in pair if word]
@@ -185,12 +181,7 @@ def _is_setting(text: str) -> bool:
 
 
 def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) -> None:
-    """Let Hydra run the sweep.
-
-    Raises:
-        ConfigError: the plugin is not installed, or an override is invalid; nothing has started.
-        Exception: any exception of a job or the plugin.
-    """
+    """Let Hydra run the sweep; ConfigError for invalid overrides, before anything has started."""
     config_dir = config_dir.resolve() if config_dir else None
     catalogue = open_catalogue(config_dir)
     problems = [p for text in overrides for p in _wrong(text, catalogue)]

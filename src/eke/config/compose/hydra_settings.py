@@ -74,10 +74,7 @@ def _in_place_of(path: str, raw: str) -> Fix:
 
 
 def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "") -> list[Problem]:
-    """Explain Hydra settings, by their key paths, each with its line in one of the files.
-
-    `raw` is the value, if known.
-    """
+    """Explain Hydra settings in files, each with its line; `raw` is the value, if known."""
     return [_in_file(path, files, raw) for path in dict.fromkeys(paths)]
 
 
@@ -102,10 +99,7 @@ def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
 
 
 def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
-    """Values of a sweep as text; an interval has none until an optimizer samples it.
-
-    Hydra's own iterator treats a range, a choice or a glob among other values as one value.
-    """
+    """Texts of a sweep's values, also inside lists; an interval has none until it is sampled."""
     for part in sweep_parts(parsed.value()):
         if isinstance(part, Glob):
             yield from part.filter(list(catalogue.options.get(parsed.key_or_group, {})))

@@ -180,10 +180,7 @@ def is_checkpoint(typed: str, near: str) -> bool:
 
 
 def shares_numbers(group: str, typed: str, option: str) -> bool:
-    """Whether a name has the same numbers as an option: qwen3_4b is not a misspelt qwen3_8b.
-
-    Of a device with the letters behind them: an A10 is no A10G.
-    """
+    """Whether both have the same numbers: qwen3_4b is no misspelt qwen3_8b, an A10 no A10G."""
     number = r"\d+[a-z]*" if group == "hardware" else r"\d+"
     numbers = re.findall(number, normal(option))
     return set(re.findall(number, normal(typed))) <= set(numbers)

@@ -55,10 +55,7 @@ def sweep_text(key: str, values: Any) -> str:
 
 
 def split_list(raw: str) -> str:
-    """Quote each item of `[a=b and c=d, e in (f, g)]`, as Hydra's grammar requires.
-
-    A text without brackets is one item.
-    """
+    """Quote each item of `[a=b and c=d, e in (f, g)]`, or a single text, as Hydra requires."""
     text = raw.strip()
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     # A comma in parentheses or quotes is part of an item.
