@@ -85,30 +85,15 @@ def covering_rows() -> list[Row]:
     return make_covering_array(OPTIONS)
 
 
-def mandatory(row: Row) -> list[str]:
-    """What some options need to be told."""
-    return [key for group, option in row.items() for key in needed(group, option)]
-
-
-@pytest.mark.slow
-def test_every_pair_of_options_composes() -> None:
-    for row in covering_rows():
+@pytest.mark.parametrize(
+    "every",
+    [pytest.param(1, id="all", marks=pytest.mark.slow), pytest.param(120, id="a sample")],
+)
+def test_every_pair_of_options_composes(every: int) -> None:
+    for row in covering_rows()[::every]:
         overrides = [f"{group}={option}" for group, option in row.items()]
-        overrides += mandatory(row)
+        overrides += [key for choice in row.items() for key in needed(*choice)]
         chosen = compose(overrides, in_sweep=True).choices
         if row["attention"] == "auto" and row["model"] != "pretrained":  # read from a checkpoint
             row = {**row, "attention": "sdpa"}
         assert chosen == row
-
-
-# Twelve rows of the array, spread over it: what `make test` sees of the pairs.
-@pytest.mark.parametrize("part", range(12))
-def test_sample_of_pairs_composes(part: int) -> None:
-    rows = covering_rows()
-    row = rows[part * len(rows) // 12]
-    typed = [f"{group}={option}" for group, option in row.items()]
-    typed += mandatory(row)
-    chosen = compose(typed, in_sweep=True).choices
-    if row["attention"] == "auto" and row["model"] != "pretrained":
-        row = {**row, "attention": "sdpa"}
-    assert chosen == row
