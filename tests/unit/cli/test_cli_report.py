@@ -38,7 +38,6 @@ def test_a_report_is_no_part_of_the_next(sweep, capsys):
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        (["--formats", "md"], {"report.md"}),
         (["--formats", "csv,json"], {"report.csv", "report.json"}),
         (["--formats", "none"], set()),
     ],
@@ -66,7 +65,6 @@ def test_options_reach_the_comparison(sweep, capsys):
         (["{sweep}", "--baseline", "precision=fp8"], "--baseline"),
         (["{sweep}", "--by", "optimizer"], "differing: precision"),
         (["{sweep}", "--by", "precison"], "-> --by precision"),
-        (["{sweep}", "--by", "accuracy"], "differing: precision"),
     ],
 )
 def test_a_mistake_is_one_message_and_2(sweep, arguments, text, capsys):

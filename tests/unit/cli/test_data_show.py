@@ -199,9 +199,7 @@ def test_classes_are_named(here, capsys) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param([], id="the default"),
         pytest.param(["data=synthetic"], id="synthetic"),
-        pytest.param(["data=text", "data.path=a.txt"], id="text as bytes"),
         pytest.param(["data=text", "data.path=a.txt", "data.tokenizer=tok"], id="text as tokens"),
     ],
 )
@@ -222,7 +220,6 @@ def test_data_without_rows_is_refused_with_what_has_some(words: list[str], here,
             ["data=chat", "data.path=no.jsonl", "data.tokenizer=x"], "no.jsonl", id="no file"
         ),
         pytest.param(["-m", "seed=1,2"], "shows the data of one configuration", id="a sweep"),
-        pytest.param(["data=chaat"], "data=chat", id="no such option"),
         pytest.param(["--row", "1", "--idz"], "-> --ids\n", id="no such flag"),
         pytest.param(["data=jsonl", "data.path=x", "data.prompt=q"], "data.response", id="a rule"),
     ],

@@ -83,11 +83,6 @@ def test_ctrl_c_ends_the_looking_alone(capsys):
     assert watch(Path("runs"), lambda _: RUNS, interrupt) == 0
 
 
-def test_where_there_is_no_run_that_is_said(tmp_path, capsys):
-    assert main(["status", "--live", str(tmp_path)]) == 2
-    assert "holds no run and no sweep" in capsys.readouterr().err
-
-
 def test_json_and_live_exclude_each_other(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["status", "--live", "--json", str(tmp_path)])

@@ -87,20 +87,13 @@ def test_an_unknown_group_is_a_problem_with_a_fix(topic, meant) -> None:
     ("words", "start"),
     [
         (["--help"], "eke finds, runs and compares"),
-        (["-h", "memory"], "memory: "),
         (["--help=memory"], "memory: "),
         (["--help", "seed=1"], "eke finds, runs and compares"),
-        (["--help", "-m"], "eke finds, runs and compares"),
     ],
 )
 def test_help_from_the_command_line(words, start, capsys) -> None:
     assert main(["train", *words]) == 0
     assert capsys.readouterr().out.startswith(start)
-
-
-def test_a_wrong_group_exits_with_2(capsys) -> None:
-    assert main(["train", "--help", "optimizers"]) == 2
-    assert "--help optimizer" in capsys.readouterr().err
 
 
 def test_commands_of_the_help_page_compose() -> None:
