@@ -67,7 +67,7 @@ def test_every_key_is_explained() -> None:
                 continue
             about = resolved(shown, schema)["description"].partition("\n\n")[0]
             # What a sweep varies may be a group, whose options follow or are described.
-            group = GROUPS.get(key)
+            group = GROUPS.get(key, ("",))[0]
             assert about in said or about.startswith(f"{group}: ") or about == f"{key}: {group}", (
                 f"{name}: {key}"
             )

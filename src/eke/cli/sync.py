@@ -2,14 +2,13 @@
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from eke.cli import make_parser
 from eke.common.errors import EkeError, of_system
+from eke.common.paths import short_path
 from eke.common.text import align, format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.results.trackers.sync import FAILURES, Options, Report, SyncOutcome, find_runs, sync
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         for report in sync(find_runs(options.runs), wanted):
             reports.append(report)
             if sys.stderr.isatty():
-                sys.stderr.write(f"{report.verdict.value}: {_short(report.folder)}\n")
+                sys.stderr.write(f"{report.verdict.value}: {short_path(report.folder)}\n")
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         code = error.exit_code
@@ -85,16 +84,10 @@ def result_table(reports: Sequence[Report]) -> str:
     reasons: dict[tuple[SyncOutcome, str], list[str]] = {}
     for report in reports:
         if report.note:
-            reasons.setdefault((report.verdict, report.note), []).append(_short(report.folder))
+            reasons.setdefault((report.verdict, report.note), []).append(short_path(report.folder))
     for (verdict, note), folders in reasons.items():
         others = f" and {format_number(len(folders) - 1, 'other')}" if len(folders) > 1 else ""
         lines += ["", f"{verdict.value}: {folders[0]}{others}", *align([[f"  {note}"]])]
     counts = {v: sum(report.verdict is v for report in reports) for v in SyncOutcome}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
     return "\n".join(lines)
-
-
-def _short(folder: Path) -> str:
-    """A path as used in a command in the current folder."""
-    relative = os.path.relpath(folder)
-    return " ".join((str(folder) if relative.startswith("..") else relative).split("\n"))

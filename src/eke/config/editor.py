@@ -12,12 +12,12 @@ from eke.common.errors import ConfigError, Problem
 from eke.common.files import write_atomic
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
-    GROUPS,
     Catalogue,
     Field,
     about_options,
     class_fields,
     default_text,
+    title,
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.composer import open_catalogue
@@ -141,7 +141,7 @@ def _option_file(group: str, catalogue: Catalogue) -> Schema:
         body = {"if": _if_defaults_hold(chosen), "then": then, "else": body}
     return {
         "$schema": _DRAFT,
-        "title": f"{group}: {GROUPS.get(group, group)}",
+        "title": title(group),
         "description": summary(base),
         "type": "object",
         "properties": {"defaults": _option_defaults(group, catalogue)},
@@ -183,8 +183,7 @@ def _preset_file(group: str, catalogue: Catalogue) -> Schema:
         options = about_options(other, catalogue)
         entries |= {f"/{other}/{option}": about for option, about in options.items()}
     groups = [name for name in catalogue.options if name not in (group, "sweep")]
-    title = f"{group}: {GROUPS.get(group, group)}"
-    return {"title": title, **_whole(entries, groups, "override /", catalogue)}
+    return {"title": title(group), **_whole(entries, groups, "override /", catalogue)}
 
 
 def _whole(
@@ -211,7 +210,7 @@ def _definitions(
 ) -> dict[str, Schema]:
     """Shared definitions: the options of `groups`, the keys of every section and of a sweep."""
     definitions = dict(DEFINITIONS)
-    about = {group: f"{group}: {GROUPS.get(group, group)}" for group in groups}
+    about = {group: title(group) for group in groups}
     for group in groups:
         choice = _choice(about_options(group, catalogue))
         definitions[f"{group}_options"] = {"description": about[group], **choice}

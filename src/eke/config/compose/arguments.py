@@ -35,7 +35,7 @@ from eke.config.compose.catalogue import (
     shown,
 )
 from eke.config.compose.compose_cache import PRESETS
-from eke.config.compose.hydra_settings import explain_in_files, is_hydras
+from eke.config.compose.hydra_settings import explain_in_file, is_hydras
 from eke.config.compose.overrides import suggest_fix
 from eke.config.compose.suggest import completed, nearest_key, option_for
 from eke.config.foreign_names import find_retired
@@ -68,7 +68,8 @@ _HELP = ("--help", "-h")
 _SWITCHES = {
     "--multirun": "multirun", "-m": "multirun", "--version": "version", "--cell": "cell",
 }  # fmt: skip
-_CONFIG_DIR = ("--config-dir", "-cd")
+CONFIG_DIR = ("--config-dir", "-cd")
+"""Flags of the user's folder of options."""
 # An example value of a flag, for error messages about a missing one.
 _EXAMPLES = {"--cfg": "job", "-c": "job", "--package": "optimizer", "-p": "optimizer"}
 # Flags of `eke plan`, which removes them before this parser.
@@ -80,7 +81,7 @@ _FLAGS = {
     **_HYDRA_FLAGS,
     **dict.fromkeys(_INFO_FLAGS, 1),
     **dict.fromkeys((*_HELP, *_SWITCHES), 0),
-    **dict.fromkeys(_CONFIG_DIR, 1),
+    **dict.fromkeys(CONFIG_DIR, 1),
 }
 
 
@@ -170,7 +171,7 @@ def _read_flag(token: str, reader: _Reader, catalogue: Catalogue, also: Mapping[
     elif flag in _HELP:
         named = reader.tokens and re.fullmatch(r"\w[\w.]*", reader.tokens[0])
         reader.help = inline or (reader.tokens.pop(0) if named else "")
-    elif flag in _CONFIG_DIR:
+    elif flag in CONFIG_DIR:
         reader.config_dir = user_path(reader.value(flag, inline))
     elif flag in _HYDRA_FLAGS:
         needed = _HYDRA_FLAGS[flag]
@@ -340,7 +341,7 @@ def _absent_option(
     """Explain a defaults list entry that does not exist."""
     files = [file for folder in reversed(folders) for file in sorted(folder.rglob("*.yaml"))]
     if is_hydras(group):
-        return explain_in_files([group], files, option)[0]
+        return explain_in_file(group, files, option)
     options = catalogue.options.get(group, {})
     why = f"{option} is not an option of {group}: {', '.join(options)}"
     near = closest(option, options)

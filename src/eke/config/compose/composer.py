@@ -46,7 +46,7 @@ from eke.config.compose.compose_cache import (
     make_trees,
     set_by_preset,
 )
-from eke.config.compose.hydra_settings import explain_in_files, is_launching
+from eke.config.compose.hydra_settings import explain_in_file, is_launching
 from eke.config.compose.overrides import find_problems, parse, suggest_fix
 from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
@@ -208,7 +208,8 @@ def typed_tree(
     if tree.of_hydra and not HydraConfig.initialized():  # in a Hydra job, Hydra has read them
         chosen = [catalogue.options[group][tree.choices[group]] for group in PRESETS]
         others = [file for folder in catalogue.folders[1:] for file in folder.glob("*/*.yaml")]
-        problems += explain_in_files(tree.of_hydra, [*chosen, *others])
+        paths = dict.fromkeys(tree.of_hydra)
+        problems += [explain_in_file(path, [*chosen, *others]) for path in paths]
     if problems:
         raise ConfigError(problems)
     try:

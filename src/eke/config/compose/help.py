@@ -14,31 +14,11 @@ from eke.config.compose.catalogue import (
     class_fields,
     closest,
     make_catalogue,
+    title,
 )
 from eke.config.compose.suggest import nearest_key
 from eke.config.schema import Config
 from eke.config.schema.fields import field_docs, summary
-
-COMMON_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "model": ("tiny", "bert_base", "gpt2", "t5_base", "llama_1b", "pretrained"),
-    "data": ("python_source", "text", "jsonl", "parquet", "csv", "hub", "chat"),
-    "batch": ("fixed", "auto"),
-    "precision": ("fp32", "tf32", "bf16", "fp16", "fp8"),
-    "optimizer": ("adamw", "adafactor", "adamw_8bit", "lion", "muon", "sgd"),
-    "memory": ("none", "checkpointing", "activation_offload"),
-    "attention": ("auto", "sdpa", "flash2", "flash3", "eager"),
-    "compile": ("none", "inductor"),
-    "kernels": ("none", "liger", "fused_linear_cross_entropy"),
-    "distributed": ("none", "ddp", "fsdp", "zero2", "zero3"),
-    "offload": ("none", "optimizer_cpu", "params_cpu"),
-    "peft": ("none", "lora", "qlora"),
-    "tracker": ("wandb", "mlflow", "tensorboard", "none"),
-    "hardware": ("auto", "cpu", "rtx4090", "a100_80", "h100", "h200"),
-    "recipe": ("none", "fastest", "low_memory"),
-    "experiment": ("none", "smoke", "debug"),
-    "sweep": ("none", "demo", "guide_table", "precision_ladder"),
-}
-"""Group -> its options on the first page, with a count of the rest; other groups show all."""
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "what is trained": ("model", "task", "data", "batch"),
@@ -100,12 +80,13 @@ def _first_page(catalogue: Catalogue) -> str:
 
 def _first_page_row(group: str, catalogue: Catalogue) -> str:
     options, files = _ordered(group, catalogue), catalogue.options[group]
-    shown = [name for name in COMMON_OPTIONS.get(group, options) if name in options]
+    about, common = GROUPS.get(group, ("", ""))
+    shown = [name for name in common.split() or options if name in options]
     # The user's own options are always shown.
     shown += [o for o in options if not files[o].is_relative_to(catalogue.folders[0])]
     shown = list(dict.fromkeys(shown))
     more = [f"(+{len(options) - len(shown)})"] if len(options) > len(shown) else []
-    return _wrapped(f"  {group:<13}{GROUPS.get(group, ''):<29}", " ".join([*shown, *more]))
+    return _wrapped(f"  {group:<13}{about:<29}", " ".join([*shown, *more]))
 
 
 def _ordered(group: str, catalogue: Catalogue) -> list[str]:
@@ -123,8 +104,8 @@ def _topic_page(topic: str, catalogue: Catalogue) -> str:
         why = f"is not a group; groups are {', '.join(names)}"
         raise ConfigError(Problem("--help", topic, why, Fix("--help", near)))
     classes = catalogue.sections.get(section, ())
-    about = GROUPS.get(section) or (summary(classes[0]) if classes else "")
-    blocks = [f"{section}: {about}"]
+    in_table = section in GROUPS or not classes
+    blocks = [title(section) if in_table else f"{section}: {summary(classes[0])}"]
     if section in catalogue.options:
         blocks.append(_option_rows(section, catalogue))
     if classes:

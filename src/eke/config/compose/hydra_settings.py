@@ -73,12 +73,8 @@ def _in_place_of(path: str, raw: str) -> Fix:
     return next((fix for key, fix in _INSTEAD.items() if f"{path}.".startswith(f"{key}.")), Fix())
 
 
-def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "") -> list[Problem]:
-    """Explain Hydra settings in files, each with its line; `raw` is the value, if known."""
-    return [_in_file(path, files, raw) for path in dict.fromkeys(paths)]
-
-
-def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
+def explain_in_file(path: str, files: Sequence[Path], raw: str = "") -> Problem:
+    """Explain a Hydra setting, by its key path and its value, if known, with its line in a file."""
     name = re.escape(re.split(r"[./]", path)[-1])
     value = re.escape(raw) or ".*?"
     wanted = re.compile(rf"(?:^|[\s/{{,]){name}\s*:\s*[\"']?({value})[\"']?\s*(?:,\s|\}}|#|$)")

@@ -30,7 +30,6 @@ from eke.config.compose.catalogue import (
 from eke.config.compose.hydra_settings import check_setting, is_hydras, sweep_values
 from eke.config.compose.suggest import (
     NUMBER_KEYS,
-    TEXT_KEYS,
     completed,
     is_checkpoint,
     nearest_key,
@@ -318,7 +317,7 @@ def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
         items = [f"{section}.{name}={item}" for name, item in value.items()]
         return Problem(section, shown(raw), why, _join(suggest_fix(i, catalogue) for i in items))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    key = (NUMBER_KEYS if is_number else TEXT_KEYS).get(section)
+    key = NUMBER_KEYS.get(section) if is_number else {"paths": "paths.runs"}.get(section)
     usual = Fix(completed(section, catalogue) or section)
     fix = suggest_fix(f"{key}={raw}", catalogue) if key and raw else usual
     return Problem(section, shown(raw) or "(nothing)", why, fix)
