@@ -173,7 +173,9 @@ def watched(sweep: SweepPaths, host: str = "here", process: int = 4711) -> Itera
         pytest.param(["waiting", "waiting"], "2 runs will not start", id="nothing has started"),
         pytest.param(["ok"], "asked the sweep to end", id="between two trials"),
         pytest.param(
-            ["running", "waiting"], "asked 1 run to save and end; 1 run will not start", id="running"
+            ["running", "waiting"],
+            "asked 1 run to save and end; 1 run will not start",
+            id="running",
         ),
     ],
 )
