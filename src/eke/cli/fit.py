@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import eke
 from eke.cli import make_parser, whole_number
-from eke.common.errors import EkeError
 from eke.config.compose import split_arguments
 from eke.rules.techniques import Numerics
 from eke.tuning.search.search_space import Objective
-from eke.workflows import complain, print_once
+from eke.workflows import print_once
 from eke.workflows.autotune import TuneRequest, fit
 
 DESCRIPTION = """\
@@ -52,10 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config-dir", metavar="FOLDER", help="your own options; written there")
     options, overrides = parser.parse_known_args(list(arguments))
     folder = ["--config-dir", options.config_dir] if options.config_dir else []
-    try:
-        typed = split_arguments([*folder, *overrides], FLAGS)
-    except EkeError as error:
-        return complain(str(error), error.exit_code)
+    typed = split_arguments([*folder, *overrides], FLAGS)
     if typed.version:
         return print_once(f"eke {eke.__version__}")
     request = TuneRequest(

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 
@@ -63,17 +63,18 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
 
 
-def format_value(value: object) -> str:
-    """Format a configuration value as on the command line."""
+def format_value(value: object, text: Callable[[str], str] = str) -> str:
+    """Format a configuration value as on the command line; `text` formats its texts."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(format_value, value))}]"
+        return f"[{','.join(format_value(each, text) for each in value)}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{format_value(each)}' for key, each in value.items())}}}"
-    return str(value)
+        items = (f"{key}:{format_value(each, text)}" for key, each in value.items())
+        return f"{{{','.join(items)}}}"
+    return text(value) if isinstance(value, str) else str(value)
 
 
 def first_line(error: Exception) -> str:

@@ -63,17 +63,23 @@ def field_schema(field: Field, doc: str) -> Schema:
 
 
 def _value_schema(field: Field) -> Schema:
-    kind, null = field.kind, [None] if field.optional else []
-    if kind is dict:
-        return {"type": ["object", "null"] if field.optional else "object"}
-    if get_origin(kind) is list:
-        items = {"type": _TYPES.get(get_args(kind)[0], "object")}
-        return {"type": ["array", "null"] if field.optional else "array", "items": items}
-    if issubclass(kind, Enum):
-        return _enum_schema(list(kind.__members__), null)
+    kind, is_list = field.kind, get_origin(field.kind) is list
+    name = "array" if is_list else "object" if kind is dict else _TYPES.get(kind, "string")
+    schema: Schema = {"type": [name, "null"] if field.optional else name}
+    if is_list:
+        return schema | {"items": {"type": _TYPES.get(get_args(kind)[0], "object")}}
+    null = [None] if field.optional else []
     if kind is bool:
         return {"enum": [True, False, *null]}
-    schema: Schema = {"type": [_TYPES[kind], "null"] if field.optional else _TYPES[kind]}
+    if issubclass(kind, Enum):
+        members = list(kind.__members__)
+        if not set(members) & set(_YAML_BOOLEANS):
+            return {"enum": [*members, *null]}
+        # Editors complete an enum without the required quotes, but insert a snippet unchanged.
+        as_written = [f'"{m}"' if m in _YAML_BOOLEANS else m for m in members]
+        snippets = [{"label": text, "body": text} for text in as_written]
+        pattern = f"^({'|'.join(members)})$|{_MARK}"
+        return schema | {"pattern": pattern, "defaultSnippets": snippets}
     if limit := field.limit:
         ends = {
             "exclusiveMinimum" if limit.low_open else "minimum": limit.low,
@@ -83,18 +89,6 @@ def _value_schema(field: Field) -> Schema:
             value = widest if end is None else end
             schema[name] = int(value) if float(value).is_integer() else value
     return schema
-
-
-def _enum_schema(members: list[str], null: list[None]) -> Schema:
-    if not set(members) & set(_YAML_BOOLEANS):
-        return {"enum": [*members, *null]}
-    # Editors complete an enum without the required quotes, but insert a snippet unchanged.
-    as_written = [f'"{m}"' if m in _YAML_BOOLEANS else m for m in members]
-    return {
-        "type": ["string", "null"] if null else "string",
-        "pattern": f"^({'|'.join(members)})$|{_MARK}",
-        "defaultSnippets": [{"label": text, "body": text} for text in as_written],
-    }
 
 
 def _keys(cls: type) -> dict[str, Schema]:

@@ -34,17 +34,14 @@ from eke.config.sweep.exclusion import KEY, Clause, read_clauses
 
 def value_text(value: Any) -> str:
     """Format a value for an override `key=VALUE`, with texts quoted where Hydra requires it."""
-    if isinstance(value, list):
-        return f"[{','.join(value_text(item) for item in value)}]"
-    if isinstance(value, dict):
-        items = (f"{key}:{value_text(item)}" for key, item in value.items())
-        return f"{{{','.join(items)}}}"
-    if not isinstance(value, str):
-        return format_value(value)
+    return format_value(value, _quoted_if_needed)
+
+
+def _quoted_if_needed(text: str) -> str:
     with suppress(Exception):  # Hydra's and ANTLR's exceptions
-        if parse(f"key={value}").value() == value:
-            return value
-    return quoted(value)
+        if parse(f"key={text}").value() == text:
+            return text
+    return quoted(text)
 
 
 def sweep_text(key: str, values: Any) -> str:
