@@ -110,6 +110,11 @@ class Catalogue:
     folders: tuple[Path, ...]
     """Config folders in order of precedence, as in Hydra's search path."""
 
+    @property
+    def own_folder(self) -> Path | None:
+        """The user's folder, if there is one."""
+        return self.folders[1] if len(self.folders) > 1 else None
+
     @cached_property
     def options(self) -> dict[str, dict[str, Path]]:
         """Group -> option -> its file; groups in the order of `GROUPS`."""

@@ -147,9 +147,8 @@ class _Kept:
 class Trees:
     """Composes similar trees; shared parts are composed once."""
 
-    def __init__(self, catalogue: Catalogue, config_dir: Path | None) -> None:
+    def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._config_dir = config_dir
         self._kept: dict[tuple[str, ...], _Kept] = {}
         self._alone: dict[tuple[str, str], bool] = {}
         self.num_composed = 0
@@ -186,8 +185,8 @@ class Trees:
     def _by_hydra(self, overrides: Sequence[str]) -> Tree:
         self.num_composed += 1
         texts = [as_hydra_takes_it(text, self._catalogue) for text in overrides]
-        if self._config_dir:
-            texts.append(f"hydra.searchpath=[{quoted(str(self._config_dir))}]")
+        if folder := self._catalogue.own_folder:
+            texts.append(f"hydra.searchpath=[{quoted(str(folder))}]")
         tree = hydra_compose("config", texts, return_hydra_config=True)
         chosen = {str(g): str(o) for g, o in tree.hydra.runtime.choices.items()}
         choices = {g: o for g, o in chosen.items() if not g.startswith("hydra/")}
@@ -246,14 +245,14 @@ class Trees:
         return self._alone[choice]
 
 
-def make_trees(catalogue: Catalogue, config_dir: Path | None) -> Trees:
+def make_trees(catalogue: Catalogue) -> Trees:
     """`Trees` for one composition. User files may change until the next one; eke's do not."""
-    return Trees(catalogue, config_dir) if config_dir else _own_trees(conf_folder())
+    return Trees(catalogue) if catalogue.own_folder else _own_trees(conf_folder())
 
 
 @lru_cache(maxsize=1)
 def _own_trees(_conf: Path) -> Trees:
-    return Trees(make_catalogue(), None)
+    return Trees(make_catalogue())
 
 
 def _set(config: DictConfig, override: Override) -> bool:

@@ -75,11 +75,9 @@ def compose(
     one cell of a sweep, and may name the sweep, its launcher and its sweeper: these are rejected
     for a single run, where they have no effect.
     """
-    config_dir = config_dir.resolve() if config_dir else None
     try:
         catalogue = open_catalogue(config_dir)
-        good = _checked(overrides, catalogue, config_dir, in_sweep)
-        return _composed(good, tuple(overrides), catalogue, config_dir)
+        return _composed(_checked(overrides, catalogue, in_sweep), tuple(overrides), catalogue)
     except ConfigError:
         raise
     except Exception as error:  # any exception of Hydra, OmegaConf or YAML for a user error
@@ -90,14 +88,13 @@ def compose(
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
     """Catalogue with the user's options; raises ConfigError if their folder is invalid."""
+    config_dir = config_dir.resolve() if config_dir else None
     if problems := (check_folder(config_dir) if config_dir else []):
         raise ConfigError(problems)
     return make_catalogue(config_dir)
 
 
-def _checked(
-    typed: Sequence[str], catalogue: Catalogue, config_dir: Path | None, in_sweep: bool
-) -> list[str]:
+def _checked(typed: Sequence[str], catalogue: Catalogue, in_sweep: bool) -> list[str]:
     """The overrides to compose; raises ConfigError if one is invalid, with all errors."""
     spaced, joined = _spaced(list(typed), catalogue)
     texts = [t for t in dict.fromkeys(joined) if not (in_sweep and is_launching(t))]
@@ -106,7 +103,7 @@ def _checked(
     problems = spaced + [problem for text in texts for problem in found[text]]
     problems += contradictions(good)
     if problems:
-        deeper = _deeper(good, problems, catalogue, config_dir)
+        deeper = _deeper(good, problems, catalogue)
         problems = _with_full_commands(problems, found) + deeper
         raise ConfigError(_without_placeholders(problems, good))
     return good
@@ -185,17 +182,15 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 # --- with Hydra ---------------------------------------------------------------------------------
 
 
-def _composed(
-    good: list[str], typed: tuple[str, ...], catalogue: Catalogue, config_dir: Path | None
-) -> Composed:
-    trees = make_trees(catalogue, config_dir)
+def _composed(good: list[str], typed: tuple[str, ...], catalogue: Catalogue) -> Composed:
+    trees = make_trees(catalogue)
     with hydra_state():
         try:
             tree = trees.tree_as_hydra(good)
         except Exception as error:
             problems = _explain(good, error, catalogue, trees)
             if all(problem.key in catalogue.keys for problem in problems):
-                problems += _deeper(good, problems, catalogue, config_dir)
+                problems += _deeper(good, problems, catalogue)
             raise ConfigError(problems) from error
         return typed_tree(tree, good, typed, catalogue)
 
@@ -241,8 +236,7 @@ def typed_tree(
     if not isinstance(config.model, PretrainedModel):  # checkpoints are read later
         config = resolve_attention(config)
         choices["attention"] = config.attention.option
-    own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
-    return Composed(config=config, choices=choices, overrides=typed, config_dir=own)
+    return Composed(config, choices, typed, catalogue.own_folder)
 
 
 def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) -> list[Problem]:
@@ -322,9 +316,7 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
     return Problem(key, shown(value), why, Fix(f"{section}={wanted}", text))
 
 
-def _deeper(
-    good: list[str], problems: list[Problem], catalogue: Catalogue, config_dir: Path | None
-) -> list[Problem]:
+def _deeper(good: list[str], problems: list[Problem], catalogue: Catalogue) -> list[Problem]:
     """Further problems of the valid overrides, without sections that have one already."""
     words = [word.partition("=")[0] for problem in problems for word in problem.fix.words]
     wrong = {problem.key for problem in problems}
@@ -336,7 +328,7 @@ def _deeper(
     skipped = blocked | wrong
     rest = [t for t, key in keys.items() if not {key, key.partition(".")[0]} & skipped]
     try:
-        _composed(rest, (), catalogue, config_dir)
+        _composed(rest, (), catalogue)
     except ConfigError as error:
         return error.problems
     return []
@@ -350,9 +342,8 @@ class Many:
     """Composes cells, also of the options in `config_dir` (ConfigError: it is invalid)."""
 
     def __init__(self, config_dir: Path | None) -> None:
-        self._config_dir = config_dir.resolve() if config_dir else None
-        self.catalogue = open_catalogue(self._config_dir)
-        self.trees = Trees(self.catalogue, self._config_dir)
+        self.catalogue = open_catalogue(config_dir)
+        self.trees = Trees(self.catalogue)
         self._explained: dict[tuple[str, ...], list[Problem]] = {}
 
     def compose(
@@ -379,7 +370,7 @@ class Many:
             with hydra_state():
                 return self.trees.tree(overrides)
         except Exception:
-            compose(overrides, self._config_dir, in_sweep=True)  # raises an explanation
+            compose(overrides, self.catalogue.own_folder, in_sweep=True)  # raises an explanation
             raise
 
     def _one(self, cell: tuple[str, ...]) -> Composed:
@@ -391,7 +382,7 @@ class Many:
         except ConfigError:
             raise
         except Exception:  # raised by Hydra or OmegaConf: composing the whole cell explains it
-            return compose(cell, self._config_dir, in_sweep=True)
+            return compose(cell, self.catalogue.own_folder, in_sweep=True)
 
     def _explain(self, error: NotSet, texts: list[str]) -> list[Problem]:
         """Explain values that cannot be set, once for the same values and options."""
@@ -402,7 +393,7 @@ class Many:
             self._explained[key] = [Problem(text, "", why) for text in error.texts]
             options = filter(self.trees.chooses, texts)
             try:
-                compose([*options, *error.texts], self._config_dir, in_sweep=True)
+                compose([*options, *error.texts], self.catalogue.own_folder, in_sweep=True)
             except ConfigError as explained:
                 self._explained[key] = explained.problems
         return self._explained[key]

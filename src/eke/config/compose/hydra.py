@@ -91,13 +91,14 @@ def run_hydra_flags(arguments: Arguments) -> str:
     # A bare --info would consume the first override.
     pairs = [(f, v or "all") if f == "--info" else (f, v) for f, v in _pairs(arguments.hydra_flags)]
     flags = [word for pair in pairs for word in pair if word]
+    catalogue = make_catalogue(arguments.config_dir)
     answer, complaint = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(complaint):
-            _run_hydra(flags, arguments.overrides, arguments.config_dir, lambda _: None)
+            _run_hydra(flags, arguments.overrides, catalogue, lambda _: None)
     except SystemExit as ended:
         if ended.code:
-            raise ConfigError(_refused(arguments, complaint.getvalue())) from ended
+            raise ConfigError(_refused(arguments, complaint.getvalue(), catalogue)) from ended
     sys.stderr.write(complaint.getvalue())
     return answer.getvalue().removesuffix("\n")
 
@@ -105,13 +106,12 @@ def run_hydra_flags(arguments: Arguments) -> str:
 def _run_hydra(
     flags: Sequence[str],
     overrides: Sequence[str],
-    config_dir: Path | None,
+    catalogue: Catalogue,
     task: Callable[[Any], float | None],
 ) -> None:
     """Run Hydra's own application on a command line."""
     register()
-    catalogue = make_catalogue(config_dir)
-    folder = ["--config-dir", str(config_dir)] if config_dir else []
+    folder = ["--config-dir", str(catalogue.own_folder)] if catalogue.own_folder else []
     main = hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")
     before = sys.argv
     taken = (as_hydra_takes_it(text, catalogue) for text in overrides)
@@ -122,7 +122,7 @@ def _run_hydra(
         sys.argv = before
 
 
-def _refused(arguments: Arguments, complaint: str) -> Problem:
+def _refused(arguments: Arguments, complaint: str, catalogue: Catalogue) -> Problem:
     """Report Hydra's last output line, and suggest a package if it does not exist."""
     pairs = dict(_pairs(arguments.hydra_flags))
     asked, package = pairs.get("--cfg", ""), pairs.get("--package", "")
@@ -130,7 +130,6 @@ def _refused(arguments: Arguments, complaint: str) -> Problem:
         lines = complaint.strip().splitlines() or ["Hydra gives no answer"]
         return Problem(" ".join(arguments.hydra_flags), "", lines[-1])
     why = f"there is no such part of the configuration that --cfg {asked} prints"
-    catalogue = make_catalogue(arguments.config_dir)
     section = package.partition(".")[0]
     another = section in catalogue.sections and package in catalogue.keys  # of another option
     near = section if another else nearest_key(package, catalogue) or "optimizer"
@@ -182,7 +181,6 @@ def _is_setting(text: str) -> bool:
 
 def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) -> None:
     """Let Hydra run the sweep; ConfigError for invalid overrides, before anything has started."""
-    config_dir = config_dir.resolve() if config_dir else None
     catalogue = open_catalogue(config_dir)
     problems = [p for text in overrides for p in _wrong(text, catalogue)]
     problems += _without_plugin(overrides)
@@ -198,12 +196,12 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
 
     def run_job(_: Any) -> float | None:
         """Eke recomposes it from its overrides, with schema types and checks."""
-        return job(tuple(HydraConfig.get().overrides.task), config_dir)
+        return job(tuple(HydraConfig.get().overrides.task), catalogue.own_folder)
 
     full = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, instead of printing a traceback
     try:
-        _run_hydra(["-m"], foreign, config_dir, run_job)
+        _run_hydra(["-m"], foreign, catalogue, run_job)
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full
 

@@ -14,7 +14,7 @@ from eke.models.families import FAMILIES
 def composer() -> Many:
     """One for all tests, with the trees of `compose`: Hydra takes a fifth of a second for each."""
     made = Many(None)
-    made.trees = make_trees(made.catalogue, None)
+    made.trees = make_trees(made.catalogue)
     return made
 
 
