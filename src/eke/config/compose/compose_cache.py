@@ -29,7 +29,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.paths import conf_folder
 from eke.config.compose.catalogue import Catalogue, make_catalogue, quoted
-from eke.config.compose.hydra_settings import is_hydras
 from eke.config.compose.overrides import parse
 from eke.config.schema import register
 
@@ -104,8 +103,6 @@ class Tree:
     config: DictConfig
     choices: dict[str, str]
     """Group -> option."""
-    of_hydra: tuple[str, ...] = ()
-    """Hydra settings changed by presets, by path."""
 
 
 @contextmanager
@@ -137,7 +134,6 @@ class _Kept:
 
     content: bytes
     choices: dict[str, str]
-    of_hydra: tuple[str, ...]
     shared: tuple[str, ...]
     """Overrides that may change any section: presets and Hydra's settings."""
     typed: dict[str, str]
@@ -165,7 +161,7 @@ class Trees:
         values = [text for text in overrides if not self.chooses(text)]
         if refused := [text for text in values if not _set(config, self._parsed(text))]:
             raise NotSet(refused, kept.choices)
-        return Tree(config, kept.choices, kept.of_hydra)
+        return Tree(config, kept.choices)
 
     def tree_as_hydra(self, overrides: Sequence[str]) -> Tree:
         """As `tree`, but errors are those of Hydra's own composition."""
@@ -192,14 +188,11 @@ class Trees:
         choices = {g: o for g, o in chosen.items() if not g.startswith("hydra/")}
         with read_write(tree), open_dict(tree):
             del tree["hydra"]
-        presets = [(group, choices.get(group, "")) for group in PRESETS]
-        paths = [p for each in presets for p in set_by_preset(*each, self._catalogue)]
-        return Tree(tree, choices, tuple(path for path in paths if is_hydras(path)))
+        return Tree(tree, choices)
 
     def _composed(self, options: tuple[str, ...]) -> _Kept:
         tree = self._by_hydra(options)
-        content = pickle.dumps(tree.config)
-        return _Kept(content, tree.choices, tree.of_hydra, *self._split(options))
+        return _Kept(pickle.dumps(tree.config), tree.choices, *self._split(options))
 
     def _split(self, options: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
         """Split into overrides that may change any section, and the rest as group -> option."""
@@ -236,8 +229,7 @@ class Trees:
         with flag_override(config, ["struct", "readonly"], [False, False]):
             for group, option in wanted.items() - base.choices.items():
                 config[group] = pickle.loads(sources[group, option].content)._get_node(group)
-        choices = base.choices | wanted
-        return _Kept(pickle.dumps(config), choices, base.of_hydra, shared, typed)
+        return _Kept(pickle.dumps(config), base.choices | wanted, shared, typed)
 
     def _stands_alone(self, choice: tuple[str, str]) -> bool:
         if choice not in self._alone:

@@ -46,7 +46,7 @@ from eke.config.compose.compose_cache import (
     make_trees,
     set_by_preset,
 )
-from eke.config.compose.hydra_settings import explain_in_file, is_launching
+from eke.config.compose.hydra_settings import explain_in_file, is_hydras, is_launching
 from eke.config.compose.overrides import find_problems, parse, suggest_fix
 from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
@@ -200,11 +200,13 @@ def typed_tree(
 ) -> Composed:
     """Convert a tree to schema classes, without sweep settings; ConfigError for invalid values."""
     problems = _unresolved(tree.config, good, catalogue)
-    if tree.of_hydra and not HydraConfig.initialized():  # in a Hydra job, Hydra has read them
-        chosen = [catalogue.options[group][tree.choices[group]] for group in PRESETS]
-        others = [file for folder in catalogue.folders[1:] for file in folder.glob("*/*.yaml")]
-        paths = dict.fromkeys(tree.of_hydra)
-        problems += [explain_in_file(path, [*chosen, *others]) for path in paths]
+    own = catalogue.own_folder
+    if own and not HydraConfig.initialized():  # in a Hydra job, Hydra has read its settings
+        presets = [(group, tree.choices[group]) for group in PRESETS]
+        files = [*(catalogue.options[group][o] for group, o in presets), *own.glob("*/*.yaml")]
+        paths = [path for each in presets for path in set_by_preset(*each, catalogue)]
+        hydras = dict.fromkeys(filter(is_hydras, paths))
+        problems += [explain_in_file(path, files) for path in hydras]
     if problems:
         raise ConfigError(problems)
     try:
@@ -236,7 +238,7 @@ def typed_tree(
     if not isinstance(config.model, PretrainedModel):  # checkpoints are read later
         config = resolve_attention(config)
         choices["attention"] = config.attention.option
-    return Composed(config, choices, typed, catalogue.own_folder)
+    return Composed(config, choices, typed, own)
 
 
 def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) -> list[Problem]:

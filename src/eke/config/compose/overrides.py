@@ -107,10 +107,6 @@ def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
     key, equals, value = text.partition("=")
     if not text.strip():
         return Problem(repr(text), "", "an override is key=value; this one is empty")
-    if text.startswith("-"):
-        plain = text.lstrip("-")
-        fix = suggest_fix(plain if equals else f"{plain}=true", catalogue)
-        return Problem(shown(text), "", "settings are written as key=value, without dashes", fix)
     if not equals and not text.startswith("~"):
         return _no_equals(text, catalogue)
     if not key.strip("+~ \t\n"):
