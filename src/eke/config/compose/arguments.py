@@ -29,9 +29,9 @@ from eke.config.compose.catalogue import (
     class_fields,
     closest,
     default_text,
+    hydra_reason,
     make_catalogue,
     probably_meant,
-    reason_of,
     shown,
 )
 from eke.config.compose.compose_cache import PRESETS
@@ -357,7 +357,7 @@ def _line_of(name: str, file: Path) -> int:
 
 def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[str, Fix]:
     """Reason of the error, and the replacement for the file."""
-    said = reason_of(error)
+    said = hydra_reason(error)
     field = catalogue.keys.get(key)
     if field is None:
         near = nearest_key(key, catalogue) if key else None

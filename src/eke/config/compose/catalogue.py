@@ -260,13 +260,13 @@ def quoted(value: str) -> str:
     return f'"{escaped}{chr(92) * tail}"'
 
 
-def reason_of(error: BaseException) -> str:
+def hydra_reason(error: BaseException) -> str:
     """Reason of an exception of Hydra or OmegaConf: its first line, without location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and re.search(r"raised while composing config:$", lines[0]):
         lines = lines[1:]
     if error.__cause__ and (not lines or lines[0].startswith("Error merging")):
-        return reason_of(error.__cause__)
+        return hydra_reason(error.__cause__)
     text = lines[0] if lines else type(error).__name__
     return re.sub(r"^In '[^']*': ", "", text)
 

@@ -32,9 +32,9 @@ from eke.config.compose.catalogue import (
     admits,
     class_fields,
     default_text,
+    hydra_reason,
     is_interpolation,
     make_catalogue,
-    reason_of,
     shown,
 )
 from eke.config.compose.compose_cache import (
@@ -81,7 +81,7 @@ def compose(
     except ConfigError:
         raise
     except Exception as error:  # any exception of Hydra, OmegaConf or YAML for a user error
-        message = f"the configuration cannot be composed: {reason_of(error)}"
+        message = f"the configuration cannot be composed: {hydra_reason(error)}"
         whole = shown(" ".join(overrides))
         raise ConfigError(Problem("command line", whole, message)) from error
 
@@ -258,7 +258,7 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
             if value is not None and not admits(field, value):
                 why = f"leads to {shown(str(found))}; {field.words()} is wanted"
         except OmegaConfBaseException as error:
-            why = reason_of(error)
+            why = hydra_reason(error)
             if "${hydra" in text:
                 why = "reads a setting of Hydra's own, and eke's runs have none"
         if why:
@@ -296,8 +296,8 @@ def _explain(
         try:
             trees.tree_as_hydra([*filter(trees.chooses, good), text])
         except Exception as refused:
-            problems.append(Problem(key, shown(value), reason_of(refused)))
-    whole = Problem("command line", shown(" ".join(good)), reason_of(error))
+            problems.append(Problem(key, shown(value), hydra_reason(refused)))
+    whole = Problem("command line", shown(" ".join(good)), hydra_reason(error))
     return problems or [whole]
 
 

@@ -55,7 +55,6 @@ from eke.config.schema.resources import (
     FSDP,
     Exchange,
     Horizon,
-    Launcher,
     PeerToPeer,
     Resources,
     Sweep,

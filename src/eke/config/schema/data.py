@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import Group, Switch, above, at_least, between
+from eke.config.schema.fields import OptionGroup, Switch, above, at_least, between
 
 MAX_STEPS = 10**9
 """Optimizer steps of a run: at 1 ms each, more than eleven days."""
@@ -59,7 +59,7 @@ class ProblemType(Enum):
 
 
 @dataclass
-class Task(Group):
+class Task(OptionGroup):
     """What the model learns to predict."""
 
     option: str = "causal_lm"
@@ -94,7 +94,7 @@ class Seq2SeqLM(Task):
 
 
 @dataclass
-class Data(Group):
+class Data(OptionGroup):
     """What every data source has."""
 
     option: str = "python_source"
@@ -332,7 +332,7 @@ MIXED: dict[str, type[Data]] = {
 
 
 @dataclass
-class Batch(Group):
+class Batch(OptionGroup):
     """How many samples make one optimizer step."""
 
     option: str = "fixed"
@@ -392,7 +392,7 @@ class Train:
 
 
 @dataclass
-class DataLoader(Group):
+class DataLoader(OptionGroup):
     """How batches reach the device."""
 
     workers: int = field(default=0, metadata=between(0, 256))

@@ -82,7 +82,7 @@ def inside(low: float, high: float) -> dict[str, Limit]:
 
 
 @dataclass
-class Group:
+class OptionGroup:
     """A group with options."""
 
     option: str = "none"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from eke.config.schema.fields import Group, at_least, below, between
+from eke.config.schema.fields import OptionGroup, at_least, below, between
 
 MISSING = "???"
 """What OmegaConf takes for a value that must be given: its own `MISSING`, without its import."""
@@ -14,7 +14,7 @@ summed layer by layer."""
 
 
 @dataclass
-class Model(Group):
+class Model(OptionGroup):
     """What every family has. Weights are random, but for `PretrainedModel`; no network needed."""
 
     option: str = "tiny"
@@ -187,7 +187,7 @@ AUTO_ATTENTION = "auto"
 
 
 @dataclass
-class Attention(Group):
+class Attention(OptionGroup):
     """Attention implementation."""
 
     option: str = "sdpa"
@@ -196,7 +196,7 @@ class Attention(Group):
 
 
 @dataclass
-class Kernels(Group):
+class Kernels(OptionGroup):
     """Fused kernels in place of a model's own operations."""
 
     fused_linear_cross_entropy: bool = False
@@ -219,7 +219,7 @@ GRAPH_MODES = (CompileMode.reduce_overhead, CompileMode.max_autotune)
 
 
 @dataclass
-class Compile(Group):
+class Compile(OptionGroup):
     """torch.compile."""
 
     mode: CompileMode = CompileMode.default

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import Group, at_least, between
+from eke.config.schema.fields import OptionGroup, at_least, between
 
 
 @dataclass
@@ -37,7 +37,7 @@ class GpuRequest(Enum):
 
 
 @dataclass
-class Slurm(Group):
+class Slurm(OptionGroup):
     """A cluster: what its users always type, and how its jobs are started."""
 
     option: str = "default"
@@ -89,7 +89,7 @@ class Exchange(Enum):
 
 
 @dataclass
-class Distributed(Group):
+class Distributed(OptionGroup):
     """How many processes train one model, and how they share it."""
 
     num_processes: int = field(default=1, metadata=at_least(1))
@@ -132,7 +132,7 @@ class TrackerMode(Enum):
 
 
 @dataclass
-class Tracker(Group):
+class Tracker(OptionGroup):
     """Where results are mirrored; metrics.jsonl and record.json are written in any case."""
 
     option: str = "wandb"
@@ -168,7 +168,7 @@ class Paths:
 
 
 @dataclass
-class Launcher:
+class LaunchKeys:
     """How the runs of a sweep (-m) are started."""
 
     cpu_slots: int = field(default=1, metadata=between(1, 1024))
@@ -218,7 +218,7 @@ class Horizon(Enum):
 
 
 @dataclass
-class Recipe:
+class RecipeGoal:
     """What an adaptive recipe, and `eke fit`, choose for."""
 
     horizon: Horizon = Horizon.steps
@@ -227,7 +227,7 @@ class Recipe:
 
 
 @dataclass
-class Engine(Group):
+class Engine(OptionGroup):
     """Which training loop runs the plan."""
 
     option: str = "loop"

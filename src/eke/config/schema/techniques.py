@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from eke.config.schema.fields import Group, Switch, above, at_least, below, between, inside
+from eke.config.schema.fields import OptionGroup, Switch, above, at_least, below, between, inside
 
 
 class Compute(Enum):
@@ -51,7 +51,7 @@ class Evaluation(Enum):
 
 
 @dataclass
-class Precision(Group):
+class Precision(OptionGroup):
     """Number formats of one training step."""
 
     option: str = "fp32"
@@ -81,7 +81,7 @@ class Checkpointing(Enum):
 
 
 @dataclass
-class Memory(Group):
+class Memory(OptionGroup):
     """Techniques against the memory of activations and gradients."""
 
     checkpointing: Checkpointing = Checkpointing.off
@@ -122,7 +122,7 @@ class FourBits(Enum):
 
 
 @dataclass
-class Peft(Group):
+class Peft(OptionGroup):
     """Which parameters are trained: all, or a few added ones."""
 
 
@@ -179,7 +179,7 @@ class WeightsPlace(Enum):
 
 
 @dataclass
-class Offload(Group):
+class Offload(OptionGroup):
     """Which parts of the training state wait in host memory or on a disk."""
 
 
@@ -217,7 +217,7 @@ MAX_EPS = 1
 
 
 @dataclass
-class Optimizer(Group):
+class Optimizer(OptionGroup):
     """What every optimizer has."""
 
     option: str = "adamw"
@@ -414,7 +414,7 @@ OPTIMIZERS: dict[str, type] = {
 
 
 @dataclass
-class Schedule(Group):
+class Schedule(OptionGroup):
     """Learning rate over steps."""
 
     option: str = "cosine"
