@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache, partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,8 @@ class Trees:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._kept: dict[tuple[str, ...], _Kept] = {}
-        self._alone: dict[tuple[str, str], bool] = {}
+        self._sections = catalogue.sections.keys() - PRESETS
+        self._stands_alone = cache(partial(stands_alone, catalogue=catalogue))
         self.num_composed = 0
         """Number of compositions by Hydra."""
 
@@ -200,14 +202,11 @@ class Trees:
         for text in options:
             override = self._parsed(text)
             key = override.key_or_group
-            if self._has_section(key) and key not in typed:
+            if key in self._sections and key not in typed:
                 typed[key] = str(override.value())
             else:
                 shared.append(text)
         return tuple(shared), typed
-
-    def _has_section(self, group: str) -> bool:
-        return group in self._catalogue.sections and group not in PRESETS
 
     def _joined(self, options: tuple[str, ...]) -> _Kept | None:
         """Join a tree from sections of cached trees; None if a section is missing."""
@@ -215,13 +214,13 @@ class Trees:
         related = [kept for kept in self._kept.values() if kept.shared == shared]
         if not {choice for kept in related for choice in kept.choices.items()} >= typed.items():
             return None  # without the check below, which reads the options' files
-        related = [kept for kept in related if all(map(self._stands_alone, kept.choices.items()))]
+        related = [k for k in related if all(starmap(self._stands_alone, k.choices.items()))]
         sources = {choice: kept for kept in related for choice in kept.choices.items()}
         defaults = {
             g: o for kept in related for g, o in kept.choices.items() if g not in kept.typed
         }
-        wanted = {g: o for g, o in (defaults | typed).items() if self._has_section(g)}
-        groups = {group for group, _ in sources if self._has_section(group)}
+        wanted = {g: o for g, o in (defaults | typed).items() if g in self._sections}
+        groups = {group for group, _ in sources if group in self._sections}
         if not related or wanted.keys() != groups or not sources.keys() >= wanted.items():
             return None
         base = max(related, key=lambda kept: len(kept.choices.items() & wanted.items()))
@@ -230,11 +229,6 @@ class Trees:
             for group, option in wanted.items() - base.choices.items():
                 config[group] = pickle.loads(sources[group, option].content)._get_node(group)
         return _Kept(pickle.dumps(config), base.choices | wanted, shared, typed)
-
-    def _stands_alone(self, choice: tuple[str, str]) -> bool:
-        if choice not in self._alone:
-            self._alone[choice] = stands_alone(*choice, self._catalogue)
-        return self._alone[choice]
 
 
 def make_trees(catalogue: Catalogue) -> Trees:
