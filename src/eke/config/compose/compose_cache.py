@@ -4,8 +4,6 @@
 - A section depends only on its group's option and on the presets. So a tree whose options have all
   been seen in cached trees with the same presets is joined from their sections. This requires
   options that stand alone, i.e. write into their own section only; otherwise Hydra composes.
-
-If a value is rejected on the way, Hydra composes the whole tree, for its error message.
 """
 
 import pickle
@@ -24,7 +22,6 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -121,11 +118,11 @@ def hydra_state() -> Iterator[None]:
 
 
 class NotSet(Exception):
-    """Values that the tree rejects."""
+    """Values that the tree rejects; the text is the reason of the first."""
 
-    def __init__(self, texts: list[str], choices: dict[str, str]) -> None:
-        super().__init__(" ".join(texts))
-        self.texts = texts
+    def __init__(self, errors: Mapping[str, Exception], choices: dict[str, str]) -> None:
+        super().__init__(*list(errors.values())[:1])
+        self.texts = list(errors)
         self.choices = choices
 
 
@@ -160,17 +157,18 @@ class Trees:
         if len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
         config: DictConfig = pickle.loads(kept.content)  # pickled by this process
-        values = [text for text in overrides if not self.chooses(text)]
-        if refused := [text for text in values if not _set(config, self._parsed(text))]:
-            raise NotSet(refused, kept.choices)
+        errors: dict[str, Exception] = {}
+        for text in overrides:
+            if not self.chooses(text):
+                new = self._parsed(text)
+                key, add = new.key_or_group, new.is_force_add()
+                try:  # as Hydra does
+                    OmegaConf.update(config, key, new.value(), merge=True, force_add=add)
+                except (OmegaConfBaseException, ValueError) as error:
+                    errors[text] = error
+        if errors:
+            raise NotSet(errors, kept.choices)
         return Tree(config, kept.choices)
-
-    def tree_as_hydra(self, overrides: Sequence[str]) -> Tree:
-        """As `tree`, but errors are those of Hydra's own composition."""
-        try:
-            return self.tree(overrides)
-        except (NotSet, HydraException):
-            return self._by_hydra(overrides)
 
     def chooses(self, text: str) -> bool:
         """Whether composition depends on this override: an option, or a Hydra setting."""
@@ -180,9 +178,9 @@ class Trees:
     def _parsed(self, text: str) -> Override:
         return parse(as_hydra_takes_it(text, self._catalogue))
 
-    def _by_hydra(self, overrides: Sequence[str]) -> Tree:
+    def _composed(self, options: tuple[str, ...]) -> _Kept:
         self.num_composed += 1
-        texts = [as_hydra_takes_it(text, self._catalogue) for text in overrides]
+        texts = [as_hydra_takes_it(text, self._catalogue) for text in options]
         if folder := self._catalogue.own_folder:
             texts.append(f"hydra.searchpath=[{quoted(str(folder))}]")
         tree = hydra_compose("config", texts, return_hydra_config=True)
@@ -190,11 +188,7 @@ class Trees:
         choices = {g: o for g, o in chosen.items() if not g.startswith("hydra/")}
         with read_write(tree), open_dict(tree):
             del tree["hydra"]
-        return Tree(tree, choices)
-
-    def _composed(self, options: tuple[str, ...]) -> _Kept:
-        tree = self._by_hydra(options)
-        return _Kept(pickle.dumps(tree.config), tree.choices, *self._split(options))
+        return _Kept(pickle.dumps(tree), choices, *self._split(options))
 
     def _split(self, options: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
         """Split into overrides that may change any section, and the rest as group -> option."""
@@ -239,19 +233,6 @@ def make_trees(catalogue: Catalogue) -> Trees:
 @lru_cache(maxsize=1)
 def _own_trees(_conf: Path) -> Trees:
     return Trees(make_catalogue())
-
-
-def _set(config: DictConfig, override: Override) -> bool:
-    """Set a value as Hydra does; False if it is not a plain value or is rejected."""
-    is_plain = override.package is None and not override.is_sweep_override()
-    if not is_plain or override.is_delete() or override.is_add():
-        return False
-    key, add = override.key_or_group, override.is_force_add()
-    try:
-        OmegaConf.update(config, key, override.value(), merge=True, force_add=add)
-    except (OmegaConfBaseException, ValueError):
-        return False
-    return True
 
 
 def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:

@@ -186,7 +186,7 @@ def _composed(good: list[str], typed: tuple[str, ...], catalogue: Catalogue) -> 
     trees = make_trees(catalogue)
     with hydra_state():
         try:
-            tree = trees.tree_as_hydra(good)
+            tree = trees.tree(good)
         except Exception as error:
             problems = _explain(good, error, catalogue, trees)
             if all(problem.key in catalogue.keys for problem in problems):
@@ -276,7 +276,7 @@ def _explain(
     """Explain why Hydra rejected overrides that are valid one by one."""
     groups = [text for text in good if text.lstrip("+").partition("=")[0] in catalogue.options]
     try:
-        tree = trees.tree_as_hydra(groups).config
+        tree = trees.tree(groups).config
     except Exception as deeper:  # the error is in a file
         return [explain_file(deeper, catalogue.folders, catalogue)]
     problems = []
@@ -294,7 +294,7 @@ def _explain(
                 problems.append(Problem(key, value, f"{field.words()} is wanted", fix))
             continue
         try:
-            trees.tree_as_hydra([*filter(trees.chooses, good), text])
+            trees.tree([*filter(trees.chooses, good), text])
         except Exception as refused:
             problems.append(Problem(key, shown(value), hydra_reason(refused)))
     whole = Problem("command line", shown(" ".join(good)), hydra_reason(error))

@@ -3,7 +3,6 @@
 import hydra
 import omegaconf
 import pytest
-from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict, read_write
 
 from eke.config.compose import compose
@@ -61,22 +60,9 @@ def test_the_same_tree_as_hydras(overrides) -> None:
     expected, choices = all_at_once(*overrides)
     for _ in range(2):  # composed, then from what is kept
         with hydra_state():
-            kept = make_trees(CATALOGUE).tree_as_hydra(overrides)
+            kept = make_trees(CATALOGUE).tree(overrides)
         assert described(kept.config) == described(expected)
         assert kept.choices == choices
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [("optimizer.momentum=0.5",), ("seed=abc",), ("seed=1,2",), ("model=absent",), ("seed=[1",)],
-    ids=["another option's key", "type", "sweep", "option", "grammar"],
-)
-def test_the_same_mistake_as_hydras(overrides) -> None:
-    with pytest.raises(HydraException) as expected:
-        all_at_once(*overrides)
-    with hydra_state(), pytest.raises(HydraException) as found:
-        make_trees(CATALOGUE).tree_as_hydra(overrides)
-    assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
 
 
 def test_what_is_kept_is_not_changed_by_who_gets_it() -> None:
