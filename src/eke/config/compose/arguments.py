@@ -252,7 +252,7 @@ def _move(old: object, new: object) -> Fix:
     return Fix(remark=shlex.join(["mv", str(old), str(new)]))
 
 
-def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Catalogue) -> Problem:
+def explain_file(error: BaseException, catalogue: Catalogue) -> Problem:
     """Explain an error inside a file: name, line, reason and replacement."""
     cause: BaseException | None = error
     while cause:
@@ -262,9 +262,9 @@ def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Cat
         cause = cause.__cause__ or cause.__context__
     text = str(error)
     if absent := re.search(r"Could not find '([\w/]+)/([\w.-]+)'", text):
-        return _absent_option(absent[1], absent[2], folders, catalogue)
+        return _absent_option(absent[1], absent[2], catalogue)
     match = re.search(r"In '([^']+)'", text)
-    file = _find_file(match[1] if match else "", folders)
+    file = _find_file(match[1] if match else "", catalogue)
     if file and (begun := _beginning(file)):
         return begun
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
@@ -275,9 +275,9 @@ def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Cat
     return Problem(where, key, *_explain_key(key, error, catalogue))
 
 
-def explain_untyped(group: str, option: str, folders: tuple[Path, ...]) -> Problem:
+def explain_untyped(group: str, option: str, catalogue: Catalogue) -> Problem:
     """Explain an option without a schema in a group whose options have different keys."""
-    file = _find_file(f"{group}/{option}", folders)
+    file = _find_file(f"{group}/{option}", catalogue)
     begun = _beginning(file) if file else None
     why = f"names no /schema/{group}/NAME@_here_ in its defaults: {', '.join(VARIANTS[group])}"
     return begun or Problem(group, option, why, CORRECT_FILE)
@@ -323,11 +323,10 @@ def _beginning(file: Path) -> Problem | None:
     return Problem(f"{file}:1", "", why, Fix(remark=fix)) if fix else None
 
 
-def _absent_option(
-    group: str, option: str, folders: tuple[Path, ...], catalogue: Catalogue
-) -> Problem:
+def _absent_option(group: str, option: str, catalogue: Catalogue) -> Problem:
     """Explain a defaults list entry that does not exist."""
-    files = [file for folder in reversed(folders) for file in sorted(folder.rglob("*.yaml"))]
+    folders = reversed(catalogue.folders)
+    files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
     if is_hydras(group):
         return explain_in_file(group, files, option)
     options = catalogue.options.get(group, {})
@@ -339,9 +338,9 @@ def _absent_option(
     return Problem(where or "the composed configuration", "", why, fix)
 
 
-def _find_file(name: str, folders: tuple[Path, ...]) -> Path | None:
-    candidates = [folder / f"{name}.yaml" for folder in reversed(folders)] if name else []
-    return next((path for path in candidates if path.exists()), None)
+def _find_file(name: str, catalogue: Catalogue) -> Path | None:
+    paths = (folder / f"{name}.yaml" for folder in reversed(catalogue.folders))
+    return next((path for path in paths if name and path.exists()), None)
 
 
 def _find_line(pattern: str, file: Path) -> int | None:

@@ -118,11 +118,11 @@ def hydra_state() -> Iterator[None]:
 
 
 class NotSet(Exception):
-    """Values that the tree rejects; the text is the reason of the first."""
+    """Values that the tree rejects, each with OmegaConf's error."""
 
-    def __init__(self, errors: Mapping[str, Exception], choices: dict[str, str]) -> None:
-        super().__init__(*list(errors.values())[:1])
-        self.texts = list(errors)
+    def __init__(self, errors: Mapping[str, Exception], choices: Mapping[str, str]) -> None:
+        super().__init__(*errors)
+        self.errors = errors
         self.choices = choices
 
 
@@ -142,7 +142,7 @@ class Trees:
     """Composes similar trees; shared parts are composed once."""
 
     def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
+        self.catalogue = catalogue
         self._kept: dict[tuple[str, ...], _Kept] = {}
         self._sections = catalogue.sections.keys() - PRESETS
         self._stands_alone = cache(partial(stands_alone, catalogue=catalogue))
@@ -173,15 +173,15 @@ class Trees:
     def chooses(self, text: str) -> bool:
         """Whether composition depends on this override: an option, or a Hydra setting."""
         key = self._parsed(text).key_or_group
-        return key in self._catalogue.options or key.startswith("hydra")
+        return key in self.catalogue.options or key.startswith("hydra")
 
     def _parsed(self, text: str) -> Override:
-        return parse(as_hydra_takes_it(text, self._catalogue))
+        return parse(as_hydra_takes_it(text, self.catalogue))
 
     def _composed(self, options: tuple[str, ...]) -> _Kept:
         self.num_composed += 1
-        texts = [as_hydra_takes_it(text, self._catalogue) for text in options]
-        if folder := self._catalogue.own_folder:
+        texts = [as_hydra_takes_it(text, self.catalogue) for text in options]
+        if folder := self.catalogue.own_folder:
             texts.append(f"hydra.searchpath=[{quoted(str(folder))}]")
         tree = hydra_compose("config", texts, return_hydra_config=True)
         chosen = {str(g): str(o) for g, o in tree.hydra.runtime.choices.items()}

@@ -77,7 +77,8 @@ def compose(
     """
     try:
         catalogue = open_catalogue(config_dir)
-        return _composed(_checked(overrides, catalogue, in_sweep), tuple(overrides), catalogue)
+        trees = make_trees(catalogue)
+        return _composed(_checked(overrides, trees, in_sweep), tuple(overrides), trees)
     except ConfigError:
         raise
     except Exception as error:  # any exception of Hydra, OmegaConf or YAML for a user error
@@ -94,8 +95,9 @@ def open_catalogue(config_dir: Path | None) -> Catalogue:
     return make_catalogue(config_dir)
 
 
-def _checked(typed: Sequence[str], catalogue: Catalogue, in_sweep: bool) -> list[str]:
+def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
     """The overrides to compose; raises ConfigError if one is invalid, with all errors."""
+    catalogue = trees.catalogue
     spaced, joined = _spaced(list(typed), catalogue)
     texts = [t for t in dict.fromkeys(joined) if not (in_sweep and is_launching(t))]
     found = {text: problems_of(text, catalogue, in_sweep) for text in texts}
@@ -103,7 +105,7 @@ def _checked(typed: Sequence[str], catalogue: Catalogue, in_sweep: bool) -> list
     problems = spaced + [problem for text in texts for problem in found[text]]
     problems += contradictions(good)
     if problems:
-        deeper = _deeper(good, problems, catalogue)
+        deeper = _deeper(good, problems, trees)
         problems = _with_full_commands(problems, found) + deeper
         raise ConfigError(_without_placeholders(problems, good))
     return good
@@ -182,17 +184,15 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 # --- with Hydra ---------------------------------------------------------------------------------
 
 
-def _composed(good: list[str], typed: tuple[str, ...], catalogue: Catalogue) -> Composed:
-    trees = make_trees(catalogue)
+def _composed(good: list[str], typed: tuple[str, ...], trees: Trees) -> Composed:
     with hydra_state():
         try:
             tree = trees.tree(good)
-        except Exception as error:
-            problems = _explain(good, error, catalogue, trees)
-            if all(problem.key in catalogue.keys for problem in problems):
-                problems += _deeper(good, problems, catalogue)
-            raise ConfigError(problems) from error
-        return typed_tree(tree, good, typed, catalogue)
+        except NotSet as error:
+            raise ConfigError(_explain(error, good, trees)) from error
+        except Exception as error:  # in a file
+            raise ConfigError(explain_file(error, trees.catalogue)) from error
+        return typed_tree(tree, good, typed, trees.catalogue)
 
 
 def typed_tree(
@@ -217,12 +217,11 @@ def typed_tree(
                 section = key.partition(".")[0]
                 why = f"{section}={tree.config[section].option} needs a value for it"
                 problems += [Problem(key, "", why, Fix(completed(key, catalogue) or key))]
-        problems = problems or [explain_file(error, catalogue.folders, catalogue)]
+        problems = problems or [explain_file(error, catalogue)]
         raise ConfigError(problems) from error
     untyped = [g for g, kinds in VARIANTS.items() if type(getattr(config, g)) not in kinds.values()]
     if untyped:
-        folders = catalogue.folders
-        raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
+        raise ConfigError([explain_untyped(g, tree.choices[g], catalogue) for g in untyped])
     problems = check_options(config, tree.choices, catalogue) + find_source_problems(config.data)
     for key in (text.lstrip("+").partition("=")[0] for text in good):
         section, name = f"{key}.".split(".")[:2]  # an entry is added by force, to any section
@@ -270,35 +269,24 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
 # --- after an error -----------------------------------------------------------------------------
 
 
-def _explain(
-    good: list[str], error: Exception, catalogue: Catalogue, trees: Trees
-) -> list[Problem]:
-    """Explain why Hydra rejected overrides that are valid one by one."""
-    groups = [text for text in good if text.lstrip("+").partition("=")[0] in catalogue.options]
-    try:
-        tree = trees.tree(groups).config
-    except Exception as deeper:  # the error is in a file
-        return [explain_file(deeper, catalogue.folders, catalogue)]
-    problems = []
-    for text in good:
+def _explain(error: NotSet, good: Sequence[str], trees: Trees) -> list[Problem]:
+    """Explain values that are valid one by one, and that their sections reject."""
+    catalogue, problems = trees.catalogue, []
+    for text, refused in error.errors.items():
         key, _, value = text.lstrip("+").partition("=")
         section, _, name = key.rpartition(".")
-        if text in groups:
-            continue
-        if section in catalogue.options:
-            fields = dict(class_fields(OmegaConf.get_type(tree, section) or Config))
-            if name not in fields:
-                problems.append(_elsewhere(text, tree[section].option, good, catalogue))
-            elif value == "null" and not (field := fields[name]).optional:
-                fix = Fix(f"{key}={default_text(field, key)}")
-                problems.append(Problem(key, value, f"{field.words()} is wanted", fix))
-            continue
-        try:
-            trees.tree([*filter(trees.chooses, good), text])
-        except Exception as refused:
+        option = error.choices.get(section, "")
+        fields = dict(class_fields(catalogue.schema_class(section, option))) if option else {}
+        if option and name not in fields:
+            problems.append(_elsewhere(text, option, good, catalogue))
+        elif option and value == "null":
+            fix = Fix(f"{key}={default_text(fields[name], key)}")
+            problems.append(Problem(key, value, f"{fields[name].words()} is wanted", fix))
+        else:
             problems.append(Problem(key, shown(value), hydra_reason(refused)))
-    whole = Problem("command line", shown(" ".join(good)), hydra_reason(error))
-    return problems or [whole]
+    if all(problem.key in catalogue.keys for problem in problems):
+        problems += _deeper(good, problems, trees)
+    return problems
 
 
 def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue) -> Problem:
@@ -318,19 +306,19 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
     return Problem(key, shown(value), why, Fix(f"{section}={wanted}", text))
 
 
-def _deeper(good: list[str], problems: list[Problem], catalogue: Catalogue) -> list[Problem]:
+def _deeper(good: Sequence[str], problems: list[Problem], trees: Trees) -> list[Problem]:
     """Further problems of the valid overrides, without sections that have one already."""
     words = [word.partition("=")[0] for problem in problems for word in problem.fix.words]
     wrong = {problem.key for problem in problems}
     blocked = {re.split(r"[./@]", key.lstrip("+~"))[0] for key in [*wrong, *words]}
-    blocked &= set(catalogue.options)
+    blocked &= set(trees.catalogue.options)
     if blocked.intersection(PRESETS):
         return []
     keys = {text: text.lstrip("+").partition("=")[0] for text in good}
     skipped = blocked | wrong
     rest = [t for t, key in keys.items() if not {key, key.partition(".")[0]} & skipped]
     try:
-        _composed(rest, (), catalogue)
+        _composed(rest, (), trees)
     except ConfigError as error:
         return error.problems
     return []
@@ -346,7 +334,6 @@ class Many:
     def __init__(self, config_dir: Path | None) -> None:
         self.catalogue = open_catalogue(config_dir)
         self.trees = Trees(self.catalogue)
-        self._explained: dict[tuple[str, ...], list[Problem]] = {}
 
     def compose(
         self, cells: Sequence[tuple[str, ...]], progress: Progress | None = None
@@ -380,25 +367,11 @@ class Many:
         try:
             return typed_tree(self.trees.tree(texts), texts, cell, self.catalogue)
         except NotSet as error:
-            raise ConfigError(self._explain(error, texts)) from error
+            raise ConfigError(_explain(error, texts, self.trees)) from error
         except ConfigError:
             raise
         except Exception:  # raised by Hydra or OmegaConf: composing the whole cell explains it
             return compose(cell, self.catalogue.own_folder, in_sweep=True)
-
-    def _explain(self, error: NotSet, texts: list[str]) -> list[Problem]:
-        """Explain values that cannot be set, once for the same values and options."""
-        groups = (text.lstrip("+").partition(".")[0] for text in error.texts)
-        key = (*error.texts, *(error.choices.get(group, "") for group in groups))
-        if key not in self._explained:
-            why = "cannot be set together with the other overrides"
-            self._explained[key] = [Problem(text, "", why) for text in error.texts]
-            options = filter(self.trees.chooses, texts)
-            try:
-                compose([*options, *error.texts], self.catalogue.own_folder, in_sweep=True)
-            except ConfigError as explained:
-                self._explained[key] = explained.problems
-        return self._explained[key]
 
 
 def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:

@@ -131,7 +131,7 @@ def test_joined_trees_are_the_same_as_hydras(preset) -> None:
         assert joined.choices == choices
         with pytest.raises(NotSet) as refused:
             trees.tree((*together, "optimizer.beta1=0.5"))
-    assert refused.value.texts == ["optimizer.beta1=0.5"]
+    assert list(refused.value.errors) == ["optimizer.beta1=0.5"]
 
 
 def test_each_of_ekes_options_stands_alone() -> None:
