@@ -4,11 +4,11 @@ The cells of a sweep share their compositions. `claims` and `compose_with` recom
 choices of a recipe, without changing the user's.
 """
 
-import contextlib
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,16 +75,21 @@ def compose(
     one cell of a sweep, and may name the sweep, its launcher and its sweeper: these are rejected
     for a single run, where they have no effect.
     """
-    try:
-        catalogue = open_catalogue(config_dir)
-        trees = make_trees(catalogue)
+    with _explained(overrides), hydra_state():
+        trees = make_trees(open_catalogue(config_dir))
         return _composed(_checked(overrides, trees, in_sweep), tuple(overrides), trees)
+
+
+@contextmanager
+def _explained(overrides: Sequence[str]) -> Iterator[None]:
+    """Any exception of Hydra, OmegaConf or YAML is an error of the user: ConfigError."""
+    try:
+        yield
     except ConfigError:
         raise
-    except Exception as error:  # any exception of Hydra, OmegaConf or YAML for a user error
+    except Exception as error:
         message = f"the configuration cannot be composed: {hydra_reason(error)}"
-        whole = shown(" ".join(overrides))
-        raise ConfigError(Problem("command line", whole, message)) from error
+        raise ConfigError(Problem("command line", shown(" ".join(overrides)), message)) from error
 
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
@@ -184,15 +189,18 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 # --- with Hydra ---------------------------------------------------------------------------------
 
 
-def _composed(good: list[str], typed: tuple[str, ...], trees: Trees) -> Composed:
-    with hydra_state():
-        try:
-            tree = trees.tree(good)
-        except NotSet as error:
-            raise ConfigError(_explain(error, good, trees)) from error
-        except Exception as error:  # in a file
-            raise ConfigError(explain_file(error, trees.catalogue)) from error
-        return typed_tree(tree, good, typed, trees.catalogue)
+def compose_tree(good: Sequence[str], trees: Trees) -> Tree:
+    """Compose one tree, without schema types, inside `hydra_state`; values may be missing."""
+    try:
+        return trees.tree(good)
+    except NotSet as error:
+        raise ConfigError(_explain(error, good, trees)) from error
+    except Exception as error:  # in a file
+        raise ConfigError(explain_file(error, trees.catalogue)) from error
+
+
+def _composed(good: Sequence[str], typed: tuple[str, ...], trees: Trees) -> Composed:
+    return typed_tree(compose_tree(good, trees), good, typed, trees.catalogue)
 
 
 def typed_tree(
@@ -212,7 +220,7 @@ def typed_tree(
     try:
         config: Any = OmegaConf.to_object(tree.config)
     except OmegaConfBaseException as error:
-        with contextlib.suppress(OmegaConfBaseException):
+        with suppress(OmegaConfBaseException):
             for key in sorted(OmegaConf.missing_keys(tree.config)):
                 section = key.partition(".")[0]
                 why = f"{section}={tree.config[section].option} needs a value for it"
@@ -328,50 +336,25 @@ Progress = Callable[[int, int], None]
 """Called with the number done and the total."""
 
 
-class Many:
-    """Composes cells, also of the options in `config_dir` (ConfigError: it is invalid)."""
-
-    def __init__(self, config_dir: Path | None) -> None:
-        self.catalogue = open_catalogue(config_dir)
-        self.trees = Trees(self.catalogue)
-
-    def compose(
-        self, cells: Sequence[tuple[str, ...]], progress: Progress | None = None
-    ) -> list[Composed]:
-        """Compose every cell, in order, of valid overrides; ConfigError has shared errors once."""
-        done: list[Composed] = []
-        found: Counter[Problem] = Counter()
-        with hydra_state():
-            for number, cell in enumerate(cells, start=1):
-                try:
-                    done.append(self._one(cell))
-                except ConfigError as error:
-                    found.update(error.problems)
-                if progress:
-                    progress(number, len(cells))
-        if found:
-            raise ConfigError(problems_by_cell(found, len(cells)))
-        return done
-
-    def tree(self, overrides: Sequence[str]) -> Tree:
-        """Compose one tree without schema types; values may be missing. ConfigError: impossible."""
-        try:
-            with hydra_state():
-                return self.trees.tree(overrides)
-        except Exception:
-            compose(overrides, self.catalogue.own_folder, in_sweep=True)  # raises an explanation
-            raise
-
-    def _one(self, cell: tuple[str, ...]) -> Composed:
-        texts = [text for text in dict.fromkeys(cell) if not is_launching(text)]
-        try:
-            return typed_tree(self.trees.tree(texts), texts, cell, self.catalogue)
-        except NotSet as error:
-            raise ConfigError(_explain(error, texts, self.trees)) from error
-        except ConfigError:
-            raise
-        except Exception:  # raised by Hydra or OmegaConf: composing the whole cell explains it
-            return compose(cell, self.catalogue.own_folder, in_sweep=True)
+def compose_cells(
+    cells: Sequence[tuple[str, ...]], trees: Trees, progress: Progress | None = None
+) -> list[Composed]:
+    """Compose every cell, in order, of valid overrides; ConfigError has shared errors once."""
+    done: list[Composed] = []
+    found: Counter[Problem] = Counter()
+    with hydra_state():
+        for number, cell in enumerate(cells, start=1):
+            texts = [text for text in dict.fromkeys(cell) if not is_launching(text)]
+            try:
+                with _explained(cell):
+                    done.append(_composed(texts, cell, trees))
+            except ConfigError as error:
+                found.update(error.problems)
+            if progress:
+                progress(number, len(cells))
+    if found:
+        raise ConfigError(problems_by_cell(found, len(cells)))
+    return done
 
 
 def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:

@@ -17,11 +17,14 @@ from omegaconf import OmegaConf
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number, format_value
 from eke.config.compose.catalogue import Catalogue, quoted, shown
+from eke.config.compose.compose_cache import Trees, hydra_state
 from eke.config.compose.composer import (
     Composed,
-    Many,
     Progress,
+    compose_cells,
+    compose_tree,
     contradictions,
+    open_catalogue,
     problems_by_cell,
     problems_of,
 )
@@ -86,13 +89,13 @@ class Definition:
         return (*repeat, f"seed={number}") if has_seed else repeat
 
 
-def read_definition(typed: Sequence[str], many: Many) -> Definition:
+def read_definition(typed: Sequence[str], trees: Trees) -> Definition:
     """Combine overrides and the named sweep, whose keys they replace; ConfigError: all errors."""
-    catalogue = many.catalogue
+    catalogue = trees.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
     own = [text for text in typed if text not in about]
     problems = [p for text in own for p in _wrong(text, catalogue)]
-    settings, more = _settings(own, about, many)
+    settings, more = _settings(own, about, trees)
     problems += more
     if problems:
         raise ConfigError(problems)
@@ -110,7 +113,9 @@ def read_definition(typed: Sequence[str], many: Many) -> Definition:
 # --- settings -----------------------------------------------------------------------------------
 
 
-def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Sweep, list[Problem]]:
+def _settings(
+    own: Sequence[str], about: Sequence[str], trees: Trees
+) -> tuple[Sweep, list[Problem]]:
     """`sweep.*` of the file, updated by the overrides."""
     named = [text for text in own if _key(text) == "sweep"]
     texts: list[str] = []
@@ -118,13 +123,14 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
     for text in about:
         key, _, raw = text.lstrip("+").partition("=")
         text = f"sweep.exclude={split_list(raw)}" if key == "sweep.exclude" else text
-        found = find_problems(text, many.catalogue)
+        found = find_problems(text, trees.catalogue)
         problems += found
         texts += [] if found else [text]
-    is_unknown = any(find_problems(text, many.catalogue) for text in named)  # reported elsewhere
+    is_unknown = any(find_problems(text, trees.catalogue) for text in named)  # reported elsewhere
     if is_unknown or not (named or texts):
         return Sweep(), problems
-    tree = many.tree([*named, *texts])
+    with hydra_state():
+        tree = compose_tree([*named, *texts], trees)
     settings: Any = OmegaConf.to_object(tree.config.sweep)
     raw_parts: Any = OmegaConf.to_container(tree.config.sweep, resolve=False)
     settings.product, settings.rows, settings.zip = (
@@ -264,16 +270,16 @@ def expand(
     Raises:
         ConfigError: all errors of the cells; shared ones are listed once.
     """
-    many = Many(config_dir)
-    definition = read_definition([t for t in overrides if not is_launching(t)], many)
+    trees = Trees(open_catalogue(config_dir))
+    definition = read_definition([t for t in overrides if not is_launching(t)], trees)
     settings = definition.settings
-    clauses, problems = read_clauses(settings.exclude, many.catalogue, list(definition.rows))
+    clauses, problems = read_clauses(settings.exclude, trees.catalogue, list(definition.rows))
     if problems:
         raise ConfigError(problems)
     points = _points(definition)
     texts = [overrides for overrides, _ in points]
-    _check_texts(texts, many)
-    composed = many.compose(texts, progress)
+    _check_texts(texts, trees)
+    composed = compose_cells(texts, trees, progress)
     cells = [SweepCell(c, row) for c, (_, row) in zip(composed, points, strict=True)]
     kept, excluded = _exclude(cells, clauses)
     warnings = tuple(f"{KEY}: {clause} excludes nothing" for clause, n in excluded.items() if not n)
@@ -304,13 +310,13 @@ def _points(definition: Definition) -> list[tuple[Overrides, str]]:
     ]
 
 
-def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
+def _check_texts(cells: Sequence[tuple[str, ...]], trees: Trees) -> None:
     """Raise ConfigError for invalid overrides, with each problem once for all its cells."""
     uses = Counter(text for cell in cells for text in set(cell))
     found: Counter[Problem] = Counter()
     for text, number in uses.items():
         if not is_launching(text):
-            for problem in problems_of(text, many.catalogue, in_sweep=True):
+            for problem in problems_of(text, trees.catalogue, in_sweep=True):
                 found[problem] += number
     for cell in cells if not found else []:
         found.update(contradictions(cell))
