@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_par
 from eke.config.compose.overrides import find_problems, parse
 from eke.config.schema import Sweep
 from eke.config.schema.resources import Seeds
-from eke.config.sweep.exclusion import KEY, Clause, read_clauses
+from eke.config.sweep.exclusion import KEY, Expression, read_clauses, value_of
 
 
 def value_text(value: Any) -> str:
@@ -325,14 +326,15 @@ def _check_texts(cells: Sequence[tuple[str, ...]], trees: Trees) -> None:
 
 
 def _exclude(
-    cells: Sequence[SweepCell], clauses: Sequence[Clause]
+    cells: Sequence[SweepCell], clauses: Mapping[str, Expression]
 ) -> tuple[list[SweepCell], dict[str, int]]:
     """Remaining cells, and the number excluded by each clause; the first true clause counts."""
-    counts = dict.fromkeys((clause.text for clause in clauses), 0)
+    counts = dict.fromkeys(clauses, 0)
     kept = []
     for cell in cells:
-        if taken := next((c for c in clauses if c.excludes(cell.composed, cell.row)), None):
-            counts[taken.text] += 1
+        lookup = partial(value_of, cell.composed, cell.row)
+        if taken := next((text for text, each in clauses.items() if each.holds(lookup)), None):
+            counts[taken] += 1
         else:
             kept.append(cell)
     if not kept:

@@ -136,23 +136,12 @@ ROW = "row"
 """Key of the row's name in a clause."""
 
 
-@dataclass(frozen=True)
-class Clause:
-    """One expression of `sweep.exclude`."""
-
-    text: str
-    expression: Expression
-
-    def excludes(self, composed: Composed, row: str) -> bool:
-        """Evaluate the clause for a composed run."""
-        return self.expression.holds(lambda key: _value_of(composed, row, key))
-
-
 def read_clauses(
     texts: Sequence[str], catalogue: Catalogue, rows: Sequence[str]
-) -> tuple[list[Clause], list[Problem]]:
-    """The valid clauses, and the problems of the others."""
-    clauses, problems = [], []
+) -> tuple[dict[str, Expression], list[Problem]]:
+    """The valid clauses by their texts, and the problems of the others."""
+    clauses: dict[str, Expression] = {}
+    problems: list[Problem] = []
     for text in texts:
         try:
             expression = read_expression(text)
@@ -162,7 +151,8 @@ def read_clauses(
             continue
         wrong = [p for c in expression.comparisons() for p in _check(c, text, catalogue, rows)]
         problems += wrong
-        clauses += [] if wrong else [Clause(text, expression)]
+        if not wrong:
+            clauses[text] = expression
     return clauses, problems
 
 
@@ -209,7 +199,8 @@ def _corrected(text: str, wrong: str, right: str) -> Fix:
     return Fix(f'{KEY}=["{text.replace(wrong, right, 1)}"]')
 
 
-def _value_of(composed: Composed, row: str, key: str) -> Any:
+def value_of(composed: Composed, row: str, key: str) -> Any:
+    """Value of a key, option of a group or name of the row, in one run; KeyError if it has none."""
     if key == ROW:
         return row
     if key in composed.choices:
