@@ -200,13 +200,8 @@ def compose_tree(good: Sequence[str], trees: Trees) -> Tree:
 
 
 def _composed(good: Sequence[str], typed: tuple[str, ...], trees: Trees) -> Composed:
-    return typed_tree(compose_tree(good, trees), good, typed, trees.catalogue)
-
-
-def typed_tree(
-    tree: Tree, good: Sequence[str], typed: tuple[str, ...], catalogue: Catalogue
-) -> Composed:
-    """Convert a tree to schema classes, without sweep settings; ConfigError for invalid values."""
+    """Compose to schema classes, without sweep settings; ConfigError for invalid values."""
+    tree, catalogue = compose_tree(good, trees), trees.catalogue
     problems = _unresolved(tree.config, good, catalogue)
     own = catalogue.own_folder
     if own and not HydraConfig.initialized():  # in a Hydra job, Hydra has read its settings
