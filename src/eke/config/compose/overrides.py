@@ -127,9 +127,8 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
     if separator and (group in catalogue.options or group in catalogue.keys):
         return Problem(shown(text), "", why, suggest_fix(f"{group}={option}", catalogue))
     if row := find_retired(name):
-        return Problem(
-            shown(text), "", row.why("true"), _all_fixes(row.overrides("true"), catalogue)
-        )
+        fix = _all_fixes(row.overrides("true"), catalogue)
+        return Problem(shown(text), "", row.why("true"), fix)
     found = completed(name, catalogue) or completed(nearest_key(name, catalogue) or "", catalogue)
     return Problem(shown(text), "", why, Fix(found) if found else Fix())
 
@@ -212,9 +211,8 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     if row := find_retired(key) or find_retired(key.rpartition(".")[2]):
         wrong = [p for o in row.overrides(raw) for p in _next_problems(o, catalogue)]
         also = f"; {wrong[0].value}: {wrong[0].why}" if wrong else ""
-        return Problem(
-            key, shown(raw), row.why(raw) + also, _all_fixes(row.overrides(raw), catalogue)
-        )
+        fix = _all_fixes(row.overrides(raw), catalogue)
+        return Problem(key, shown(raw), row.why(raw) + also, fix)
     inner = key.rpartition("/")[2]
     if inner != key and inner in catalogue.options:
         why = f"is no group; {inner} is"
@@ -231,11 +229,8 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     why = f"there is no such key; did you mean {found}?"
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
-    fix = (
-        suggest_fix(f"{found}={raw}", catalogue)
-        if raw
-        else Fix(completed(found, catalogue) or found)
-    )
+    usual = Fix(completed(found, catalogue) or found)
+    fix = suggest_fix(f"{found}={raw}", catalogue) if raw else usual
     return Problem(shown(key), shown(raw), why, fix)
 
 
