@@ -62,8 +62,13 @@ _HYDRA_FLAGS = {
     **dict.fromkeys(("--config-name", "-cn", "--experimental-rerun"), 1),
 }
 _INFO_FLAGS = ("--info", "-i")
-INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""Topics of --info."""
+LONG = {"-c": "--cfg", "-p": "--package", "-i": "--info"}
+"""Short flag of Hydra -> the long one."""
+FLAG_VALUES = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+"""Flag of Hydra -> the values that it can have."""
 _HELP = ("--help", "-h")
 _SWITCHES = {
     "--multirun": "multirun", "-m": "multirun", "--version": "version", "--cell": "cell",

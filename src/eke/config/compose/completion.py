@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
-from eke.config.compose.arguments import CONFIG_DIR, INFO_VALUES
+from eke.config.compose.arguments import CONFIG_DIR, FLAG_VALUES, LONG
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
@@ -25,8 +25,6 @@ from eke.config.compose.catalogue import (
 from eke.config.compose.compose_cache import PRESETS
 
 _FLAGS = ("--multirun", "--config-dir", "--cell", "--help", "--cfg", "--info", "--version")
-_CFG_VALUES = ("job", "hydra", "all")
-_FLAG_VALUES = {"--cfg": _CFG_VALUES, "-c": _CFG_VALUES, "--info": INFO_VALUES, "-i": INFO_VALUES}
 
 
 def split_line(line: str) -> tuple[list[str], str]:
@@ -45,8 +43,8 @@ def candidates(words: Sequence[str], word: str) -> list[str]:
     before = words[-1] if words else ""
     if before in CONFIG_DIR:
         return list(_files("", word, folders=True))
-    if before in _FLAG_VALUES:
-        return [value for value in _FLAG_VALUES[before] if value.startswith(word)]
+    if values := FLAG_VALUES.get(LONG.get(before, before)):
+        return [value for value in values if value.startswith(word)]
     if word.startswith("-"):
         return [flag for flag in _FLAGS if flag.startswith(word)]
     catalogue = make_catalogue(_config_dir(words))

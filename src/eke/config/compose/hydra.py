@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
-from eke.config.compose.arguments import INFO_VALUES, Arguments
+from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
 from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
 from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_state
 from eke.config.compose.composer import open_catalogue
@@ -28,9 +28,6 @@ from eke.config.compose.hydra_settings import LAUNCHING
 from eke.config.compose.overrides import find_problems
 from eke.config.compose.suggest import nearest_key
 from eke.config.schema import register
-
-_LONG = {"-c": "--cfg", "-p": "--package", "-i": "--info"}
-_VALUES = {"--cfg": ("job", "hydra", "all"), "--info": INFO_VALUES}
 
 _QUESTIONS = ("--cfg", "--info", "--hydra-help")  # print information
 _COMPANIONS = ("--resolve", "--package")  # modify --cfg
@@ -51,7 +48,7 @@ def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for token in flags:
         if token.startswith("-"):
-            pairs.append((_LONG.get(token, token), ""))
+            pairs.append((LONG.get(token, token), ""))
         else:
             pairs[-1] = (pairs[-1][0], token)
     return pairs
@@ -59,7 +56,7 @@ def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
 
 def _wrong_flags(pairs: Sequence[tuple[str, str]]) -> Iterator[Problem]:
     for flag, value in pairs:
-        known = _VALUES.get(flag, (value,))
+        known = FLAG_VALUES.get(flag, (value,))
         if flag not in _QUESTIONS + _COMPANIONS:
             why = "would run something else than eke checks; your own options go into a folder"
             yield Problem(flag, value, why, Fix(remark="--config-dir FOLDER"))
