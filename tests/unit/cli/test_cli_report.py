@@ -1,5 +1,6 @@
 """`eke report`: the command line."""
 
+import errno
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 from support import environment
 from unit.results.report.made import Run, make_sweep
 
-from eke.cli import main
+from eke.cli import main, report
 
 
 @pytest.fixture
@@ -83,13 +84,25 @@ def test_a_wrong_option_is_2(arguments, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_where_nothing_can_be_written_the_table_is_printed_all_the_same(sweep, tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["a file", "below a file", "read-only"])
+def test_where_nothing_can_be_written_the_table_is_printed_all_the_same(
+    kind, sweep, tmp_path, monkeypatch, capsys
+):
     taken = tmp_path / "file"
     taken.write_text("")
-    assert main(["report", str(sweep), "--output", str(taken)]) == 1
+    place = {"a file": taken, "below a file": taken / "there"}.get(kind, tmp_path)
+
+    def write(path, *_, **__) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    if kind == "read-only":
+        monkeypatch.setattr(report, "write_atomic", write)
+    assert main(["report", str(sweep), "--output", str(place)]) == 1
     captured = capsys.readouterr()
     assert captured.out.startswith("precision=bf16 is fastest")
-    assert str(taken) in captured.err
+    assert f"--output = {place}" in captured.err
+    assert "-> --output FOLDER" in captured.err
+    assert ("Read-only file system" in captured.err) is (kind == "read-only")
 
 
 @pytest.mark.slow
