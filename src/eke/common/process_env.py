@@ -131,20 +131,19 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, SAFE_PATH, "-m", module, *arguments]
 
 
-def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """This process's environment, for a child that imports the same eke.
 
     Incomplete variables of torchrun, `accelerate launch` or W&B's agent are another process's, and
     are removed: a worker would read them as its rank, rendezvous or tracker run.
     """
-    kept = dict(environment)
+    kept = dict(os.environ)
     if not ranks_are_started():
         kept = {name: value for name, value in kept.items() if not _OF_RANKS.match(name)}
     if any(name not in kept for name in AGENT):
         kept = {name: value for name, value in kept.items() if not _OF_TRACKED_RUNS.match(name)}
-    inherited = environment.get("PYTHONPATH")
     # An empty or relative entry refers to the current folder.
-    entries = filter(os.path.isabs, (inherited or "").split(os.pathsep))
+    entries = filter(os.path.isabs, kept.get("PYTHONPATH", "").split(os.pathsep))
     kept["PYTHONPATH"] = os.pathsep.join((source_folder(), *entries))
     kept["PYTHONSAFEPATH"] = "1"
     return kept

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from eke.config.schema.fields import OptionGroup, Switch, above, at_least, below, between, inside
+from eke.config.schema.fields import Limit, OptionGroup, Switch, above, at_least, below, between
 
 
 class Compute(Enum):
@@ -355,7 +355,9 @@ class Muon(AdamW):
 class ScheduleFree(AdamW):
     """Schedule-Free AdamW (arXiv:2405.15682): an average of weights in place of a schedule."""
 
-    beta1: float = field(default=0.9, metadata=inside(0, 1))
+    beta1: float = field(
+        default=0.9, metadata={"limit": Limit(0, 1, low_open=True, high_open=True)}
+    )
     """Share of the average in the weights that gradients are taken at."""
     average_power: float = field(default=0.0, metadata=at_least(0))
     """Weights enter the average by this power of the step's number (r in the paper)."""
