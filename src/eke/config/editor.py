@@ -275,7 +275,8 @@ def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any
     folder.mkdir(parents=True, exist_ok=True)
     schemas = make_schemas(catalogue)
     for name, schema in schemas.items():
-        write_atomic(folder / f"{name}.json", schema_text(schema), shared=True)
+        text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+        write_atomic(folder / f"{name}.json", text, shared=True)
     place = os.path.relpath(folder)
     place = folder.resolve().as_uri() if place.startswith("..") else f"./{place}"
     folders = ["conf"]
@@ -284,11 +285,6 @@ def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any
         # Editors resolve globs inside their workspace only.
         folders.append(f"**/{config_dir.resolve().name}" if own.startswith("..") else own)
     return editor_settings(schemas, place, folders)
-
-
-def schema_text(schema: dict[str, Any]) -> str:
-    """Serialize a schema."""
-    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def editor_settings(schemas: Iterable[str], place: str, folders: Sequence[str]) -> dict[str, Any]:
