@@ -84,9 +84,3 @@ def test_every_group_starts_from_an_option_that_exists() -> None:
     assert set(CATALOGUE.defaults) == set(CATALOGUE.options)
     for group, option in CATALOGUE.defaults.items():
         assert option in CATALOGUE.options[group]
-
-
-def test_option_files_are_no_links_and_end_in_yaml() -> None:
-    for _, _, file in ALL:
-        assert file.is_file()
-        assert file.suffix == ".yaml"

@@ -57,17 +57,11 @@ def test_the_fix_of_an_option_is_what_it_needs_beside_it() -> None:
 
 
 @pytest.mark.slow
-def test_state_on_a_disk_is_put_to_the_rules_with_a_folder() -> None:
-    finding = findings_of(CPU)["offload", "nvme"]
-    assert not finding.usable
-    assert finding.fix
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "option", "words"),
     [
         (CPU, ("precision", "tf32"), "is a CPU"),
+        (CPU, ("offload", "nvme"), ""),  # with a folder
         (V100, ("precision", "bf16"), "has compute capability 7.0"),
         (V100, ("distributed", "ddp"), "there are 1"),
         (CPU, ("model", "llama3_8b"), "8.03 B parameters need"),
