@@ -85,8 +85,9 @@ def read_expression(text: str) -> Expression:
         values[name] = token[0][1:-1] if token["quoted"] else _value(token[0])
         return f" {name} "
 
+    source = " ".join(_TOKEN.sub(as_python, text).split())  # a clause may have several lines
     try:
-        return _read(ast.parse(_TOKEN.sub(as_python, text).strip(), mode="eval").body, values)
+        return _read(ast.parse(source, mode="eval").body, values)
     except (SyntaxError, KeyError, RecursionError, MemoryError) as error:
         raise ValueError(text) from error
 

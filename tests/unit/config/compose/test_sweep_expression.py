@@ -18,6 +18,7 @@ RUN = {
     ("text", "answer"),
     [
         pytest.param("precision=fp16 and model=tiny_t5", True, id="and"),
+        pytest.param("precision=fp16\n  and model=tiny_t5\n", True, id="two lines"),
         pytest.param("precision=bf16 or model=tiny_t5", True, id="or"),
         pytest.param("precision=fp16 or seed=1 and seed=2", True, id="and binds tighter"),
         pytest.param("(precision=fp16 or seed=1) and seed=2", False, id="parentheses"),
