@@ -140,9 +140,6 @@ class Covering:
                     break
         return command
 
-    def _uncovered(self, value: Value, others: list[Value]) -> int:
-        return sum(frozenset((value, other)) not in self.covered for other in others)
-
 
 def typed(command: Command, *values: Value) -> Command:
     """The command with these overrides, the last of a key alone."""

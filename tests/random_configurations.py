@@ -13,8 +13,8 @@ from random import Random
 from typing import Any
 
 from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
-from eke.config.schema import VARIANTS, Launcher, Resources
-from eke.config.schema.resources import Slurm
+from eke.config.schema import VARIANTS, Resources
+from eke.config.schema.resources import LaunchKeys, Slurm
 from eke.models.families import FAMILIES
 
 Draw = Callable[[Random], Any]
@@ -156,7 +156,7 @@ LENGTH: dict[str, Draw] = {"train.steps": one_of(1, 2, 3), "train.epochs": one_o
 """One of these is typed, now and then both."""
 
 LEFT_OUT = {
-    **{f"launcher.{each.name}": "of a sweep" for each in fields(Launcher)},
+    **{f"launcher.{each.name}": "of a sweep" for each in fields(LaunchKeys)},
     **{f"resources.{each.name}": "of a cluster" for each in fields(Resources)},
     **{f"slurm.{each.name}": "of a cluster" for each in fields(Slurm)},
     **{

@@ -21,7 +21,10 @@ from reference.claims_page import claims_page
 from reference.claims_tables import answers_table, compare
 from reference.published import ROWS
 from support import REPO
-from unit.models.sizes.configs import composer
+
+from eke.config.compose.catalogue import make_catalogue
+from eke.config.compose.compose_cache import make_trees
+from eke.config.compose.composer import compose_cells
 
 GUIDES = {guide.key: guide for guide in read_guides()}
 SECTIONS = read_sections()
@@ -94,7 +97,8 @@ def test_what_would_measure_it_can_be_typed(claim) -> None:
     assert all((REPO / "sweeps" / f"{name}.yaml").is_file() for name in sweeps)
     if script == "train.py" and not sweeps:
         pairs = [word.partition("=") for word in typed if word != "-m"]
-        composer().compose([tuple(f"{key}={values.split(',')[-1]}" for key, _, values in pairs)])
+        cell = tuple(f"{key}={values.split(',')[-1]}" for key, _, values in pairs)
+        compose_cells([cell], make_trees(make_catalogue()))
 
 
 def test_the_guides_are_named_by_https() -> None:

@@ -28,7 +28,7 @@ def techniques_page(results: Path) -> str:
     catalogue, seen = make_catalogue(), read_seen(results)
     parts = [HEAD, _machines(seen), _published(read_measured(results)), _table()]
     for group in GROUPS_WITH_CARDS:
-        parts.append(f"## {group}: {GROUPS[group]}\n")
+        parts.append(f"## {group}: {GROUPS[group][0]}\n")
         parts += [_option(card, seen) for card in read_cards(catalogue, group)]
     return "\n".join(parts)
 

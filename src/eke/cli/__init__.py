@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 from eke.common.errors import EkeError, of_system
@@ -138,3 +139,14 @@ def make_parser(command: str, description: str) -> argparse.ArgumentParser:
         f"eke {command}", description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+
+
+def whole_number(lowest: int) -> Callable[[str], int]:
+    """Type of an option of argparse: a whole number from `lowest` on."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < lowest:
+            raise argparse.ArgumentTypeError(f"{text} is too few: {lowest} or more")
+        return value
+
+    return number

@@ -16,7 +16,7 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,33 +128,30 @@ print("\\n" + json.dumps(found))
 """
 
 
-class TorchProbe:
-    """A running process that queries torch."""
+def ask_torch(questions: str = QUESTIONS) -> subprocess.Popen[str]:
+    """Start a process that queries torch."""
+    return subprocess.Popen(
+        [sys.executable, SAFE_PATH, "-c", questions],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=child_environment(),
+        text=True,
+    )
 
-    def __init__(self, questions: str = QUESTIONS, timeout_s: float = TIMEOUT_S) -> None:
-        self.timeout_s = timeout_s
-        self.process = subprocess.Popen(
-            [sys.executable, SAFE_PATH, "-c", questions],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=child_environment(),
-            text=True,
-        )
 
-    def answer(self) -> dict[str, Any]:
-        """The properties reported by torch, or `error` with the reason."""
-        try:
-            out, err = self.process.communicate(timeout=self.timeout_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.communicate()
-            return {"error": f"importing torch took more than {self.timeout_s:g} s"}
-        if self.process.returncode:
-            lines = err.strip().splitlines() or [f"exit code {self.process.returncode}"]
-            return {"error": lines[-1]}
-        found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
-        return found
+def torch_answer(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """The properties reported by torch, or `error` with the reason."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return {"error": f"importing torch took more than {timeout_s:g} s"}
+    if process.returncode:
+        return {"error": (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1]}
+    found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return found
 
 
 WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
@@ -164,66 +161,34 @@ COMPILERS = ("g++", "clang++", "c++")
 """C++ compilers in the search order of inductor and torch's extensions."""
 
 
-@dataclass(frozen=True)
-class Examination:
-    """Properties of this machine."""
-
-    os: str
-    python: str
-    versions: dict[str, str]
-    """Installed package -> version."""
-    missing: tuple[str, ...]
-    """Missing packages that some option needs or most users want."""
-    cpu: str
-    num_cores: int
-    """Of the CPU, for this process, as is the memory."""
-    num_machine_cores: int | None
-    memory_bytes: int | None
-    compiler: str | None
-    runs: str
-    """Default folder of runs."""
-    runs_free_bytes: int
-    runs_writable: bool
-    runs_risks: tuple[str, ...]
-    """Risks to the runs there from other users."""
-    wandb_key: bool
-    """Whether a W&B API key exists; it is never shown."""
-    gpus: GpuReport
-    device: Device
-    """Of hardware=auto."""
-    torch: dict[str, Any]
-    """Properties reported by torch, or `error`."""
-    options: tuple[OptionFinding, ...]
-
-
-def examine(probe: Callable[[], TorchProbe] = TorchProbe) -> Examination:
-    """Examine this machine; never raise for missing components. `probe` starts to query torch."""
-    asked = probe()
+def examine() -> dict[str, Any]:
+    """Examine this machine; never raise for missing components. Keys are those of `--json`."""
+    process = ask_torch()
     device = detect()
     options = find_options(device)
     versions = installed_versions(WANTED)
     runs = user_path("runs")
     folder = next(place for place in (runs, *runs.parents) if place.exists())
-    return Examination(
-        os=platform.platform(),
-        python=platform.python_version(),
-        versions=versions,
-        missing=tuple(name for name in WANTED if name not in versions),
-        cpu=cpu_name(),
-        num_cores=usable_cores(),
-        num_machine_cores=os.cpu_count(),
-        memory_bytes=memory_limit(),
-        compiler=next((path for name in COMPILERS if (path := shutil.which(name))), None),
-        runs=str(runs),
-        runs_free_bytes=shutil.disk_usage(folder).free,
-        runs_writable=os.access(folder, os.W_OK),
-        runs_risks=tuple(find_risks(runs)),
-        wandb_key=has_wandb_key(),
-        gpus=report_gpus(),
-        device=device,
-        torch=asked.answer(),
-        options=options,
-    )
+    return {
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "missing": [name for name in WANTED if name not in versions],
+        "cpu": cpu_name(),
+        "num_cores": usable_cores(),  # for this process, as is the memory
+        "num_machine_cores": os.cpu_count(),
+        "memory_bytes": memory_limit(),
+        "compiler": next((path for name in COMPILERS if (path := shutil.which(name))), None),
+        "runs": str(runs),
+        "runs_free_bytes": shutil.disk_usage(folder).free,
+        "runs_writable": os.access(folder, os.W_OK),
+        "runs_risks": list(find_risks(runs)),
+        "wandb_key": has_wandb_key(),  # the key itself is never shown
+        "gpus": report_gpus(),
+        "device": device,
+        "torch": torch_answer(process),
+        "options": options,
+    }
 
 
 def find_risks(runs: Path) -> Iterator[str]:
@@ -253,13 +218,13 @@ LABEL = 14
 """Width of the label column."""
 
 
-def render_examination(found: Examination, width: int = 100) -> str:
+def render_examination(found: dict[str, Any], width: int = 100) -> str:
     """Format the sections machine, packages, GPUs and options, at most `width` columns wide."""
     sections = (
         ("machine", _machine(found)),
         ("software", _software(found)),
-        ("GPUs", _gpus(found.gpus)),
-        ("options", _options(found.options)),
+        ("GPUs", _gpus(found["gpus"])),
+        ("options", _options(found["options"])),
     )
     lines = []
     for title, rows in sections:
@@ -273,24 +238,25 @@ def render_examination(found: Examination, width: int = 100) -> str:
     return "\n".join(lines[1:]).replace(GLUE, " ")
 
 
-def _machine(found: Examination) -> Iterator[tuple[str, str]]:
-    yield "system", f"{found.os}, Python {found.python}"
-    cores = f"{found.num_cores} cores usable"
-    if found.num_machine_cores and found.num_machine_cores != found.num_cores:
-        cores += f" of {found.num_machine_cores}"
-    yield "CPU", f"{found.cpu}, {cores}"
-    memory = format_bytes(found.memory_bytes) if found.memory_bytes else "unknown"
+def _machine(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "system", f"{found['os']}, Python {found['python']}"
+    cores = f"{found['num_cores']} cores usable"
+    if found["num_machine_cores"] and found["num_machine_cores"] != found["num_cores"]:
+        cores += f" of {found['num_machine_cores']}"
+    yield "CPU", f"{found['cpu']}, {cores}"
+    memory = format_bytes(found["memory_bytes"]) if found["memory_bytes"] else "unknown"
     yield "memory", f"{memory} for this process, container limits included"
-    refused = "" if found.runs_writable else ", and may not be written"
-    yield "runs folder", f"{found.runs}: {format_bytes(found.runs_free_bytes)} free{refused}"
-    for risk in found.runs_risks:
+    refused = "" if found["runs_writable"] else ", and may not be written"
+    yield "runs folder", f"{found['runs']}: {format_bytes(found['runs_free_bytes'])} free{refused}"
+    for risk in found["runs_risks"]:
         yield "warning", risk
-    yield "C++ compiler", found.compiler or "none: inductor on a CPU, torchao and offload need one"
-    yield "trains on", found.device.note
+    missing = "none: inductor on a CPU, torchao and offload need one"
+    yield "C++ compiler", found["compiler"] or missing
+    yield "trains on", found["device"].note
 
 
-def _software(found: Examination) -> Iterator[tuple[str, str]]:
-    torch = found.torch
+def _software(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    torch = found["torch"]
     if "error" in torch:
         yield "torch", f"does not start: {torch['error']}"
     else:
@@ -300,10 +266,10 @@ def _software(found: Examination) -> Iterator[tuple[str, str]]:
             words.append(f"sees {torch['num_gpus']} GPUs, cuDNN {torch['cudnn']}")
             words.append(f"NCCL {torch['nccl']}")
         yield "torch", ", ".join(words)
-    rest = {name: version for name, version in found.versions.items() if name != "torch"}
+    rest = {name: version for name, version in found["versions"].items() if name != "torch"}
     yield "installed", "  ".join(f"{name}{GLUE}{version}" for name, version in rest.items())
-    yield "not installed", "  ".join(found.missing) or "nothing that eke can use"
-    key = "found" if found.wandb_key else "none: tracker.mode=online needs one, offline does not"
+    yield "not installed", "  ".join(found["missing"]) or "nothing that eke can use"
+    key = "found" if found["wandb_key"] else "none: tracker.mode=online needs one, offline does not"
     yield "W&B API key", key
 
 
@@ -365,7 +331,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     found = examine()
     if options.json:
-        text = json.dumps(dataclasses.asdict(found), indent=2)
+        text = json.dumps(found, indent=2, default=dataclasses.asdict)
     else:
         text = render_examination(found, min(MAX_WIDTH, shutil.get_terminal_size().columns))
     sys.stdout.write(text + "\n")

@@ -1,15 +1,13 @@
 """`eke fit`: find the fastest configuration that fits in memory with a few short trials."""
 
-import argparse
 from collections.abc import Sequence
 
 import eke
-from eke.cli import make_parser
-from eke.common.errors import EkeError
+from eke.cli import make_parser, whole_number
 from eke.config.compose import split_arguments
 from eke.rules.techniques import Numerics
 from eke.tuning.search.search_space import Objective
-from eke.workflows import complain, print_once
+from eke.workflows import print_once
 from eke.workflows.autotune import TuneRequest, fit
 
 DESCRIPTION = """\
@@ -29,9 +27,6 @@ step and the length of samples are kept. Groups, options and keys: eke train --h
 FLAGS = dict.fromkeys(("--objective", "--numerics", "--budget-trials", "--name"), 1)
 """Flag of `eke fit` -> number of its values."""
 
-MIN_TRIALS = 2
-"""The user's configuration and one alternative."""
-
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return the exit code."""
@@ -46,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         "weights, too; reduced: bfloat16 weights, float8 and 8-bit states, too",
     )  # fmt: skip
     parser.add_argument(
-        "--budget-trials", type=_trials, default=8, metavar="N",
+        "--budget-trials", type=whole_number(2), default=8, metavar="N",
         help="trials of 20 steps at most (default 8), the one that confirms the best included",
     )  # fmt: skip
     parser.add_argument(
@@ -56,10 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config-dir", metavar="FOLDER", help="your own options; written there")
     options, overrides = parser.parse_known_args(list(arguments))
     folder = ["--config-dir", options.config_dir] if options.config_dir else []
-    try:
-        typed = split_arguments([*folder, *overrides], FLAGS)
-    except EkeError as error:
-        return complain(str(error), error.exit_code)
+    typed = split_arguments([*folder, *overrides], FLAGS)
     if typed.version:
         return print_once(f"eke {eke.__version__}")
     request = TuneRequest(
@@ -71,13 +63,3 @@ def main(arguments: Sequence[str]) -> int:
         options.name,
     )
     return fit(request)
-
-
-def _trials(text: str) -> int:
-    try:
-        count = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number") from None
-    if count < MIN_TRIALS:
-        raise argparse.ArgumentTypeError(f"{count} is too few: your configuration is one of them")
-    return count

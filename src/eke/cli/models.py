@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from eke.cli import make_parser
+from eke.cli import make_parser, whole_number
 from eke.common.files import plain
 from eke.plan.record import EXIT_OK
 from eke.workflows import print_once
@@ -88,7 +88,7 @@ def _sampling_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT")
     how = Sampling()
     parser.add_argument(
-        "--max-new-tokens", type=_positive, default=how.max_new_tokens, metavar="N",
+        "--max-new-tokens", type=whole_number(1), default=how.max_new_tokens, metavar="N",
         help=f"tokens at most (default: {how.max_new_tokens})",
     )  # fmt: skip
     parser.add_argument(
@@ -107,12 +107,6 @@ def _sampling_options(arguments: Sequence[str]) -> argparse.Namespace:
     if options.top_p < 1 and options.temperature == 0:
         parser.error("--top-p has no effect without --temperature")
     return options
-
-
-def _positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
 
 
 def _converse(writer: TextWriter) -> int:

@@ -1,11 +1,7 @@
-"""`eke report DIR...`: compare runs by their records, without torch or Hydra.
-
-`--wandb` and `--publish` write the report as a W&B report.
-"""
+"""`eke report DIR...`: compare runs by their records, without torch or Hydra."""
 
 import argparse
 import json
-import os
 import shlex
 import sys
 import webbrowser
@@ -15,7 +11,7 @@ from pathlib import Path
 from eke.cli import make_parser
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import hold_folder, plain, write_atomic
-from eke.common.paths import user_path
+from eke.common.paths import short_path, user_path
 from eke.common.text import format_number
 from eke.plan.record import EXIT_OK
 from eke.results.report.compare import Comparison, compare_runs
@@ -42,8 +38,7 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     url, is_new, missing = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
     if missing:
         runs = format_number(missing, "run")
-        relative = {folder: os.path.relpath(folder) for folder in found.folders}
-        places = [folder if r.startswith("..") else r for folder, r in relative.items()]
+        places = [short_path(Path(folder)) for folder in found.folders]
         pairs = (("--project", options.project), ("--entity", options.entity))
         named = [word for pair in pairs if pair[1] for word in pair]
         typed = shlex.join([*places, *named])

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +95,7 @@ def retry(options: argparse.Namespace) -> int:
 
 
 def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, Any]]]:
-    """Read a sweep's start folder, command and cells from a file of this user.
-
-    The command can name programs (launcher settings) and files that name programs.
-    """
+    """A sweep's start folder, command (it can run any program) and cells, of this user's file."""
     try:
         content = read_json(file, own=not trust)
         directory, command, cells = (content[key] for key in ("directory", "command", "cells"))
@@ -133,11 +129,7 @@ def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]])
 
 @contextmanager
 def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
-    """Rename final records, so that their runs count as unfinished inside the context.
-
-    If no run was started inside it (the command is rejected, or stopped while it plans), the
-    records are restored.
-    """
+    """Rename final records: their runs count as unfinished. Restore them if no run is started."""
     before = {paths.folder: _traces(paths) for paths in runs}
     kept: dict[Path, Path] = {}
     try:
@@ -252,49 +244,33 @@ STYLES = {
 """States without a style are failures."""
 
 
-def watch(
-    folder: Path,
-    look: Callable[[Path], list[RunStatus]] = find_standings,
-    sleep: Callable[[float], None] = time.sleep,
-) -> int:
+def watch(folder: Path) -> int:
     """Show the progress of every run until all have ended; Ctrl-C stops only the display."""
-    try:
-        with _display() as show:
-            while True:
-                began = time.monotonic()
-                standings = look(folder)
-                pause = show(standings)
-                if not (goes_on(folder, standings) and is_heard()):
-                    return EXIT_OK
-                sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
-    except KeyboardInterrupt:
-        return EXIT_OK
-
-
-@contextmanager
-def _display() -> Iterator[Callable[[Sequence[RunStatus]], float]]:
-    """A function that shows the standings and returns the seconds until it is called again."""
-    if not sys.stdout.isatty():
-        yield partial(_print_changes, {})
-        return
     console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
-    with Live(console=console, auto_refresh=False, transient=False) as live:
+    live = Live(console=console, auto_refresh=False) if sys.stdout.isatty() else None
+    known: dict[Path, str] = {}
+    with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
+        while True:
+            began, pause = time.monotonic(), PLAIN_S
+            standings = find_standings(folder)
+            if live:
+                live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
+                pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
+            else:
+                _print_changes(known, standings)
+            if not (goes_on(folder, standings) and is_heard()):
+                break
+            time.sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
+    return EXIT_OK
 
-        def show(standings: Sequence[RunStatus]) -> float:
-            live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
-            return POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
 
-        yield show
-
-
-def _print_changes(known: dict[Path, str], standings: Sequence[RunStatus]) -> float:
+def _print_changes(known: dict[Path, str], standings: Sequence[RunStatus]) -> None:
     """Print a line, and one for each run that has ended since the last call."""
     for each in standings:
         if known.get(each.paths.folder) in ACTIVE and not each.is_active:
             speak(f"{each.state}: {each.label}")
         known[each.paths.folder] = each.state
     speak(summary_line(standings))
-    return PLAIN_S
 
 
 def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableType:
@@ -401,10 +377,7 @@ def logs(options: argparse.Namespace) -> int:
 def follow_logs(
     folder: Path, standings: list[RunStatus], shown: Sequence[RunStatus], tails: dict[Path, Tail]
 ) -> None:
-    """Print new log output until all runs have ended.
-
-    `shown` are the runs whose logs were printed, `tails` the readers of logs by run folder.
-    """
+    """Print new log output, by `tails`, of `shown` and starting runs until all have ended."""
     followed = {each.paths.folder: each for each in shown}
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()

@@ -2,16 +2,14 @@
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from eke.cli import make_parser
-from eke.common.errors import EkeError, of_system
+from eke.common.paths import short_path
 from eke.common.text import align, format_number
-from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.plan.record import EXIT_FAILED, EXIT_OK
 from eke.results.trackers.sync import FAILURES, Options, Report, SyncOutcome, find_runs, sync
 
 DESCRIPTION = """\
@@ -26,29 +24,21 @@ def main(arguments: Sequence[str]) -> int:
     """Parse, send and print; return 0 on success, 1 if runs failed, 2 for invalid arguments."""
     options = _parse(arguments)
     reports: list[Report] = []
-    code = EXIT_OK
+    wanted = Options(
+        options.project, options.entity, options.dry_run, options.again, options.timeout
+    )
     try:
-        wanted = Options(
-            options.project, options.entity, options.dry_run, options.again, options.timeout
-        )
         for report in sync(find_runs(options.runs), wanted):
             reports.append(report)
             if sys.stderr.isatty():
-                sys.stderr.write(f"{report.verdict.value}: {_short(report.folder)}\n")
-    except EkeError as error:
-        sys.stderr.write(f"{error}\n")
-        code = error.exit_code
+                sys.stderr.write(f"{report.verdict.value}: {short_path(report.folder)}\n")
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; the same command sends the rest\n")
-        code = EXIT_RESUMABLE
-    except OSError as error:  # no space for temporary files
-        sys.stderr.write(f"{of_system(error)}\n")
-        code = EXIT_FAILED
-    if reports:
-        sys.stdout.write(result_table(reports) + "\n")
-    if code == EXIT_OK and any(report.verdict in FAILURES for report in reports):
-        code = EXIT_FAILED
-    return code
+        raise
+    finally:
+        if reports:
+            sys.stdout.write(result_table(reports) + "\n")
+    return EXIT_FAILED if any(report.verdict in FAILURES for report in reports) else EXIT_OK
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -85,16 +75,10 @@ def result_table(reports: Sequence[Report]) -> str:
     reasons: dict[tuple[SyncOutcome, str], list[str]] = {}
     for report in reports:
         if report.note:
-            reasons.setdefault((report.verdict, report.note), []).append(_short(report.folder))
+            reasons.setdefault((report.verdict, report.note), []).append(short_path(report.folder))
     for (verdict, note), folders in reasons.items():
         others = f" and {format_number(len(folders) - 1, 'other')}" if len(folders) > 1 else ""
         lines += ["", f"{verdict.value}: {folders[0]}{others}", *align([[f"  {note}"]])]
     counts = {v: sum(report.verdict is v for report in reports) for v in SyncOutcome}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
     return "\n".join(lines)
-
-
-def _short(folder: Path) -> str:
-    """A path as used in a command in the current folder."""
-    relative = os.path.relpath(folder)
-    return " ".join((str(folder) if relative.startswith("..") else relative).split("\n"))

@@ -42,7 +42,6 @@ class Refused(OSError):
     """A file or folder that another user may have planted; nothing was read or written."""
 
     def __init__(self, why: str, path: object) -> None:
-        """Store the reason, for `PATH: WHY`."""
         super().__init__(errno.EPERM, why, str(path))
 
     def __str__(self) -> str:
@@ -54,12 +53,8 @@ class Refused(OSError):
 def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
     """Hold a folder by a descriptor, for `dir_fd`, so that renaming it has no effect.
 
-    Links in the path are followed if this user or root made them; `own` requires a folder of this
-    user that is not a link.
-
-    Raises:
-        Refused: another user may have planted it.
-        OSError: it does not exist.
+    Links in the path are followed if this user or root made them, else Refused is raised; `own`
+    requires a folder of this user that is not a link.
     """
     with contextlib.ExitStack() as stack:
 
@@ -126,14 +121,7 @@ def _owner(found: os.stat_result) -> str:
 
 
 def own_folder(path: Path, private: bool = False) -> Path:
-    """Create a folder for writing if it is missing; reject another user's.
-
-    `private` denies other users write access. Returns the path.
-
-    Raises:
-        Refused: it is a link, or not this user's.
-        OSError: it cannot be created.
-    """
+    """Create a folder if it is missing; Refused if it is another's, or not as `private`."""
     path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
     with hold_folder(path, own=True) as folder:
         if private and os.fstat(folder).st_mode & 0o022:
@@ -144,15 +132,9 @@ def own_folder(path: Path, private: bool = False) -> Path:
 def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -> int:
     """Open a regular file in a folder of this user, usually for writing; returns its descriptor.
 
-    Args:
-        path: the file.
-        flags: as for `os.open`, without O_TRUNC, since the file is checked after opening.
-        mode: permissions of a new file; the umask applies.
-        shared: several users share the folder, and may share the file.
-
-    Raises:
-        Refused: it is a link, not a regular file, or another user's.
-        OSError: it cannot be opened.
+    `flags` are without O_TRUNC, since the file is checked after opening: Refused is raised for a
+    link, what is not a regular file, or another user's. With `shared`, several users share the
+    folder, and may share the file.
     """
     with hold_folder(path.parent, own=not shared) as folder:
         try:
@@ -188,12 +170,7 @@ def _regular(descriptor: int, path: Path) -> os.stat_result:
 
 
 def open_to_read(path: Path) -> int:
-    """Open any user's regular file for reading; never block or follow a link as last component.
-
-    Raises:
-        Refused: it is a link, or not a regular file.
-        OSError: it cannot be opened.
-    """
+    """Open any user's regular file for reading; Refused for a link and for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | SAFE)
     except OSError as error:
@@ -209,9 +186,7 @@ def open_to_read(path: Path) -> int:
 def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
     """Read a file of any user; with `own`, only one that this user made in their own folder.
 
-    Raises:
-        Refused: it is not a regular file, has more than `limit` bytes, or is another user's.
-        OSError: it cannot be read.
+    Refused is raised for others, for more than `limit` bytes, and for what is not a regular file.
     """
     with open(open_file(path, os.O_RDONLY) if own else open_to_read(path), "rb") as file:
         found = os.fstat(file.fileno())
@@ -256,10 +231,7 @@ def fsync_directory(folder: Path) -> None:
 def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: int = 0o666) -> None:
     """Replace `path` by `content`: temporary name, fsync, rename, fsync of the folder.
 
-    `shared`: the folder may be another user's. The umask applies to `mode`, the permissions.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written; `path` is then unchanged.
+    `shared`: the folder may be another user's. After an OSError `path` is unchanged.
     """
     # A folder name may hold bytes that are not UTF-8.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
@@ -299,12 +271,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False) -> Any:
-    """Parse a JSON file; for `own` and further exceptions see `read_bytes`.
-
-    Raises:
-        OSError: the file cannot be read, or has more than `limit` bytes.
-        ValueError: it is not JSON.
-    """
+    """Parse a JSON file, read as by `read_bytes`; ValueError if it is not JSON."""
     try:
         return json.loads(read_bytes(path, limit, own))
     except RecursionError:
@@ -312,11 +279,7 @@ def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False) -> Any:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line with a single `write`: a kill can lose at most the line being written.
-
-    Raises:
-        OSError: the disk is full; part of the line may have been written.
-    """
+    """Append one line with a single `write`: a kill or an error loses at most this line."""
     data = (line + "\n").encode()
     descriptor = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -351,10 +314,6 @@ def open_shared_lock(path: Path) -> int:
 
     It is created only if nothing exists at the path: Linux refuses to open another user's file with
     O_CREAT in a folder like /tmp (fs.protected_regular).
-
-    Raises:
-        Refused: it is a link, or not a regular file.
-        OSError: it cannot be opened.
     """
     try:
         return open_file(path, os.O_RDWR, shared=True)
@@ -372,8 +331,7 @@ def open_shared_lock(path: Path) -> int:
 def try_lock(descriptor: int) -> bool:
     """Take an exclusive lock (flock) on an open file; False if another process holds it.
 
-    Raises:
-        OSError: the file system has no locks, e.g. Lustre mounted without `flock`.
+    OSError means that the file system has no locks, e.g. Lustre mounted without `flock`.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -401,11 +359,7 @@ def is_locked(path: Path) -> bool:
 
 
 def has_open(process: int, path: Path) -> bool:
-    """Whether a process of this machine has a file open; False if it cannot be inspected.
-
-    Raises:
-        OSError: `path` does not exist, or this system lacks the information.
-    """
+    """Whether a process of this machine has a file open; OSError where that is not known."""
     wanted = path.stat()
     for descriptor in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(OSError):  # closed in the meantime

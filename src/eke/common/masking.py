@@ -1,7 +1,4 @@
-"""Mask secrets in text: values of secret-like names, and credentials in URLs.
-
-Other people read plans, records, logs and tracker pages.
-"""
+"""Mask secrets, by names and in URLs, in text that other people read: plans, records, logs."""
 
 import re
 from collections.abc import Mapping

@@ -148,6 +148,12 @@ def user_path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def short_path(path: Path) -> str:
+    """A path, on one line, as in a command in the current folder: in full if it is outside."""
+    relative = os.path.relpath(path)
+    return " ".join((str(path) if relative.startswith("..") else relative).split("\n"))
+
+
 def conf_folder() -> Path:
     """The folder with `config.yaml`: in an installed package, else next to `src` in a checkout."""
     package = Path(__file__).resolve().parents[1]

@@ -53,11 +53,8 @@ SPEECH_S = 30.0
 
 
 def started_ranks() -> int:
-    """Number of processes that torchrun or `accelerate launch` started; 1 without them.
-
-    Both set all variables of an `env://` rendezvous; an incomplete set is a remnant of another job.
-    """
-    if any(name not in os.environ for name in RENDEZVOUS):
+    """Number of processes that torchrun or `accelerate launch` started; 1 without them."""
+    if any(name not in os.environ for name in RENDEZVOUS):  # a remnant of another job
         return 1
     try:
         return max(1, int(os.environ[WORLD_SIZE]))
@@ -90,10 +87,7 @@ def machines_at_hand() -> int:
 
 
 def check_started_ranks(option: str, num_processes: int) -> None:
-    """Raise ConfigError if the launcher has started other processes than the configuration says.
-
-    `option` is one of the group `distributed`, or `a sweep`.
-    """
+    """Raise ConfigError for other started processes than `distributed=option` (or a sweep) has."""
     started = started_ranks()
     if started in (1, num_processes):
         return
@@ -108,11 +102,7 @@ def check_started_ranks(option: str, num_processes: int) -> None:
 
 
 def let_rank_0_speak() -> None:
-    """Wait, in a rank other than 0, until the launcher ends it after rank 0 has exited.
-
-    All ranks find the same error at about the same time, and torchrun sends SIGTERM to the
-    others as soon as the first one exits, so rank 0 must exit first.
-    """
+    """Wait, in a rank other than 0: torchrun ends all ranks as soon as the first one exits."""
     time.sleep(SPEECH_S)
 
 
@@ -137,38 +127,30 @@ _OF_RANKS, _OF_TRACKED_RUNS = re.compile(RANK_VARIABLES), re.compile(TRACKED_RUN
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of eke, `python -m MODULE ARGUMENTS`.
-
-    Without `-P` a file `torch.py` in the current folder would be imported first.
-    """
+    """The command that runs a module of eke; no `torch.py` in the current folder is imported."""
     return [sys.executable, SAFE_PATH, "-m", module, *arguments]
 
 
-def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """This process's environment, for a child that imports the same eke.
 
-    Variables that another launcher set for another process are removed: a worker would read them as
-    its rank, rendezvous or tracker run. Where torchrun, `accelerate launch` or W&B's agent started
-    this run, their variables are complete and stay.
+    Incomplete variables of torchrun, `accelerate launch` or W&B's agent are another process's, and
+    are removed: a worker would read them as its rank, rendezvous or tracker run.
     """
-    kept = dict(environment)
+    kept = dict(os.environ)
     if not ranks_are_started():
         kept = {name: value for name, value in kept.items() if not _OF_RANKS.match(name)}
     if any(name not in kept for name in AGENT):
         kept = {name: value for name, value in kept.items() if not _OF_TRACKED_RUNS.match(name)}
-    inherited = environment.get("PYTHONPATH")
     # An empty or relative entry refers to the current folder.
-    entries = filter(os.path.isabs, (inherited or "").split(os.pathsep))
+    entries = filter(os.path.isabs, kept.get("PYTHONPATH", "").split(os.pathsep))
     kept["PYTHONPATH"] = os.pathsep.join((source_folder(), *entries))
     kept["PYTHONSAFEPATH"] = "1"
     return kept
 
 
 def end_with_parent(number: signal.Signals, parent: str) -> None:
-    """Have the kernel send a signal to this process when its parent dies, or has died already.
-
-    Without a process id as `parent`, nothing is done.
-    """
+    """Have the kernel send a signal to this process when `parent` (its process id) dies."""
     if not parent.isdigit():
         return
     import ctypes  # of no use to most commands

@@ -8,7 +8,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
 
 TESTED = "2.13.0"
 """The release in `constraints.txt`, with which eke is tested."""
@@ -16,8 +15,13 @@ TESTED = "2.13.0"
 
 def lacking(error: BaseException) -> str:
     """Describe a name that eke needs and the installed PyTorch lacks; empty for other errors."""
-    what = _missing(error)
-    if not what:
+    what = str(error).partition(" (")[0]
+    owner = ""
+    if isinstance(error, ImportError):  # of torch itself, if that is missing
+        owner = error.name or ""
+    elif isinstance(error, AttributeError):
+        owner = f"{getattr(error.obj, '__name__', '')}."
+    if not owner.startswith("torch.") and "'_OpNamespace' 'aten'" not in what:
         return ""
     try:
         installed = version("torch")
@@ -27,23 +31,6 @@ def lacking(error: BaseException) -> str:
         f"torch {installed} lacks what eke uses ({what}); "
         f"pip install torch=={TESTED} brings the release that eke is tested with"
     )
-
-
-def _missing(error: BaseException) -> str:
-    """Name missing from torch; empty if there is none, or torch itself is missing."""
-    if isinstance(error, ImportError):
-        return str(error).partition(" (")[0] if _is_torchs(error.name) else ""
-    if not isinstance(error, AttributeError):
-        return ""
-    if "'_OpNamespace' 'aten'" in str(error):  # torch.ops raises this text, without the object
-        return "torch.ops.aten." + str(error).rpartition("attribute ")[2].strip("'")
-    if isinstance(error.obj, ModuleType) and _is_torchs(f"{error.obj.__name__}.{error.name}"):
-        return f"{error.obj.__name__}.{error.name}"
-    return ""
-
-
-def _is_torchs(module: str | None) -> bool:
-    return module is not None and module.startswith("torch.")
 
 
 MANY = 50_000
@@ -57,10 +44,7 @@ def collect_seldom() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Disable collection inside, then freeze all existing objects.
-
-    Use once per process, before it creates garbage, which would be frozen too.
-    """
+    """Disable collection inside, then freeze all objects, garbage too: for the process's start."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

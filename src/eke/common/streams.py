@@ -98,8 +98,7 @@ class _Output(io.FileIO):
 def open_streams(encoding: str | None = None) -> None:
     """Replace closed streams by the null device, and report write errors by `lost` and `is_heard`.
 
-    A character that the encoding lacks is written as an escape, as in Python. Streams replaced by a
-    test or a notebook are kept. `encoding` is for a process that writes to a file of eke.
+    Streams replaced by a test or a notebook are kept. `encoding` is for writing to a file of eke.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
         try:
@@ -122,10 +121,7 @@ def open_streams(encoding: str | None = None) -> None:
 
 
 def use_utf8() -> None:
-    """Restart in Python's UTF-8 mode if the locale has another encoding for files and their names.
-
-    Standard streams keep the locale's encoding. Python does this itself for `LC_ALL=C`.
-    """
+    """Restart in UTF-8 mode, but for standard streams, if the locale has another encoding."""
     if sys.flags.utf8_mode or locale.getpreferredencoding(False).lower() in ("utf-8", "utf8"):
         return
     shown = next((s.encoding for s in (sys.stdout, sys.stderr) if s), "ascii")

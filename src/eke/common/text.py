@@ -1,19 +1,13 @@
-"""Text helpers: tables, units and number formats, name suggestions, byte tokenizer constants.
-
-The byte tokenizer maps every byte to one token, after a few special ones.
-"""
+"""Text helpers: tables, units and number formats, name suggestions, byte tokenizer constants."""
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 
 def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Format rows of equal length as a table, with two spaces between columns.
-
-    Line breaks become spaces; `right` are indices of right-aligned columns.
-    """
+    """Format rows of equal length as a table; `right` are indices of right-aligned columns."""
     rows = [[" ".join(word.split("\n")) for word in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [">" if number in right else "<" for number in range(len(widths))]
@@ -69,17 +63,18 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
 
 
-def format_value(value: object) -> str:
-    """Format a configuration value as on the command line."""
+def format_value(value: object, text: Callable[[str], str] = str) -> str:
+    """Format a configuration value as on the command line; `text` formats its texts."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(format_value, value))}]"
+        return f"[{','.join(format_value(each, text) for each in value)}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{format_value(each)}' for key, each in value.items())}}}"
-    return str(value)
+        items = (f"{key}:{format_value(each, text)}" for key, each in value.items())
+        return f"{{{','.join(items)}}}"
+    return text(value) if isinstance(value, str) else str(value)
 
 
 def first_line(error: Exception) -> str:
@@ -97,12 +92,7 @@ def normal(name: str) -> str:
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
-    """Suggest the intended name: equal except for case and dashes, else a prefix or a typo.
-
-    Prefix: the only name that starts with the input. Typo: one letter inserted, missing, wrong or
-    swapped with the next one; two in a name of eight letters or more. Names that merely share
-    letters (`tags`, `task`) are different words.
-    """
+    """Suggest the intended name: the same except for case and dashes, else begun, else mistyped."""
     typed = normal(name)
     known = {normal(candidate): candidate for candidate in reversed(list(names))}
     if typed in known:

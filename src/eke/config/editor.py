@@ -1,7 +1,4 @@
-"""JSON schemas (draft-07) of the files in `conf/`, and the editor settings that refer to them.
-
-There is one schema per group, and one for config.yaml.
-"""
+"""JSON schemas (draft-07) of the files in `conf/`, and the editor settings that refer to them."""
 
 import json
 import os
@@ -15,12 +12,12 @@ from eke.common.errors import ConfigError, Problem
 from eke.common.files import write_atomic
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
-    GROUPS,
     Catalogue,
     Field,
+    about_options,
     class_fields,
     default_text,
-    headline,
+    title,
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.composer import open_catalogue
@@ -66,17 +63,23 @@ def field_schema(field: Field, doc: str) -> Schema:
 
 
 def _value_schema(field: Field) -> Schema:
-    kind, null = field.kind, [None] if field.optional else []
-    if kind is dict:
-        return {"type": ["object", "null"] if field.optional else "object"}
-    if get_origin(kind) is list:
-        items = {"type": _TYPES.get(get_args(kind)[0], "object")}
-        return {"type": ["array", "null"] if field.optional else "array", "items": items}
-    if issubclass(kind, Enum):
-        return _enum_schema(list(kind.__members__), null)
+    kind, is_list = field.kind, get_origin(field.kind) is list
+    name = "array" if is_list else "object" if kind is dict else _TYPES.get(kind, "string")
+    schema: Schema = {"type": [name, "null"] if field.optional else name}
+    if is_list:
+        return schema | {"items": {"type": _TYPES.get(get_args(kind)[0], "object")}}
+    null = [None] if field.optional else []
     if kind is bool:
         return {"enum": [True, False, *null]}
-    schema: Schema = {"type": [_TYPES[kind], "null"] if field.optional else _TYPES[kind]}
+    if issubclass(kind, Enum):
+        members = list(kind.__members__)
+        if not set(members) & set(_YAML_BOOLEANS):
+            return {"enum": [*members, *null]}
+        # Editors complete an enum without the required quotes, but insert a snippet unchanged.
+        as_written = [f'"{m}"' if m in _YAML_BOOLEANS else m for m in members]
+        snippets = [{"label": text, "body": text} for text in as_written]
+        pattern = f"^({'|'.join(members)})$|{_MARK}"
+        return schema | {"pattern": pattern, "defaultSnippets": snippets}
     if limit := field.limit:
         ends = {
             "exclusiveMinimum" if limit.low_open else "minimum": limit.low,
@@ -86,18 +89,6 @@ def _value_schema(field: Field) -> Schema:
             value = widest if end is None else end
             schema[name] = int(value) if float(value).is_integer() else value
     return schema
-
-
-def _enum_schema(members: list[str], null: list[None]) -> Schema:
-    if not set(members) & set(_YAML_BOOLEANS):
-        return {"enum": [*members, *null]}
-    # Editors complete an enum without the required quotes, but insert a snippet unchanged.
-    as_written = [f'"{m}"' if m in _YAML_BOOLEANS else m for m in members]
-    return {
-        "type": ["string", "null"] if null else "string",
-        "pattern": f"^({'|'.join(members)})$|{_MARK}",
-        "defaultSnippets": [{"label": text, "body": text} for text in as_written],
-    }
 
 
 def _keys(cls: type) -> dict[str, Schema]:
@@ -144,7 +135,7 @@ def _option_file(group: str, catalogue: Catalogue) -> Schema:
         body = {"if": _if_defaults_hold(chosen), "then": then, "else": body}
     return {
         "$schema": _DRAFT,
-        "title": f"{group}: {GROUPS.get(group, group)}",
+        "title": title(group),
         "description": summary(base),
         "type": "object",
         "properties": {"defaults": _option_defaults(group, catalogue)},
@@ -164,7 +155,7 @@ def _schema_entry(group: str, variant: str) -> str:
 
 def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
     variants = VARIANTS.get(group, {})
-    options = _described_options(group, catalogue)
+    options = about_options(group, catalogue)
     entries = {_schema_entry(group, name): summary(cls) for name, cls in variants.items()}
     entries |= _OWN_VALUES | options
     entries |= {f"/{group}/{option}@_here_": about for option, about in options.items()}
@@ -181,13 +172,12 @@ def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
 
 
 def _preset_file(group: str, catalogue: Catalogue) -> Schema:
-    entries = _OWN_VALUES | _described_options(group, catalogue)
+    entries = _OWN_VALUES | about_options(group, catalogue)
     for other in PRESETS[: PRESETS.index(group)]:  # the preceding entries in config.yaml
-        options = _described_options(other, catalogue)
+        options = about_options(other, catalogue)
         entries |= {f"/{other}/{option}": about for option, about in options.items()}
     groups = [name for name in catalogue.options if name not in (group, "sweep")]
-    title = f"{group}: {GROUPS.get(group, group)}"
-    return {"title": title, **_whole(entries, groups, "override /", catalogue)}
+    return {"title": title(group), **_whole(entries, groups, "override /", catalogue)}
 
 
 def _whole(
@@ -214,9 +204,9 @@ def _definitions(
 ) -> dict[str, Schema]:
     """Shared definitions: the options of `groups`, the keys of every section and of a sweep."""
     definitions = dict(DEFINITIONS)
-    about = {group: f"{group}: {GROUPS.get(group, group)}" for group in groups}
+    about = {group: title(group) for group in groups}
     for group in groups:
-        choice = _choice(_described_options(group, catalogue))
+        choice = _choice(about_options(group, catalogue))
         definitions[f"{group}_options"] = {"description": about[group], **choice}
     about |= {name: schema["description"] for name, schema in single.items()}
     for name, classes in catalogue.sections.items():
@@ -270,12 +260,6 @@ def _defaults(entries: dict[str, str], groups: Sequence[str], prefix: str) -> Sc
     return {"description": about, "type": "array", "items": items}
 
 
-def _described_options(group: str, catalogue: Catalogue) -> dict[str, str]:
-    """Option -> its description without its name."""
-    heads = {option: headline(file) for option, file in catalogue.options.get(group, {}).items()}
-    return {option: head.partition(" -- ")[2] or head for option, head in heads.items()}
-
-
 def _choice(entries: dict[str, str]) -> Schema:
     return {"enum": list(entries), "enumDescriptions": list(entries.values())}
 
@@ -284,21 +268,15 @@ def _choice(entries: dict[str, str]) -> Schema:
 
 
 def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any]:
-    """Write one JSON schema per kind of file into `folder`, with the options in `config_dir`.
-
-    Returns settings of the YAML language server that map the schemas to files.
-
-    Raises:
-        ConfigError: `folder` is a file, or `config_dir` is invalid.
-        OSError: `folder` cannot be written.
-    """
+    """Write one JSON schema per kind of file into `folder`; returns the settings of an editor."""
     catalogue = open_catalogue(config_dir)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(Problem("eke schema", str(folder), "is a file, not a folder"))
     folder.mkdir(parents=True, exist_ok=True)
     schemas = make_schemas(catalogue)
     for name, schema in schemas.items():
-        write_atomic(folder / f"{name}.json", schema_text(schema), shared=True)
+        text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+        write_atomic(folder / f"{name}.json", text, shared=True)
     place = os.path.relpath(folder)
     place = folder.resolve().as_uri() if place.startswith("..") else f"./{place}"
     folders = ["conf"]
@@ -307,11 +285,6 @@ def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any
         # Editors resolve globs inside their workspace only.
         folders.append(f"**/{config_dir.resolve().name}" if own.startswith("..") else own)
     return editor_settings(schemas, place, folders)
-
-
-def schema_text(schema: dict[str, Any]) -> str:
-    """Serialize a schema."""
-    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def editor_settings(schemas: Iterable[str], place: str, folders: Sequence[str]) -> dict[str, Any]:

@@ -26,11 +26,6 @@ def test_a_table_with_what_differs(make_run, runs, capsys) -> None:
     assert lines[-1] == "2 runs: 1 ok, 1 not started"
 
 
-def test_one_run_is_named_in_full(make_run, capsys) -> None:
-    assert cli.main(["status", str(make_run("1").folder)]) == 0
-    assert "optimizer=sgd seed=1" in capsys.readouterr().out
-
-
 def test_what_is_refused_has_no_run_and_is_named_by_what_was_typed(runs, capsys) -> None:
     folder = runs / "sweep-1"
     folder.mkdir(parents=True)

@@ -100,26 +100,22 @@ def test_jobs_are_cancelled_together(world, capsys) -> None:
     assert capsys.readouterr().out == "asked 3 runs to save and end\n"
 
 
-def test_another_machine(world, capsys) -> None:
-    world.run("a", pid="4711", host="there")
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        pytest.param({"pid": "4711", "host": "there"}, "runs on there: cancel it there", id="host"),
+        pytest.param({"pid": ""}, "cannot be asked", id="no process"),
+        pytest.param({"pid": "x"}, "cannot be asked", id="no number"),
+        pytest.param({"pid": "4712"}, "process 4712 does not hold", id="another's by now"),
+    ],
+)
+def test_a_process_that_cannot_be_asked(run, said, world, capsys) -> None:
+    world.run("a", **run)
     assert cli.main(["cancel", "runs"]) == 1
     assert world.signals == []
     out = capsys.readouterr().out
-    assert out == "asked 0 runs to save and end\nprocess 4711 runs on there: cancel it there\n"
-
-
-@pytest.mark.parametrize("pid", ["", "x"])
-def test_a_lock_without_a_process(pid, world, capsys) -> None:
-    world.run("a", pid=pid)
-    assert cli.main(["cancel", "runs"]) == 1
-    assert "cannot be asked" in capsys.readouterr().out
-
-
-def test_a_number_that_is_anothers_by_now(world, capsys) -> None:
-    world.run("a", pid="4712")
-    assert cli.main(["cancel", "runs"]) == 1
-    assert world.signals == []
-    assert "process 4712 does not hold" in capsys.readouterr().out
+    assert out.startswith("asked 0 runs to save and end\n")
+    assert said in out
 
 
 def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
@@ -171,34 +167,26 @@ def watched(sweep: SweepPaths, host: str = "here", process: int = 4711) -> Itera
         yield
 
 
-def test_a_sweep_that_has_started_nothing_yet_is_ended(world, runs, make_sweep, capsys) -> None:
-    """It waits for a device, or is between two runs: without a run there is nobody to ask."""
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        pytest.param(["waiting", "waiting"], "2 runs will not start", id="nothing has started"),
+        pytest.param(["ok"], "asked the sweep to end", id="between two trials"),
+        pytest.param(
+            ["running", "waiting"],
+            "asked 1 run to save and end; 1 run will not start",
+            id="running",
+        ),
+    ],
+)
+def test_who_watches_over_a_sweep_is_asked_once(states, said, world, make_sweep, capsys) -> None:
     sweep = SweepPaths(make_sweep("1", "2"))
-    world.run("1", "waiting")
-    world.run("2", "waiting")
+    for name, state in enumerate(states):
+        world.run(str(name), state, pid="4711" if state == "running" else "")
     with watched(sweep):
         assert cli.main(["cancel", str(sweep.folder)]) == 0
     assert world.signals == [(4711, signal.SIGINT)]
-    assert capsys.readouterr().out == "2 runs will not start\n"
-
-
-def test_a_sweep_between_two_trials_is_ended(world, runs, make_sweep, capsys) -> None:
-    sweep = SweepPaths(make_sweep("1"))
-    world.run("1", "ok")
-    with watched(sweep):
-        assert cli.main(["cancel", str(runs)]) == 0
-    assert world.signals == [(4711, signal.SIGINT)]
-    assert capsys.readouterr().out == "asked the sweep to end\n"
-
-
-def test_who_watches_over_all_is_asked_once(world, runs, make_sweep, capsys) -> None:
-    sweep = SweepPaths(make_sweep("1", "2"))
-    world.run("1", pid="4711")
-    world.run("2", "waiting")
-    with watched(sweep):
-        assert cli.main(["cancel", str(sweep.folder)]) == 0
-    assert world.signals == [(4711, signal.SIGINT)]
-    assert capsys.readouterr().out == "asked 1 run to save and end; 1 run will not start\n"
+    assert capsys.readouterr().out == f"{said}\n"
 
 
 def test_who_would_go_on_with_a_run_is_asked_as_well(world, runs, make_sweep, monkeypatch) -> None:
@@ -327,10 +315,14 @@ def test_a_copy_is_left_as_it_is(runs_at, make_run, make_sweep, runs, typed, cap
     assert (said in told) is is_copy
 
 
-def test_only_some(make_run, make_sweep, typed) -> None:
+def test_only_some(make_run, make_sweep, typed, capsys) -> None:
     made = [make_run("1", "oom"), make_run("2", "crashed")]
-    assert cli.main(["retry", "--only", "oom", str(make_sweep("1", "2"))]) == 0
+    folder = make_sweep("1", "2")
+    assert cli.main(["retry", "--only", "diverged", str(folder)]) == 0
+    assert capsys.readouterr().out == "nothing to run again: no run is diverged\n"
+    assert cli.main(["retry", "--only", "oom", str(folder)]) == 0
     assert [paths.record.exists() for paths in made] == [False, True]
+    assert len(typed) == 1
 
 
 @pytest.mark.parametrize("ended", [2, 75, KeyboardInterrupt], ids=str)
@@ -360,12 +352,6 @@ def test_where_one_run_is_started_the_others_are_tried_again_with_it(
     assert cli.main(["retry", str(make_sweep("1", "2"))]) == 75
     assert not [paths for paths in made if paths.record.exists()]
     assert not capsys.readouterr().err
-
-
-def test_nothing_failed(make_run, make_sweep, typed) -> None:
-    make_run("1", "ok")
-    assert cli.main(["retry", str(make_sweep("1"))]) == 0
-    assert typed == []
 
 
 @pytest.mark.parametrize("kind", ["run", "runs", "nowhere"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from eke.cli import main
+from eke.cli import main, run_commands
 from eke.cli.run_commands import render_runs, summary_line, watch
 from eke.common.paths import RunPaths
 from eke.launch.processes.status import RunStatus
@@ -64,11 +64,12 @@ def test_a_narrow_terminal_shortens_what_was_typed_alone():
     assert row.rstrip().endswith("…")
 
 
-def test_it_ends_when_nothing_is_active(capsys):
+def test_it_ends_when_nothing_is_active(monkeypatch, capsys):
     looks = [RUNS, RUNS, [standing("2", "ok", 100), standing("5", "crashed", 95)]]
     waited = []
-    code = watch(Path("runs"), lambda _: looks[len(waited)], waited.append)
-    assert code == 0
+    monkeypatch.setattr(run_commands, "find_standings", lambda _: looks[len(waited)])
+    monkeypatch.setattr(run_commands.time, "sleep", waited.append)
+    assert watch(Path("runs")) == 0
     assert len(waited) == 2
     out = capsys.readouterr().out
     assert "ok: -m precision=bf16 seed=2\n" in out
@@ -76,16 +77,13 @@ def test_it_ends_when_nothing_is_active(capsys):
     assert out.splitlines()[-1].startswith("2 runs: 1 ok, 1 crashed")
 
 
-def test_ctrl_c_ends_the_looking_alone(capsys):
+def test_ctrl_c_ends_the_looking_alone(monkeypatch, capsys):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    assert watch(Path("runs"), lambda _: RUNS, interrupt) == 0
-
-
-def test_where_there_is_no_run_that_is_said(tmp_path, capsys):
-    assert main(["status", "--live", str(tmp_path)]) == 2
-    assert "holds no run and no sweep" in capsys.readouterr().err
+    monkeypatch.setattr(run_commands, "find_standings", lambda _: RUNS)
+    monkeypatch.setattr(run_commands.time, "sleep", interrupt)
+    assert watch(Path("runs")) == 0
 
 
 def test_json_and_live_exclude_each_other(tmp_path, capsys):

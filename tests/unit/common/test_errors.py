@@ -25,10 +25,6 @@ def test_all_problems_at_once() -> None:
     assert text.index("seed = -1") < text.index("train.steps = 0")
 
 
-def test_one_problem_is_counted_as_one() -> None:
-    assert str(ConfigError(Problem("a", "1", "why"))).startswith("1 problem in this configuration:")
-
-
 def test_what_the_machine_is_short_of_is_no_mistake_of_the_users() -> None:
     short, wrong = Problem("a", "1", "why", passing=True), Problem("b", "2", "why")
     error = ConfigError(short)

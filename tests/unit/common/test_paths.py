@@ -8,7 +8,6 @@ import eke
 from eke.common.paths import RunPaths, conf_folder, program
 from eke.common.process_env import child_environment
 from eke.config.compose import help_text
-from eke.config.compose.catalogue import multirun
 
 
 def test_the_files_of_a_run_are_the_contract(tmp_path) -> None:
@@ -54,4 +53,3 @@ def test_a_checkout_has_a_script_and_a_package_its_command(tmp_path, monkeypatch
     assert program() == "eke train"
     assert help_text().count("eke train ") == 7
     assert "train.py" not in help_text()
-    assert multirun() == "eke train -m"

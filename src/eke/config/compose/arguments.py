@@ -4,13 +4,12 @@ Secrets in a configuration are rejected, since files of runs and sweeps would co
 in the user's config folder (`--config-dir`), its files and the sources of a mix are explained.
 """
 
-import difflib
 import itertools
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,13 @@ from eke.config.compose.catalogue import (
     class_fields,
     closest,
     default_text,
-    first_line,
+    hydra_reason,
     make_catalogue,
     probably_meant,
     shown,
 )
 from eke.config.compose.compose_cache import PRESETS
-from eke.config.compose.hydra_settings import explain_in_files, is_hydras
+from eke.config.compose.hydra_settings import explain_in_file, is_hydras
 from eke.config.compose.overrides import suggest_fix
 from eke.config.compose.suggest import completed, nearest_key, option_for
 from eke.config.foreign_names import find_retired
@@ -63,13 +62,19 @@ _HYDRA_FLAGS = {
     **dict.fromkeys(("--config-name", "-cn", "--experimental-rerun"), 1),
 }
 _INFO_FLAGS = ("--info", "-i")
-INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""Topics of --info."""
+LONG = {"-c": "--cfg", "-p": "--package", "-i": "--info"}
+"""Short flag of Hydra -> the long one."""
+FLAG_VALUES = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+"""Flag of Hydra -> the values that it can have."""
 _HELP = ("--help", "-h")
 _SWITCHES = {
     "--multirun": "multirun", "-m": "multirun", "--version": "version", "--cell": "cell",
 }  # fmt: skip
-_CONFIG_DIR = ("--config-dir", "-cd")
+CONFIG_DIR = ("--config-dir", "-cd")
+"""Flags of the user's folder of options."""
 # An example value of a flag, for error messages about a missing one.
 _EXAMPLES = {"--cfg": "job", "-c": "job", "--package": "optimizer", "-p": "optimizer"}
 # Flags of `eke plan`, which removes them before this parser.
@@ -81,7 +86,7 @@ _FLAGS = {
     **_HYDRA_FLAGS,
     **dict.fromkeys(_INFO_FLAGS, 1),
     **dict.fromkeys((*_HELP, *_SWITCHES), 0),
-    **dict.fromkeys(_CONFIG_DIR, 1),
+    **dict.fromkeys(CONFIG_DIR, 1),
 }
 
 
@@ -107,14 +112,9 @@ class Arguments:
 
 @dataclass
 class _Reader:
-    """The remaining tokens, and the findings so far."""
+    """The remaining tokens, and the problems so far."""
 
     tokens: list[str]
-    overrides: list[str] = field(default_factory=list)
-    hydra_flags: list[str] = field(default_factory=list)
-    switches: set[str] = field(default_factory=set)
-    help: str | None = None
-    config_dir: Path | None = None
     problems: list[Problem] = field(default_factory=list)
 
     def value(self, flag: str, inline: str | None) -> str:
@@ -129,37 +129,22 @@ class _Reader:
 
 
 def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) -> Arguments:
-    """Split a command line (without program and command) into overrides and flags.
-
-    `also` are flags of the command itself, for suggestions, each with its number of values.
-
-    Raises:
-        ConfigError: unknown flags, each with its `key=value` form.
-    """
+    """Split a command line; `also` are the command's own flags with their numbers of values."""
     if unreadable := [_no_utf8(token) for token in argv if _BYTE.search(token)]:
         raise ConfigError(unreadable)
     typed = [dict([token.lstrip("+").partition("=")[::2]]) for token in argv]
     if secret := [problem for each in typed for problem in secrets_in(each)]:
         raise ConfigError(secret)
-    reader = _Reader(list(argv))
-    catalogue = make_catalogue()
+    found, reader = Arguments(), _Reader(list(argv))
     while reader.tokens:
         token = reader.tokens.pop(0)
-        if token == "--":
-            continue
-        if token.startswith("-") and token != "-":
-            _read_flag(token, reader, catalogue, also or {})
-        else:
-            reader.overrides.append(token)
+        if token.startswith("-") and token not in ("-", "--"):
+            found = _read_flag(token, found, reader, also or {})
+        elif token != "--":
+            found = replace(found, overrides=(*found.overrides, token))
     if reader.problems:
         raise ConfigError(reader.problems)
-    return Arguments(
-        overrides=tuple(reader.overrides),
-        help=reader.help,
-        config_dir=reader.config_dir,
-        hydra_flags=tuple(reader.hydra_flags),
-        **dict.fromkeys(reader.switches, True),
-    )
+    return found
 
 
 def _no_utf8(token: str) -> Problem:
@@ -169,33 +154,35 @@ def _no_utf8(token: str) -> Problem:
     return Problem("a word", typed, why, Fix(_BYTE.sub("_", token)))
 
 
-def _read_flag(token: str, reader: _Reader, catalogue: Catalogue, also: Mapping[str, int]) -> None:
+def _read_flag(token: str, found: Arguments, reader: _Reader, also: Mapping[str, int]) -> Arguments:
+    """What is found with this flag, whose values are taken from the reader."""
     flag, equals, rest = token.partition("=")
     inline = rest if equals else None
     if flag in _SWITCHES and inline is None:
-        reader.switches.add(_SWITCHES[flag])
-    elif flag in _HELP:
+        switched: dict[str, Any] = {_SWITCHES[flag]: True}
+        return replace(found, **switched)
+    if flag in _HELP:
         named = reader.tokens and re.fullmatch(r"\w[\w.]*", reader.tokens[0])
-        reader.help = inline or (reader.tokens.pop(0) if named else "")
-    elif flag in _CONFIG_DIR:
-        reader.config_dir = user_path(reader.value(flag, inline))
-    elif flag in _HYDRA_FLAGS:
-        needed = _HYDRA_FLAGS[flag]
-        reader.hydra_flags += [flag] + [reader.value(flag, inline) for _ in range(needed)]
-    elif flag in _INFO_FLAGS:
+        return replace(found, help=inline or (reader.tokens.pop(0) if named else ""))
+    if flag in CONFIG_DIR:
+        return replace(found, config_dir=user_path(reader.value(flag, inline)))
+    if flag in _HYDRA_FLAGS:
+        values = [reader.value(flag, inline) for _ in range(_HYDRA_FLAGS[flag])]
+        return replace(found, hydra_flags=(*found.hydra_flags, flag, *values))
+    if flag in _INFO_FLAGS:
         # A word that is neither a flag nor an override is a (misspelt) topic of --info.
         follows = reader.tokens and not re.match(r"-|~|[^=]*=", reader.tokens[0])
         values = [inline] if inline else [reader.tokens.pop(0)] if follows else []
-        reader.hydra_flags += [flag, *values]
-    else:
-        reader.problems.append(_unknown_flag(flag, inline, reader, catalogue, also))
+        return replace(found, hydra_flags=(*found.hydra_flags, flag, *values))
+    reader.problems.append(_unknown_flag(flag, inline, found, reader, also))
+    return found
 
 
 def _unknown_flag(
-    flag: str, inline: str | None, reader: _Reader, catalogue: Catalogue, also: Mapping[str, int]
+    flag: str, inline: str | None, found: Arguments, reader: _Reader, also: Mapping[str, int]
 ) -> Problem:
     """Explain `--precision bf16`, `--lr=0.1`, `--fp16` with the override as the fix."""
-    value = inline
+    value, catalogue = inline, make_catalogue()
     takes_next = reader.tokens and "=" not in reader.tokens[0]
     if value is None and takes_next and not reader.tokens[0].startswith("--"):
         value = reader.tokens.pop(0)
@@ -208,7 +195,7 @@ def _unknown_flag(
         why = "takes no value" if flag == long_flag else "there is no such flag"
         return Problem(flag, value or "", why, Fix(remark=f"{long_flag}{follows}"))
     if flag in _OF_PLAN:
-        rest = [t for t in (*reader.overrides, *reader.tokens) if t != "plan_only=true"]
+        rest = [t for t in (*found.overrides, *reader.tokens) if t != "plan_only=true"]
         command = shlex.join(["eke", "plan", flag, *rest])
         return Problem(flag, "", "is a flag of eke plan", Fix(remark=command))
     fix = suggest_fix(override, catalogue)
@@ -220,9 +207,7 @@ def _unknown_flag(
 
 
 def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
-    """Suggest the intended flag; 0.8 allows one or two wrong letters in a long flag."""
-    flags = [each for each in known if each.startswith("--")]
-    return next(iter(difflib.get_close_matches(flag, flags, n=1, cutoff=0.8)), None)
+    return closest(flag, [each for each in known if each.startswith("--")])
 
 
 _FLAG = "--config-dir"
@@ -272,7 +257,7 @@ def _move(old: object, new: object) -> Fix:
     return Fix(remark=shlex.join(["mv", str(old), str(new)]))
 
 
-def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Catalogue) -> Problem:
+def explain_file(error: BaseException, catalogue: Catalogue) -> Problem:
     """Explain an error inside a file: name, line, reason and replacement."""
     cause: BaseException | None = error
     while cause:
@@ -282,9 +267,9 @@ def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Cat
         cause = cause.__cause__ or cause.__context__
     text = str(error)
     if absent := re.search(r"Could not find '([\w/]+)/([\w.-]+)'", text):
-        return _absent_option(absent[1], absent[2], folders, catalogue)
+        return _absent_option(absent[1], absent[2], catalogue)
     match = re.search(r"In '([^']+)'", text)
-    file = _find_file(match[1] if match else "", folders)
+    file = _find_file(match[1] if match else "", catalogue)
     if file and (begun := _beginning(file)):
         return begun
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
@@ -295,9 +280,9 @@ def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Cat
     return Problem(where, key, *_explain_key(key, error, catalogue))
 
 
-def explain_untyped(group: str, option: str, folders: tuple[Path, ...]) -> Problem:
+def explain_untyped(group: str, option: str, catalogue: Catalogue) -> Problem:
     """Explain an option without a schema in a group whose options have different keys."""
-    file = _find_file(f"{group}/{option}", folders)
+    file = _find_file(f"{group}/{option}", catalogue)
     begun = _beginning(file) if file else None
     why = f"names no /schema/{group}/NAME@_here_ in its defaults: {', '.join(VARIANTS[group])}"
     return begun or Problem(group, option, why, CORRECT_FILE)
@@ -343,13 +328,12 @@ def _beginning(file: Path) -> Problem | None:
     return Problem(f"{file}:1", "", why, Fix(remark=fix)) if fix else None
 
 
-def _absent_option(
-    group: str, option: str, folders: tuple[Path, ...], catalogue: Catalogue
-) -> Problem:
+def _absent_option(group: str, option: str, catalogue: Catalogue) -> Problem:
     """Explain a defaults list entry that does not exist."""
-    files = [file for folder in reversed(folders) for file in sorted(folder.rglob("*.yaml"))]
+    folders = reversed(catalogue.folders)
+    files = [file for folder in folders for file in sorted(folder.rglob("*.yaml"))]
     if is_hydras(group):
-        return explain_in_files([group], files, option)[0]
+        return explain_in_file(group, files, option)
     options = catalogue.options.get(group, {})
     why = f"{option} is not an option of {group}: {', '.join(options)}"
     near = closest(option, options)
@@ -359,9 +343,9 @@ def _absent_option(
     return Problem(where or "the composed configuration", "", why, fix)
 
 
-def _find_file(name: str, folders: tuple[Path, ...]) -> Path | None:
-    candidates = [folder / f"{name}.yaml" for folder in reversed(folders)] if name else []
-    return next((path for path in candidates if path.exists()), None)
+def _find_file(name: str, catalogue: Catalogue) -> Path | None:
+    paths = (folder / f"{name}.yaml" for folder in reversed(catalogue.folders))
+    return next((path for path in paths if name and path.exists()), None)
 
 
 def _find_line(pattern: str, file: Path) -> int | None:
@@ -377,7 +361,7 @@ def _line_of(name: str, file: Path) -> int:
 
 def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[str, Fix]:
     """Reason of the error, and the replacement for the file."""
-    said = first_line(error)
+    said = hydra_reason(error)
     field = catalogue.keys.get(key)
     if field is None:
         near = nearest_key(key, catalogue) if key else None
@@ -393,8 +377,6 @@ def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[
 
 
 MIX_EXAMPLE = Fix(remark="data.sources=[{option:jsonl,path:FILE_OR_FOLDER,weight:1},...]")
-WrongSource = tuple[int, str, Any, str, Fix | str]
-"""Number of the source, key, value, why, and the fix, or the right value."""
 
 
 def find_source_problems(data: Data) -> list[Problem]:
@@ -403,46 +385,49 @@ def find_source_problems(data: Data) -> list[Problem]:
         return []
     if not data.sources:
         return [Problem("data.sources", "[]", "a mix has at least one source", MIX_EXAMPLE)]
-    found = [wrong for each in enumerate(data.sources) for wrong in _check_source(*each)]
-    problems = []
-    for number, key, value, why, fix in found or _check_shares(data):
-        fix = Fix(f"data.sources.{number}.{key}={fix}") if isinstance(fix, str) else fix
-        place, text = f"data.sources[{number}].{key}", shown(format_value(value))
-        problems.append(Problem(place, text, why, fix))
-    return problems
+    found = [problem for each in enumerate(data.sources) for problem in _check_source(*each)]
+    return found or list(_check_shares(data))
 
 
-def _check_source(number: int, source: dict[str, Any]) -> Iterator[WrongSource]:
+def _of_source(number: int, key: str, value: Any, why: str, fix: Fix | str) -> Problem:
+    """Problem of a key of a source; a text as `fix` is the right value."""
+    fix = Fix(f"data.sources.{number}.{key}={fix}") if isinstance(fix, str) else fix
+    return Problem(f"data.sources[{number}].{key}", shown(format_value(value)), why, fix)
+
+
+def _check_source(number: int, source: dict[str, Any]) -> Iterator[Problem]:
     option = source.get("option")
     if option not in MIXED:
         ending = option_for(str(source.get("path", "")))
         meant = closest(str(option), MIXED) or (ending if ending in MIXED else "jsonl")
-        yield number, "option", option, f"is to be one of {', '.join(MIXED)}", str(meant)
+        why = f"is to be one of {', '.join(MIXED)}"
+        yield _of_source(number, "option", option, why, str(meant))
         return
     fields = {**dict(class_fields(Weighted)), **dict(class_fields(MIXED[option]))}
     for key, known in fields.items():
         if known.default == "???" and key not in source:
             wanted = default_text(known, f"data.{key}")
-            yield number, key, "", f"{option} needs a value for it", wanted
+            yield _of_source(number, key, "", f"{option} needs a value for it", wanted)
     for key, value in source.items():
         if key in SHARED:
             fix = Fix(remark=f"data.{key}={format_value(value)}, and not in the source")
-            yield number, key, value, "all sources share it", fix
+            yield _of_source(number, key, value, "all sources share it", fix)
             continue
         if key not in fields:
             fix = Fix(remark=f"write {closest(key, fields) or ', '.join({*fields} - SHARED)}")
-            yield number, key, value, f"{option} has no such key", fix
+            yield _of_source(number, key, value, f"{option} has no such key", fix)
             continue
         known = fields[key]
         is_text = isinstance(value, str) and known.kind in (bool, int, float)
         if is_text or not admits(known, value):
-            yield number, key, value, f"{known.words()} is wanted", probably_meant(known, value)
+            why = f"{known.words()} is wanted"
+            yield _of_source(number, key, value, why, probably_meant(known, value))
         elif known.limit and value is not None and not known.limit.admits(value):
             why = f"must be {known.limit.describe(value)}"
-            yield number, key, value, why, format_value(known.default or 1)
+            yield _of_source(number, key, value, why, format_value(known.default or 1))
 
 
-def _check_shares(mix: Mix) -> Iterator[WrongSource]:
+def _check_shares(mix: Mix) -> Iterator[Problem]:
     """Weights of some sources alone, and names that two have."""
     weights, names = [source.get("weight") for source in mix.sources], source_names(mix)
     given = [weight for weight in weights if weight is not None]
@@ -451,9 +436,9 @@ def _check_shares(mix: Mix) -> Iterator[WrongSource]:
             why = f"{len(given)} of {len(weights)} sources have a weight: all have one, or none"
             if mix.is_stream:
                 why = "the rows of a stream are not counted: each source has one"
-            yield number, "weight", None, why, format_value(min(given, default=1))
+            yield _of_source(number, "weight", None, why, format_value(min(given, default=1)))
         if name in names[:number]:
             why = f"is the name of data.sources[{names.index(name)}] too; losses are known by it"
             of_hub = "name" in dict(class_fields(MIXED[mix.sources[number]["option"]]))
             fix = Fix(remark="each split once") if of_hub else f"{name}_{number}"
-            yield number, "name", name, why, fix
+            yield _of_source(number, "name", name, why, fix)

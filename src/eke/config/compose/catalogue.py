@@ -18,37 +18,38 @@ from typing import Any, get_args, get_origin, get_type_hints
 from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, ListConfig, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
-from eke.common.paths import conf_folder, program
+from eke.common.paths import conf_folder
 from eke.common.text import closest as closest
 from eke.common.text import format_value
 from eke.common.text import normal as normal
 from eke.config.schema import VARIANTS, Config, Limit
 
-GROUPS: dict[str, str] = {
-    "model": "architecture and size",
-    "task": "what it learns to predict",
-    "data": "what it is trained on",
-    "batch": "samples per step",
-    "precision": "number formats",
-    "optimizer": "update rule and its state",
-    "schedule": "learning rate over steps",
-    "memory": "activations kept or redone",
-    "attention": "attention implementation",
-    "compile": "torch.compile",
-    "kernels": "fused operations",
-    "distributed": "processes and sharding",
-    "offload": "state off the device",
-    "dataloader": "how batches arrive",
-    "peft": "which weights are trained",
-    "engine": "training loop",
-    "tracker": "where results are shown",
-    "hardware": "machine to plan for",
-    "slurm": "cluster that runs (-m)",
-    "recipe": "named set of techniques",
-    "experiment": "named, complete setting",
-    "sweep": "named set of runs (-m)",
+GROUPS: dict[str, tuple[str, str]] = {
+    "model": ("architecture and size", "tiny bert_base gpt2 t5_base llama_1b pretrained"),
+    "task": ("what it learns to predict", ""),
+    "data": ("what it is trained on", "python_source text jsonl parquet csv hub chat"),
+    "batch": ("samples per step", ""),
+    "precision": ("number formats", "fp32 tf32 bf16 fp16 fp8"),
+    "optimizer": ("update rule and its state", "adamw adafactor adamw_8bit lion muon sgd"),
+    "schedule": ("learning rate over steps", ""),
+    "memory": ("activations kept or redone", "none checkpointing activation_offload"),
+    "attention": ("attention implementation", "auto sdpa flash2 flash3 eager"),
+    "compile": ("torch.compile", "none inductor"),
+    "kernels": ("fused operations", "none liger fused_linear_cross_entropy"),
+    "distributed": ("processes and sharding", "none ddp fsdp zero2 zero3"),
+    "offload": ("state off the device", "none optimizer_cpu params_cpu"),
+    "dataloader": ("how batches arrive", ""),
+    "peft": ("which weights are trained", "none lora qlora"),
+    "engine": ("training loop", ""),
+    "tracker": ("where results are shown", "wandb mlflow tensorboard none"),
+    "hardware": ("machine to plan for", "auto cpu rtx4090 a100_80 h100 h200"),
+    "slurm": ("cluster that runs (-m)", ""),
+    "recipe": ("named set of techniques", "none fastest low_memory"),
+    "experiment": ("named, complete setting", "none smoke debug"),
+    "sweep": ("named set of runs (-m)", "none demo guide_table precision_ladder"),
 }
-"""Description of each group, in help page order (unlisted groups come last)."""
+"""Group -> its description, and its options on the help page with a count of the others; empty for
+all. Unlisted groups come last."""
 
 LABELS = ("model", "precision", "memory", "dataloader", "slurm")
 """Groups whose `option` only names a set of values, so a user's file may use a new name."""
@@ -108,6 +109,11 @@ class Catalogue:
 
     folders: tuple[Path, ...]
     """Config folders in order of precedence, as in Hydra's search path."""
+
+    @property
+    def own_folder(self) -> Path | None:
+        """The user's folder, if there is one."""
+        return self.folders[1] if len(self.folders) > 1 else None
 
     @cached_property
     def options(self) -> dict[str, dict[str, Path]]:
@@ -172,10 +178,7 @@ class Catalogue:
         return [name for name in names if name not in FIXED_FIELDS]
 
     def schema_class(self, group: str, option: str) -> type:
-        """Schema class named in an option's defaults list or by the option it extends.
-
-        Defaults to the group's first class.
-        """
+        """Schema class named by the defaults list of an option or its base; else the first."""
         seen: set[str] = set()
         while option in self.options[group] and option not in seen:
             seen.add(option)
@@ -220,17 +223,23 @@ def make_catalogue(config_dir: Path | None = None) -> Catalogue:
     return Catalogue((conf_folder(), *([config_dir] if config_dir else [])))
 
 
+def title(group: str) -> str:
+    """Name and description of a group."""
+    return f"{group}: {GROUPS[group][0] if group in GROUPS else group}"
+
+
+def about_options(group: str, catalogue: Catalogue) -> dict[str, str]:
+    """Option -> its first line without its name, `optimizer=adamw -- what it is.`."""
+    heads = {option: headline(file) for option, file in catalogue.options.get(group, {}).items()}
+    return {option: head.partition(" -- ")[2] or head for option, head in heads.items()}
+
+
 def headline(file: Path) -> str:
     """Description of an option: its first comment line after the package directive."""
     for line in file.read_text().splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
             return line.removeprefix("#").strip()
     return ""
-
-
-def multirun() -> str:
-    """Command-line prefix of a sweep."""
-    return f"{program()} -m"
 
 
 def swept(overrides: list[list[str]]) -> list[str]:
@@ -251,13 +260,13 @@ def quoted(value: str) -> str:
     return f'"{escaped}{chr(92) * tail}"'
 
 
-def first_line(error: BaseException) -> str:
-    """First line of a library's exception, without location prefix and details."""
+def hydra_reason(error: BaseException) -> str:
+    """Reason of an exception of Hydra or OmegaConf: its first line, without location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and re.search(r"raised while composing config:$", lines[0]):
         lines = lines[1:]
     if error.__cause__ and (not lines or lines[0].startswith("Error merging")):
-        return first_line(error.__cause__)
+        return hydra_reason(error.__cause__)
     text = lines[0] if lines else type(error).__name__
     return re.sub(r"^In '[^']*': ", "", text)
 

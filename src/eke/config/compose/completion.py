@@ -3,6 +3,7 @@
 Nothing is composed, so an unfinished or invalid command line can be completed.
 """
 
+import glob
 import itertools
 import os
 import re
@@ -13,7 +14,7 @@ from pathlib import Path, PurePath
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
-from eke.config.compose.arguments import INFO_VALUES
+from eke.config.compose.arguments import CONFIG_DIR, FLAG_VALUES, LONG
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
@@ -24,9 +25,6 @@ from eke.config.compose.catalogue import (
 from eke.config.compose.compose_cache import PRESETS
 
 _FLAGS = ("--multirun", "--config-dir", "--cell", "--help", "--cfg", "--info", "--version")
-_CONFIG_DIR = ("--config-dir", "-cd")
-_CFG_VALUES = ("job", "hydra", "all")
-_FLAG_VALUES = {"--cfg": _CFG_VALUES, "-c": _CFG_VALUES, "--info": INFO_VALUES, "-i": INFO_VALUES}
 
 
 def split_line(line: str) -> tuple[list[str], str]:
@@ -43,10 +41,10 @@ def split_line(line: str) -> tuple[list[str], str]:
 def candidates(words: Sequence[str], word: str) -> list[str]:
     """Completions of a word behind others; one that ends in `=`, `.` or `/` can continue."""
     before = words[-1] if words else ""
-    if before in _CONFIG_DIR:
+    if before in CONFIG_DIR:
         return list(_files("", word, folders=True))
-    if before in _FLAG_VALUES:
-        return [value for value in _FLAG_VALUES[before] if value.startswith(word)]
+    if values := FLAG_VALUES.get(LONG.get(before, before)):
+        return [value for value in values if value.startswith(word)]
     if word.startswith("-"):
         return [flag for flag in _FLAGS if flag.startswith(word)]
     catalogue = make_catalogue(_config_dir(words))
@@ -68,9 +66,9 @@ def _config_dir(words: Sequence[str]) -> Path | None:
     folder = ""
     for before, word in itertools.pairwise(["", *words]):
         flag, equals, inline = word.partition("=")
-        if before in _CONFIG_DIR:
+        if before in CONFIG_DIR:
             folder = word
-        elif equals and flag in _CONFIG_DIR:
+        elif equals and flag in CONFIG_DIR:
             folder = inline
     path = user_path(folder)
     return path if folder and path.is_dir() else None
@@ -115,16 +113,12 @@ def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Itera
 
 def _files(start: str, typed: str, folders: bool = False) -> Iterator[str]:
     """Files and folders with the given prefix; hidden ones only if it starts with a dot."""
-    place, _, name = typed.rpartition("/")
-    place += "/" if "/" in typed else ""
-    try:
-        entries = sorted(os.scandir(os.path.expanduser(place) or "."), key=lambda e: e.name)
-    except OSError:  # the folder is missing or unreadable
-        return
-    for entry in entries:
-        hidden = entry.name.startswith(".") and not name.startswith(".")
-        if entry.name.startswith(name) and not hidden and (entry.is_dir() or not folders):
-            yield f"{start}{place}{entry.name}{'/' if entry.is_dir() else ''}"
+    name = os.path.basename(typed)
+    place = typed.removesuffix(name)
+    for path in sorted(glob.glob(f"{glob.escape(os.path.expanduser(place) + name)}*")):
+        is_folder = os.path.isdir(path)
+        if is_folder or not folders:
+            yield f"{start}{place}{os.path.basename(path)}{'/' if is_folder else ''}"
 
 
 COMPLETION_FLAGS = ("--shell-completion", "-sc")
@@ -141,13 +135,7 @@ _UNINSTALL = {
 
 
 def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
-    """Output of `-sc install=SHELL`, `-sc uninstall=SHELL` or `-sc query=SHELL`.
-
-    A query reads the command line from COMP_LINE; `commands` are the program's subcommands.
-
-    Raises:
-        ConfigError: unknown request or shell.
-    """
+    """Output of `-sc install|uninstall|query=SHELL`; a query is for the line in COMP_LINE."""
     action, _, shell = (request[0] if request else "").partition("=")
     if len(request) != 1 or action not in ("install", "uninstall", "query"):
         why = "wants install, uninstall or query, and a shell"

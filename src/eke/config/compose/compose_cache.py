@@ -4,8 +4,6 @@
 - A section depends only on its group's option and on the presets. So a tree whose options have all
   been seen in cached trees with the same presets is joined from their sections. This requires
   options that stand alone, i.e. write into their own section only; otherwise Hydra composes.
-
-If a value is rejected on the way, Hydra composes the whole tree, for its error message.
 """
 
 import pickle
@@ -13,7 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache, partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,11 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.paths import conf_folder
 from eke.config.compose.catalogue import Catalogue, make_catalogue, quoted
-from eke.config.compose.hydra_settings import is_hydras
 from eke.config.compose.overrides import parse
 from eke.config.schema import register
 
@@ -41,11 +38,7 @@ _OPTION = re.compile(r"(?:/(?P<group>\w+)/)?(?P<option>[\w.-]+)(?P<here>@_here_)
 
 
 def stands_alone(group: str, option: str, catalogue: Catalogue) -> bool:
-    """Whether an option's effect is independent of the options of other groups.
-
-    A preset may write into any section, if its defaults list does not depend on other options. Any
-    other file must write into its own section only. In doubt, the answer is no.
-    """
+    """Whether an option's effect is independent of other groups' options; in doubt it is not."""
     file = catalogue.options.get(group, {}).get(option)
     if file is None:
         return False
@@ -108,8 +101,6 @@ class Tree:
     config: DictConfig
     choices: dict[str, str]
     """Group -> option."""
-    of_hydra: tuple[str, ...] = ()
-    """Hydra settings changed by presets, by path."""
 
 
 @contextmanager
@@ -127,11 +118,11 @@ def hydra_state() -> Iterator[None]:
 
 
 class NotSet(Exception):
-    """Values that the tree rejects."""
+    """Values that the tree rejects, each with OmegaConf's error."""
 
-    def __init__(self, texts: list[str], choices: dict[str, str]) -> None:
-        super().__init__(" ".join(texts))
-        self.texts = texts
+    def __init__(self, errors: Mapping[str, Exception], choices: Mapping[str, str]) -> None:
+        super().__init__(*errors)
+        self.errors = errors
         self.choices = choices
 
 
@@ -141,7 +132,6 @@ class _Kept:
 
     content: bytes
     choices: dict[str, str]
-    of_hydra: tuple[str, ...]
     shared: tuple[str, ...]
     """Overrides that may change any section: presets and Hydra's settings."""
     typed: dict[str, str]
@@ -151,65 +141,54 @@ class _Kept:
 class Trees:
     """Composes similar trees; shared parts are composed once."""
 
-    def __init__(self, catalogue: Catalogue, config_dir: Path | None) -> None:
-        self._catalogue = catalogue
-        self._config_dir = config_dir
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
         self._kept: dict[tuple[str, ...], _Kept] = {}
-        self._alone: dict[tuple[str, str], bool] = {}
+        self._sections = catalogue.sections.keys() - PRESETS
+        self._stands_alone = cache(partial(stands_alone, catalogue=catalogue))
         self.num_composed = 0
         """Number of compositions by Hydra."""
 
     def tree(self, overrides: Sequence[str]) -> Tree:
-        """Compose the tree of these overrides; call inside `hydra_state`.
-
-        Raises:
-            NotSet: values that the options' sections reject.
-            Exception: any exception of Hydra's composition.
-        """
+        """Compose a tree inside `hydra_state`; NotSet for values that the options reject."""
         options = tuple(filter(self.chooses, overrides))
         kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
         self._kept[options] = kept  # the newest is the last
         if len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
         config: DictConfig = pickle.loads(kept.content)  # pickled by this process
-        values = [text for text in overrides if not self.chooses(text)]
-        if refused := [text for text in values if not _set(config, self._parsed(text))]:
-            raise NotSet(refused, kept.choices)
-        return Tree(config, kept.choices, kept.of_hydra)
-
-    def tree_as_hydra(self, overrides: Sequence[str]) -> Tree:
-        """As `tree`, but errors are those of Hydra's own composition."""
-        try:
-            return self.tree(overrides)
-        except (NotSet, HydraException):
-            return self._by_hydra(overrides)
+        errors: dict[str, Exception] = {}
+        for text in overrides:
+            if not self.chooses(text):
+                new = self._parsed(text)
+                key, add = new.key_or_group, new.is_force_add()
+                try:  # as Hydra does
+                    OmegaConf.update(config, key, new.value(), merge=True, force_add=add)
+                except (OmegaConfBaseException, ValueError) as error:
+                    errors[text] = error
+        if errors:
+            raise NotSet(errors, kept.choices)
+        return Tree(config, kept.choices)
 
     def chooses(self, text: str) -> bool:
         """Whether composition depends on this override: an option, or a Hydra setting."""
         key = self._parsed(text).key_or_group
-        return key in self._catalogue.options or key.startswith("hydra")
+        return key in self.catalogue.options or key.startswith("hydra")
 
     def _parsed(self, text: str) -> Override:
-        return parse(as_hydra_takes_it(text, self._catalogue))
+        return parse(as_hydra_takes_it(text, self.catalogue))
 
-    def _by_hydra(self, overrides: Sequence[str]) -> Tree:
+    def _composed(self, options: tuple[str, ...]) -> _Kept:
         self.num_composed += 1
-        texts = [as_hydra_takes_it(text, self._catalogue) for text in overrides]
-        if self._config_dir:
-            texts.append(f"hydra.searchpath=[{quoted(str(self._config_dir))}]")
+        texts = [as_hydra_takes_it(text, self.catalogue) for text in options]
+        if folder := self.catalogue.own_folder:
+            texts.append(f"hydra.searchpath=[{quoted(str(folder))}]")
         tree = hydra_compose("config", texts, return_hydra_config=True)
         chosen = {str(g): str(o) for g, o in tree.hydra.runtime.choices.items()}
         choices = {g: o for g, o in chosen.items() if not g.startswith("hydra/")}
         with read_write(tree), open_dict(tree):
             del tree["hydra"]
-        presets = [(group, choices.get(group, "")) for group in PRESETS]
-        paths = [p for each in presets for p in set_by_preset(*each, self._catalogue)]
-        return Tree(tree, choices, tuple(path for path in paths if is_hydras(path)))
-
-    def _composed(self, options: tuple[str, ...]) -> _Kept:
-        tree = self._by_hydra(options)
-        content = pickle.dumps(tree.config)
-        return _Kept(content, tree.choices, tree.of_hydra, *self._split(options))
+        return _Kept(pickle.dumps(tree), choices, *self._split(options))
 
     def _split(self, options: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
         """Split into overrides that may change any section, and the rest as group -> option."""
@@ -217,14 +196,11 @@ class Trees:
         for text in options:
             override = self._parsed(text)
             key = override.key_or_group
-            if self._has_section(key) and key not in typed:
+            if key in self._sections and key not in typed:
                 typed[key] = str(override.value())
             else:
                 shared.append(text)
         return tuple(shared), typed
-
-    def _has_section(self, group: str) -> bool:
-        return group in self._catalogue.sections and group not in PRESETS
 
     def _joined(self, options: tuple[str, ...]) -> _Kept | None:
         """Join a tree from sections of cached trees; None if a section is missing."""
@@ -232,13 +208,13 @@ class Trees:
         related = [kept for kept in self._kept.values() if kept.shared == shared]
         if not {choice for kept in related for choice in kept.choices.items()} >= typed.items():
             return None  # without the check below, which reads the options' files
-        related = [kept for kept in related if all(map(self._stands_alone, kept.choices.items()))]
+        related = [k for k in related if all(starmap(self._stands_alone, k.choices.items()))]
         sources = {choice: kept for kept in related for choice in kept.choices.items()}
         defaults = {
             g: o for kept in related for g, o in kept.choices.items() if g not in kept.typed
         }
-        wanted = {g: o for g, o in (defaults | typed).items() if self._has_section(g)}
-        groups = {group for group, _ in sources if self._has_section(group)}
+        wanted = {g: o for g, o in (defaults | typed).items() if g in self._sections}
+        groups = {group for group, _ in sources if group in self._sections}
         if not related or wanted.keys() != groups or not sources.keys() >= wanted.items():
             return None
         base = max(related, key=lambda kept: len(kept.choices.items() & wanted.items()))
@@ -246,43 +222,21 @@ class Trees:
         with flag_override(config, ["struct", "readonly"], [False, False]):
             for group, option in wanted.items() - base.choices.items():
                 config[group] = pickle.loads(sources[group, option].content)._get_node(group)
-        choices = base.choices | wanted
-        return _Kept(pickle.dumps(config), choices, base.of_hydra, shared, typed)
-
-    def _stands_alone(self, choice: tuple[str, str]) -> bool:
-        if choice not in self._alone:
-            self._alone[choice] = stands_alone(*choice, self._catalogue)
-        return self._alone[choice]
+        return _Kept(pickle.dumps(config), base.choices | wanted, shared, typed)
 
 
-def make_trees(catalogue: Catalogue, config_dir: Path | None) -> Trees:
+def make_trees(catalogue: Catalogue) -> Trees:
     """`Trees` for one composition. User files may change until the next one; eke's do not."""
-    return Trees(catalogue, config_dir) if config_dir else _own_trees(conf_folder())
+    return Trees(catalogue) if catalogue.own_folder else _own_trees(conf_folder())
 
 
 @lru_cache(maxsize=1)
 def _own_trees(_conf: Path) -> Trees:
-    return Trees(make_catalogue(), None)
-
-
-def _set(config: DictConfig, override: Override) -> bool:
-    """Set a value as Hydra does; False if it is not a plain value or is rejected."""
-    is_plain = override.package is None and not override.is_sweep_override()
-    if not is_plain or override.is_delete() or override.is_add():
-        return False
-    key, add = override.key_or_group, override.is_force_add()
-    try:
-        OmegaConf.update(config, key, override.value(), merge=True, force_add=add)
-    except (OmegaConfBaseException, ValueError):
-        return False
-    return True
+    return Trees(make_catalogue())
 
 
 def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
-    """Convert an override for Hydra, which adds to a mapping only with an addition prefix.
-
-    A W&B agent writes `++precision=bf16` (set or add), which Hydra accepts for keys only.
-    """
+    """Convert an override, as `++precision=bf16` of a W&B agent, to a form that Hydra accepts."""
     key, equals, value = text.lstrip("+").partition("=")
     mapping = key in catalogue.keys and catalogue.keys[key].kind is dict
     if mapping or catalogue.is_entry(key):

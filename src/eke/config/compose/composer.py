@@ -4,11 +4,11 @@ The cells of a sweep share their compositions. `claims` and `compose_with` recom
 choices of a recipe, without changing the user's.
 """
 
-import contextlib
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from eke.config.compose.catalogue import (
     admits,
     class_fields,
     default_text,
-    first_line,
+    hydra_reason,
     is_interpolation,
     make_catalogue,
     shown,
@@ -46,7 +46,7 @@ from eke.config.compose.compose_cache import (
     make_trees,
     set_by_preset,
 )
-from eke.config.compose.hydra_settings import explain_in_files, is_launching
+from eke.config.compose.hydra_settings import explain_in_file, is_hydras, is_launching
 from eke.config.compose.overrides import find_problems, parse, suggest_fix
 from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
@@ -69,41 +69,40 @@ class Composed:
 def compose(
     overrides: Sequence[str], config_dir: Path | None = None, *, in_sweep: bool = False
 ) -> Composed:
-    """Compose one configuration from overrides, `key=value` without flags.
+    """Compose one configuration from overrides; ConfigError has all their and the files' errors.
 
-    Args:
-        overrides: in order.
-        config_dir: a folder with the user's options, in addition to eke's.
-        in_sweep: they are one cell of a sweep, and may name the sweep, its launcher and its
-            sweeper. These are rejected for a single run, where they have no effect.
-
-    Raises:
-        ConfigError: all errors in the overrides and in the user's files.
+    `config_dir` is a folder with the user's options, in addition to eke's. With `in_sweep` they are
+    one cell of a sweep, and may name the sweep, its launcher and its sweeper: these are rejected
+    for a single run, where they have no effect.
     """
-    config_dir = config_dir.resolve() if config_dir else None
+    with _explained(overrides), hydra_state():
+        trees = make_trees(open_catalogue(config_dir))
+        return _composed(_checked(overrides, trees, in_sweep), tuple(overrides), trees)
+
+
+@contextmanager
+def _explained(overrides: Sequence[str]) -> Iterator[None]:
+    """Any exception of Hydra, OmegaConf or YAML is an error of the user: ConfigError."""
     try:
-        catalogue = open_catalogue(config_dir)
-        good = _checked(overrides, catalogue, config_dir, in_sweep)
-        return _composed(good, tuple(overrides), catalogue, config_dir)
+        yield
     except ConfigError:
         raise
-    except Exception as error:  # any exception of Hydra, OmegaConf or YAML for a user error
-        message = f"the configuration cannot be composed: {first_line(error)}"
-        whole = shown(" ".join(overrides))
-        raise ConfigError(Problem("command line", whole, message)) from error
+    except Exception as error:
+        message = f"the configuration cannot be composed: {hydra_reason(error)}"
+        raise ConfigError(Problem("command line", shown(" ".join(overrides)), message)) from error
 
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
     """Catalogue with the user's options; raises ConfigError if their folder is invalid."""
+    config_dir = config_dir.resolve() if config_dir else None
     if problems := (check_folder(config_dir) if config_dir else []):
         raise ConfigError(problems)
     return make_catalogue(config_dir)
 
 
-def _checked(
-    typed: Sequence[str], catalogue: Catalogue, config_dir: Path | None, in_sweep: bool
-) -> list[str]:
+def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
     """The overrides to compose; raises ConfigError if one is invalid, with all errors."""
+    catalogue = trees.catalogue
     spaced, joined = _spaced(list(typed), catalogue)
     texts = [t for t in dict.fromkeys(joined) if not (in_sweep and is_launching(t))]
     found = {text: problems_of(text, catalogue, in_sweep) for text in texts}
@@ -111,7 +110,7 @@ def _checked(
     problems = spaced + [problem for text in texts for problem in found[text]]
     problems += contradictions(good)
     if problems:
-        deeper = _deeper(good, problems, catalogue, config_dir)
+        deeper = _deeper(good, problems, trees)
         problems = _with_full_commands(problems, found) + deeper
         raise ConfigError(_without_placeholders(problems, good))
     return good
@@ -190,46 +189,42 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 # --- with Hydra ---------------------------------------------------------------------------------
 
 
-def _composed(
-    good: list[str], typed: tuple[str, ...], catalogue: Catalogue, config_dir: Path | None
-) -> Composed:
-    trees = make_trees(catalogue, config_dir)
-    with hydra_state():
-        try:
-            tree = trees.tree_as_hydra(good)
-        except Exception as error:
-            problems = _explain(good, error, catalogue, trees)
-            if all(problem.key in catalogue.keys for problem in problems):
-                problems += _deeper(good, problems, catalogue, config_dir)
-            raise ConfigError(problems) from error
-        return typed_tree(tree, good, typed, catalogue)
+def compose_tree(good: Sequence[str], trees: Trees) -> Tree:
+    """Compose one tree, without schema types, inside `hydra_state`; values may be missing."""
+    try:
+        return trees.tree(good)
+    except NotSet as error:
+        raise ConfigError(_explain(error, good, trees)) from error
+    except Exception as error:  # in a file
+        raise ConfigError(explain_file(error, trees.catalogue)) from error
 
 
-def typed_tree(
-    tree: Tree, good: Sequence[str], typed: tuple[str, ...], catalogue: Catalogue
-) -> Composed:
-    """Convert a tree to schema classes, without sweep settings; ConfigError for invalid values."""
+def _composed(good: Sequence[str], typed: tuple[str, ...], trees: Trees) -> Composed:
+    """Compose to schema classes, without sweep settings; ConfigError for invalid values."""
+    tree, catalogue = compose_tree(good, trees), trees.catalogue
     problems = _unresolved(tree.config, good, catalogue)
-    if tree.of_hydra and not HydraConfig.initialized():  # in a Hydra job, Hydra has read them
-        chosen = [catalogue.options[group][tree.choices[group]] for group in PRESETS]
-        others = [file for folder in catalogue.folders[1:] for file in folder.glob("*/*.yaml")]
-        problems += explain_in_files(tree.of_hydra, [*chosen, *others])
+    own = catalogue.own_folder
+    if own and not HydraConfig.initialized():  # in a Hydra job, Hydra has read its settings
+        presets = [(group, tree.choices[group]) for group in PRESETS]
+        files = [*(catalogue.options[group][o] for group, o in presets), *own.glob("*/*.yaml")]
+        paths = [path for each in presets for path in set_by_preset(*each, catalogue)]
+        hydras = dict.fromkeys(filter(is_hydras, paths))
+        problems += [explain_in_file(path, files) for path in hydras]
     if problems:
         raise ConfigError(problems)
     try:
         config: Any = OmegaConf.to_object(tree.config)
     except OmegaConfBaseException as error:
-        with contextlib.suppress(OmegaConfBaseException):
+        with suppress(OmegaConfBaseException):
             for key in sorted(OmegaConf.missing_keys(tree.config)):
                 section = key.partition(".")[0]
                 why = f"{section}={tree.config[section].option} needs a value for it"
                 problems += [Problem(key, "", why, Fix(completed(key, catalogue) or key))]
-        problems = problems or [explain_file(error, catalogue.folders, catalogue)]
+        problems = problems or [explain_file(error, catalogue)]
         raise ConfigError(problems) from error
     untyped = [g for g, kinds in VARIANTS.items() if type(getattr(config, g)) not in kinds.values()]
     if untyped:
-        folders = catalogue.folders
-        raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
+        raise ConfigError([explain_untyped(g, tree.choices[g], catalogue) for g in untyped])
     problems = check_options(config, tree.choices, catalogue) + find_source_problems(config.data)
     for key in (text.lstrip("+").partition("=")[0] for text in good):
         section, name = f"{key}.".split(".")[:2]  # an entry is added by force, to any section
@@ -245,8 +240,7 @@ def typed_tree(
     if not isinstance(config.model, PretrainedModel):  # checkpoints are read later
         config = resolve_attention(config)
         choices["attention"] = config.attention.option
-    own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
-    return Composed(config=config, choices=choices, overrides=typed, config_dir=own)
+    return Composed(config, choices, typed, own)
 
 
 def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) -> list[Problem]:
@@ -266,7 +260,7 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
             if value is not None and not admits(field, value):
                 why = f"leads to {shown(str(found))}; {field.words()} is wanted"
         except OmegaConfBaseException as error:
-            why = first_line(error)
+            why = hydra_reason(error)
             if "${hydra" in text:
                 why = "reads a setting of Hydra's own, and eke's runs have none"
         if why:
@@ -278,35 +272,24 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
 # --- after an error -----------------------------------------------------------------------------
 
 
-def _explain(
-    good: list[str], error: Exception, catalogue: Catalogue, trees: Trees
-) -> list[Problem]:
-    """Explain why Hydra rejected overrides that are valid one by one."""
-    groups = [text for text in good if text.lstrip("+").partition("=")[0] in catalogue.options]
-    try:
-        tree = trees.tree_as_hydra(groups).config
-    except Exception as deeper:  # the error is in a file
-        return [explain_file(deeper, catalogue.folders, catalogue)]
-    problems = []
-    for text in good:
+def _explain(error: NotSet, good: Sequence[str], trees: Trees) -> list[Problem]:
+    """Explain values that are valid one by one, and that their sections reject."""
+    catalogue, problems = trees.catalogue, []
+    for text, refused in error.errors.items():
         key, _, value = text.lstrip("+").partition("=")
         section, _, name = key.rpartition(".")
-        if text in groups:
-            continue
-        if section in catalogue.options:
-            fields = dict(class_fields(OmegaConf.get_type(tree, section) or Config))
-            if name not in fields:
-                problems.append(_elsewhere(text, tree[section].option, good, catalogue))
-            elif value == "null" and not (field := fields[name]).optional:
-                fix = Fix(f"{key}={default_text(field, key)}")
-                problems.append(Problem(key, value, f"{field.words()} is wanted", fix))
-            continue
-        try:
-            trees.tree_as_hydra([*filter(trees.chooses, good), text])
-        except Exception as refused:
-            problems.append(Problem(key, shown(value), first_line(refused)))
-    whole = Problem("command line", shown(" ".join(good)), first_line(error))
-    return problems or [whole]
+        option = error.choices.get(section, "")
+        fields = dict(class_fields(catalogue.schema_class(section, option))) if option else {}
+        if option and name not in fields:
+            problems.append(_elsewhere(text, option, good, catalogue))
+        elif option and value == "null":
+            fix = Fix(f"{key}={default_text(fields[name], key)}")
+            problems.append(Problem(key, value, f"{fields[name].words()} is wanted", fix))
+        else:
+            problems.append(Problem(key, shown(value), hydra_reason(refused)))
+    if all(problem.key in catalogue.keys for problem in problems):
+        problems += _deeper(good, problems, trees)
+    return problems
 
 
 def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue) -> Problem:
@@ -326,24 +309,19 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
     return Problem(key, shown(value), why, Fix(f"{section}={wanted}", text))
 
 
-def _deeper(
-    good: list[str], problems: list[Problem], catalogue: Catalogue, config_dir: Path | None
-) -> list[Problem]:
-    """Further problems, found by composing the overrides that are valid by themselves.
-
-    Sections with a problem are skipped: a missing value may be the misspelt one.
-    """
+def _deeper(good: Sequence[str], problems: list[Problem], trees: Trees) -> list[Problem]:
+    """Further problems of the valid overrides, without sections that have one already."""
     words = [word.partition("=")[0] for problem in problems for word in problem.fix.words]
     wrong = {problem.key for problem in problems}
     blocked = {re.split(r"[./@]", key.lstrip("+~"))[0] for key in [*wrong, *words]}
-    blocked &= set(catalogue.options)
+    blocked &= set(trees.catalogue.options)
     if blocked.intersection(PRESETS):
         return []
     keys = {text: text.lstrip("+").partition("=")[0] for text in good}
     skipped = blocked | wrong
     rest = [t for t, key in keys.items() if not {key, key.partition(".")[0]} & skipped]
     try:
-        _composed(rest, (), catalogue, config_dir)
+        _composed(rest, (), trees)
     except ConfigError as error:
         return error.problems
     return []
@@ -353,69 +331,25 @@ Progress = Callable[[int, int], None]
 """Called with the number done and the total."""
 
 
-class Many:
-    """Composes cells, also of the options in `config_dir` (ConfigError: it is invalid)."""
-
-    def __init__(self, config_dir: Path | None) -> None:
-        self._config_dir = config_dir.resolve() if config_dir else None
-        self.catalogue = open_catalogue(self._config_dir)
-        self.trees = Trees(self.catalogue, self._config_dir)
-        self._explained: dict[tuple[str, str], list[Problem]] = {}
-
-    def compose(
-        self, cells: Sequence[tuple[str, ...]], progress: Progress | None = None
-    ) -> list[Composed]:
-        """Compose every cell, in order, of valid overrides; ConfigError has shared errors once."""
-        done: list[Composed] = []
-        found: Counter[Problem] = Counter()
-        with hydra_state():
-            for number, cell in enumerate(cells, start=1):
-                try:
-                    done.append(self._one(cell))
-                except ConfigError as error:
-                    found.update(error.problems)
-                if progress:
-                    progress(number, len(cells))
-        if found:
-            raise ConfigError(problems_by_cell(found, len(cells)))
-        return done
-
-    def tree(self, overrides: Sequence[str]) -> Tree:
-        """Compose one tree without schema types; values may be missing. ConfigError: impossible."""
-        try:
-            with hydra_state():
-                return self.trees.tree(overrides)
-        except Exception:
-            compose(overrides, self._config_dir, in_sweep=True)  # raises an explanation
-            raise
-
-    def _one(self, cell: tuple[str, ...]) -> Composed:
-        texts = [text for text in dict.fromkeys(cell) if not is_launching(text)]
-        try:
-            return typed_tree(self.trees.tree(texts), texts, cell, self.catalogue)
-        except NotSet as error:
-            raise ConfigError(self._explain(error, texts)) from error
-        except ConfigError:
-            raise
-        except Exception:  # raised by Hydra or OmegaConf: composing the whole cell explains it
-            return compose(cell, self._config_dir, in_sweep=True)
-
-    def _explain(self, error: NotSet, texts: list[str]) -> list[Problem]:
-        """Explain values that cannot be set; each pair of value and option is explained once."""
-        options = [text for text in texts if self.trees.chooses(text)]
-        problems = []
-        for text in error.texts:
-            key, _, value = text.lstrip("+").partition("=")
-            pair = (text, error.choices.get(key.partition(".")[0], ""))
-            if pair not in self._explained:
-                why = "cannot be set together with the other overrides"
-                self._explained[pair] = [Problem(key, value, why)]
-                try:
-                    compose([*options, text], self._config_dir, in_sweep=True)
-                except ConfigError as explained:
-                    self._explained[pair] = explained.problems
-            problems += self._explained[pair]
-        return problems
+def compose_cells(
+    cells: Sequence[tuple[str, ...]], trees: Trees, progress: Progress | None = None
+) -> list[Composed]:
+    """Compose every cell, in order, of valid overrides; ConfigError has shared errors once."""
+    done: list[Composed] = []
+    found: Counter[Problem] = Counter()
+    with hydra_state():
+        for number, cell in enumerate(cells, start=1):
+            texts = [text for text in dict.fromkeys(cell) if not is_launching(text)]
+            try:
+                with _explained(cell):
+                    done.append(_composed(texts, cell, trees))
+            except ConfigError as error:
+                found.update(error.problems)
+            if progress:
+                progress(number, len(cells))
+    if found:
+        raise ConfigError(problems_by_cell(found, len(cells)))
+    return done
 
 
 def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
@@ -429,8 +363,7 @@ def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
 def claims(composed: Composed) -> frozenset[str]:
     """Groups and key paths set by overrides or by the experiment: `precision`, `seed`.
 
-    A named sweep precedes the recipe (docs/explanation/composing.md): its fixed settings are not
-    claims, but its rows are, since they are overrides of each cell.
+    A named sweep precedes the recipe (docs/explanation/composing.md): of it, only rows are claims.
     """
     typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
     catalogue = make_catalogue(composed.config_dir)
@@ -441,22 +374,15 @@ def claims(composed: Composed) -> frozenset[str]:
 def is_set(composed: Composed, key: str) -> bool:
     """Whether the user set `group.key`: by an override, experiment, sweep, recipe or own option."""
     catalogue = make_catalogue(composed.config_dir)
-    group, option = key.partition(".")[0], composed.choices.get(key.partition(".")[0], "")
-    presets = {
-        path
-        for preset in ("sweep", "recipe")
-        for path in set_by_preset(preset, composed.choices.get(preset, "none"), catalogue)
-    }
-    file = catalogue.options.get(group, {}).get(option)
+    group = key.partition(".")[0]
+    file = catalogue.options.get(group, {}).get(composed.choices.get(group, ""))
     own = file is not None and not file.is_relative_to(conf_folder())
-    return own or key in presets | claims(composed)
+    presets = [(name, composed.choices.get(name, "none")) for name in ("sweep", "recipe")]
+    paths = {path for preset in presets for path in set_by_preset(*preset, catalogue)}
+    return own or key in paths | claims(composed)
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
-    """Recompose without the recipe's preset, and with its choices (not in `claims`) instead.
-
-    Raises:
-        ConfigError: they cannot be composed together.
-    """
+    """Recompose with choices (not in `claims`) in place of the recipe's; may raise ConfigError."""
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, "recipe=none", *choices], composed.config_dir, in_sweep=True)

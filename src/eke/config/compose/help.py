@@ -1,7 +1,4 @@
-"""Pages of `python train.py --help` and `--help GROUP`, generated from `conf/` and the schema.
-
-The first page shows the most used options and keys; a group's page shows all of the group.
-"""
+"""Pages of `python train.py --help` and `--help GROUP`, generated from `conf/` and the schema."""
 
 import re
 import textwrap
@@ -13,35 +10,15 @@ from eke.common.paths import program
 from eke.config.compose.catalogue import (
     GROUPS,
     Catalogue,
+    about_options,
     class_fields,
     closest,
-    headline,
     make_catalogue,
+    title,
 )
 from eke.config.compose.suggest import nearest_key
 from eke.config.schema import Config
 from eke.config.schema.fields import field_docs, summary
-
-COMMON_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "model": ("tiny", "bert_base", "gpt2", "t5_base", "llama_1b", "pretrained"),
-    "data": ("python_source", "text", "jsonl", "parquet", "csv", "hub", "chat"),
-    "batch": ("fixed", "auto"),
-    "precision": ("fp32", "tf32", "bf16", "fp16", "fp8"),
-    "optimizer": ("adamw", "adafactor", "adamw_8bit", "lion", "muon", "sgd"),
-    "memory": ("none", "checkpointing", "activation_offload"),
-    "attention": ("auto", "sdpa", "flash2", "flash3", "eager"),
-    "compile": ("none", "inductor"),
-    "kernels": ("none", "liger", "fused_linear_cross_entropy"),
-    "distributed": ("none", "ddp", "fsdp", "zero2", "zero3"),
-    "offload": ("none", "optimizer_cpu", "params_cpu"),
-    "peft": ("none", "lora", "qlora"),
-    "tracker": ("wandb", "mlflow", "tensorboard", "none"),
-    "hardware": ("auto", "cpu", "rtx4090", "a100_80", "h100", "h200"),
-    "recipe": ("none", "fastest", "low_memory"),
-    "experiment": ("none", "smoke", "debug"),
-    "sweep": ("none", "demo", "guide_table", "precision_ladder"),
-}
-"""Group -> its options on the first page, with a count of the rest; other groups show all."""
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "what is trained": ("model", "task", "data", "batch"),
@@ -79,13 +56,7 @@ flags: -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-he
 
 
 def help_text(config_dir: Path | None = None, topic: str = "") -> str:
-    """Format a help page, with the options in the user's `config_dir`.
-
-    `topic` is a group, another section of the configuration or a key; empty for the first page.
-
-    Raises:
-        ConfigError: there is no such topic.
-    """
+    """Page of a group, section or key, with the user's options; the first page without `topic`."""
     catalogue = make_catalogue(config_dir)
     page = _topic_page(topic, catalogue) if topic else _first_page(catalogue)
     return page.replace("PROGRAM", program())
@@ -109,12 +80,13 @@ def _first_page(catalogue: Catalogue) -> str:
 
 def _first_page_row(group: str, catalogue: Catalogue) -> str:
     options, files = _ordered(group, catalogue), catalogue.options[group]
-    shown = [name for name in COMMON_OPTIONS.get(group, options) if name in options]
+    about, common = GROUPS.get(group, ("", ""))
+    shown = [name for name in common.split() or options if name in options]
     # The user's own options are always shown.
     shown += [o for o in options if not files[o].is_relative_to(catalogue.folders[0])]
     shown = list(dict.fromkeys(shown))
     more = [f"(+{len(options) - len(shown)})"] if len(options) > len(shown) else []
-    return _wrapped(f"  {group:<13}{GROUPS.get(group, ''):<29}", " ".join([*shown, *more]))
+    return _wrapped(f"  {group:<13}{about:<29}", " ".join([*shown, *more]))
 
 
 def _ordered(group: str, catalogue: Catalogue) -> list[str]:
@@ -132,8 +104,8 @@ def _topic_page(topic: str, catalogue: Catalogue) -> str:
         why = f"is not a group; groups are {', '.join(names)}"
         raise ConfigError(Problem("--help", topic, why, Fix("--help", near)))
     classes = catalogue.sections.get(section, ())
-    about = GROUPS.get(section) or (summary(classes[0]) if classes else "")
-    blocks = [f"{section}: {about}"]
+    in_table = section in GROUPS or not classes
+    blocks = [title(section) if in_table else f"{section}: {summary(classes[0])}"]
     if section in catalogue.options:
         blocks.append(_option_rows(section, catalogue))
     if classes:
@@ -145,9 +117,8 @@ def _option_rows(group: str, catalogue: Catalogue) -> str:
     names = _ordered(group, catalogue)
     default = catalogue.defaults.get(group)
     width = max(map(len, names)) + 4
-    # An option's first line: `optimizer=adamw -- what it is.`
-    heads = {name: headline(catalogue.options[group][name]).partition(" -- ")[2] for name in names}
-    rows = [_wrapped(f"  {name:<{width - 2}}", about) for name, about in heads.items()]
+    about = about_options(group, catalogue)
+    rows = [_wrapped(f"  {name:<{width - 2}}", about[name]) for name in names]
     return "\n".join([f"options (default: {default})" if default else "options", *rows])
 
 

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,17 @@ from hydra.core.hydra_config import HydraConfig
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
-from eke.config.compose.arguments import INFO_VALUES, Arguments
+from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
 from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
 from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_state
 from eke.config.compose.composer import open_catalogue
-from eke.config.compose.overrides import find_problems, parse
+from eke.config.compose.hydra_settings import LAUNCHING
+from eke.config.compose.overrides import find_problems
 from eke.config.compose.suggest import nearest_key
 from eke.config.schema import register
 
-_LONG = {"-c": "--cfg", "-p": "--package", "-i": "--info"}
-_VALUES = {"--cfg": ("job", "hydra", "all"), "--info": INFO_VALUES}
-
-QUESTIONS = ("--cfg", "--info", "--hydra-help")
-"""Flags that print information."""
-
-COMPANIONS = ("--resolve", "--package")
-"""Flags that modify `--cfg`."""
+_QUESTIONS = ("--cfg", "--info", "--hydra-help")  # print information
+_COMPANIONS = ("--resolve", "--package")  # modify --cfg
 
 
 def check_question(arguments: Arguments) -> None:
@@ -44,8 +39,7 @@ def check_question(arguments: Arguments) -> None:
     Hydra would print a traceback, its usage or nothing, or change the run.
     """
     pairs = _pairs(arguments.hydra_flags)
-    problems = list(filter(None, (_wrong_flag(*pair) for pair in pairs)))
-    if problems := problems or list(filter(None, [_wrong_together(pairs, arguments)])):
+    if problems := [*_wrong_flags(pairs)] or [*_wrong_together(pairs, arguments)]:
         raise ConfigError(problems)
 
 
@@ -54,74 +48,78 @@ def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for token in flags:
         if token.startswith("-"):
-            pairs.append((_LONG.get(token, token), ""))
+            pairs.append((LONG.get(token, token), ""))
         else:
             pairs[-1] = (pairs[-1][0], token)
     return pairs
 
 
-def _wrong_flag(flag: str, value: str) -> Problem | None:
-    if flag not in QUESTIONS + COMPANIONS:
-        why = "would run something else than eke checks; your own options go into a folder"
-        return Problem(flag, value, why, Fix(remark="--config-dir FOLDER"))
-    if flag == "--package" and not value:
-        return Problem(flag, "", "names a part of the configuration", Fix(flag, "optimizer"))
-    known = _VALUES.get(flag, (value,))
-    if value in known or (flag == "--info" and not value):
-        return None
-    fix = [flag, closest(value, known) or known[0], *([value] if "=" in value else [])]
-    return Problem(flag, shown(value), f"can be {', '.join(known)}", Fix(*fix))
+def _wrong_flags(pairs: Sequence[tuple[str, str]]) -> Iterator[Problem]:
+    for flag, value in pairs:
+        known = FLAG_VALUES.get(flag, (value,))
+        if flag not in _QUESTIONS + _COMPANIONS:
+            why = "would run something else than eke checks; your own options go into a folder"
+            yield Problem(flag, value, why, Fix(remark="--config-dir FOLDER"))
+        elif flag == "--package" and not value:
+            yield Problem(flag, "", "names a part of the configuration", Fix(flag, "optimizer"))
+        elif value not in known and (value or flag != "--info"):
+            fix = Fix(flag, closest(value, known) or known[0], *([value] if "=" in value else []))
+            yield Problem(flag, shown(value), f"can be {', '.join(known)}", fix)
 
 
-def _wrong_together(pairs: list[tuple[str, str]], arguments: Arguments) -> Problem | None:
-    questions = [pair for pair in pairs if pair[0] in QUESTIONS]
-    companions = [pair for pair in pairs if pair[0] in COMPANIONS]
+def _wrong_together(pairs: list[tuple[str, str]], arguments: Arguments) -> Iterator[Problem]:
+    questions = [pair for pair in pairs if pair[0] in _QUESTIONS]
+    companions = [pair for pair in pairs if pair[0] in _COMPANIONS]
     if companions and "--cfg" not in dict(questions):
-        flag, value = companions[0]
-        fix = Fix("--cfg", "job", *filter(None, (flag, value)))
-        return Problem(flag, value, "goes with --cfg", fix)
-    if len(questions) > 1:
+        fix = Fix("--cfg", "job", *filter(None, companions[0]))
+        yield Problem(*companions[0], "goes with --cfg", fix)
+    elif len(questions) > 1:
         first, second = (" ".join(pair).strip() for pair in questions[:2])
         fix = Fix(*filter(None, questions[1]))
-        return Problem(second, "", f"one question at a time; {first} is one, too", fix)
-    if arguments.multirun and questions[0][0] != "--hydra-help":
+        yield Problem(second, "", f"one question at a time; {first} is one, too", fix)
+    elif arguments.multirun and questions[0][0] != "--hydra-help":
         why = "is about one configuration, and -m spans several; plan_only=true lists those"
         fix = Fix("-m", *dict.fromkeys([*arguments.overrides, "plan_only=true"]))
-        return Problem(questions[0][0], questions[0][1], why, fix)
-    return None
+        yield Problem(*questions[0], why, fix)
 
 
 def run_hydra_flags(arguments: Arguments) -> str:
-    """Run Hydra with flags that passed `check_question`.
-
-    Raises:
-        ConfigError: the package does not exist, or Hydra fails for another reason.
-    """
-    register()
-    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
-    before = sys.argv
+    """Hydra's answer to flags that passed `check_question`; ConfigError where it fails."""
     # A bare --info would consume the first override.
     pairs = [(f, v or "all") if f == "--info" else (f, v) for f, v in _pairs(arguments.hydra_flags)]
     flags = [word for pair in pairs for word in pair if word]
     catalogue = make_catalogue(arguments.config_dir)
-    overrides = [as_hydra_takes_it(text, catalogue) for text in arguments.overrides]
-    sys.argv = [before[0], *flags, *folder, *overrides]
     answer, complaint = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(complaint):
-            hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")(
-                lambda config: None
-            )()
+            _run_hydra(flags, arguments.overrides, catalogue, lambda _: None)
     except SystemExit as ended:
         if ended.code:
-            raise ConfigError(_refused(arguments, complaint.getvalue())) from ended
-    finally:
-        sys.argv = before
+            raise ConfigError(_refused(arguments, complaint.getvalue(), catalogue)) from ended
     sys.stderr.write(complaint.getvalue())
     return answer.getvalue().removesuffix("\n")
 
 
-def _refused(arguments: Arguments, complaint: str) -> Problem:
+def _run_hydra(
+    flags: Sequence[str],
+    overrides: Sequence[str],
+    catalogue: Catalogue,
+    task: Callable[[Any], float | None],
+) -> None:
+    """Run Hydra's own application on a command line."""
+    register()
+    folder = ["--config-dir", str(catalogue.own_folder)] if catalogue.own_folder else []
+    main = hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")
+    before = sys.argv
+    taken = (as_hydra_takes_it(text, catalogue) for text in overrides)
+    sys.argv = [before[0], *flags, *folder, *taken]
+    try:
+        main(task)()
+    finally:
+        sys.argv = before
+
+
+def _refused(arguments: Arguments, complaint: str, catalogue: Catalogue) -> Problem:
     """Report Hydra's last output line, and suggest a package if it does not exist."""
     pairs = dict(_pairs(arguments.hydra_flags))
     asked, package = pairs.get("--cfg", ""), pairs.get("--package", "")
@@ -129,7 +127,6 @@ def _refused(arguments: Arguments, complaint: str) -> Problem:
         lines = complaint.strip().splitlines() or ["Hydra gives no answer"]
         return Problem(" ".join(arguments.hydra_flags), "", lines[-1])
     why = f"there is no such part of the configuration that --cfg {asked} prints"
-    catalogue = make_catalogue(arguments.config_dir)
     section = package.partition(".")[0]
     another = section in catalogue.sections and package in catalogue.keys  # of another option
     near = section if another else nearest_key(package, catalogue) or "optimizer"
@@ -139,9 +136,6 @@ def _refused(arguments: Arguments, complaint: str) -> Problem:
 
 Job = Callable[[tuple[str, ...], Path | None], float | None]
 """Overrides and the user's folder -> the objective. Hydra handles its exceptions."""
-
-OWN = ("hydra/launcher", "hydra/sweeper")
-"""Groups with options of eke that Hydra does not know."""
 
 LOCAL, SWEEPER = "local", "eke"
 """Default options of these groups."""
@@ -173,9 +167,9 @@ def needs_sweep(overrides: Sequence[str]) -> bool:
 
 def _is_foreign(text: str) -> bool:
     group, _, option = text.partition("=")
-    if group == OWN[0]:
+    if group == "hydra/launcher":
         return not has_plugin(LAUNCHERS, option)
-    return group == OWN[1] and option != SWEEPER
+    return group == "hydra/sweeper" and option != SWEEPER
 
 
 def _is_setting(text: str) -> bool:
@@ -183,13 +177,7 @@ def _is_setting(text: str) -> bool:
 
 
 def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) -> None:
-    """Let Hydra run the sweep.
-
-    Raises:
-        ConfigError: the plugin is not installed, or an override is invalid; nothing has started.
-        Exception: any exception of a job or the plugin.
-    """
-    config_dir = config_dir.resolve() if config_dir else None
+    """Let Hydra run the sweep; ConfigError for invalid overrides, before anything has started."""
     catalogue = open_catalogue(config_dir)
     problems = [p for text in overrides for p in _wrong(text, catalogue)]
     problems += _without_plugin(overrides)
@@ -200,25 +188,19 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
         problems.append(Problem("hydra/launcher", launcher, why, Fix("hydra/sweeper=eke")))
     if problems:
         raise ConfigError(problems)
-    register()
-    folder = ["--config-dir", str(config_dir)] if config_dir else []
     # Hydra knows neither `local` nor `eke`.
-    foreign = [t for t in overrides if _is_foreign(t) or t.partition("=")[0] not in OWN]
-    words = ["-m", *folder, *(as_hydra_takes_it(text, catalogue) for text in foreign)]
-    main = hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")
+    foreign = [t for t in overrides if _is_foreign(t) or t.partition("=")[0] not in LAUNCHING]
 
     def run_job(_: Any) -> float | None:
         """Eke recomposes it from its overrides, with schema types and checks."""
-        return job(tuple(HydraConfig.get().overrides.task), config_dir)
+        return job(tuple(HydraConfig.get().overrides.task), catalogue.own_folder)
 
-    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [argv[0], *words]
+    full = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, instead of printing a traceback
     try:
-        main(run_job)()
+        _run_hydra(["-m"], foreign, catalogue, run_job)
     finally:
-        sys.argv = argv
-        os.environ["HYDRA_FULL_ERROR"] = full or "0"
+        os.environ["HYDRA_FULL_ERROR"] = full
 
 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
@@ -229,31 +211,23 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
         return [] if text == "sweep=none" else [Problem(key, shown(value), why, fix)]
     if key.startswith("hydra"):
         return []
-    problems = find_problems(text, catalogue)
-    try:
-        varied = parse(text).is_sweep_override()
-    except Exception:  # `problems` has the reason
-        return problems
-    # The last problem is that several values need -m, which is present here.
-    return problems[:-1] if varied and problems else problems
+    return find_problems(text, catalogue, multirun=True)
 
 
-def _without_plugin(overrides: Sequence[str]) -> list[Problem]:
+def _without_plugin(overrides: Sequence[str]) -> Iterator[Problem]:
     """Problems of missing launcher or sweeper plugins, and of settings without a chosen plugin."""
     with hydra_state():
         loader = GlobalHydra.instance().config_loader()
-        known = {group: loader.get_group_options(group) for group in OWN}
+        known = {group: loader.get_group_options(group) for group in LAUNCHING}
     chosen = {text.partition("=")[0] for text in overrides if _is_foreign(text)}
-    problems = []
     for text in overrides:
         key, _, value = text.lstrip("+").partition("=")
         if _is_foreign(text) and value not in known[key]:
-            problems.append(_not_installed(key, value, known[key]))
+            yield _not_installed(key, value, known[key])
         elif _is_setting(text) and (group := "hydra/" + key.split(".")[1]) not in chosen:
             why = "is a setting of a plugin of Hydra's, and none is chosen"
             fix = Fix(f"{group}={PLUGINS[group][0]}", text)
-            problems.append(Problem(key, shown(value), why, fix))
-    return problems
+            yield Problem(key, shown(value), why, fix)
 
 
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
@@ -261,7 +235,7 @@ def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
     if plugin in PLUGINS[group]:
         fix = Fix(remark=f"pip install hydra-{plugin}-{kind}")
         return Problem(group, option, "is not installed", fix)
-    own = plugin_names(LAUNCHERS) if group == OWN[0] else [SWEEPER]
+    own = plugin_names(LAUNCHERS) if group == "hydra/launcher" else [SWEEPER]
     options = [*own, *known, *PLUGINS[group]]
     why = f"there is none of this name: {', '.join(dict.fromkeys(options))}"
     return Problem(group, shown(option), why, Fix(f"{group}={closest(option, options) or own[0]}"))

@@ -73,15 +73,8 @@ def _in_place_of(path: str, raw: str) -> Fix:
     return next((fix for key, fix in _INSTEAD.items() if f"{path}.".startswith(f"{key}.")), Fix())
 
 
-def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "") -> list[Problem]:
-    """Explain Hydra settings, by their key paths, each with its line in one of the files.
-
-    `raw` is the value, if known.
-    """
-    return [_in_file(path, files, raw) for path in dict.fromkeys(paths)]
-
-
-def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
+def explain_in_file(path: str, files: Sequence[Path], raw: str = "") -> Problem:
+    """Explain a Hydra setting, by its key path and its value, if known, with its line in a file."""
     name = re.escape(re.split(r"[./]", path)[-1])
     value = re.escape(raw) or ".*?"
     wanted = re.compile(rf"(?:^|[\s/{{,]){name}\s*:\s*[\"']?({value})[\"']?\s*(?:,\s|\}}|#|$)")
@@ -102,10 +95,7 @@ def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
 
 
 def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
-    """Values of a sweep as text; an interval has none until an optimizer samples it.
-
-    Hydra's own iterator treats a range, a choice or a glob among other values as one value.
-    """
+    """Texts of a sweep's values, also inside lists; an interval has none until it is sampled."""
     for part in sweep_parts(parsed.value()):
         if isinstance(part, Glob):
             yield from part.filter(list(catalogue.options.get(parsed.key_or_group, {})))

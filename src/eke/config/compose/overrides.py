@@ -30,7 +30,6 @@ from eke.config.compose.catalogue import (
 from eke.config.compose.hydra_settings import check_setting, is_hydras, sweep_values
 from eke.config.compose.suggest import (
     NUMBER_KEYS,
-    TEXT_KEYS,
     completed,
     is_checkpoint,
     nearest_key,
@@ -38,7 +37,7 @@ from eke.config.compose.suggest import (
     of_elsewhere,
     shares_numbers,
 )
-from eke.config.foreign_names import Retired, find_retired
+from eke.config.foreign_names import find_retired
 
 # Maximum number of sweep values that are checked.
 _MAX_SWEEP_VALUES = 100
@@ -54,10 +53,11 @@ def parse(text: str) -> Override:
     return OverridesParser.create().parse_override(text)
 
 
-def find_problems(text: str, catalogue: Catalogue) -> list[Problem]:
+def find_problems(text: str, catalogue: Catalogue, multirun: bool = False) -> list[Problem]:
     """Find all problems of one override that need no composition.
 
-    A sweep is a problem here, since a composition has one value per key; its fix is the `-m` form.
+    A sweep is one of them without `multirun`, since a composition has one value per key; its fix is
+    the `-m` form.
     """
     if malformed := _check_shape(text, catalogue):
         return [malformed]
@@ -65,7 +65,10 @@ def find_problems(text: str, catalogue: Catalogue) -> list[Problem]:
         parsed = parse(text)
     except Exception:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
         return [_unparsable(text, catalogue)]
-    return _check_parsed(parsed, catalogue)
+    problems = _check_parsed(parsed, catalogue)
+    if multirun and parsed.is_sweep_override() and not is_hydras(parsed.key_or_group):
+        return problems[:-1]  # the last one is that -m is needed
+    return problems
 
 
 def suggest_fix(text: str, catalogue: Catalogue) -> Fix:
@@ -74,12 +77,10 @@ def suggest_fix(text: str, catalogue: Catalogue) -> Fix:
     return problems[0].fix if problems else Fix(text)
 
 
-def _join(fixes: Iterable[Fix]) -> Fix:
-    """Combine all fixes; empty if one of them is."""
-    fixes = list(fixes)
-    if not all(fixes):
-        return Fix()
-    return Fix(*(word for fix in fixes for word in fix.words))
+def _all_fixes(overrides: Iterable[str], catalogue: Catalogue) -> Fix:
+    """Combine the fixes of all overrides; empty if one of them has none."""
+    fixes = [suggest_fix(override, catalogue) for override in overrides]
+    return Fix(*(word for fix in fixes for word in fix.words)) if all(fixes) else Fix()
 
 
 def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
@@ -104,10 +105,6 @@ def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
     key, equals, value = text.partition("=")
     if not text.strip():
         return Problem(repr(text), "", "an override is key=value; this one is empty")
-    if text.startswith("-"):
-        plain = text.lstrip("-")
-        fix = suggest_fix(plain if equals else f"{plain}=true", catalogue)
-        return Problem(shown(text), "", "settings are written as key=value, without dashes", fix)
     if not equals and not text.startswith("~"):
         return _no_equals(text, catalogue)
     if not key.strip("+~ \t\n"):
@@ -130,7 +127,8 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
     if separator and (group in catalogue.options or group in catalogue.keys):
         return Problem(shown(text), "", why, suggest_fix(f"{group}={option}", catalogue))
     if row := find_retired(name):
-        return Problem(shown(text), "", row.why("true"), _instead(row, "true", catalogue))
+        fix = _all_fixes(row.overrides("true"), catalogue)
+        return Problem(shown(text), "", row.why("true"), fix)
     found = completed(name, catalogue) or completed(nearest_key(name, catalogue) or "", catalogue)
     return Problem(shown(text), "", why, Fix(found) if found else Fix())
 
@@ -150,7 +148,7 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
         return Problem(key, shown(value), why, Fix(f"{plain}={whole}"))
     if "/" in value and (found := of_elsewhere(plain, value)):
         why = f"not an option of {plain}; it goes to {found[-1].partition('=')[0]}"
-        return Problem(key, shown(value), why, _join(suggest_fix(f, catalogue) for f in found))
+        return Problem(key, shown(value), why, _all_fixes(found, catalogue))
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
     wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
     why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
@@ -213,7 +211,8 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     if row := find_retired(key) or find_retired(key.rpartition(".")[2]):
         wrong = [p for o in row.overrides(raw) for p in _next_problems(o, catalogue)]
         also = f"; {wrong[0].value}: {wrong[0].why}" if wrong else ""
-        return Problem(key, shown(raw), row.why(raw) + also, _instead(row, raw, catalogue))
+        fix = _all_fixes(row.overrides(raw), catalogue)
+        return Problem(key, shown(raw), row.why(raw) + also, fix)
     inner = key.rpartition("/")[2]
     if inner != key and inner in catalogue.options:
         why = f"is no group; {inner} is"
@@ -230,16 +229,9 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     why = f"there is no such key; did you mean {found}?"
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
-    fix = (
-        suggest_fix(f"{found}={raw}", catalogue)
-        if raw
-        else Fix(completed(found, catalogue) or found)
-    )
+    usual = Fix(completed(found, catalogue) or found)
+    fix = suggest_fix(f"{found}={raw}", catalogue) if raw else usual
     return Problem(shown(key), shown(raw), why, fix)
-
-
-def _instead(row: Retired, raw: str, catalogue: Catalogue) -> Fix:
-    return _join(suggest_fix(override, catalogue) for override in row.overrides(raw))
 
 
 def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
@@ -283,7 +275,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
     why = f"not an option of {group}: {', '.join(options)}"
     text = str(value)
     if row := find_retired(f"{group}={text}"):
-        return Problem(group, shown(raw), row.why(text), _instead(row, text, catalogue))
+        return Problem(group, shown(raw), row.why(text), _all_fixes(row.overrides(text), catalogue))
     if isinstance(value, bool):
         on = next((option for option in options if option != "none"), "none")
         chosen = on if value else catalogue.without_effect(group)
@@ -298,7 +290,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
     if is_name and (found := of_elsewhere(group, text)):
         why += f"; it goes to {found[-1].partition('=')[0]}"
         why += f" ({near} has random weights)" if near else ""
-        return Problem(group, shown(raw), why, _join(suggest_fix(f, catalogue) for f in found))
+        return Problem(group, shown(raw), why, _all_fixes(found, catalogue))
     if near is None and group == "model":
         why += "; a checkpoint is model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME"
     if near is None and len(catalogue.folders) == 1:
@@ -312,9 +304,9 @@ def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     why = f"{section} has keys, set one by one: {names}"
     if isinstance(value, dict) and value:
         items = [f"{section}.{name}={item}" for name, item in value.items()]
-        return Problem(section, shown(raw), why, _join(suggest_fix(i, catalogue) for i in items))
+        return Problem(section, shown(raw), why, _all_fixes(items, catalogue))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    key = (NUMBER_KEYS if is_number else TEXT_KEYS).get(section)
+    key = NUMBER_KEYS.get(section) if is_number else {"paths": "paths.runs"}.get(section)
     usual = Fix(completed(section, catalogue) or section)
     fix = suggest_fix(f"{key}={raw}", catalogue) if key and raw else usual
     return Problem(section, shown(raw) or "(nothing)", why, fix)

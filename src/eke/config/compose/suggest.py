@@ -3,9 +3,9 @@
 A path or a name in place of an option may be a checkpoint, a file or a data set.
 """
 
+import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -30,8 +30,6 @@ NUMBER_KEYS = {
     "train": "train.steps",
 }
 """Key path for a number given to a whole section: `batch=4` means `batch.per_device=4`."""
-TEXT_KEYS = {"paths": "paths.runs"}
-"""Key path for a text given to a whole section."""
 
 
 def nearest_key(key: str, catalogue: Catalogue) -> str | None:
@@ -121,7 +119,7 @@ def option_for(typed: str) -> str:
     """The option of `data` that reads a file or the files of a folder; empty if there is none."""
     folder = user_path(typed)
     names = [typed]
-    if _exists(folder) and folder.is_dir():
+    if os.path.exists(folder) and folder.is_dir():
         names = sorted(p.name for p in islice(folder.rglob("*.*"), _MAX_FILES))
     for option, endings in ENDINGS.items():
         if any(name.lower().endswith(endings) for name in names):
@@ -148,11 +146,11 @@ def as_evaluation(typed: str) -> tuple[str, ...]:
 
 def _is_file(typed: str) -> bool:
     """Whether a text is a path of a file or folder, not `owner/name` or a bare word."""
-    if _exists(user_path(typed)) or re.match(r"[./~]|[A-Za-z]:\\|.*/$", typed):
+    if os.path.exists(user_path(typed)) or re.match(r"[./~]|[A-Za-z]:\\|.*/$", typed):
         return True
     if re.search(r"\.[A-Za-z]\w{0,7}$|\\|\*|/.*/", typed):
         return True
-    return "/" in typed and _exists(user_path(typed.partition("/")[0]))
+    return "/" in typed and os.path.exists(user_path(typed.partition("/")[0]))
 
 
 def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
@@ -161,7 +159,7 @@ def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
         return as_data(text)
     bare = text.strip("\"'")
     named = re.search(r"[-\d]", bare) and re.fullmatch(r"[A-Za-z][\w.-]*", bare)
-    is_name = named or re.search(r"[/\\]", bare) or _exists(user_path(bare))
+    is_name = named or re.search(r"[/\\]", bare) or os.path.exists(user_path(bare))
     if group != "model" or not is_name:
         return ()
     if bare.lower().endswith(_WEIGHTS):
@@ -180,16 +178,7 @@ def is_checkpoint(typed: str, near: str) -> bool:
 
 
 def shares_numbers(group: str, typed: str, option: str) -> bool:
-    """Whether a name has the same numbers as an option: qwen3_4b is not a misspelt qwen3_8b.
-
-    Of a device with the letters behind them: an A10 is no A10G.
-    """
+    """Whether both have the same numbers: qwen3_4b is no misspelt qwen3_8b, an A10 no A10G."""
     number = r"\d+[a-z]*" if group == "hardware" else r"\d+"
     numbers = re.findall(number, normal(option))
     return set(re.findall(number, normal(typed))) <= set(numbers)
-
-
-def _exists(path: Path) -> bool:
-    with suppress(OSError, ValueError):  # a name that is too long, a null character
-        return path.exists()
-    return False

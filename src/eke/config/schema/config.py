@@ -71,11 +71,11 @@ class Config:
     hardware: surroundings.Hardware = field(default_factory=surroundings.Hardware)
     train: work.Train = field(default_factory=work.Train)
     paths: surroundings.Paths = field(default_factory=surroundings.Paths)
-    launcher: surroundings.Launcher = field(default_factory=surroundings.Launcher)
+    launcher: surroundings.LaunchKeys = field(default_factory=surroundings.LaunchKeys)
     resources: Resources = field(default_factory=Resources)
     slurm: Slurm = field(default_factory=Slurm)
     sweep: Sweep = field(default_factory=Sweep)
-    recipe: surroundings.Recipe = field(default_factory=surroundings.Recipe)
+    recipe: surroundings.RecipeGoal = field(default_factory=surroundings.RecipeGoal)
     seed: int = field(default=0, metadata=between(0, 2**32 - 1))  # what NumPy takes
     """Seed of initial weights, sample order, masking and dropout."""
     repeat: int = field(default=0, metadata=at_least(0))

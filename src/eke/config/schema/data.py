@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import Switch, above, at_least, between
+from eke.config.schema.fields import OptionGroup, Switch, above, at_least, between
 
 MAX_STEPS = 10**9
 """Optimizer steps of a run: at 1 ms each, more than eleven days."""
@@ -59,11 +59,10 @@ class ProblemType(Enum):
 
 
 @dataclass
-class Task:
+class Task(OptionGroup):
     """What the model learns to predict."""
 
     option: str = "causal_lm"
-    """The option chosen; set by the option's file."""
     problem = ProblemType.single  # no key but of classification
 
 
@@ -95,11 +94,10 @@ class Seq2SeqLM(Task):
 
 
 @dataclass
-class Data:
+class Data(OptionGroup):
     """What every data source has."""
 
     option: str = "python_source"
-    """The option chosen; set by the option's file."""
     seq_len: int = field(default=256, metadata=at_least(4))
     """Tokens per training sample (of the source, in seq2seq)."""
     num_samples: int | None = field(default=None, metadata=between(1, 10**9))
@@ -334,11 +332,10 @@ MIXED: dict[str, type[Data]] = {
 
 
 @dataclass
-class Batch:
+class Batch(OptionGroup):
     """How many samples make one optimizer step."""
 
     option: str = "fixed"
-    """The option chosen; set by the option's file."""
     per_device: int | None = field(default=DEFAULT_PER_DEVICE, metadata=at_least(1))
     """Samples per device and forward pass (micro-batch); null is the largest that fits, which
     batch=auto chooses."""
@@ -395,11 +392,9 @@ class Train:
 
 
 @dataclass
-class DataLoader:
+class DataLoader(OptionGroup):
     """How batches reach the device."""
 
-    option: str = "none"
-    """The option chosen; set by the option's file."""
     workers: int = field(default=0, metadata=between(0, 256))
     """Loader processes; 0 collates in the training process."""
     pin_memory: Switch = Switch.auto

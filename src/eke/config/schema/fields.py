@@ -76,9 +76,12 @@ def below(low: float, high: float) -> dict[str, Limit]:
     return {"limit": Limit(low=low, high=high, high_open=True)}
 
 
-def inside(low: float, high: float) -> dict[str, Limit]:
-    """The value must lie in the open interval."""
-    return {"limit": Limit(low=low, high=high, low_open=True, high_open=True)}
+@dataclass
+class OptionGroup:
+    """A group with options."""
+
+    option: str = "none"
+    """The option chosen; set by the option's file."""
 
 
 class Switch(Enum):

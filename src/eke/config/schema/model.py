@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from eke.config.schema.fields import at_least, below, between
+from eke.config.schema.fields import OptionGroup, at_least, below, between
 
 MISSING = "???"
 """What OmegaConf takes for a value that must be given: its own `MISSING`, without its import."""
@@ -14,11 +14,10 @@ summed layer by layer."""
 
 
 @dataclass
-class Model:
+class Model(OptionGroup):
     """What every family has. Weights are random, but for `PretrainedModel`; no network needed."""
 
     option: str = "tiny"
-    """The option chosen; set by the option's file."""
     family: str = "llama"
     """Model class: llama, qwen3, mixtral, bert, gpt2 or t5; set by the option's file."""
     hidden_size: int = field(default=128, metadata=at_least(1))
@@ -188,21 +187,18 @@ AUTO_ATTENTION = "auto"
 
 
 @dataclass
-class Attention:
+class Attention(OptionGroup):
     """Attention implementation."""
 
     option: str = "sdpa"
-    """The option chosen; set by the option's file."""
     backend: Backend = Backend.auto
     """The one kernel sdpa may use (mem_efficient is xFormers'); auto leaves it to PyTorch."""
 
 
 @dataclass
-class Kernels:
+class Kernels(OptionGroup):
     """Fused kernels in place of a model's own operations."""
 
-    option: str = "none"
-    """The option chosen; set by the option's file."""
     fused_linear_cross_entropy: bool = False
     """Projects onto the vocabulary and takes the loss piece by piece: never all logits at once."""
     sparse_prediction: bool = False
@@ -223,11 +219,9 @@ GRAPH_MODES = (CompileMode.reduce_overhead, CompileMode.max_autotune)
 
 
 @dataclass
-class Compile:
+class Compile(OptionGroup):
     """torch.compile."""
 
-    option: str = "none"
-    """The option chosen; set by the option's file."""
     mode: CompileMode = CompileMode.default
     """Of inductor: reduce_overhead replays CUDA graphs; max_autotune does, too, and times several
     kernels for each matrix multiplication."""

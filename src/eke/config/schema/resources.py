@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from eke.config.schema.fields import at_least, between
+from eke.config.schema.fields import OptionGroup, at_least, between
 
 
 @dataclass
@@ -37,11 +37,10 @@ class GpuRequest(Enum):
 
 
 @dataclass
-class Slurm:
+class Slurm(OptionGroup):
     """A cluster: what its users always type, and how its jobs are started."""
 
     option: str = "default"
-    """The option chosen; set by the option's file."""
     partition: str | None = None
     """sbatch --partition, unless resources.partition says another; null is SLURM's default."""
     account: str | None = None
@@ -90,11 +89,9 @@ class Exchange(Enum):
 
 
 @dataclass
-class Distributed:
+class Distributed(OptionGroup):
     """How many processes train one model, and how they share it."""
 
-    option: str = "none"
-    """The option chosen; set by the option's file."""
     num_processes: int = field(default=1, metadata=at_least(1))
     """Processes, one per device: the only place that says how many GPUs a run takes (dp: devices
     of one process)."""
@@ -135,11 +132,10 @@ class TrackerMode(Enum):
 
 
 @dataclass
-class Tracker:
+class Tracker(OptionGroup):
     """Where results are mirrored; metrics.jsonl and record.json are written in any case."""
 
     option: str = "wandb"
-    """The option chosen; set by the option's file."""
     mode: TrackerMode = TrackerMode.offline
     """offline makes no connection at all. W&B only."""
     project: str = "eke"
@@ -172,7 +168,7 @@ class Paths:
 
 
 @dataclass
-class Launcher:
+class LaunchKeys:
     """How the runs of a sweep (-m) are started."""
 
     cpu_slots: int = field(default=1, metadata=between(1, 1024))
@@ -222,7 +218,7 @@ class Horizon(Enum):
 
 
 @dataclass
-class Recipe:
+class RecipeGoal:
     """What an adaptive recipe, and `eke fit`, choose for."""
 
     horizon: Horizon = Horizon.steps
@@ -231,11 +227,10 @@ class Recipe:
 
 
 @dataclass
-class Engine:
+class Engine(OptionGroup):
     """Which training loop runs the plan."""
 
     option: str = "loop"
-    """The option chosen; set by the option's file."""
 
 
 @dataclass

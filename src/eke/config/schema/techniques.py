@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from eke.config.schema.fields import Switch, above, at_least, below, between, inside
+from eke.config.schema.fields import Limit, OptionGroup, Switch, above, at_least, below, between
 
 
 class Compute(Enum):
@@ -51,11 +51,10 @@ class Evaluation(Enum):
 
 
 @dataclass
-class Precision:
+class Precision(OptionGroup):
     """Number formats of one training step."""
 
     option: str = "fp32"
-    """The option chosen; set by the option's file."""
     compute: Compute = Compute.float32
     """Format of the forward pass: autocast over float32 weights, or simply that of the weights."""
     weights: Weights = Weights.float32
@@ -82,11 +81,9 @@ class Checkpointing(Enum):
 
 
 @dataclass
-class Memory:
+class Memory(OptionGroup):
     """Techniques against the memory of activations and gradients."""
 
-    option: str = "none"
-    """The option chosen; set by the option's file."""
     checkpointing: Checkpointing = Checkpointing.off
     """full recomputes layers in the backward pass; selective does, too, but keeps what their
     matrix multiplications and fused attention gave."""
@@ -125,11 +122,8 @@ class FourBits(Enum):
 
 
 @dataclass
-class Peft:
+class Peft(OptionGroup):
     """Which parameters are trained: all, or a few added ones."""
-
-    option: str = "none"
-    """The option chosen; set by the option's file."""
 
 
 @dataclass
@@ -185,11 +179,8 @@ class WeightsPlace(Enum):
 
 
 @dataclass
-class Offload:
+class Offload(OptionGroup):
     """Which parts of the training state wait in host memory or on a disk."""
-
-    option: str = "none"
-    """The option chosen; set by the option's file."""
 
 
 @dataclass
@@ -226,11 +217,10 @@ MAX_EPS = 1
 
 
 @dataclass
-class Optimizer:
+class Optimizer(OptionGroup):
     """What every optimizer has."""
 
     option: str = "adamw"
-    """The option chosen; set by the option's file."""
     lr: float = field(default=1e-3, metadata=above(0, MAX_LR))
     """Peak learning rate, before the schedule."""
     weight_decay: float = field(default=0.01, metadata=between(0, MAX_WEIGHT_DECAY))
@@ -365,7 +355,9 @@ class Muon(AdamW):
 class ScheduleFree(AdamW):
     """Schedule-Free AdamW (arXiv:2405.15682): an average of weights in place of a schedule."""
 
-    beta1: float = field(default=0.9, metadata=inside(0, 1))
+    beta1: float = field(
+        default=0.9, metadata={"limit": Limit(0, 1, low_open=True, high_open=True)}
+    )
     """Share of the average in the weights that gradients are taken at."""
     average_power: float = field(default=0.0, metadata=at_least(0))
     """Weights enter the average by this power of the step's number (r in the paper)."""
@@ -424,11 +416,10 @@ OPTIMIZERS: dict[str, type] = {
 
 
 @dataclass
-class Schedule:
+class Schedule(OptionGroup):
     """Learning rate over steps."""
 
     option: str = "cosine"
-    """The option chosen; set by the option's file."""
     warmup_steps: int | None = field(default=None, metadata=at_least(0))
     """Linear warm-up in steps; null takes `warmup_frac` of the run."""
     warmup_frac: float = field(default=0.05, metadata=between(0, 1))

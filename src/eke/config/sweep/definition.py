@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from omegaconf import OmegaConf
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number, format_value
 from eke.config.compose.catalogue import Catalogue, quoted, shown
+from eke.config.compose.compose_cache import Trees, hydra_state
 from eke.config.compose.composer import (
     Composed,
-    Many,
     Progress,
+    compose_cells,
+    compose_tree,
     contradictions,
+    open_catalogue,
     problems_by_cell,
     problems_of,
 )
@@ -29,22 +33,19 @@ from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_par
 from eke.config.compose.overrides import find_problems, parse
 from eke.config.schema import Sweep
 from eke.config.schema.resources import Seeds
-from eke.config.sweep.exclusion import KEY, Clause, read_clauses
+from eke.config.sweep.exclusion import KEY, Expression, read_clauses, value_of
 
 
 def value_text(value: Any) -> str:
     """Format a value for an override `key=VALUE`, with texts quoted where Hydra requires it."""
-    if isinstance(value, list):
-        return f"[{','.join(value_text(item) for item in value)}]"
-    if isinstance(value, dict):
-        items = (f"{key}:{value_text(item)}" for key, item in value.items())
-        return f"{{{','.join(items)}}}"
-    if not isinstance(value, str):
-        return format_value(value)
+    return format_value(value, _quoted_if_needed)
+
+
+def _quoted_if_needed(text: str) -> str:
     with suppress(Exception):  # Hydra's and ANTLR's exceptions
-        if parse(f"key={value}").value() == value:
-            return value
-    return quoted(value)
+        if parse(f"key={text}").value() == text:
+            return text
+    return quoted(text)
 
 
 def sweep_text(key: str, values: Any) -> str:
@@ -55,10 +56,7 @@ def sweep_text(key: str, values: Any) -> str:
 
 
 def split_list(raw: str) -> str:
-    """Quote each item of `[a=b and c=d, e in (f, g)]`, as Hydra's grammar requires.
-
-    A text without brackets is one item.
-    """
+    """Quote each item of `[a=b and c=d, e in (f, g)]`, or a single text, as Hydra requires."""
     text = raw.strip()
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     # A comma in parentheses or quotes is part of an item.
@@ -92,13 +90,13 @@ class Definition:
         return (*repeat, f"seed={number}") if has_seed else repeat
 
 
-def read_definition(typed: Sequence[str], many: Many) -> Definition:
+def read_definition(typed: Sequence[str], trees: Trees) -> Definition:
     """Combine overrides and the named sweep, whose keys they replace; ConfigError: all errors."""
-    catalogue = many.catalogue
+    catalogue = trees.catalogue
     about = [text for text in typed if _key(text).startswith("sweep.")]
     own = [text for text in typed if text not in about]
     problems = [p for text in own for p in _wrong(text, catalogue)]
-    settings, more = _settings(own, about, many)
+    settings, more = _settings(own, about, trees)
     problems += more
     if problems:
         raise ConfigError(problems)
@@ -116,7 +114,9 @@ def read_definition(typed: Sequence[str], many: Many) -> Definition:
 # --- settings -----------------------------------------------------------------------------------
 
 
-def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Sweep, list[Problem]]:
+def _settings(
+    own: Sequence[str], about: Sequence[str], trees: Trees
+) -> tuple[Sweep, list[Problem]]:
     """`sweep.*` of the file, updated by the overrides."""
     named = [text for text in own if _key(text) == "sweep"]
     texts: list[str] = []
@@ -124,13 +124,14 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
     for text in about:
         key, _, raw = text.lstrip("+").partition("=")
         text = f"sweep.exclude={split_list(raw)}" if key == "sweep.exclude" else text
-        found = find_problems(text, many.catalogue)
+        found = find_problems(text, trees.catalogue)
         problems += found
         texts += [] if found else [text]
-    is_unknown = any(find_problems(text, many.catalogue) for text in named)  # reported elsewhere
+    is_unknown = any(find_problems(text, trees.catalogue) for text in named)  # reported elsewhere
     if is_unknown or not (named or texts):
         return Sweep(), problems
-    tree = many.tree([*named, *texts])
+    with hydra_state():
+        tree = compose_tree([*named, *texts], trees)
     settings: Any = OmegaConf.to_object(tree.config.sweep)
     raw_parts: Any = OmegaConf.to_container(tree.config.sweep, resolve=False)
     settings.product, settings.rows, settings.zip = (
@@ -151,7 +152,7 @@ def _key(text: str) -> str:
 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     """Problems of an override that may have many values."""
-    problems = find_problems(text, catalogue)
+    problems = find_problems(text, catalogue, multirun=True)
     try:
         parsed = parse(text)
     except Exception:  # `problems` has the reason
@@ -159,19 +160,19 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     key, raw = parsed.key_or_group, text.partition("=")[2]
     if not parsed.is_sweep_override() or is_hydras(key):
         return problems
-    if any(isinstance(part, IntervalSweep) for part in sweep_parts(parsed.value())):
+    parts = list(sweep_parts(parsed.value()))
+    if any(isinstance(part, IntervalSweep) for part in parts):
         why = "an interval has no values to list; it is for sweepers that sample"
         return [Problem(key, raw, why, Fix("hydra/sweeper=optuna"))]
     if key == "sweep":
         fix = Fix(f"sweep={raw.partition(',')[0]}")
         return [Problem("sweep", raw, "one named sweep at a time", fix)]
     options = list(catalogue.options.get(key, {}))
-    globs = [part for part in sweep_parts(parsed.value()) if isinstance(part, Glob)]
-    if len(problems) == 1 and not all(glob.filter(options) for glob in globs):
+    globs = [part for part in parts if isinstance(part, Glob)]
+    if not problems and not all(glob.filter(options) for glob in globs):
         known = ", ".join(options) or "it is no group"
         return [Problem(key, raw, f"matches no option of {key}: {known}")]
-    # The last problem is that several values need -m, which is present here.
-    return problems[:-1]
+    return problems
 
 
 def _values(text: str, catalogue: Catalogue) -> Overrides:
@@ -270,16 +271,16 @@ def expand(
     Raises:
         ConfigError: all errors of the cells; shared ones are listed once.
     """
-    many = Many(config_dir)
-    definition = read_definition([t for t in overrides if not is_launching(t)], many)
+    trees = Trees(open_catalogue(config_dir))
+    definition = read_definition([t for t in overrides if not is_launching(t)], trees)
     settings = definition.settings
-    clauses, problems = read_clauses(settings.exclude, many.catalogue, list(definition.rows))
+    clauses, problems = read_clauses(settings.exclude, trees.catalogue, list(definition.rows))
     if problems:
         raise ConfigError(problems)
     points = _points(definition)
     texts = [overrides for overrides, _ in points]
-    _check_texts(texts, many)
-    composed = many.compose(texts, progress)
+    _check_texts(texts, trees)
+    composed = compose_cells(texts, trees, progress)
     cells = [SweepCell(c, row) for c, (_, row) in zip(composed, points, strict=True)]
     kept, excluded = _exclude(cells, clauses)
     warnings = tuple(f"{KEY}: {clause} excludes nothing" for clause, n in excluded.items() if not n)
@@ -310,13 +311,13 @@ def _points(definition: Definition) -> list[tuple[Overrides, str]]:
     ]
 
 
-def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
+def _check_texts(cells: Sequence[tuple[str, ...]], trees: Trees) -> None:
     """Raise ConfigError for invalid overrides, with each problem once for all its cells."""
     uses = Counter(text for cell in cells for text in set(cell))
     found: Counter[Problem] = Counter()
     for text, number in uses.items():
         if not is_launching(text):
-            for problem in problems_of(text, many.catalogue, in_sweep=True):
+            for problem in problems_of(text, trees.catalogue, in_sweep=True):
                 found[problem] += number
     for cell in cells if not found else []:
         found.update(contradictions(cell))
@@ -325,14 +326,15 @@ def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
 
 
 def _exclude(
-    cells: Sequence[SweepCell], clauses: Sequence[Clause]
+    cells: Sequence[SweepCell], clauses: Mapping[str, Expression]
 ) -> tuple[list[SweepCell], dict[str, int]]:
     """Remaining cells, and the number excluded by each clause; the first true clause counts."""
-    counts = dict.fromkeys((clause.text for clause in clauses), 0)
+    counts = dict.fromkeys(clauses, 0)
     kept = []
     for cell in cells:
-        if taken := next((c for c in clauses if c.excludes(cell.composed, cell.row)), None):
-            counts[taken.text] += 1
+        lookup = partial(value_of, cell.composed, cell.row)
+        if taken := next((text for text, each in clauses.items() if each.holds(lookup)), None):
+            counts[taken] += 1
         else:
             kept.append(cell)
     if not kept:

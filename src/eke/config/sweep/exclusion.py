@@ -6,12 +6,13 @@ The clauses are boolean expressions over keys and their values.
     not (optimizer in (sgd, lion)) or batch.per_device >= 8
 
 Words: and, or, not, in, parentheses; = (or ==), !=, <, <=, >, >=. Numbers are compared as numbers.
-Python evaluates no part of a clause.
+Python's grammar reads a clause, in which names stand for its keys and values; nothing is evaluated.
 """
 
+import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -28,13 +29,12 @@ Lookup = Callable[[str], Any]
 
 ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<quoted>"[^"]*"|'[^']*')|(?P<sign>[<>!=]=|[<>=(),])|(?P<word>[^\s<>!=(),"']+))"""
+    r"""(?P<quoted>"[^"]*"|'[^']*')|(?P<sign>[<>!=]=|[<>=(),])|(?P<word>[^\s<>!=(),"']+)"""
 )
-_WORDS = ("and", "or", "not", "in")
-
-
-class ExpressionError(ValueError):
-    """Invalid expression, with the reason."""
+_SIGNS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "=", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+    ast.In: "in", ast.NotIn: "not in",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,97 +73,50 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression:
-    """Parse an expression; raises ExpressionError if it is invalid."""
-    tokens, at = [], 0
-    while text[at:].strip():
-        match = _TOKEN.match(text, at)
-        if not match:
-            raise ExpressionError(f"{text[at:].strip()[:1]} has no meaning here")
-        tokens.append(match[0].strip())
-        at = match.end()
-    if not tokens:
-        raise ExpressionError("it is empty")
-    reader = _Reader(tokens)
-    expression = reader.either()
-    if reader.next:
-        raise ExpressionError(f"{reader.next} is one too many")
-    return expression
+    """Parse an expression; raises ValueError if it is invalid."""
+    values: dict[str, Any] = {}
+
+    def as_python(token: re.Match[str]) -> str:
+        if token["word"] == "in" and not text[token.end() :].lstrip().startswith("("):
+            raise ValueError(text)
+        if token["sign"] or token["word"] in ("and", "or", "not", "in"):
+            return "==" if token[0] == "=" else f" {token[0]} "
+        name = f"value{len(values)}"
+        values[name] = token[0][1:-1] if token["quoted"] else _value(token[0])
+        return f" {name} "
+
+    source = " ".join(_TOKEN.sub(as_python, text).split())  # a clause may have several lines
+    try:
+        return _read(ast.parse(source, mode="eval").body, values)
+    except (SyntaxError, KeyError, RecursionError, MemoryError) as error:
+        raise ValueError(text) from error
 
 
-class _Reader:
-    """Recursive descent parser: or, and, not, parentheses, comparison."""
+def _read(node: ast.expr, values: Mapping[str, Any]) -> Expression:
+    """Convert a node of Python's grammar, in which names stand for `values`."""
+    match node:
+        case ast.BoolOp(op, parts):
+            sign = "and" if isinstance(op, ast.And) else "or"
+            return Expression(sign, tuple(_read(part, values) for part in parts))
+        case ast.UnaryOp(ast.Not(), part):
+            return Expression("not", (_read(part, values),))
+        case ast.Compare(left, [op], [right]) if type(op) in _SIGNS:
+            sign = _SIGNS[type(op)]
+            listed = [right]
+            if isinstance(right, ast.Tuple) and sign in ("in", "not in"):
+                listed = right.elts
+            key, *found = (values[ast.unparse(each)] for each in (left, *listed))
+            if found and re.fullmatch(r"[A-Za-z_][\w.]*", str(key)):
+                compared = Expression(sign.removeprefix("not "), key=key, values=tuple(found))
+                return Expression("not", (compared,)) if sign == "not in" else compared
+    raise KeyError(ast.unparse(node))
 
-    def __init__(self, tokens: list[str]) -> None:
-        self._tokens = tokens
 
-    @property
-    def next(self) -> str:
-        return self._tokens[0] if self._tokens else ""
-
-    def take(self, wanted: str = "") -> str:
-        if not self._tokens:
-            raise ExpressionError(f"it ends where {wanted or 'something'} is missing")
-        return self._tokens.pop(0)
-
-    def either(self) -> Expression:
-        return self._joined("or", lambda: self._joined("and", self._negated))
-
-    def _joined(self, word: str, part: Callable[[], Expression]) -> Expression:
-        parts = [part()]
-        while self.next == word:
-            self.take()
-            parts.append(part())
-        return parts[0] if len(parts) == 1 else Expression(word, tuple(parts))
-
-    def _negated(self) -> Expression:
-        if self.next == "not":
-            self.take()
-            return Expression("not", (self._negated(),))
-        if self.next == "(":
-            self.take()
-            inside = self.either()
-            self._close()
-            return inside
-        return self._compared()
-
-    def _compared(self) -> Expression:
-        key = self.take("a key")
-        if not re.fullmatch(r"[A-Za-z_][\w.]*", key) or key in _WORDS:
-            raise ExpressionError(f"{key} stands where a key belongs")
-        sign = self.take("= or another comparison")
-        negated = sign == "not" and self.next == "in"
-        sign = self.take() if negated else "=" if sign == "==" else sign
-        if sign == "in":
-            compared = Expression("in", key=key, values=self._listed())
-            return Expression("not", (compared,)) if negated else compared
-        if sign not in ("=", "!=", *ORDERS):
-            raise ExpressionError(f"{sign} stands where = or another comparison belongs")
-        return Expression(sign, key=key, values=(self._value(),))
-
-    def _listed(self) -> tuple[Any, ...]:
-        if self.take("(") != "(":
-            raise ExpressionError("in wants its values in parentheses")
-        values = [self._value()]
-        while self.next == ",":
-            self.take()
-            values.append(self._value())
-        self._close()
-        return tuple(values)
-
-    def _value(self) -> Any:
-        text = self.take("a value")
-        if text in ("(", ")", ",", *ORDERS, "=", "==", "!=", *_WORDS):
-            raise ExpressionError(f"{text} stands where a value belongs")
-        if text[:1] in ("'", '"'):
-            return text[1:-1]
-        known = {"true": True, "false": False, "null": None}
-        with suppress(ValueError):
-            return known[text.lower()] if text.lower() in known else float(text)
-        return text
-
-    def _close(self) -> None:
-        if self.take(")") != ")":
-            raise ExpressionError("a parenthesis is not closed")
+def _value(word: str) -> Any:
+    known = {"true": True, "false": False, "null": None}
+    with suppress(ValueError):
+        return known[word.lower()] if word.lower() in known else float(word)
+    return word
 
 
 def _is_number(value: Any) -> bool:
@@ -184,33 +137,23 @@ ROW = "row"
 """Key of the row's name in a clause."""
 
 
-@dataclass(frozen=True)
-class Clause:
-    """One expression of `sweep.exclude`."""
-
-    text: str
-    expression: Expression
-
-    def excludes(self, composed: Composed, row: str) -> bool:
-        """Evaluate the clause for a composed run."""
-        return self.expression.holds(lambda key: _value_of(composed, row, key))
-
-
 def read_clauses(
     texts: Sequence[str], catalogue: Catalogue, rows: Sequence[str]
-) -> tuple[list[Clause], list[Problem]]:
-    """The valid clauses, and the problems of the others."""
-    clauses, problems = [], []
+) -> tuple[dict[str, Expression], list[Problem]]:
+    """The valid clauses by their texts, and the problems of the others."""
+    clauses: dict[str, Expression] = {}
+    problems: list[Problem] = []
     for text in texts:
         try:
             expression = read_expression(text)
-        except ExpressionError as error:
-            why = f"no expression: {error}; as in precision=fp16 and model=tiny_t5"
+        except ValueError:
+            why = "is no expression, as precision=fp16 and model=tiny_t5 is"
             problems.append(Problem(KEY, text, why))
             continue
         wrong = [p for c in expression.comparisons() for p in _check(c, text, catalogue, rows)]
         problems += wrong
-        clauses += [] if wrong else [Clause(text, expression)]
+        if not wrong:
+            clauses[text] = expression
     return clauses, problems
 
 
@@ -257,7 +200,8 @@ def _corrected(text: str, wrong: str, right: str) -> Fix:
     return Fix(f'{KEY}=["{text.replace(wrong, right, 1)}"]')
 
 
-def _value_of(composed: Composed, row: str, key: str) -> Any:
+def value_of(composed: Composed, row: str, key: str) -> Any:
+    """Value of a key, option of a group or name of the row, in one run; KeyError if it has none."""
     if key == ROW:
         return row
     if key in composed.choices:

@@ -10,24 +10,18 @@ from eke.config.compose import Arguments, split_arguments
 
 CASES = [
     pytest.param([], Arguments(), id="nothing"),
-    pytest.param(["-h"], Arguments(help=""), id="help, short"),
     pytest.param(["--help", "a=1"], Arguments(("a=1",), help=""), id="help"),
     pytest.param(["--help", "model", "a=1"], Arguments(("a=1",), help="model"), id="a group"),
-    pytest.param(["--help=model"], Arguments(help="model"), id="a group behind ="),
     pytest.param(["a=1", "-m", "b=2"], Arguments(("a=1", "b=2"), multirun=True), id="multirun"),
     pytest.param(["--multirun"], Arguments(multirun=True), id="multirun, long"),
     pytest.param(["--version"], Arguments(version=True), id="version"),
     pytest.param(["-cd", "x", "a=1"], Arguments(("a=1",), config_dir=Path("x")), id="folder"),
     pytest.param(["--config-dir=x"], Arguments(config_dir=Path("x")), id="folder with equals"),
     pytest.param(["--cfg", "job"], Arguments(hydra_flags=("--cfg", "job")), id="cfg"),
-    pytest.param(["--cfg=job"], Arguments(hydra_flags=("--cfg", "job")), id="cfg with equals"),
     pytest.param(
         ["-p", "a.b", "--resolve"], Arguments(hydra_flags=("-p", "a.b", "--resolve")), id="package"
     ),
     pytest.param(["--info", "a=1"], Arguments(("a=1",), hydra_flags=("--info",)), id="info alone"),
-    pytest.param(
-        ["--info", "defaults"], Arguments(hydra_flags=("--info", "defaults")), id="info with value"
-    ),
     pytest.param(
         ["-sc", "install=bash"], Arguments(("install=bash",), hydra_flags=("-sc",)), id="completion"
     ),

@@ -3,7 +3,6 @@
 import hydra
 import omegaconf
 import pytest
-from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict, read_write
 
 from eke.config.compose import compose
@@ -61,29 +60,16 @@ def test_the_same_tree_as_hydras(overrides) -> None:
     expected, choices = all_at_once(*overrides)
     for _ in range(2):  # composed, then from what is kept
         with hydra_state():
-            kept = make_trees(CATALOGUE, None).tree_as_hydra(overrides)
+            kept = make_trees(CATALOGUE).tree(overrides)
         assert described(kept.config) == described(expected)
         assert kept.choices == choices
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [("optimizer.momentum=0.5",), ("seed=abc",), ("seed=1,2",), ("model=absent",), ("seed=[1",)],
-    ids=["another option's key", "type", "sweep", "option", "grammar"],
-)
-def test_the_same_mistake_as_hydras(overrides) -> None:
-    with pytest.raises(HydraException) as expected:
-        all_at_once(*overrides)
-    with hydra_state(), pytest.raises(HydraException) as found:
-        make_trees(CATALOGUE, None).tree_as_hydra(overrides)
-    assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
 
 
 def test_what_is_kept_is_not_changed_by_who_gets_it() -> None:
     first = compose(["seed=7", "trainer.extra.debug=x"]).config
     first.optimizer.lr = -1.0
     with hydra_state():
-        tree = make_trees(CATALOGUE, None).tree(()).config
+        tree = make_trees(CATALOGUE).tree(()).config
     tree.train.steps = 12345
     second = compose([]).config
     assert second.seed == 0
@@ -97,7 +83,7 @@ def test_what_must_be_given_is_marked_as_omegaconf_marks_it() -> None:
 
 
 def test_cells_that_differ_in_values_are_composed_once() -> None:
-    trees = make_trees(CATALOGUE, None)
+    trees = make_trees(CATALOGUE)
     before = trees.num_composed
     for seed in range(3):
         compose(["optimizer=adamw_foreach", "schedule=wsd", "peft=ia3", f"seed={seed}"])
@@ -132,7 +118,7 @@ PARTS = [
     ids=["none", "two", "sweep"],
 )
 def test_joined_trees_are_the_same_as_hydras(preset) -> None:
-    trees = Trees(CATALOGUE, None)
+    trees = Trees(CATALOGUE)
     with hydra_state():
         for part in PARTS:
             trees.tree((*preset, *part))
@@ -145,7 +131,7 @@ def test_joined_trees_are_the_same_as_hydras(preset) -> None:
         assert joined.choices == choices
         with pytest.raises(NotSet) as refused:
             trees.tree((*together, "optimizer.beta1=0.5"))
-    assert refused.value.texts == ["optimizer.beta1=0.5"]
+    assert list(refused.value.errors) == ["optimizer.beta1=0.5"]
 
 
 def test_each_of_ekes_options_stands_alone() -> None:
@@ -189,7 +175,7 @@ def test_what_writes_elsewhere_is_joined_with_nothing(tmp_path) -> None:
     file = tmp_path / "memory" / "mine.yaml"
     file.parent.mkdir()
     file.write_text("# @package _global_\nmemory: {option: mine}\noptimizer: {lr: 1.0e-3}\n")
-    trees = Trees(make_catalogue(tmp_path), tmp_path)
+    trees = Trees(make_catalogue(tmp_path))
     with hydra_state():
         for options in [("memory=mine",), ("optimizer=sgd",), ("optimizer=sgd", "memory=mine")]:
             tree = trees.tree(options).config

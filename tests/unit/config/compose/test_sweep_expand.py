@@ -35,12 +35,6 @@ def problems(*overrides, config_dir=None):
 
 
 @pytest.mark.slow
-def test_product_last_key_fastest() -> None:
-    found = varied(expand(["seed=1,2", "precision=bf16,fp16"]), "seed", "precision")
-    assert found == [("1", "bf16"), ("1", "fp16"), ("2", "bf16"), ("2", "fp16")]
-
-
-@pytest.mark.slow
 def test_cells_are_what_hydra_composes() -> None:
     """Put together from shared trees, or composed whole: the same configuration."""
     typed = ["optimizer=sgd,adafactor", "memory=none,checkpointing", "optimizer.lr=0.1", "seed=5"]
@@ -117,10 +111,9 @@ def test_excluded_by_composed_values() -> None:
     [
         pytest.param("precison=fp16", "did you mean precision", id="key"),
         pytest.param("precision=fp17", "never fp17", id="option"),
-        pytest.param("precision<3", "is no number", id="order of options"),
         pytest.param("seed=abc", "never abc", id="a text for a number"),
         pytest.param("row=x", "there are none", id="row"),
-        pytest.param("seed=1 seed=2", "no expression", id="grammar"),
+        pytest.param("seed=1 seed=2", "is no expression", id="grammar"),
         pytest.param("seed in (1, 2)", "all 2 cells", id="everything"),
     ],
 )
@@ -165,7 +158,6 @@ def test_one_key_from_two_places(own) -> None:
         pytest.param("sweep=guide_tabel", "sweep", id="sweep"),
         pytest.param("sweep=none,guide_table", "sweep", id="two sweeps"),
         pytest.param("sweep.repeats=0", "sweep.repeats", id="no repeat"),
-        pytest.param("sweep.repeats=often", "sweep.repeats", id="type"),
         pytest.param("sweep.seeds=mine", "sweep.seeds", id="seeds"),
         pytest.param("sweep.rounds=2", "sweep.rounds", id="key"),
         pytest.param("optimizer.lr=interval(0,1)", "optimizer.lr", id="interval"),
@@ -178,7 +170,6 @@ def test_refused(typed, path) -> None:
 
 SEEDS = [
     pytest.param("seed=range(3),7", [0, 1, 2, 7], id="range and value"),
-    pytest.param("seed=7,range(3)", [7, 0, 1, 2], id="value and range"),
     pytest.param("seed=range(2),range(5,1,-2)", [0, 1, 5, 3], id="two ranges"),
     pytest.param("seed=choice(1,2),5", [1, 2, 5], id="choice and value"),
     pytest.param("seed=tag(x,choice(1,2)),range(4,5)", [1, 2, 4], id="tagged"),
@@ -221,11 +212,6 @@ def test_hydras_own_place_is_refused(own) -> None:
     (problem,) = problems("sweep=mine", config_dir=folder)
     assert problem.key == f"{folder / 'sweep' / 'mine.yaml'}:3"
     assert "sweep.product=" in str(problem.fix)
-
-
-def test_a_single_run_has_no_sweep() -> None:
-    with pytest.raises(ConfigError, match=r"train\.py -m sweep\.repeats=2"):
-        compose(["sweep.repeats=2"])
 
 
 def test_what_a_wandb_agent_types() -> None:

@@ -4,24 +4,19 @@ from functools import cache
 
 from omegaconf import OmegaConf
 
-from eke.config.compose.compose_cache import make_trees
-from eke.config.compose.composer import Many
+from eke.config.compose.catalogue import make_catalogue
+from eke.config.compose.compose_cache import hydra_state, make_trees
+from eke.config.compose.composer import compose_tree
 from eke.config.schema import Config, resolve_attention
 from eke.models.families import FAMILIES
 
 
 @cache
-def composer() -> Many:
-    """One for all tests, with the trees of `compose`: Hydra takes a fifth of a second for each."""
-    made = Many(None)
-    made.trees = make_trees(made.catalogue, None)
-    return made
-
-
-@cache
 def make_config(*overrides: str) -> Config:
     """The configuration of these overrides; shared, so do not change it."""
-    config = OmegaConf.to_object(composer().tree(overrides).config)
+    with hydra_state():  # Hydra takes a fifth of a second for each, but for the trees of `compose`
+        tree = compose_tree(overrides, make_trees(make_catalogue()))
+    config = OmegaConf.to_object(tree.config)
     assert isinstance(config, Config)
     return resolve_attention(config)
 
