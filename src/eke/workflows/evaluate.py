@@ -43,7 +43,7 @@ ALL_SAMPLES = 10**7
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """What was found."""
 
     run: str
@@ -55,7 +55,7 @@ class Evaluation:
     """As in a record."""
 
 
-def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
+def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
     """Evaluate the model of a finished run, given by its folder or id, on data to its last row.
 
     ConfigError if it has no model, or an override is not of `OF_THE_EVALUATION`; EkeError if the
@@ -90,7 +90,7 @@ def evaluate(run: str, overrides: Sequence[str]) -> Evaluation:
             why = f"{plan.device.name} has no memory for {format_number(size, 'sample')} at a time"
             raise EkeError(f"{why}\n  -> {fix}") from error
     found = {key.removeprefix("eval/"): value for key, value in row.items()}
-    return Evaluation(run, record.model_step, plan.steps.num_eval_samples, found, classes)
+    return EvaluationResult(run, record.model_step, plan.steps.num_eval_samples, found, classes)
 
 
 def _generation(overrides: Sequence[str]) -> tuple[int, list[str]]:
@@ -242,7 +242,7 @@ def _answers(job: Any, new_tokens: int) -> metrics.Row:
         return generation_metrics(job.bare_model, batches, decode, vocabulary.pad, new_tokens)
 
 
-def render(found: Evaluation) -> str:
+def render(found: EvaluationResult) -> str:
     """The metrics, and those of each class, as text."""
     rows = [(f"  {name}", f"{value:.4f}") for name, value in found.metrics.items()]
     lines = [f"{found.run}, step {found.step}: {found.num_samples} samples", *align(rows)]

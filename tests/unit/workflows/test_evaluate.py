@@ -23,7 +23,7 @@ from eke.common.paths import RunPaths, user_path
 from eke.plan.planner import read_plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.loop.generation import prompt_and_answer
-from eke.workflows.evaluate import evaluate, evaluation_plan
+from eke.workflows.evaluate import evaluate_run, evaluation_plan
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(
@@ -63,13 +63,13 @@ def trained(run_folder, train_kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_runs_own_samples_give_what_its_record_says(kind, trained) -> None:
     record = trained(kind)
-    found = evaluate(kind, [])
+    found = evaluate_run(kind, [])
     assert found.step == record.model_step
     assert found.metrics["loss"] == pytest.approx(record.loss.eval_final, rel=1e-5)
     for name, value in record.metrics.items():
         assert found.metrics[name] == pytest.approx(value, rel=1e-5)
     assert found.classes == record.classes
-    halved = evaluate(kind, ["batch.eval_per_device=3"])
+    halved = evaluate_run(kind, ["batch.eval_per_device=3"])
     assert halved.metrics == pytest.approx(found.metrics, rel=1e-5)
 
 
@@ -105,9 +105,9 @@ def test_another_option_of_data_is_read_to_its_end(trained, tmp_path) -> None:
     trained("checkpointing")
     (tmp_path / "a.txt").write_text("fox dog " * 2000)
     typed = ["data=text", f"data.path={tmp_path / 'a.txt'}"]
-    found = evaluate("checkpointing", typed)
+    found = evaluate_run("checkpointing", typed)
     assert found.num_samples > 20
-    fewer = evaluate("checkpointing", [*typed, "data.num_eval_samples=5"])
+    fewer = evaluate_run("checkpointing", [*typed, "data.num_eval_samples=5"])
     assert fewer.num_samples == 5
 
 
@@ -130,11 +130,11 @@ def test_written_answers_by_hand(kind, trained) -> None:
         written = written[0 if seq2seq else ids.shape[1] :]
         pairs.append((tokenizer.decode(written, skip_special_tokens=True), row["label"]))
     typed = ["data.path=other.jsonl", "evaluate.generate=true", "evaluate.max_new_tokens=6"]
-    found = evaluate(kind, typed).metrics
+    found = evaluate_run(kind, typed).metrics
     assert found["exact_match"] == sum(a.strip() == b for a, b in pairs) / 21
     scores = [rouge_l(a.lower().split(), b.split()) for a, b in pairs]
     assert found["rouge_l"] == pytest.approx(sum(scores) / 21, abs=1e-6)
-    more = evaluate(kind, [*typed, "batch.eval_per_device=1"]).metrics
+    more = evaluate_run(kind, [*typed, "batch.eval_per_device=1"]).metrics
     assert more == pytest.approx(found, rel=1e-5)
 
 
@@ -168,7 +168,7 @@ def test_the_last_answer_of_a_conversation_is_written_again(labels, prompt, answ
 @pytest.mark.slow
 def test_an_answer_is_not_cut_by_a_table_of_positions(trained) -> None:
     trained("prompts")
-    found = evaluate("prompts", ["evaluate.generate=true", "evaluate.max_new_tokens=100000",
+    found = evaluate_run("prompts", ["evaluate.generate=true", "evaluate.max_new_tokens=100000",
                                  "data.num_eval_samples=1"])  # fmt: skip
     assert 0 <= found.metrics["rouge_l"] <= 1
 
@@ -191,7 +191,7 @@ def test_an_answer_is_not_cut_by_a_table_of_positions(trained) -> None:
 def test_what_is_refused(typed, message, trained) -> None:
     trained("classes")
     with pytest.raises(ConfigError) as raised:
-        evaluate("classes", typed)
+        evaluate_run("classes", typed)
     assert message in str(raised.value)
     assert "->" in str(raised.value)
 
@@ -206,7 +206,7 @@ def test_too_little_memory_is_one_message(size, fix, trained, monkeypatch) -> No
 
     monkeypatch.setattr("eke.training.loop.evaluation.measure", fail)
     with pytest.raises(EkeError, match=f"has no memory for {size} sample.*\n  -> {fix}"):
-        evaluate("classes", [f"batch.eval_per_device={size}"])
+        evaluate_run("classes", [f"batch.eval_per_device={size}"])
 
 
 @pytest.mark.slow

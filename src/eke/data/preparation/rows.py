@@ -265,7 +265,7 @@ SEEN_ROWS = 1000
 """Rows of a stream to train on that are looked at before training."""
 
 
-def read_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
+def all_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
     """Yield the rows of local files, or of a data set of the hub."""
     if request.hub is not None:
         yield from hub_rows(request.hub, evaluation, columns)
@@ -297,7 +297,7 @@ class RowStore:
             self.writer.append("labels", [])
             self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
-        rows, held = (read_rows(self.request, each, self.columns) for each in (False, True))
+        rows, held = (all_rows(self.request, each, self.columns) for each in (False, True))
         if self.request.streamed:
             self._read_beginning(rows, held if split else rows)
         else:

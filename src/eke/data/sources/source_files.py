@@ -159,12 +159,13 @@ def open_corpus(config: Config) -> Corpus | None:
     else:
         return None
     if isinstance(config.task, SequenceClassification):
-        return _classes(corpus, config.task.num_labels, isinstance(config.data, Text))
+        may_grow = isinstance(config.data, Text) and config.data.eval_frac < 0.5
+        return _classes(corpus, config.task.num_labels, may_grow)
     return corpus
 
 
-def _classes(corpus: Corpus, num_labels: int, is_text: bool) -> Corpus:
-    """The largest classes of a corpus; ConfigError where there are fewer."""
+def _classes(corpus: Corpus, num_labels: int, may_grow: bool) -> Corpus:
+    """The largest classes; ConfigError if there are fewer: more files for evaluation may help."""
     labels = largest_labels(corpus, num_labels)
     if (count := len(labels)) < num_labels:
         why = (
@@ -172,7 +173,7 @@ def _classes(corpus: Corpus, num_labels: int, is_text: bool) -> Corpus:
             "training and evaluation"
         )
         folders = {piece.label for piece in corpus.pieces()} - {""}
-        possible = min(num_labels, len(folders)) if is_text else count
+        possible = min(num_labels, len(folders)) if may_grow else count
         words = [f"task.num_labels={possible}"] if possible < num_labels else []
         words += ["data.eval_frac=0.5"] if possible > count else []
         fix = Fix(*words) if possible > 1 else Fix("data.path=FOLDER_OF_FOLDERS")

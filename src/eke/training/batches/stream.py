@@ -16,7 +16,7 @@ from eke.common.errors import ChangedError, ConfigError, RunError
 from eke.config.schema import Rows
 from eke.data.preparation.chat import ChatRows
 from eke.data.preparation.lines import BadRowError, Columns, Row, values_of
-from eke.data.preparation.rows import Sequences, read_rows
+from eke.data.preparation.rows import Sequences, all_rows
 from eke.data.preparation.tokenizers import load_request_tokenizer
 from eke.data.sources import Store, mix_seed, request_of
 from eke.plan.planner import Plan
@@ -105,7 +105,7 @@ class StreamedRows:
             raise ChangedError("the files of the stream have changed -> the same command again")
         self._epoch, self._next = epoch, epoch * self._length
         self._random = random.Random(mix_seed(self.plan.config.seed, epoch))
-        rows = islice(read_rows(request, False, self._columns), self.store.manifest.num_held, None)
+        rows = islice(all_rows(request, False, self._columns), self.store.manifest.num_held, None)
         self._rows = islice(filter(None, rows), data.num_samples)
         self._buffer = list(islice(self._rows, max(1, data.shuffle_buffer)))
 

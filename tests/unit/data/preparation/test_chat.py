@@ -244,8 +244,7 @@ def test_answers_in_a_prompt_are_not_trained() -> None:
     assert mask.sum() == len("end") + 1
 
 
-def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path) -> None:
     saved(FAMILIES["chatml"], tmp_path / "tokenizer")
     long = [{"role": "user", "content": "why? " * 40}, SAY]
     rows = [{"messages": long if n % 2 else [ASK, SAY]} for n in range(20)]
@@ -258,8 +257,7 @@ def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("more", [(), ("data.streaming=true",)])
-def test_conversations_of_the_hub_are_those_of_a_file(more, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_conversations_of_the_hub_are_those_of_a_file(more, tmp_path: Path) -> None:
     saved(FAMILIES["chatml"], tmp_path / "tokenizer")
     rows = [{"id": n, "messages": [{**ASK, "content": f"{n}?"}, SAY]} for n in range(20)]
     (tmp_path / "mine").mkdir()
@@ -276,8 +274,7 @@ def test_conversations_of_the_hub_are_those_of_a_file(more, tmp_path: Path, monk
         assert hub.array(name).tolist() == local.array(name).tolist()
 
 
-def test_a_table_of_instructions_is_conversations(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_table_of_instructions_is_conversations(tmp_path: Path) -> None:
     saved(FAMILIES["chatml"], tmp_path / "tokenizer")
     rows = [{"instruction": f"say {n}", "input": "", "output": str(n)} for n in range(20)]
     with (tmp_path / "rows.csv").open("w") as file:
