@@ -143,7 +143,9 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
         parts: `eke.models.sizes.training_structure` of the plan's configuration.
     """
     config = plan.config
-    each = _adapted(plan, shape, shape.stacks(attention_kernel(plan, shape)), parts)
+    each = _adapted(
+        plan, shape, shape.architecture.stacks(shape, attention_kernel(plan, shape)), parts
+    )
     passed = passed_layers(config, [stack.count for stack in each])
     each = tuple(Stack(stack.layer, n) for stack, n in zip(each, passed, strict=True))
     outer = _outside(config, shape)

@@ -24,20 +24,16 @@ Raw = Mapping[str, Any]
 
 
 def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
-    """Family and sizes, from the content of config.json.
-
-    Returns:
-        A key of `eke.models.families.FAMILIES`, and fields of `PretrainedModel`.
+    """Family, a key of `FAMILIES`, and sizes, fields of `PretrainedModel`, from a config.json.
 
     Raises:
         ConfigError: a size is missing or is no number.
     """
-    kind = str(raw.get("model_type"))
-    family = "other"
+    kind, family = str(raw.get("model_type")), "other"
     read: Callable[[Reader], Sizes] = _other
-    if not any(raw.get(key) is True for key in _UNUSUAL):
-        known = (each for each in FAMILIES.values() if kind in each.checkpoints)
-        family, read = next(((f.name, f.checkpoints[kind]) for f in known), (family, read))
+    if is_known(kind) and not any(raw.get(key) is True for key in _UNUSUAL):
+        known = next(each for each in FAMILIES.values() if kind in each.checkpoints)
+        family, read = known.name, known.checkpoints[kind]
     try:
         return family, read(Reader(raw))
     except InvalidSize as error:
@@ -78,16 +74,14 @@ MAPPINGS = {
 }
 """`task.option` -> table of `models/auto/modeling_auto.py`: model type -> class."""
 
-ROOT_CLASS = "PreTrainedModel"
-"""transformers' base of all models; it supports nothing by itself."""
-
 
 @cache
-def models_folder() -> Path | None:
-    """Transformers' folder `models`; None where it is not installed."""
+def models_folder() -> Path:
+    """Transformers' folder `models`."""
     spec = find_spec("transformers")
-    places = spec.submodule_search_locations if spec else None
-    return Path(next(iter(places)), "models") if places else None
+    assert spec is not None, "transformers is a dependency of eke"
+    assert spec.origin is not None, "it is a package of files"
+    return Path(spec.origin).parent / "models"
 
 
 @cache
@@ -99,24 +93,17 @@ def _tree(path: Path) -> ast.Module:
 @cache
 def _table(path: Path, name: str) -> dict[str, str]:
     """A literal `NAME = OrderedDict([(key, value), ...])`; of several values the first."""
-    found: dict[str, str] = {}
     for node in _tree(path).body:
-        if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != name:
-            continue
-        for pair in ast.walk(node.value):
-            if isinstance(pair, ast.Tuple) and len(pair.elts) == 2:
-                key, value = pair.elts
-                value = value.elts[0] if isinstance(value, ast.Tuple) else value
-                if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
-                    found.setdefault(str(key.value), str(value.value))
-    return found
+        match node:
+            case ast.Assign([ast.Name(id=found)], ast.Call(args=[literal])) if found == name:
+                pairs = ast.literal_eval(literal)
+                return {k: v[0] if isinstance(v, tuple) else v for k, v in pairs}
+    return {}
 
 
 def source_of(model_type: str) -> Path | None:
     """The file with the classes of a model type; None where transformers has none of its name."""
     folder = models_folder()
-    if folder is None:
-        return None
     try:
         special = _table(folder / "auto/auto_mappings.py", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
     except OSError:
@@ -127,31 +114,23 @@ def source_of(model_type: str) -> Path | None:
     return next(iter([*whole, *found]), None)
 
 
-def _class_of(model_type: str, task: str) -> tuple[Path, str] | None:
-    """File and name of the class of a task; None where there is none, or no source.
-
-    Raises:
-        OSError: transformers' table of classes is not there.
-        SyntaxError: it is not Python of this version.
-    """
+def _of_class(model_type: str, task: str, name: str, root: ast.AST | None = None) -> ast.AST | None:
+    """A member of the class of a task, as of `_member`; None where no source tells."""
     folder = models_folder()
-    if folder is None:
+    try:
+        heads = _table(folder / "auto/modeling_auto.py", MAPPINGS[task])
+        head = heads.get(model_type)
+        # gpt-sw3 and internlm3 have no source: their class is that of GPT-2 and of Llama.
+        kinds = [model_type, *(kind for kind in heads if heads[kind] == head)]
+        source = next(filter(None, map(source_of, kinds)), None)
+        return _member(source, head, name, root) if head and source else None
+    except (OSError, SyntaxError):  # not there, or not Python of this version
         return None
-    heads = _table(folder / "auto/modeling_auto.py", MAPPINGS[task])
-    head = heads.get(model_type)
-    # gpt-sw3 and internlm3 have no source: their class is that of GPT-2 and of Llama.
-    kinds = [model_type, *(kind for kind in heads if heads[kind] == head)]
-    source = next(filter(None, map(source_of, kinds)), None)
-    return (source, head) if head and source else None
 
 
 def class_attribute(model_type: str, task: str, name: str) -> bool | None:
     """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell."""
-    try:
-        found = _class_of(model_type, task)
-        value = _member(*found, name, ast.Constant(False)) if found else None
-    except (OSError, SyntaxError):
-        return None
+    value = _of_class(model_type, task, name, ast.Constant(False))
     return bool(value.value) if isinstance(value, ast.Constant) else None
 
 
@@ -178,11 +157,7 @@ def change_of_logits(model_type: str, task: str) -> str | None:
     Empty where nothing is done; else "/ NAME" or "* NAME" for a scale, "cap NAME" where they are
     capped with tanh (Gemma 2), by an attribute of the model.
     """
-    try:
-        found = _class_of(model_type, task)
-        forward = _member(*found, "forward") if found else None
-    except (OSError, SyntaxError):
-        return None
+    forward = _of_class(model_type, task, "forward")
     if forward is None:
         return None
     nodes = list(ast.walk(forward))
@@ -241,11 +216,8 @@ def _masks_by_position(function: ast.FunctionDef) -> bool:
 
 
 def _member(path: Path, class_name: str, name: str, root: ast.AST | None = None) -> ast.AST | None:
-    """A method, or an attribute's value, by the order of a class's bases.
-
-    `root` is what the base of all models has.
-    """
-    if class_name == ROOT_CLASS:
+    """A method, or an attribute's value, by the order of bases; `root` is that of the last one."""
+    if class_name == "PreTrainedModel":
         return root
     classes = (node for node in _tree(path).body if isinstance(node, ast.ClassDef))
     definition = next((node for node in classes if node.name == class_name), None)

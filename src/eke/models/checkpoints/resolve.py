@@ -50,10 +50,8 @@ LISTS = ("auto_mappings.py", "configuration_auto.py")
 def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool = False) -> Config:
     """The configuration with the sizes of its checkpoint; any other model is left as it is.
 
-    Args:
-        config: as composed; not changed.
-        overrides: of the command line; a size among them is rejected.
-        planning: only a plan is wanted, so the weights need not be on this machine.
+    A size among the command line's `overrides` is rejected. For `planning` alone the weights need
+    not be on this machine.
 
     Raises:
         ConfigError: there is no checkpoint, it is damaged, or eke cannot train it.
@@ -164,21 +162,17 @@ def read_config(found: Located) -> dict[str, Any]:
 
 def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Problem]:
     """Sizes set by overrides or by the user's option file."""
-    names = [f.name for f in dataclasses.fields(model) if f.name not in TYPED]
     typed = {text.lstrip("+").partition("=")[0] for text in overrides}
-    defaults = PretrainedModel(name_or_path=model.name_or_path)
-    wrong = [
-        name
-        for name in names
-        if f"model.{name}" in typed or getattr(model, name) != getattr(defaults, name)
-    ]
-    why = "is read from the checkpoint with model=pretrained and cannot be set"
-    chosen = ("model=pretrained", f"{KEY}={model.name_or_path}")
-    fixes = {name: Fix(*chosen, remark=f"without model.{name}") for name in wrong}
-    return [
-        Problem(f"model.{name}", format_value(getattr(model, name)), why, fix, "pretrained")
-        for name, fix in fixes.items()
-    ]
+    untouched, problems = PretrainedModel(name_or_path=model.name_or_path), []
+    for name in (f.name for f in dataclasses.fields(model) if f.name not in TYPED):
+        key, value = f"model.{name}", getattr(model, name)
+        if key not in typed and value == getattr(untouched, name):
+            continue
+        why = "is read from the checkpoint with model=pretrained and cannot be set"
+        chosen = ("model=pretrained", f"{KEY}={model.name_or_path}")
+        fix = Fix(*chosen, remark=f"without {key}")
+        problems.append(Problem(key, format_value(value), why, fix, "pretrained"))
+    return problems
 
 
 def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
@@ -200,13 +194,8 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
 
 
 def _transformers_has(model_type: str) -> bool:
-    """Whether transformers' own list names the architecture, without importing it.
-
-    The list is read as text: importing it would import torch. Where it cannot be found, loading the
-    model will tell.
-    """
-    folder = models_folder()
-    lists = [folder / "auto" / name for name in LISTS] if folder else []
+    """Whether transformers' own list has the architecture, read as text: an import brings torch."""
+    lists = [models_folder() / "auto" / name for name in LISTS]
     texts = [path.read_text(encoding="utf-8") for path in lists if path.is_file()]
     return not texts or any(f'"{model_type}"' in text for text in texts)
 
@@ -250,8 +239,7 @@ def _refuse_absent(found: Located, family: str, planning: bool) -> None:
 def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes: Shapes) -> Sizes:
     """Whether the output shares the embedding's tensor, as the file has it; its flag may be untrue.
 
-    transformers 5 ties T5's always, unless the checkpoint has a projection. Other models of two
-    stacks have several tables, which tell nothing.
+    transformers 5 ties T5's, unless the checkpoint has a projection; several tables tell nothing.
     """
     two_stacks = FAMILIES[family].is_encoder_decoder
     if two_stacks and shapes and "lm_head.weight" not in shapes:
@@ -344,8 +332,7 @@ def read_shapes(found: Located) -> Shapes:
 def same_numbers(found: Located, one: str, other: str) -> bool:
     """Whether two tensors of a checkpoint hold the same bytes.
 
-    Format: eight bytes with the header's length, the header as JSON, the numbers.
-    Source: https://huggingface.co/docs/safetensors/index#format
+    Format of a file: https://huggingface.co/docs/safetensors/index#format
     """
     tensors = {}
     for path in weight_files(found):
@@ -360,11 +347,7 @@ def same_numbers(found: Located, one: str, other: str) -> bool:
 
 
 def compare(family: str, sizes: Sizes, shapes: Shapes, typed: str) -> None:
-    """Refuse a config.json that is not of these tensors.
-
-    Raises:
-        ConfigError: the first size on which they disagree.
-    """
+    """Refuse a config.json that is not of these tensors: the first size on which they disagree."""
     if not FAMILIES[family].is_known:
         return
     # What transformers refuses, or fails at, when it builds the model.
@@ -408,14 +391,7 @@ def _ending(shapes: Shapes, ending: str) -> tuple[int, ...] | None:
 
 
 def content_of(found: Located) -> str:
-    """`NAME@COMMIT` of a hub model; of a folder 16 hex digits over config.json and weights.
-
-    Hashing gigabytes takes a while, so it is done once per path, size and times of change; a
-    cache that cannot be written is done without.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
+    """`NAME@COMMIT` of a hub model; of a folder 16 hex digits over config.json and weights."""
     if not found.is_local:
         return f"{found.typed}@{found.commit}"
     files = [found.folder / CONFIG, *weight_files(found)]

@@ -123,15 +123,6 @@ def _bert_arguments(config: Config) -> dict[str, Any]:
     return {key: getattr(model, key) for key in sizes} | dict.fromkeys(dropouts, model.dropout)
 
 
-def _bert_read(reader: Reader) -> Sizes:
-    return {
-        **reader.main(),
-        "max_position_embeddings": reader.count("max_position_embeddings", 512),
-        "type_vocab_size": reader.count("type_vocab_size", 2),
-        "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
-    }
-
-
 BERT = Family(
     name="bert",
     tasks=("masked_lm", "sequence_classification"),
@@ -146,7 +137,11 @@ BERT = Family(
     smallest="tiny_bert",
     config_class="BertConfig",
     config_arguments=_bert_arguments,
-    checkpoints={"bert": _bert_read},
+    checkpoints={
+        "bert": partial(
+            Reader.main, max_position_embeddings=512, type_vocab_size=2, tie_word_embeddings=True
+        )
+    },
     layer_tensor=r"(?:^|\.)encoder\.layer\.(\d+)\.",
     embedding_tensor="embeddings.word_embeddings.weight",
     inner_tensor="layer.0.intermediate.dense.weight",
@@ -189,28 +184,20 @@ def _gpt2_weights(model: GPT2Model) -> Iterator[Weight]:
 
 
 def _gpt2_arguments(config: Config) -> dict[str, Any]:
-    model = cast(GPT2Model, config.model)
-    return {
-        "n_embd": model.hidden_size,
-        "n_layer": model.num_hidden_layers,
-        "n_head": model.num_attention_heads,
+    model = config.model
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
+    return {key: getattr(model, key) for key in sizes} | {
         "n_inner": model.intermediate_size,
-        "n_positions": model.max_position_embeddings,
-        "resid_pdrop": model.dropout,
-        "embd_pdrop": model.dropout,
-        "attn_pdrop": model.dropout,
+        **dropouts,
     }
 
 
 def _gpt2_read(reader: Reader) -> Sizes:
-    sizes: Sizes = {key: reader.needed(key) for key in MAIN if key != "intermediate_size"}
-    inner = reader.count("n_inner", 4 * sizes["hidden_size"])
-    return {
-        **sizes,
-        "intermediate_size": inner,
-        "max_position_embeddings": reader.count("max_position_embeddings", 1024),
-        "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
-    }
+    sizes = reader.main(
+        intermediate_size=None, max_position_embeddings=1024, tie_word_embeddings=True
+    )
+    return {**sizes, "intermediate_size": reader.count("n_inner", 4 * sizes["hidden_size"])}
 
 
 GPT2 = Family(
@@ -377,11 +364,9 @@ def _t5_arguments(config: Config) -> dict[str, Any]:
 
 def _t5_read(reader: Reader) -> Sizes:
     return {
-        **reader.main(),
+        **reader.main(num_decoder_layers=None, tie_word_embeddings=True),
         "head_dim": reader.count("d_kv", 64),
-        "num_decoder_layers": reader.count("num_decoder_layers"),
         "gated": str(reader.raw.get("feed_forward_proj") or "relu").startswith("gated"),
-        "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
     }
 
 

@@ -3,8 +3,8 @@
 `OTHER` stands in for architectures without closed forms.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from eke.config.schema import Config, LlamaModel, MixtralModel, PretrainedModel
@@ -17,7 +17,6 @@ from eke.models.families.family_record import (
     Layer,
     Reader,
     Shape,
-    Sizes,
     Stack,
     Structure,
     Tokens,
@@ -35,64 +34,56 @@ from eke.models.families.family_record import (
 )
 
 
-def _llama(config: Config) -> Structure:
-    """LlamaForCausalLM and LlamaForSequenceClassification."""
+def _decoder(
+    config: Config, *, has_biases: bool = False, norms_heads: bool = False, is_moe: bool = False
+) -> Structure:
+    """ForCausalLM and ForSequenceClassification: equal layers, each with two RMSNorms.
+
+    Qwen2 has biases of query, key and value; Qwen3 an RMSNorm of each head's query and key; Mixtral
+    experts, which transformers 5 stacks.
+    """
     model = cast(LlamaModel, config.model)
-    return _structure(config, _llama_attention(model) + _llama_feed_forward(model))
-
-
-def _qwen2(config: Config) -> Structure:
-    """Qwen2ForCausalLM and its classifier: Llama with biases of query, key and value."""
-    model = cast(LlamaModel, config.model)
-    queries, keys = _query_and_key_widths(model)
-    widths = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-    biases = [Weight((width,), module=f"self_attn.{name}") for name, width in widths.items()]
-    return _structure(config, _llama_attention(model) + biases + _llama_feed_forward(model))
-
-
-def _qwen3(config: Config) -> Structure:
-    """Qwen3ForCausalLM and its classifier: Llama with RMSNorm of each head's query and key."""
-    model = cast(LlamaModel, config.model)
-    norms = [norm(head_width(model), f"self_attn.{name}") for name in ("q_norm", "k_norm")]
-    return _structure(config, _llama_attention(model) + norms + _llama_feed_forward(model))
-
-
-def _mixtral(config: Config) -> Structure:
-    """MixtralForCausalLM and its classifier; transformers 5 stacks the experts of a layer."""
-    model = cast(MixtralModel, config.model)
-    hidden, inner, experts = model.hidden_size, model.intermediate_size, model.num_local_experts
-    active = (model.num_experts_per_tok, experts)
-    feed_forward = [
-        # The router sees every token.
-        Weight((experts, hidden), Tokens.source, names=("mlp.gate.weight",)),
-        *(
-            Weight(shape, Tokens.source, active=active, module=f"mlp.experts.{name}")
-            for name, shape in (
-                ("gate_up_proj", (experts, 2 * inner, hidden)),
-                ("down_proj", (experts, hidden, inner)),
-            )
-        ),
-    ]
-    return _structure(config, _llama_attention(model) + feed_forward)
-
-
-def _structure(config: Config, layer: list[Weight]) -> Structure:
-    """A decoder of equal layers, each with two RMSNorms added to `layer`."""
-    model = cast(LlamaModel, config.model)
-    width = model.num_attention_heads * head_width(model)
-    norms = [norm(model.hidden_size, n) for n in ("input_layernorm", "post_attention_layernorm")]
+    hidden, inner, dim = model.hidden_size, model.intermediate_size, head_width(model)
+    queries = model.num_attention_heads * dim
+    keys = (model.num_key_value_heads or model.num_attention_heads) * dim
+    widths = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    shapes = {name: (width, hidden) for name, width in widths.items()}
+    shapes["self_attn.o_proj"] = (hidden, queries)
+    layer = [Weight(shape, Tokens.source, module=name) for name, shape in shapes.items()]
+    if has_biases:
+        layer += [Weight((width,), module=name) for name, width in widths.items()]
+    if norms_heads:
+        layer += [norm(dim, f"self_attn.{name}") for name in ("q_norm", "k_norm")]
+    if is_moe:
+        layer += _experts(cast(MixtralModel, config.model))
+    else:
+        sides = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden)}
+        sides["down_proj"] = (hidden, inner)
+        layer += [Weight(s, Tokens.source, module=f"mlp.{name}") for name, s in sides.items()]
+    layer += [norm(hidden, name) for name in ("input_layernorm", "post_attention_layernorm")]
     first, last = embedding_and_lm_head(config, "model.embed_tokens", "lm_head")
     weights = [
         *first,
-        *layers("model.layers", model.num_hidden_layers, (*layer, *norms)),
-        norm(model.hidden_size, "model.norm"),
+        *layers("model.layers", model.num_hidden_layers, layer),
+        norm(hidden, "model.norm"),
         *last,
     ]
     if is_classification(config):
         labels = num_labels(config)
-        weights += head(labels, model.hidden_size, Tokens.source, "score", bias=False, is_head=True)
-    attention = AttentionLayers(model.num_hidden_layers, width, causal=True)
+        weights += head(labels, hidden, Tokens.source, "score", bias=False, is_head=True)
+    attention = AttentionLayers(model.num_hidden_layers, queries, causal=True)
     return Structure(tuple(weights), (attention,))
+
+
+def _experts(model: MixtralModel) -> list[Weight]:
+    """The router, which sees every token, and the experts of a layer."""
+    hidden, inner, count = model.hidden_size, model.intermediate_size, model.num_local_experts
+    stacked = partial(Weight, tokens=Tokens.source, active=(model.num_experts_per_tok, count))
+    return [
+        Weight((count, hidden), Tokens.source, names=("mlp.gate.weight",)),
+        stacked((count, 2 * inner, hidden), module="mlp.experts.gate_up_proj"),
+        stacked((count, hidden, inner), module="mlp.experts.down_proj"),
+    ]
 
 
 def _other(config: Config) -> Structure:
@@ -123,38 +114,6 @@ def _other(config: Config) -> Structure:
     causal = config.task.option == "causal_lm"
     attention = AttentionLayers(model.num_hidden_layers, width, causal=causal)
     return Structure(tuple(weights), (attention,))
-
-
-def _query_and_key_widths(model: LlamaModel) -> tuple[int, int]:
-    dim = head_width(model)
-    return (
-        model.num_attention_heads * dim,
-        (model.num_key_value_heads or model.num_attention_heads) * dim,
-    )
-
-
-def _llama_attention(model: LlamaModel) -> list[Weight]:
-    """Query, key, value and output projections."""
-    hidden = model.hidden_size
-    queries, keys = _query_and_key_widths(model)
-    shapes = {
-        "q_proj": (queries, hidden),
-        "k_proj": (keys, hidden),
-        "v_proj": (keys, hidden),
-        "o_proj": (hidden, queries),
-    }
-    return [Weight(s, Tokens.source, module=f"self_attn.{name}") for name, s in shapes.items()]
-
-
-def _llama_feed_forward(model: LlamaModel) -> list[Weight]:
-    """Gate, up and down projections."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    shapes = {
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
-    return [Weight(s, Tokens.source, module=f"mlp.{name}") for name, s in shapes.items()]
 
 
 def _stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
@@ -238,38 +197,12 @@ def _rope(model: LlamaModel) -> dict[str, Any]:
     }
 
 
-def _read(key_value_heads: int | None, positions: int) -> Callable[[Reader], Sizes]:
-    """Reader of config.json with the defaults of the configuration class."""
-
-    def read(reader: Reader) -> Sizes:
-        return {
-            **reader.main(),
-            "num_key_value_heads": reader.count("num_key_value_heads", key_value_heads),
-            "head_dim": reader.count("head_dim"),
-            "max_position_embeddings": reader.count("max_position_embeddings", positions),
-            "tie_word_embeddings": reader.flag("tie_word_embeddings", False),
-        }
-
-    return read
-
-
-def _read_qwen3(reader: Reader) -> Sizes:
-    sizes = _read(32, 32768)(reader)
-    return {**sizes, "head_dim": sizes["head_dim"] or 128}
-
-
-def _read_mixtral(reader: Reader) -> Sizes:
-    return {
-        **_read(8, 131072)(reader),
-        "num_local_experts": reader.count("num_local_experts", 8),
-        "num_experts_per_tok": reader.count("num_experts_per_tok", 2),
-    }
-
+_read = partial(Reader.main, head_dim=None, tie_word_embeddings=False)
 
 LLAMA = Family(
     name="llama",
     tasks=("causal_lm", "sequence_classification"),
-    structure=_llama,
+    structure=_decoder,
     stacks=_stacks,
     outside=_outside,
     is_decoder=True,
@@ -282,7 +215,10 @@ LLAMA = Family(
     smallest="tiny",
     config_class="LlamaConfig",
     config_arguments=_arguments,
-    checkpoints={"llama": _read(None, 2048), "mistral": _read(8, 131072)},
+    checkpoints={
+        "llama": partial(_read, num_key_value_heads=None, max_position_embeddings=2048),
+        "mistral": partial(_read, num_key_value_heads=8, max_position_embeddings=131072),
+    },
     layer_tensor=r"(?:^|\.)layers\.(\d+)\.",
     inner_tensor="layers.0.mlp.up_proj.weight",
 )
@@ -290,36 +226,46 @@ LLAMA = Family(
 QWEN2 = replace(
     LLAMA,
     name="qwen2",
-    structure=_qwen2,
+    structure=partial(_decoder, has_biases=True),
     counted_as="llama",
     has_biases=True,
     smallest="",
     config_class="",
     config_arguments=None,
-    checkpoints={"qwen2": _read(32, 32768)},
+    checkpoints={"qwen2": partial(_read, num_key_value_heads=32, max_position_embeddings=32768)},
 )
 
 QWEN3 = replace(
     LLAMA,
     name="qwen3",
-    structure=_qwen3,
+    structure=partial(_decoder, norms_heads=True),
     norms_heads=True,
     smallest="tiny_qwen3",
     config_class="Qwen3Config",
-    checkpoints={"qwen3": _read_qwen3},
+    checkpoints={
+        "qwen3": partial(_read, num_key_value_heads=32, head_dim=128, max_position_embeddings=32768)
+    },
 )
 
 MIXTRAL = replace(
     LLAMA,
     name="mixtral",
-    structure=_mixtral,
+    structure=partial(_decoder, is_moe=True),
     is_moe=True,
     ia3_targets=("k_proj", "v_proj"),  # its feed-forward is no linear layer
     scaled_inputs=(),
     smallest="tiny_moe",
     config_class="MixtralConfig",
     config_arguments=_mixtral_arguments,
-    checkpoints={"mixtral": _read_mixtral},
+    checkpoints={
+        "mixtral": partial(
+            _read,
+            num_key_value_heads=8,
+            max_position_embeddings=131072,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+        )
+    },
     inner_tensor="",
 )
 

@@ -1,22 +1,16 @@
 """The size of a model: what follows from its configuration without building it.
 
 Model FLOPs of one training step: what the mathematics needs, whatever the implementation does.
-
 6 per matrix-multiplied parameter and token (2 forward, 4 backward) and 12 L S h per token for the
 two products of attention: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. Causal attention
-counts half, because half of the score matrix is masked: Dao 2023, arXiv:2307.08691, section 4.1
-(PaLM counts it in full; implementations that compute the masked half do more work than this).
-Of a mixture of experts only those count that a token passes through.
-A frozen weight needs no gradient, only that of its input: 4 instead of 6 (Hu et al.
-2021, arXiv:2106.09685, section 4.2). Where nothing before a layer is trained not even that is
-needed: 2, and a third of attention's FLOPs, with `model.freeze`. Of the first layer in which
-anything is trained it is counted throughout, at most one layer's.
-Positions without a label, where the projection onto the vocabulary skips them, are not counted.
-Left out: norms, activations, softmax, dropout, rotary positions, the loss, the optimizer's own
-arithmetic, and recomputation, which is overhead and no model FLOPs.
+counts half, because half of the score matrix is masked: Dao 2023, arXiv:2307.08691, section 4.1.
+A frozen weight needs no gradient, only that of its input: 4 instead of 6 (Hu et al. 2021,
+arXiv:2106.09685, section 4.2); where nothing before a layer is trained not even that: 2, and a
+third of attention's. Left out: norms, activations, softmax, dropout, rotary positions, the loss,
+the optimizer's own arithmetic, experts that a token does not pass through, positions that the
+projection onto the vocabulary skips, and recomputation, which is no model FLOPs.
 
-Adapters of parameter-efficient fine-tuning: the tensors added, frozen and quantized. Equality with
-the modules and tensors of the peft library is tested for every family.
+Adapters: the tensors added, frozen and quantized, equal to those of peft (tested for every family).
 """
 
 import math
@@ -77,17 +71,8 @@ class ModelSize:
         return self.flops_per_sample / self.tokens_per_sample
 
 
-DEVIATIONS = 3
-"""Standard deviations above the mean that some micro-batch of a run may well have: one in 740."""
-
-
 def predicted_frac(config: Config, length: float | None = None) -> float:
-    """Share of positions, on average; where only data can tell, all of them.
-
-    Args:
-        config: of the run.
-        length: tokens of a row, which has one target at least; None takes `data.seq_len`.
-    """
+    """Share of a row's positions, on average; where only data can tell, all. A row has a target."""
     if not config.kernels.sparse_prediction or not isinstance(config.task, MaskedLM):
         return 1.0
     share, tokens = config.task.mask_frac, length or config.data.seq_len
@@ -98,7 +83,8 @@ def most_predicted(config: Config, rows: int, length: int) -> int:
     """The most of so many rows' tokens that a run is likely to meet: each is chosen by chance."""
     positions, share = rows * length, predicted_frac(config, length)
     deviation = math.sqrt(positions * share * (1 - share))
-    return min(positions, math.ceil(positions * share + DEVIATIONS * deviation))
+    # Three deviations above the mean: one micro-batch in 740.
+    return min(positions, math.ceil(positions * share + 3 * deviation))
 
 
 CHUNKS = 4
@@ -143,22 +129,6 @@ PER_IDLE_PARAMETER, PER_IDLE_SCORE = 2, 4
 """Forward alone: neither it nor anything before it is trained."""
 
 
-@dataclass(frozen=True)
-class Flops:
-    """Floating-point operations of one training step, per sample."""
-
-    matmul: float
-    """Of weights with activations."""
-    attention: float
-    """Of queries with keys, and of scores with values."""
-    formula: str
-
-    @property
-    def total(self) -> float:
-        """Both parts."""
-        return self.matmul + self.attention
-
-
 Counts = dict[Tokens | tuple[Tokens, Tokens], float]
 """Of one sample, the vectors of each kind, and the products of two kinds."""
 
@@ -198,17 +168,17 @@ def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Count
     }
 
 
-def training_flops(config: Config, structure: Structure, means: SampleMeans | None = None) -> Flops:
-    """Model FLOPs of one forward and backward pass over one sample, the mean of a training's.
+def training_flops(
+    config: Config, structure: Structure, means: SampleMeans | None = None
+) -> tuple[float, str]:
+    """Model FLOPs of one training step over one sample, the mean of a training's, and the formula.
 
     Without `means` each sample has `data.seq_len` tokens.
-
-    Source: the two papers named at the top of this file.
     """
     tokens = tokens_per_sample(config, means)
     matmul = sum(_per_parameter(w) * w.num_active * tokens[w.tokens] for w in structure.weights)
     attention = sum(attention_flops(a, tokens) for a in structure.attention)
-    return Flops(float(matmul), float(attention), _formula(structure, tokens))
+    return float(matmul) + float(attention), _formula(structure, tokens)
 
 
 def _per_parameter(weight: Weight) -> int:
@@ -319,16 +289,11 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
 
     Adapters are counted among the trained parameters, and not among the model's. Without `means`
     each sample has `data.seq_len` tokens.
-
-    Raises:
-        ConfigError: if the family has no head for the task.
     """
-    parts = structure(config)
-    trained = adapt(config, parts)
-    multiplied = with_sparse_head(config, trained)
+    parts, trained = structure(config), training_structure(config)
     told = family_of(config).is_known or not config.model.freeze  # which are frozen, if any
     known = parts.attention and _is_known(config) and told
-    flops = training_flops(config, multiplied, means) if known else None
+    flops, formula = training_flops(config, trained, means) if known else (None, "")
     samples = means or full_samples(config)
     tokens = samples.source + (samples.target if config.task.option == "seq2seq_lm" else 0)
     architecture = getattr(config.model, "model_type", family_of(config).name)
@@ -340,18 +305,14 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
             sum(prod(w.shape) for w in trained.weights if w.trained) if _is_known(config) else None
         ),
         num_matmul_parameters=sum(w.num_active for w in parts.weights if w.tokens in per_token),
-        flops_per_sample=flops.total if flops else None,
-        flops_formula=flops.formula if flops else f"unknown for {architecture}",
+        flops_per_sample=flops,
+        flops_formula=formula or f"unknown for {architecture}",
         tokens_per_sample=tokens,
     )
 
 
 def adapted_layers(config: Config) -> tuple[str, ...]:
-    """Names of the adapted layers, from the Transformer layer on, sorted; none where unknown.
-
-    Raises:
-        ConfigError: if the family has no head for the task.
-    """
+    """Names of the adapted layers, from the Transformer layer on, sorted; none where unknown."""
     if not isinstance(config.peft, Adapters):
         return ()
     return tuple(sorted(choose_targets(config, linear_layers(structure(config))).modules))
@@ -381,23 +342,16 @@ class Targets:
 
 
 def choose_targets(config: Config, names: Iterable[str]) -> Targets:
-    """Which of the linear layers are adapted.
-
-    Args:
-        config: whose `peft` is not none.
-        names: of all linear layers inside Transformer layers, from that layer on.
-    """
+    """Which of the linear layers, of these names from their Transformer layer on, are adapted."""
     peft, paths = cast(Adapters, config.peft), frozenset(names)
     wanted: Sequence[str] | None = peft.target_modules
     if wanted is None:
         wanted = family_of(config).ia3_targets if is_ia3(config) else sorted(paths)
     found = {name: _named(name, paths) for name in wanted}
-    nothing: frozenset[str] = frozenset()
-    modules = nothing.union(*found.values())
-    scaled = family_of(config).scaled_inputs
-    feed_forward = nothing.union(*(_named(name, paths) for name in scaled))
+    modules = frozenset[str]().union(*found.values())
+    scaled = (_named(name, paths) for name in family_of(config).scaled_inputs)
     unmatched = tuple(name for name in wanted if not found[name])
-    return Targets(modules, modules & feed_forward, unmatched)
+    return Targets(modules, modules & frozenset[str]().union(*scaled), unmatched)
 
 
 def is_ia3(config: Config) -> bool:

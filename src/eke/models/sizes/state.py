@@ -1,9 +1,8 @@
 """Memory of the training state: what stays allocated between steps, and what lies on a disk.
 
 Formulas follow deepspeed 0.19.8: the optimizer works on flat float32 pieces, copies of the weights
-cut evenly between processes (arXiv:1910.02054). In files (`runtime/swap_tensor`,
-`runtime/zero/stage3.py`) a piece, its moments and the gradients of its larger weights are one file
-each; small pieces and weights stay in host memory.
+cut evenly between processes (arXiv:1910.02054). A piece, its moments and the gradients of its
+larger weights are one file each (`runtime/swap_tensor`, `runtime/zero/stage3.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -132,12 +131,7 @@ def _frozen_format(config: Config) -> str:
 def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBytes:
     """Exact bytes of weights, gradients and optimizer state after the first step.
 
-    Args:
-        config: of the run.
-        formats: as planned; None, before there is a plan, decides them from the configuration.
-
-    Raises:
-        ConfigError: if the family has no head for the task.
+    Before there is a plan, `formats` is None: they are decided here.
     """
     whole = training_structure(config).weights
     weights = whole
@@ -161,10 +155,7 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
 
 
 def _part(config: Config, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """What the first process of FSDP2 holds of a tensor: it cuts the first dimension, rounding up.
-
-    Source: torch's Shard placement, as `torch.chunk` cuts.
-    """
+    """FSDP2's first part of a tensor: torch's Shard cuts the first dimension, rounding up."""
     if not shape:
         return shape
     return (-(-shape[0] // config.distributed.num_processes), *shape[1:])
@@ -379,13 +370,8 @@ def shared_state_bytes(
     """Bytes of one process on its device; everything where nothing is shared or moved.
 
     ZeRO-3's small weights, not sharded, are not counted: a lower bound, by 10 x hidden size
-    numbers a weight at most.
-
-    Args:
-        config: as planned.
-        size: of the model.
-        host: count what waits in host memory, too: a CPU's device memory is just that.
-        formats: as for `state_bytes`.
+    numbers a weight at most. `host` counts what waits in host memory, too: a CPU's device memory is
+    just that.
     """
     formats = formats or decide_formats(config)
     whole = state_bytes(config, formats)
@@ -403,22 +389,17 @@ def shared_state_bytes(
     optimizer -= paged_bytes(config, flat_pieces(config)) if pages else 0
     gradients = whole.gradients if stage == 1 else whole.gradients * numbers // trained
     weights = whole.weights if stage < 3 else -(-whole.weights // processes)
+    leave = config.offload.option == "params_cpu"  # or wait outside of the device's memory by nvme
+    if isinstance(config.offload, NvmeOffload):
+        leave = config.offload.weights is not WeightsPlace.device
     if host and (files := state_files(config)):
         optimizer = files.optimizer_memory
         weights = files.weight_memory or weights
     return StateBytes(
-        weights=0 if weights_leave(config) and not host else weights,
+        weights=0 if leave and not host else weights,
         gradients=0 if offload != "none" and stage > 1 and not host else gradients,
         optimizer=0 if offload != "none" and not host else optimizer,
     )
-
-
-def weights_leave(config: Config) -> bool:
-    """Whether the weights wait outside the device's memory."""
-    offload = config.offload
-    if isinstance(offload, NvmeOffload):
-        return offload.weights is not WeightsPlace.device
-    return offload.option == "params_cpu"
 
 
 def state_files(config: Config) -> SwapBytes | None:
