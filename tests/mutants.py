@@ -194,8 +194,8 @@ FAULTS = (
     fault(
         "bf16_on_old_gpus",
         "rules/precision.py",
-        "BF16_CAPABILITY = (8, 0)",
-        "BF16_CAPABILITY = (7, 0)",
+        "and older_than(f, AMPERE)",
+        "and older_than(f, VOLTA)",
         "bfloat16 is allowed on GPUs that emulate it",
         "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
     ),

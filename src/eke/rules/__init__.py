@@ -4,50 +4,39 @@ import dataclasses
 
 from eke.common.errors import Problem
 from eke.config.mixing import in_source, source_configs
-from eke.rules.attention import RULES as ATTENTION_RULES
-from eke.rules.compile import AUTO_RULES, KERNELS_RULES
-from eke.rules.compile import RULES as COMPILE_RULES
-from eke.rules.data import RULES as DATA_RULES
-from eke.rules.deepspeed import NVME_RULES, OFFLOAD_RULES
-from eke.rules.deepspeed import RULES as DEEPSPEED_RULES
-from eke.rules.device import PACKAGE_RULES
-from eke.rules.device import RULES as DEVICE_RULES
-from eke.rules.distributed import RULES as DISTRIBUTED_RULES
-from eke.rules.engine import RULES as ENGINE_RULES
-from eke.rules.engine import find_argument_problems
-from eke.rules.memory import RULES as MEMORY_RULES
-from eke.rules.model import RULES as MODEL_RULES
-from eke.rules.model import SHAPE_RULES
-from eke.rules.optimizer import PEFT_RULES
-from eke.rules.optimizer import RULES as OPTIMIZER_RULES
-from eke.rules.precision import FLOAT8_RULES
-from eke.rules.precision import RULES as PRECISION_RULES
+from eke.rules import (
+    attention,
+    compile,
+    data,
+    deepspeed,
+    device,
+    distributed,
+    engine,
+    memory,
+    model,
+    optimizer,
+    precision,
+    tracker,
+    training,
+)
 from eke.rules.rule import Facts, Rule, Severity, find_limit_problems, with_defaults_for
-from eke.rules.tracker import RULES as TRACKER_RULES
-from eke.rules.training import RULES as WORK_RULES
 
 RULES: tuple[Rule, ...] = (
-    *MODEL_RULES,
-    *WORK_RULES,
-    *AUTO_RULES,
-    *DATA_RULES,
-    *PRECISION_RULES,
-    *FLOAT8_RULES,
-    *SHAPE_RULES,
-    *OPTIMIZER_RULES,
-    *MEMORY_RULES,
-    *ATTENTION_RULES,
-    *COMPILE_RULES,
-    *KERNELS_RULES,
-    *DISTRIBUTED_RULES,
-    *DEEPSPEED_RULES,
-    *OFFLOAD_RULES,
-    *NVME_RULES,
-    *PEFT_RULES,
-    *ENGINE_RULES,
-    *DEVICE_RULES,
-    *TRACKER_RULES,
-    *PACKAGE_RULES,
+    *model.RULES,
+    *training.RULES,
+    *data.RULES,
+    *precision.RULES,
+    *optimizer.RULES,
+    *memory.RULES,
+    *attention.RULES,
+    *compile.RULES,
+    *distributed.RULES,
+    *deepspeed.RULES,
+    *optimizer.PEFT_RULES,
+    *engine.RULES,
+    *device.RULES,
+    *tracker.RULES,
+    *device.PACKAGE_RULES,
 )
 
 BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
@@ -65,20 +54,15 @@ section count: a vocabulary that is no multiple of 8 is no reason against bfloat
 
 
 def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem], list[Problem]]:
-    """All findings at once.
+    """All findings at once: errors, which make the run impossible, and warnings.
 
-    Args:
-        facts: the configuration and the device it is meant for.
-        rules: all by default; tests omit one to see the failure it prevents.
-
-    Returns:
-        Errors, which make the run impossible, and warnings.
+    Tests omit a rule to see the failure it prevents.
     """
     limits = find_limit_problems(facts.config)
     facts = dataclasses.replace(facts, config=with_defaults_for(facts.config, limits))
     plain = [rule for rule in rules if not rule.sized]
     found = [(rule, rule.problem(facts)) for rule in plain if rule.when(facts)]
-    refused = limits + find_argument_problems(facts.config)
+    refused = limits + engine.find_argument_problems(facts.config)
     refused += [p for rule, p in found if rule.verdict is Severity.impossible]
     warned = [problem for rule, problem in found if rule.verdict is not Severity.impossible]
     about = tuple(rule for rule in plain if rule.key.partition(".")[0] in ("data", "task"))

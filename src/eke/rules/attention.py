@@ -5,15 +5,17 @@ from collections.abc import Callable
 from eke.common.errors import Fix
 from eke.config.schema import Backend, Compute, Packing
 from eke.models.checkpoints.architecture import class_attribute
-from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.rules.rule import (
+    AMPERE,
+    VOLTA,
     Facts,
     Rule,
-    Severity,
     capability_of,
+    instead_of,
     needs_compiler,
     older_than,
+    without_effect,
 )
 
 SDP = (
@@ -23,17 +25,8 @@ SDP = (
 FLASH = "https://github.com/Dao-AILab/flash-attention#installation-and-features"
 FLEX = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
 
-TRITON_BUILD = "triton/runtime/build.py"
-
-FLASH_CAPABILITY = (8, 0)
-FLEX_CAPABILITY = (7, 0)
-
 WIDEST_HEAD = {Backend.flash: 256, Backend.cudnn: 128}
 """Kernel -> widest head; mem_efficient has no limit."""
-WIDEST_HEAD_HOPPER = 256
-"""cuDNN's on compute capability 9.0 and 10.x, from cuDNN 9.22 on."""
-CUDNN_DROPOUT_PARTS = 16
-"""cuDNN's dropout comes in sixteenths."""
 
 
 def _pinned(facts: Facts, *backends: Backend) -> bool:
@@ -69,10 +62,9 @@ def _head_width(facts: Facts) -> int:
 
 
 def _widest(facts: Facts) -> int:
-    hopper = facts.device.capability is not None and facts.device.capability[0] in (9, 10)
-    if facts.config.attention.backend is Backend.cudnn and hopper:
-        return WIDEST_HEAD_HOPPER
-    return WIDEST_HEAD[facts.config.attention.backend]
+    major, _ = facts.device.capability or (0, 0)
+    # cuDNN's limit on 9.0 and 10.x, from cuDNN 9.22 on.
+    return 256 if major in (9, 10) else WIDEST_HEAD[facts.config.attention.backend]
 
 
 def _head_multiple(facts: Facts) -> int:
@@ -82,16 +74,16 @@ def _head_multiple(facts: Facts) -> int:
     if not _pinned(facts, Backend.mem_efficient):
         return 1
     if not _in_float32(facts):
-        return 1 if older_than(facts, (7, 0)) else 8
-    return 1 if older_than(facts, (8, 0)) else 4
+        return 1 if older_than(facts, VOLTA) else 8
+    return 1 if older_than(facts, AMPERE) else 4
 
 
 def _has_mask(facts: Facts) -> bool:
     """Attention is given a mask: padding that could be attended to, or packed samples."""
-    config = facts.config
-    if family_of(config).is_decoder or config.data.packing is not Packing.off:
-        return config.data.packing is not Packing.off and is_ragged(facts.config)
-    return is_ragged(facts.config) or (config.data.pad_to_multiple_of or 1) > 1
+    data, ragged = facts.config.data, is_ragged(facts.config)
+    if facts.model_family.is_decoder or data.packing is not Packing.off:
+        return data.packing is not Packing.off and ragged
+    return ragged or (data.pad_to_multiple_of or 1) > 1
 
 
 def _option(facts: Facts) -> str:
@@ -134,9 +126,8 @@ def _class_rule(rule: str, what: str, name: str, is_chosen: Callable[[Facts], bo
 
 
 RULES = (
-    Rule(
+    without_effect(
         id="backend_is_sdpas",
-        verdict=Severity.no_effect,
         key="attention.backend",
         when=lambda f: (
             f.config.attention.backend is not Backend.auto and f.config.attention.option != "sdpa"
@@ -195,7 +186,7 @@ RULES = (
     Rule(
         id="kernel_needs_ampere",
         key="attention.backend",
-        when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, FLASH_CAPABILITY),
+        when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, AMPERE),
         why=lambda f: f"needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
         fix=MEM_EFFICIENT,
         source=SDP,
@@ -233,14 +224,9 @@ RULES = (
         id="cudnn_dropout_in_sixteenths",
         key="attention.backend",
         when=lambda f: (
-            _pinned(f, Backend.cudnn)
-            and _cuda(f)
-            and not (_dropout(f) * CUDNN_DROPOUT_PARTS).is_integer()
+            _pinned(f, Backend.cudnn) and _cuda(f) and not (_dropout(f) * 16).is_integer()
         ),
-        why=lambda f: (
-            f"cuDNN's dropout is a multiple of 1/{CUDNN_DROPOUT_PARTS}; model.dropout is "
-            f"{_dropout(f):g}"
-        ),
+        why=lambda f: f"cuDNN's dropout is a multiple of 1/16; model.dropout is {_dropout(f):g}",
         fix=ANY_BACKEND,
         source="https://github.com/pytorch/pytorch/pull/174245",
         versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
@@ -261,7 +247,7 @@ RULES = (
     Rule(
         id="flash_package_needs_ampere",
         key="attention",
-        when=lambda f: _flash_package(f) and (not _cuda(f) or older_than(f, FLASH_CAPABILITY)),
+        when=lambda f: _flash_package(f) and (not _cuda(f) or older_than(f, AMPERE)),
         why=lambda f: (
             f"FlashAttention needs CUDA compute capability 8.0 or newer; {capability_of(f)}"
         ),
@@ -273,11 +259,7 @@ RULES = (
         key="attention",
         when=lambda f: _flash_package(f) and _in_float32(f),
         why="FlashAttention computes in 16 bits; precision computes in float32",
-        fix=lambda f: (
-            Fix("precision=bf16")
-            if f.config.precision.option in ("fp32", "tf32")
-            else Fix("precision.compute=bfloat16")
-        ),
+        fix=instead_of(("fp32", "tf32"), "precision=bf16", "precision.compute=bfloat16"),
         source=FLASH,
     ),
     _class_rule("flash_package_without_t5", "FlashAttention", "flash_attn", _flash_package),
@@ -310,7 +292,7 @@ RULES = (
     Rule(
         id="flex_needs_volta",
         key="attention",
-        when=lambda f: _flex(f) and (not _cuda(f) or older_than(f, FLEX_CAPABILITY)),
+        when=lambda f: _flex(f) and (not _cuda(f) or older_than(f, VOLTA)),
         why=lambda f: (
             "FlexAttention has no backward pass on a CPU, and its Triton kernels need CUDA "
             f"compute capability 7.0 or newer; {capability_of(f)}"
@@ -320,7 +302,11 @@ RULES = (
         versions="torch 2.11 to 2.13",
     ),
     needs_compiler(
-        "flex_needs_compiler", "attention", lambda f: _flex(f) and _cuda(f), SDPA, TRITON_BUILD
+        "flex_needs_compiler",
+        "attention",
+        lambda f: _flex(f) and _cuda(f),
+        SDPA,
+        "triton/runtime/build.py",
     ),
     _class_rule("flex_without_gpt2", "FlexAttention", "flex_attn", _flex),
     Rule(

@@ -1,10 +1,9 @@
-"""Rules about torch.compile, fused kernels, and `batch=auto` before it has chosen a micro-batch."""
+"""Rules about torch.compile and fused kernels."""
 
 from collections.abc import Callable
 
 from eke.common.errors import Fix
 from eke.config.schema import (
-    DEFAULT_PER_DEVICE,
     CompileMode,
     Conversations,
     Mix,
@@ -16,15 +15,16 @@ from eke.models.families import FAMILIES
 from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
 from eke.rules.rule import (
+    VOLTA,
     Facts,
     Rule,
-    Severity,
     capability_of,
     needs_compiler,
     older_than,
+    without_benefit,
+    without_effect,
 )
 
-INDUCTOR_CAPABILITY = (7, 0)
 COMPILER = "https://docs.pytorch.org/docs/stable/torch.compiler.html"
 ISSUES = "https://github.com/pytorch/pytorch/issues"
 
@@ -54,118 +54,6 @@ def without_graphs(facts: Facts) -> Fix:
     return Fix("compile.mode=default")
 
 
-RULES = (
-    Rule(
-        id="cudagraphs_need_cuda",
-        key="compile",
-        when=lambda f: f.config.compile.option == "cudagraphs" and f.device.kind == "cpu",
-        why=lambda f: (
-            "CUDA graphs replay the kernels of an NVIDIA GPU; on a CPU PyTorch skips them and runs "
-            f"operation by operation, and {f.device.name} is one"
-        ),
-        fix=Fix("compile=none"),
-        source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
-    ),
-    Rule(
-        id="mode_is_inductors",
-        verdict=Severity.no_effect,
-        key="compile.mode",
-        when=lambda f: f.config.compile.mode is not CompileMode.default and not _inductor(f),
-        why=lambda f: f"modes are inductor's; compile={f.config.compile.option} has none",
-        fix=Fix("compile.mode=default"),
-        source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
-    ),
-    Rule(
-        id="graph_modes_need_cuda",
-        verdict=Severity.no_effect,
-        key="compile.mode",
-        when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.device.kind == "cpu",
-        why=lambda f: f"{f.device.name} is a CPU, and what is replayed are CUDA graphs",
-        fix=without_graphs,
-        source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
-    ),
-    Rule(
-        id="graphs_take_one_micro_batch",
-        key="compile",
-        # An open micro-batch is not judged: batch=auto asks of each it could choose.
-        when=lambda f: replays_graphs(f) and f.config.batch.per_device and accumulates(f),
-        why=lambda f: (
-            f"{_replayer(f)} leaves a micro-batch's gradients in the memory of its CUDA graphs, "
-            "which the next micro-batch of the step uses again before they are added up"
-        ),
-        fix=lambda f: Fix(
-            *without_graphs(f).words, remark="or one micro-batch: a larger batch.per_device"
-        ),
-        source=f"{ISSUES}/169545",
-        versions="torch 2.13",
-    ),
-    Rule(
-        id="graphs_take_the_whole_model",
-        key="compile.regional",
-        when=lambda f: replays_graphs(f) and f.config.compile.regional,
-        why=lambda f: (
-            f"{_replayer(f)} makes CUDA graphs of each layer, and in an evaluation those of one "
-            "layer take the memory of the output of the layer before, which is their input"
-        ),
-        fix=Fix("compile.regional=false"),
-        source=f"{ISSUES}/152887",
-        versions="torch 2.13",
-    ),
-    Rule(
-        id="regional_needs_compiler",
-        verdict=Severity.no_effect,
-        key="compile.regional",
-        when=lambda f: f.config.compile.regional and f.config.compile.option == "none",
-        why="nothing is compiled, compile=none",
-        fix=Fix("compile=inductor"),
-        source="https://docs.pytorch.org/tutorials/recipes/regional_compilation.html",
-    ),
-    Rule(
-        id="inductor_needs_volta",
-        key="compile",
-        when=lambda f: _inductor(f) and older_than(f, INDUCTOR_CAPABILITY),
-        why=lambda f: (
-            f"Triton kernels need CUDA compute capability 7.0 or newer; {capability_of(f)}"
-        ),
-        fix=Fix("compile=none"),
-        source=COMPILER,
-    ),
-    needs_compiler("inductor_needs_compiler", "compile", _inductor, Fix("compile=none"), COMPILER),
-)
-
-
-SOURCE = "docs/how-to/forecast.md: batch=auto chooses the micro-batch, the samples per step stay"
-
-
-def _same_step(facts: Facts) -> Fix:
-    """The samples per step that the accumulation would have made with the usual micro-batch."""
-    config = facts.config
-    times = DEFAULT_PER_DEVICE * (config.batch.accumulation or 1)
-    target = config.batch.target or times * config.distributed.num_processes
-    return Fix("batch.accumulation=null", f"batch.target={target}")
-
-
-AUTO_RULES = (
-    Rule(
-        id="auto_chooses_micro_batch",
-        key="batch.per_device",
-        when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device,
-        why="is what batch=auto would choose; only one of the two can hold",
-        fix=Fix("batch=fixed", remark="or batch.per_device=null, and batch=auto chooses"),
-        source=SOURCE,
-    ),
-    Rule(
-        id="auto_derives_accumulation",
-        key="batch.accumulation",
-        when=lambda f: not f.config.batch.per_device and f.config.batch.accumulation,
-        why="depends on the micro-batch that batch=auto chooses; what it keeps is batch.target, "
-        "the samples of an optimizer step",
-        fix=_same_step,
-        source=SOURCE,
-    ),
-)
-
-
 LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
 SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
 FUSED_SOURCE = "https://arxiv.org/abs/2410.10989, section 3.2"
@@ -175,12 +63,9 @@ FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
 """Keys of `kernels`, and options that set them."""
 
 
-def _fused(facts: Facts) -> bool:
-    return facts.config.kernels.fused_linear_cross_entropy
-
-
 def _sparse(facts: Facts) -> bool:
-    return facts.config.kernels.sparse_prediction
+    """Whether it takes effect: only predictions of tokens have positions without a label."""
+    return facts.config.kernels.sparse_prediction and _predicts_tokens(facts)
 
 
 def _liger(facts: Facts) -> bool:
@@ -226,31 +111,101 @@ def _known_head(rule: str, key: str) -> Rule:
     )
 
 
-KERNELS_RULES = (
+RULES = (
     Rule(
+        id="cudagraphs_need_cuda",
+        key="compile",
+        when=lambda f: f.config.compile.option == "cudagraphs" and f.device.kind == "cpu",
+        why=lambda f: (
+            "CUDA graphs replay the kernels of an NVIDIA GPU; on a CPU PyTorch skips them and runs "
+            f"operation by operation, and {f.device.name} is one"
+        ),
+        fix=Fix("compile=none"),
+        source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
+    ),
+    without_effect(
+        id="mode_is_inductors",
+        key="compile.mode",
+        when=lambda f: f.config.compile.mode is not CompileMode.default and not _inductor(f),
+        why=lambda f: f"modes are inductor's; compile={f.config.compile.option} has none",
+        fix=Fix("compile.mode=default"),
+        source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+    ),
+    without_effect(
+        id="graph_modes_need_cuda",
+        key="compile.mode",
+        when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.device.kind == "cpu",
+        why=lambda f: f"{f.device.name} is a CPU, and what is replayed are CUDA graphs",
+        fix=without_graphs,
+        source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+    ),
+    Rule(
+        id="graphs_take_one_micro_batch",
+        key="compile",
+        # An open micro-batch is not judged: batch=auto asks of each it could choose.
+        when=lambda f: replays_graphs(f) and f.config.batch.per_device and accumulates(f),
+        why=lambda f: (
+            f"{_replayer(f)} leaves a micro-batch's gradients in the memory of its CUDA graphs, "
+            "which the next micro-batch of the step uses again before they are added up"
+        ),
+        fix=lambda f: Fix(
+            *without_graphs(f).words, remark="or one micro-batch: a larger batch.per_device"
+        ),
+        source=f"{ISSUES}/169545",
+        versions="torch 2.13",
+    ),
+    Rule(
+        id="graphs_take_the_whole_model",
+        key="compile.regional",
+        when=lambda f: replays_graphs(f) and f.config.compile.regional,
+        why=lambda f: (
+            f"{_replayer(f)} makes CUDA graphs of each layer, and in an evaluation those of one "
+            "layer take the memory of the output of the layer before, which is their input"
+        ),
+        fix=Fix("compile.regional=false"),
+        source=f"{ISSUES}/152887",
+        versions="torch 2.13",
+    ),
+    without_effect(
+        id="regional_needs_compiler",
+        key="compile.regional",
+        when=lambda f: f.config.compile.regional and f.config.compile.option == "none",
+        why="nothing is compiled, compile=none",
+        fix=Fix("compile=inductor"),
+        source="https://docs.pytorch.org/tutorials/recipes/regional_compilation.html",
+    ),
+    Rule(
+        id="inductor_needs_volta",
+        key="compile",
+        when=lambda f: _inductor(f) and older_than(f, VOLTA),
+        why=lambda f: (
+            f"Triton kernels need CUDA compute capability 7.0 or newer; {capability_of(f)}"
+        ),
+        fix=Fix("compile=none"),
+        source=COMPILER,
+    ),
+    needs_compiler("inductor_needs_compiler", "compile", _inductor, Fix("compile=none"), COMPILER),
+    without_effect(
         id="fused_loss_needs_vocabulary",
-        verdict=Severity.no_effect,
         key="kernels.fused_linear_cross_entropy",
-        when=lambda f: _fused(f) and not _predicts_tokens(f),
+        when=lambda f: f.config.kernels.fused_linear_cross_entropy and not _predicts_tokens(f),
         why="sequence_classification has no vocabulary projection to fuse with its loss",
         fix=_without(FUSED),
         source=FUSED_SOURCE,
     ),
     _known_head("fused_loss_needs_known_head", FUSED),
-    Rule(
+    without_effect(
         id="sparse_prediction_needs_vocabulary",
-        verdict=Severity.no_effect,
         key="kernels.sparse_prediction",
-        when=lambda f: _sparse(f) and not _predicts_tokens(f),
+        when=lambda f: f.config.kernels.sparse_prediction and not _predicts_tokens(f),
         why="sequence_classification predicts one label per sequence, and no positions",
         fix=_without(SPARSE),
         source=SPARSE_SOURCE,
     ),
-    Rule(
+    without_benefit(
         id="sparse_prediction_needs_missing_labels",
-        verdict=Severity.no_benefit,
         key="kernels.sparse_prediction",
-        when=lambda f: _sparse(f) and _predicts_tokens(f) and _has_all_labels(f),
+        when=lambda f: _sparse(f) and _has_all_labels(f),
         why=lambda f: (
             f"with task={f.config.task.option} on this data every position has a label: there is "
             "none to leave out"
@@ -262,7 +217,7 @@ KERNELS_RULES = (
     Rule(
         id="sparse_prediction_needs_whole_batches",
         key="kernels.sparse_prediction",
-        when=lambda f: _sparse(f) and _predicts_tokens(f) and f.config.distributed.option == "dp",
+        when=lambda f: _sparse(f) and f.config.distributed.option == "dp",
         why="distributed=dp cuts a batch into equal parts, and the places of its labels with it, "
         "which belong to the whole batch",
         fix=_without(SPARSE),
@@ -271,7 +226,7 @@ KERNELS_RULES = (
     Rule(
         id="sparse_prediction_changes_shapes",
         key="kernels.sparse_prediction",
-        when=lambda f: _sparse(f) and _predicts_tokens(f) and replays_graphs(f),
+        when=lambda f: _sparse(f) and replays_graphs(f),
         why="each step has another number of labels, and a CUDA graph is recorded for one number",
         fix=without_graphs,
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",

@@ -23,7 +23,7 @@ from eke.models.checkpoints import is_of_eke_without_tokenizer
 from eke.models.checkpoints.architecture import can_pack
 from eke.models.sizes import is_ragged
 from eke.rules.model import max_positions
-from eke.rules.rule import Facts, Rule, Severity
+from eke.rules.rule import Facts, Rule, unsafe, without_effect
 
 MAX_COUNTED = 10**6
 """Synthetic samples whose lengths are drawn one by one for a plan: some seconds."""
@@ -73,9 +73,8 @@ def _counts_too_many(facts: Facts) -> bool:
 
 
 RULES = (
-    Rule(
+    unsafe(
         id="bytes_on_checkpoint",
-        verdict=Severity.unsafe,
         key="data.tokenizer",
         when=lambda f: (
             isinstance(f.config.model, PretrainedModel)
@@ -112,9 +111,8 @@ RULES = (
         source="transformers' masking_utils.find_packed_sequence_indices",
         versions="transformers 5",
     ),
-    Rule(
+    without_effect(
         id="packing_needs_ragged",
-        verdict=Severity.no_effect,
         key="data.packing",
         when=lambda f: (
             f.config.data.packing is not Packing.off
@@ -125,18 +123,16 @@ RULES = (
         fix=Fix("data.packing=off"),
         source="eke.training.batches.tasks",
     ),
-    Rule(
+    without_effect(
         id="grouping_needs_ragged",
-        verdict=Severity.no_effect,
         key="data.length_grouping",
         when=lambda f: f.config.data.length_grouping and not is_ragged(f.config),
         why="every sample is as long as every other",
         fix=Fix("data.length_grouping=false"),
         source="eke.training.batches.batches",
     ),
-    Rule(
+    without_effect(
         id="multiple_needs_padding",
-        verdict=Severity.no_effect,
         key="data.pad_to_multiple_of",
         when=_pads_nothing,
         why=lambda f: f"every sample has {f.config.data.seq_len} tokens, a multiple of it already",
@@ -191,9 +187,8 @@ RULES = (
         fix=Fix("data.prompt=prompt", "data.response=response"),
         source="docs/how-to/data.md",
     ),
-    Rule(
+    without_effect(
         id="pairs_need_a_task",
-        verdict=Severity.no_effect,
         key="data.prompt",
         when=lambda f: (
             (rows := _rows(f))
@@ -273,9 +268,8 @@ RULES = (
         fix=Fix("data.packing=off", "data.length_grouping=false"),
         source="eke.training.batches.stream",
     ),
-    Rule(
+    without_effect(
         id="shuffle_buffer_needs_stream",
-        verdict=Severity.no_effect,
         key="data.shuffle_buffer",
         when=lambda f: (
             isinstance(f.config.data, Rows)
@@ -327,18 +321,16 @@ RULES = (
         fix=lambda f: Fix(f"data.min_len={f.config.data.seq_len}"),
         source="eke.data.sources.packing",
     ),
-    Rule(
+    without_effect(
         id="min_len_needs_ragged",
-        verdict=Severity.no_effect,
         key="data.min_len",
         when=lambda f: (d := _synthetic(f)) and d.min_len and d.lengths is Lengths.fixed,
         why="every sample has data.seq_len tokens while data.lengths=fixed",
         fix=Fix("data.lengths=uniform"),
         source="eke.data.sources.packing",
     ),
-    Rule(
+    without_effect(
         id="median_needs_lognormal",
-        verdict=Severity.no_effect,
         key="data.median_len",
         when=lambda f: (d := _synthetic(f)) and d.median_len and d.lengths is not Lengths.lognormal,
         why="only lognormal lengths have a median to choose",

@@ -18,7 +18,7 @@ from eke.hardware import file_system
 from eke.models.sizes import STAGE, SwapBytes, state_bytes, state_files
 from eke.models.sizes.optimizers import AUTO, PIECES
 from eke.rules.precision import is_narrow
-from eke.rules.rule import Facts, Rule, Severity
+from eke.rules.rule import Facts, Rule, instead_of, without_benefit, without_effect
 from eke.rules.training import existing_parent
 
 RECOMPUTES_FROZEN = (0, 19, 3)
@@ -62,138 +62,6 @@ def _loses_frozen_weights(facts: Facts) -> bool:
         return False
     numbers = [int(n) for n in re.findall(r"\d+", _installed())[:3]]
     return tuple(numbers) < RECOMPUTES_FROZEN
-
-
-RULES = (
-    Rule(
-        id="zero_needs_elementwise_optimizer",
-        key="optimizer",
-        when=lambda f: is_zero(f) and f.optimizer.fails_on_pieces,
-        why=lambda f: (
-            f"under distributed={f.config.distributed.option}: {f.optimizer.fails_on_pieces}"
-        ),
-        fix=Fix("optimizer=adamw"),
-        source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
-        versions=VERSION,
-    ),
-    Rule(
-        id="zero_keeps_masters",
-        key="precision.master",
-        when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
-        why=lambda f: (
-            f"distributed={f.config.distributed.option} steps on float32 copies of its share of "
-            "bfloat16 weights"
-        ),
-        fix=Fix("precision.master=auto"),
-        source="docs/explanation/deepspeed.md",
-        versions=VERSION,
-    ),
-    Rule(
-        id="zero_rounds_adapters",
-        key="precision.weights",
-        when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
-        why="DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else",
-        fix=lambda f: (
-            Fix("precision=bf16")
-            if f.config.precision.option == "bf16_pure"
-            else Fix("precision.weights=float32")
-        ),
-        source="deepspeed.runtime.engine, _cast_module_mixed_precision",
-        versions=VERSION,
-    ),
-    Rule(
-        id="zero3_recomputes_frozen_weights",
-        key="memory.checkpointing",
-        when=_loses_frozen_weights,
-        why=lambda f: (
-            f"DeepSpeed {_installed()} empties frozen weights while they are recomputed; "
-            f"{'.'.join(map(str, RECOMPUTES_FROZEN))} does not"
-        ),
-        fix=Fix(
-            "memory.checkpointing=off", remark="or: pip install -U deepspeed; distributed=zero2"
-        ),
-        source="https://github.com/huggingface/transformers/issues/47254",
-        versions="deepspeed before 0.19.3",
-    ),
-    Rule(
-        id="zero_with_compile",
-        key="compile",
-        when=lambda f: is_zero(f) and f.config.compile.option != "none",
-        why="DeepSpeed's engine would run the model as it is, uncompiled",
-        fix=Fix("compile=none"),
-        source="docs/explanation/deepspeed.md",
-        versions=VERSION,
-    ),
-    Rule(
-        id="zero_of_one",
-        verdict=Severity.no_benefit,
-        key="distributed",
-        when=lambda f: is_zero(f) and f.config.distributed.num_processes == 1 and not offloads(f),
-        why="one process has nothing to share with, and DeepSpeed keeps a float32 copy of the "
-        "weights, 4 bytes a parameter more than distributed=none",
-        fix=Fix("distributed=none", remark="or: offload=optimizer_cpu"),
-        source="arXiv:1910.02054, section 5",
-    ),
-    Rule(
-        id="deepspeed_not_needed",
-        verdict=Severity.no_benefit,
-        key="distributed",
-        when=lambda f: (
-            is_zero(f)
-            and f.device.kind == "cuda"
-            and _whole(f) < ROOMY_FRAC * (f.device.memory_bytes or 0)
-        ),
-        why=lambda f: (
-            f"the whole training state is {format_bytes(_whole(f))}; one {f.device.name} has "
-            f"{format_bytes(f.device.memory_bytes or 0)}: what fits on one GPU only gets slower"
-        ),
-        fix=lambda f: Fix(
-            "distributed=ddp" if f.config.distributed.num_processes > 1 else "distributed=none",
-            *(("offload=none",) if offloads(f) else ()),
-        ),
-        source="https://huggingface.co/docs/transformers/v4.25.1/en/perf_train_gpu_one#deepspeed-zero",
-        sized=True,
-    ),
-    Rule(
-        id="zero_knows_no_embeddings",
-        verdict=Severity.no_effect,
-        key="optimizer.embeddings_32bit",
-        when=lambda f: (
-            STAGE.get(f.config.distributed.option) in (1, 2)
-            and f.config.offload.option == "none"
-            and getattr(f.config.optimizer, "embeddings_32bit", False)
-        ),
-        why=f"{PIECES}, none of which is known as an embedding: all moments have 8 bits",
-        fix=Fix("optimizer.embeddings_32bit=false", remark="says what happens; or distributed=ddp"),
-        source="https://huggingface.co/docs/bitsandbytes/optimizers",
-        versions=VERSION,
-    ),
-    Rule(
-        id="ds_config_without_zero",
-        verdict=Severity.no_effect,
-        key="distributed.deepspeed_config",
-        when=lambda f: f.config.distributed.deepspeed_config is not None and not is_zero(f),
-        why=lambda f: f"distributed={f.config.distributed.option} does not use DeepSpeed",
-        fix=Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
-        source="https://www.deepspeed.ai/docs/config-json",
-    ),
-    Rule(
-        id="cpu_adam_needs_compiler",
-        key="optimizer",
-        # The plan's choice is DeepSpeed's AdamW for the host.
-        when=lambda f: (
-            not f.planning
-            and is_zero(f)
-            and offloads(f)
-            and f.optimizer.implementation == AUTO
-            and shutil.which("g++") is None
-        ),
-        why="DeepSpeed compiles its Adam for the host at first use; there is no g++ here",
-        fix=Fix("optimizer.implementation=fused", remark="torch's own; or install g++"),
-        source="https://www.deepspeed.ai/tutorials/advanced-install",
-        versions=VERSION,
-    ),
-)
 
 
 DOCS = "https://www.deepspeed.ai/docs/config-json/#asynchronous-io"
@@ -271,7 +139,180 @@ def _instead(facts: Facts) -> Fix:
     return Fix("offload=params_cpu") if whole else Fix("offload=optimizer_cpu")
 
 
-NVME_RULES = (
+OFFLOAD_DOCS = "https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
+
+
+def _stage(facts: Facts) -> Fix:
+    """The lowest stage that can offload this, in the same number of processes."""
+    zero = "zero2" if facts.config.offload.option == "optimizer_cpu" else "zero3"
+    processes = facts.config.distributed.num_processes
+    return Fix(f"distributed={zero}", f"distributed.num_processes={processes}")
+
+
+RULES = (
+    Rule(
+        id="zero_needs_elementwise_optimizer",
+        key="optimizer",
+        when=lambda f: is_zero(f) and f.optimizer.fails_on_pieces,
+        why=lambda f: (
+            f"under distributed={f.config.distributed.option}: {f.optimizer.fails_on_pieces}"
+        ),
+        fix=Fix("optimizer=adamw"),
+        source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
+        versions=VERSION,
+    ),
+    Rule(
+        id="zero_keeps_masters",
+        key="precision.master",
+        when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
+        why=lambda f: (
+            f"distributed={f.config.distributed.option} steps on float32 copies of its share of "
+            "bfloat16 weights"
+        ),
+        fix=Fix("precision.master=auto"),
+        source="docs/explanation/deepspeed.md",
+        versions=VERSION,
+    ),
+    Rule(
+        id="zero_rounds_adapters",
+        key="precision.weights",
+        when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
+        why="DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else",
+        fix=instead_of(("bf16_pure",), "precision=bf16", "precision.weights=float32"),
+        source="deepspeed.runtime.engine, _cast_module_mixed_precision",
+        versions=VERSION,
+    ),
+    Rule(
+        id="zero3_recomputes_frozen_weights",
+        key="memory.checkpointing",
+        when=_loses_frozen_weights,
+        why=lambda f: (
+            f"DeepSpeed {_installed()} empties frozen weights while they are recomputed; "
+            f"{'.'.join(map(str, RECOMPUTES_FROZEN))} does not"
+        ),
+        fix=Fix(
+            "memory.checkpointing=off", remark="or: pip install -U deepspeed; distributed=zero2"
+        ),
+        source="https://github.com/huggingface/transformers/issues/47254",
+        versions="deepspeed before 0.19.3",
+    ),
+    Rule(
+        id="zero_with_compile",
+        key="compile",
+        when=lambda f: is_zero(f) and f.config.compile.option != "none",
+        why="DeepSpeed's engine would run the model as it is, uncompiled",
+        fix=Fix("compile=none"),
+        source="docs/explanation/deepspeed.md",
+        versions=VERSION,
+    ),
+    without_benefit(
+        id="zero_of_one",
+        key="distributed",
+        when=lambda f: is_zero(f) and f.config.distributed.num_processes == 1 and not offloads(f),
+        why="one process has nothing to share with, and DeepSpeed keeps a float32 copy of the "
+        "weights, 4 bytes a parameter more than distributed=none",
+        fix=Fix("distributed=none", remark="or: offload=optimizer_cpu"),
+        source="arXiv:1910.02054, section 5",
+    ),
+    without_benefit(
+        id="deepspeed_not_needed",
+        key="distributed",
+        when=lambda f: (
+            is_zero(f)
+            and f.device.kind == "cuda"
+            and _whole(f) < ROOMY_FRAC * (f.device.memory_bytes or 0)
+        ),
+        why=lambda f: (
+            f"the whole training state is {format_bytes(_whole(f))}; one {f.device.name} has "
+            f"{format_bytes(f.device.memory_bytes or 0)}: what fits on one GPU only gets slower"
+        ),
+        fix=lambda f: Fix(
+            "distributed=ddp" if f.config.distributed.num_processes > 1 else "distributed=none",
+            *(("offload=none",) if offloads(f) else ()),
+        ),
+        source="https://huggingface.co/docs/transformers/v4.25.1/en/perf_train_gpu_one#deepspeed-zero",
+        sized=True,
+    ),
+    without_effect(
+        id="zero_knows_no_embeddings",
+        key="optimizer.embeddings_32bit",
+        when=lambda f: (
+            STAGE.get(f.config.distributed.option) in (1, 2)
+            and f.config.offload.option == "none"
+            and getattr(f.config.optimizer, "embeddings_32bit", False)
+        ),
+        why=f"{PIECES}, none of which is known as an embedding: all moments have 8 bits",
+        fix=Fix("optimizer.embeddings_32bit=false", remark="says what happens; or distributed=ddp"),
+        source="https://huggingface.co/docs/bitsandbytes/optimizers",
+        versions=VERSION,
+    ),
+    without_effect(
+        id="ds_config_without_zero",
+        key="distributed.deepspeed_config",
+        when=lambda f: f.config.distributed.deepspeed_config is not None and not is_zero(f),
+        why=lambda f: f"distributed={f.config.distributed.option} does not use DeepSpeed",
+        fix=Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
+        source="https://www.deepspeed.ai/docs/config-json",
+    ),
+    Rule(
+        id="cpu_adam_needs_compiler",
+        key="optimizer",
+        # The plan's choice is DeepSpeed's AdamW for the host.
+        when=lambda f: (
+            not f.planning
+            and is_zero(f)
+            and offloads(f)
+            and f.optimizer.implementation == AUTO
+            and shutil.which("g++") is None
+        ),
+        why="DeepSpeed compiles its Adam for the host at first use; there is no g++ here",
+        fix=Fix("optimizer.implementation=fused", remark="torch's own; or install g++"),
+        source="https://www.deepspeed.ai/tutorials/advanced-install",
+        versions=VERSION,
+    ),
+    Rule(
+        id="offload_needs_zero",
+        key="offload",
+        when=lambda f: offloads(f) and not is_zero(f),
+        why=lambda f: (
+            f"it is DeepSpeed's; distributed={f.config.distributed.option} trains without DeepSpeed"
+        ),
+        fix=_stage,
+        source=OFFLOAD_DOCS,
+    ),
+    Rule(
+        id="offload_needs_zero3",
+        key="offload",
+        when=lambda f: (
+            f.config.distributed.option in ("zero1", "zero2")
+            and f.config.offload.option in ("params_cpu", "nvme")
+        ),
+        why=lambda f: (
+            f"needs state that is cut by weight, as stage 3 has it; "
+            f"{f.config.distributed.option} is stage {STAGE[f.config.distributed.option]}"
+            + (
+                ", and would silently keep it in host memory"
+                if f.config.offload.option == "nvme"
+                else ""
+            )
+        ),
+        fix=Fix("distributed=zero3"),
+        source=OFFLOAD_DOCS,
+        versions=VERSION,
+    ),
+    without_effect(
+        id="offload_on_cpu",
+        key="offload",
+        when=lambda f: (
+            is_zero(f)
+            and offloads(f)
+            and f.device.kind == "cpu"
+            and f.config.offload.option != "nvme"
+        ),
+        why="the device is the host: what would leave the device's memory stays in it",
+        fix=Fix("offload=none"),
+        source="arXiv:2101.06840",
+    ),
     Rule(
         id="nvme_holds_plain_state",
         key="offload",
@@ -318,9 +359,8 @@ NVME_RULES = (
         fix=_instead,
         source="https://www.kernel.org/doc/html/latest/filesystems/tmpfs.html",
     ),
-    Rule(
+    without_benefit(
         id="nvme_folder_is_local",
-        verdict=Severity.no_benefit,
         key="offload.path",
         when=lambda f: _is_here(f) and _kind(f) in REMOTE,
         why=lambda f: (
@@ -344,9 +384,8 @@ NVME_RULES = (
         versions=VERSION,
         sized=True,
     ),
-    Rule(
+    without_effect(
         id="nvme_state_is_large",
-        verdict=Severity.no_effect,
         key="offload",
         when=lambda f: _offload(f) and _files(f).files == 0,
         why="no part of the state reaches the 1 MiB, or the offload.block_bytes, from which on "
@@ -383,63 +422,5 @@ NVME_RULES = (
         fix=lambda f: Fix(*_instead(f).words, remark=f"or: {APT} g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
         versions=VERSION,
-    ),
-)
-
-
-OFFLOAD_DOCS = "https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
-
-
-def _stage(facts: Facts) -> Fix:
-    """The lowest stage that can offload this, in the same number of processes."""
-    zero = "zero2" if facts.config.offload.option == "optimizer_cpu" else "zero3"
-    processes = facts.config.distributed.num_processes
-    return Fix(f"distributed={zero}", f"distributed.num_processes={processes}")
-
-
-OFFLOAD_RULES = (
-    Rule(
-        id="offload_needs_zero",
-        key="offload",
-        when=lambda f: offloads(f) and not is_zero(f),
-        why=lambda f: (
-            f"it is DeepSpeed's; distributed={f.config.distributed.option} trains without DeepSpeed"
-        ),
-        fix=_stage,
-        source=OFFLOAD_DOCS,
-    ),
-    Rule(
-        id="offload_needs_zero3",
-        key="offload",
-        when=lambda f: (
-            f.config.distributed.option in ("zero1", "zero2")
-            and f.config.offload.option in ("params_cpu", "nvme")
-        ),
-        why=lambda f: (
-            f"needs state that is cut by weight, as stage 3 has it; "
-            f"{f.config.distributed.option} is stage {STAGE[f.config.distributed.option]}"
-            + (
-                ", and would silently keep it in host memory"
-                if f.config.offload.option == "nvme"
-                else ""
-            )
-        ),
-        fix=Fix("distributed=zero3"),
-        source=OFFLOAD_DOCS,
-        versions=VERSION,
-    ),
-    Rule(
-        id="offload_on_cpu",
-        verdict=Severity.no_effect,
-        key="offload",
-        when=lambda f: (
-            is_zero(f)
-            and offloads(f)
-            and f.device.kind == "cpu"
-            and f.config.offload.option != "nvme"
-        ),
-        why="the device is the host: what would leave the device's memory stays in it",
-        fix=Fix("offload=none"),
-        source="arXiv:2101.06840",
     ),
 )

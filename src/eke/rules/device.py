@@ -11,7 +11,7 @@ from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
 from eke.models.sizes import OPTIMIZER_REGISTRY, STAGE, decide_formats, model_size, option_of
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
-from eke.rules.rule import Facts, Rule, Severity
+from eke.rules.rule import Facts, Rule, without_effect
 
 
 def _state_reason(facts: Facts) -> str:
@@ -65,9 +65,8 @@ RULES = (
         fix=Fix("hardware=auto", remark="or add plan_only=true"),
         source="docs/how-to/forecast.md",
     ),
-    Rule(
+    without_effect(
         id="pinning_needs_cuda",
-        verdict=Severity.no_effect,
         key="dataloader.pin_memory",
         when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.device.kind == "cpu",
         why="page-locked memory speeds up copies to a GPU; there is none",

@@ -3,7 +3,7 @@
 from eke.common.errors import Fix
 from eke.config.schema import Packing, PeerToPeer
 from eke.hardware import usable_cores
-from eke.rules.rule import Facts, Rule, Severity
+from eke.rules.rule import Facts, Rule, unsafe, without_effect
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
@@ -16,15 +16,10 @@ def _is_cut(facts: Facts) -> bool:
     return sharing.option == "fsdp" and sharing.num_processes > 1
 
 
-def per_node(facts: Facts) -> int:
-    """Processes on each machine, or on the one with the most."""
-    sharing = facts.config.distributed
-    return -(-sharing.num_processes // sharing.num_nodes)
-
-
 def _shared_evenly(facts: Facts) -> int:
     """The next number of processes that machines can share."""
-    return per_node(facts) * facts.config.distributed.num_nodes
+    sharing = facts.config.distributed
+    return sharing.processes_per_node * sharing.num_nodes
 
 
 def _is_data_parallel(facts: Facts) -> bool:
@@ -36,9 +31,8 @@ def _usable_gpus(facts: Facts) -> int:
 
 
 def _of_one(option: str, why: str, source: str) -> Rule:
-    return Rule(
+    return without_effect(
         id=f"{option}_of_one",
-        verdict=Severity.no_effect,
         key="distributed",
         when=lambda f: (
             f.config.distributed.option == option and f.config.distributed.num_processes == 1
@@ -117,13 +111,12 @@ RULES = (
         source=FSDP_DOCS,
         versions="torch 2.13",
     ),
-    Rule(
+    without_effect(
         id="p2p_needs_gpus",
-        verdict=Severity.no_effect,
         key="distributed.p2p",
         when=lambda f: (
             f.config.distributed.p2p is PeerToPeer.off
-            and (f.device.kind != "cuda" or per_node(f) < 2)
+            and (f.device.kind != "cuda" or f.config.distributed.processes_per_node < 2)
         ),
         why=lambda f: (
             "says how several GPUs exchange data; "
@@ -136,11 +129,12 @@ RULES = (
         fix=Fix("distributed.p2p=auto"),
         source=NCCL_DOCS,
     ),
-    Rule(
+    unsafe(
         id="more_processes_than_cores",
-        verdict=Severity.unsafe,
         key="distributed.num_processes",
-        when=lambda f: f.device.kind == "cpu" and per_node(f) > usable_cores(),
+        when=lambda f: (
+            f.device.kind == "cpu" and f.config.distributed.processes_per_node > usable_cores()
+        ),
         why=lambda f: (
             f"processes would share {usable_cores()} cores, and wait for each other in each step"
         ),
@@ -155,7 +149,7 @@ RULES = (
         when=lambda f: (
             f.config.distributed.option != "none"
             and f.device.kind == "cuda"
-            and per_node(f) > f.device.count
+            and f.config.distributed.processes_per_node > f.device.count
         ),
         why=lambda f: (
             f"one process takes one device; there are {f.device.count}"

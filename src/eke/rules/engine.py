@@ -6,8 +6,6 @@ seconds, and torch.
 
 import ast
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
 from types import UnionType
 from typing import Any
 
@@ -15,7 +13,7 @@ from eke.common.errors import Fix, Problem
 from eke.common.text import closest, format_value
 from eke.config.schema import Config
 from eke.models.checkpoints.architecture import models_folder
-from eke.rules.rule import Facts, Rule, Severity
+from eke.rules.rule import Facts, Rule, without_effect
 
 STRATEGIES = ("none", "ddp")
 """Options of `distributed` whose ranks have the whole training state, as Trainer expects here."""
@@ -38,9 +36,8 @@ RULES: tuple[Rule, ...] = (
         fix=Fix("engine=loop"),
         source="src/eke/training/loop/trainer_engine.py",
     ),
-    Rule(
+    without_effect(
         id="extra_needs_trainer",
-        verdict=Severity.no_effect,
         key="trainer.extra",
         when=lambda f: f.config.trainer.extra and f.config.engine.option != "trainer",
         value=lambda f: ", ".join(f.config.trainer.extra),
@@ -55,7 +52,6 @@ RULES: tuple[Rule, ...] = (
 
 
 PREFIX = "trainer.extra."
-RULE = "trainer_argument"
 REMOVE = Fix(remark="remove it")
 
 _OWNED = {
@@ -137,80 +133,66 @@ _KINDS: dict[str, tuple[type | UnionType, str]] = {
 """Type in an annotation -> values of it, and what it is called."""
 
 
-@dataclass(frozen=True)
-class Argument:
-    """One field of TrainingArguments."""
-
-    kinds: tuple[str, ...]
-    """Names of the types it accepts that can be set by an override, in the order of `_KINDS`."""
-    default: str
-    """Its default as an override value; empty if it has none."""
-
-    def admits(self, value: Any) -> bool:
-        """Whether a value has one of the types; true and false are no numbers."""
-        if isinstance(value, bool):
-            return "bool" in self.kinds
-        return any(isinstance(value, _KINDS[kind][0]) for kind in self.kinds)
-
-    def words(self) -> str:
-        """The expected type."""
-        return " or ".join(_KINDS[kind][1] for kind in self.kinds) or "no value of an override"
-
-
 def find_argument_problems(config: Config) -> list[Problem]:
     """Everything wrong with `trainer.extra`, argument by argument."""
-    found = (_problem(config, name, value) for name, value in config.trainer.extra.items())
-    return [problem for problem in found if problem]
+    extra = config.trainer.extra
+    found = {name: _reason(config, name, value) for name, value in extra.items()}
+    return [
+        Problem(PREFIX + name, format_value(extra[name]), *reason, "trainer_argument")
+        for name, reason in found.items()
+        if reason
+    ]
 
 
-def _problem(config: Config, name: str, value: Any) -> Problem | None:
-    shown, path = format_value(value), PREFIX + name
-    arguments = read_arguments()
-    if name in OWNED:
-        key = OWNED[name]
-        return Problem(path, shown, f"is decided by {key}", Fix(f"{key}={shown}"), RULE)
+def _reason(config: Config, name: str, value: Any) -> tuple[str, Fix] | None:
+    """Why an argument is rejected, and the fix."""
+    shown, arguments = format_value(value), read_arguments()
+    if key := OWNED.get(name):
+        return f"is decided by {key}", Fix(f"{key}={shown}")
     if name in UNREAD:
-        return Problem(path, shown, f"would change nothing: {UNREAD[name]}", REMOVE, RULE)
+        return f"would change nothing: {UNREAD[name]}", REMOVE
     if name not in arguments:
-        near = closest(name, arguments)
-        why = "TrainingArguments has no such argument"
-        why += f"; did you mean {near}?" if near else ""
-        fix = Fix(f"{PREFIX}{near}={shown}") if near else REMOVE
-        return Problem(path, shown, why, fix, RULE)
-    argument = arguments[name]
-    if not argument.admits(value):
-        fix = Fix(f"{path}={argument.default}") if argument.default else REMOVE
-        return Problem(path, shown, f"{argument.words()} is wanted", fix, RULE)
+        why, near = "TrainingArguments has no such argument", closest(name, arguments)
+        if not near:
+            return why, REMOVE
+        return f"{why}; did you mean {near}?", Fix(f"{PREFIX}{near}={shown}")
+    kinds, default = arguments[name]
+    if not _is_one_of(kinds, value):
+        words = " or ".join(_KINDS[kind][1] for kind in kinds) or "no value of an override"
+        fix = Fix(f"{PREFIX}{name}={default}") if default else REMOVE
+        return f"{words} is wanted", fix
     if name == "label_smoothing_factor" and value and config.task.problem.value != "single":
-        why = f"task.problem={config.task.problem.value} has no single class to smooth"
-        return Problem(path, shown, why, REMOVE, RULE)
+        return f"task.problem={config.task.problem.value} has no single class to smooth", REMOVE
     if name.startswith("ddp_") and config.distributed.num_processes == 1:
-        return Problem(path, shown, "one process shares nothing", Fix("distributed=ddp"), RULE)
+        return "one process shares nothing", Fix("distributed=ddp")
     return None
 
 
+def _is_one_of(kinds: tuple[str, ...], value: Any) -> bool:
+    """Whether a value has one of the types; true and false are no numbers."""
+    if isinstance(value, bool):
+        return "bool" in kinds
+    return any(isinstance(value, _KINDS[kind][0]) for kind in kinds)
+
+
 @functools.cache
-def read_arguments() -> dict[str, Argument]:
-    """Argument -> its type, as the installed transformers declares them."""
-    folder = models_folder()
-    assert folder is not None, "transformers is a dependency of eke"
-    source = (folder.parent / "training_args.py").read_text(encoding="utf-8")
+def read_arguments() -> dict[str, tuple[tuple[str, ...], str]]:
+    """Argument -> its types, as `_KINDS` names them, and its default; empty if it has none."""
+    source = (models_folder().parent / "training_args.py").read_text(encoding="utf-8")
     [body] = [
         node.body
         for node in ast.parse(source).body
         if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
     ]
-    return dict(_declared(body))
-
-
-def _declared(body: list[ast.stmt]) -> Iterator[tuple[str, Argument]]:
+    found = {}
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             named = {_name(part) for part in ast.walk(node.annotation)}
             if any(n.endswith(("Strategy", "Type", "Names")) for n in named):
                 named.add("str")  # an enum of transformers is set as text
             kinds = tuple(kind for kind in _KINDS if kind in named)
-            yield node.target.id, Argument(kinds, _default(node.value))
+            found[node.target.id] = kinds, _default(node.value)
+    return found
 
 
 def _name(part: ast.AST) -> str:

@@ -23,8 +23,7 @@ from eke.models.sizes import (
     optimizer_entry,
     shared_state_bytes,
 )
-from eke.rules.precision import BF16_CAPABILITY
-from eke.rules.rule import Facts, Rule, Severity, older_than
+from eke.rules.rule import AMPERE, Facts, Rule, instead_of, older_than, without_effect
 from eke.rules.techniques import TECHNIQUES, applied
 
 LOMO = "arXiv:2306.09782, section 3"
@@ -66,10 +65,8 @@ def _one_micro_batch(facts: Facts) -> Fix:
 
 
 def _without_scaling(facts: Facts) -> Fix:
-    new_enough = not older_than(facts, BF16_CAPABILITY)
-    if facts.config.precision.option == "fp16":
-        return Fix("precision=bf16") if new_enough else Fix("precision=fp32")
-    return Fix(f"precision.compute={'bfloat16' if new_enough else 'float32'}")
+    option, compute = ("fp32", "float32") if older_than(facts, AMPERE) else ("bf16", "bfloat16")
+    return instead_of(("fp16",), f"precision={option}", f"precision.compute={compute}")(facts)
 
 
 def _one_process(facts: Facts) -> Fix:
@@ -81,9 +78,8 @@ def _one_process(facts: Facts) -> Fix:
 
 
 RULES = (
-    Rule(
+    without_effect(
         id="every_n_needs_checkpointing",
-        verdict=Severity.no_effect,
         key="memory.every_n",
         when=lambda f: (
             f.config.memory.every_n > 1 and f.config.memory.checkpointing is Checkpointing.off
@@ -102,18 +98,16 @@ RULES = (
         source="liger_kernel/ops/rope.py, rope_forward: contiguous() copies nothing here",
         versions="liger-kernel 0.8.5",
     ),
-    Rule(
+    without_effect(
         id="offload_needs_gpu",
-        verdict=Severity.no_effect,
         key="memory.activation_offload",
         when=lambda f: f.config.memory.activation_offload and f.device.kind == "cpu",
         why=lambda f: f"{f.device.name} is a CPU: activations are in host memory already",
         fix=Fix("memory.activation_offload=false"),
         source="https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.save_on_cpu",
     ),
-    Rule(
+    without_effect(
         id="empty_cache_needs_gpu",
-        verdict=Severity.no_effect,
         key="memory.empty_cache_every",
         when=lambda f: f.config.memory.empty_cache_every and f.device.kind == "cpu",
         why=lambda f: f"{f.device.name} is a CPU, whose freed blocks PyTorch does not keep",
@@ -184,9 +178,8 @@ RULES = (
         fix=Fix("optimizer=adamw"),
         source="tests/equivalence/test_in_backward.py",
     ),
-    Rule(
+    without_effect(
         id="in_backward_needs_parts",
-        verdict=Severity.no_effect,
         key="memory.optimizer_in_backward",
         when=lambda f: (
             _in_backward(f)

@@ -1,11 +1,4 @@
-"""Rules about model, task and data.
-
-Rules about sizes that tensor cores like: multiples of a format's unit, in every dimension.
-
-cuBLAS 11 uses tensor cores for any size, at best with multiples of 16 bytes, on an A100 of 128.
-"""
-
-import math
+"""Rules about model, task and data."""
 
 from eke.common.errors import Fix
 from eke.common.text import BYTE_VOCABULARY, format_value
@@ -13,20 +6,18 @@ from eke.config.schema import (
     Adapters,
     BertModel,
     Compute,
-    Evaluation,
     GPT2Model,
     LlamaModel,
     MaskedLM,
     MixtralModel,
-    Precision,
     PretrainedModel,
     SequenceClassification,
-    Switch,
     T5Model,
 )
 from eke.data.sources import BYTES, tokenizer_of
-from eke.models.sizes import BFLOAT16_BYTES, decide_formats
-from eke.rules.rule import Facts, Rule, Severity
+from eke.models.families import head_width
+from eke.models.sizes import BFLOAT16_BYTES, computed_formats, decide_formats
+from eke.rules.rule import Facts, Rule, unsafe, without_benefit, without_effect
 
 _OPTION_FOR_TASK = {
     "causal_lm": "model=tiny",
@@ -50,8 +41,10 @@ def _head_dim_is_derived(facts: Facts) -> bool:
     return getattr(facts.config.model, "head_dim", None) is None
 
 
-def _divisor_below(number: int, limit: int) -> int:
-    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+def _next_divisor(key: str, number: int, limit: int) -> Fix:
+    """The largest divisor of a number that is no larger than the value."""
+    divisor = next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+    return Fix(f"model.{key}={divisor}")
 
 
 def _key_value_heads(facts: Facts) -> int | None:
@@ -86,19 +79,13 @@ ROW_BYTES = 16
 is a multiple of this (torch 2.13: "strides should be multiple of 16 bytes")."""
 
 
-def _operand_bytes(precision: Precision, of_weights: int) -> int:
-    """Of a number in the narrowest matrix products, of training or evaluation."""
-    narrow = precision.compute is not Compute.float32
-    narrow |= precision.evaluation in (Evaluation.bfloat16, Evaluation.float16)
-    return BFLOAT16_BYTES if narrow else of_weights
-
-
 def _aligned(key: str) -> Rule:
     """The widths of experts fill whole rows of operands: eke.training.model.unused casts them."""
 
     def unit(facts: Facts) -> int:
-        return ROW_BYTES // _operand_bytes(
-            facts.config.precision, decide_formats(facts.config).frozen_bytes
+        narrow = computed_formats(facts.config) != {Compute.float32.value}
+        return ROW_BYTES // (
+            BFLOAT16_BYTES if narrow else decide_formats(facts.config).frozen_bytes
         )
 
     def width(facts: Facts) -> int:
@@ -124,9 +111,9 @@ def _experts(facts: Facts) -> tuple[int, int]:
 
 
 def _rotary_width(facts: Facts) -> int:
+    """Width of a head with rotary positions; 0, which is even, where eke does not set them."""
     model = facts.config.model
-    assert isinstance(model, LlamaModel)
-    return model.head_dim or model.hidden_size // max(1, model.num_attention_heads)
+    return head_width(model) if isinstance(model, LlamaModel) else 0
 
 
 STRETCHED_FROM = 8192
@@ -152,14 +139,11 @@ RULES = (
         key="model.num_attention_heads",
         when=lambda f: (
             (_head_dim_is_derived(f) or isinstance(f.config.model, LlamaModel))
-            and f.config.model.num_attention_heads > 0
-            and f.config.model.hidden_size % f.config.model.num_attention_heads != 0
+            and _heads(f) > 0
+            and f.config.model.hidden_size % _heads(f) != 0
         ),
         why=lambda f: f"does not divide model.hidden_size = {f.config.model.hidden_size}",
-        fix=lambda f: Fix(
-            "model.num_attention_heads="
-            f"{_divisor_below(max(1, f.config.model.hidden_size), max(1, _heads(f)))}"
-        ),
+        fix=lambda f: _next_divisor("num_attention_heads", f.config.model.hidden_size, _heads(f)),
         # LlamaConfig.validate_architecture rejects it even if head_dim sets another width.
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; transformers' LlamaConfig",
         versions="transformers >= 5 (with head_dim set)",
@@ -169,37 +153,28 @@ RULES = (
         key="model.num_key_value_heads",
         when=lambda f: (k := _key_value_heads(f)) and _heads(f) % k != 0,
         why=lambda f: f"does not divide model.num_attention_heads = {_heads(f)}",
-        fix=lambda f: Fix(
-            "model.num_key_value_heads="
-            f"{_divisor_below(max(1, _heads(f)), max(1, _key_value_heads(f) or 1))}"
-        ),
+        fix=lambda f: _next_divisor("num_key_value_heads", _heads(f), _key_value_heads(f) or 1),
         source="Ainslie et al. 2023, arXiv:2305.13245",
     ),
     Rule(
         id="rotary_width_is_even",
         key="model.hidden_size",
         when=lambda f: (
-            isinstance(f.config.model, LlamaModel)
+            _rotary_width(f) % 2 != 0
             and _head_dim_is_derived(f)
-            and f.config.model.hidden_size % max(1, _heads(f))
-            == 0  # otherwise another rule reports that
-            and _rotary_width(f) % 2 != 0
+            and f.config.model.hidden_size % _heads(f) == 0  # otherwise another rule reports that
         ),
         why=lambda f: (
             f"gives heads of width {_rotary_width(f)}; rotary positions turn pairs, so it "
             "must be even"
         ),
-        fix=lambda f: Fix(f"model.hidden_size={2 * _heads(f) * max(1, _rotary_width(f) // 2 + 1)}"),
+        fix=lambda f: Fix(f"model.hidden_size={_heads(f) * (_rotary_width(f) + 1)}"),
         source=ROTARY,
     ),
     Rule(
         id="rotary_head_dim_is_even",
         key="model.head_dim",
-        when=lambda f: (
-            isinstance(f.config.model, LlamaModel)
-            and not _head_dim_is_derived(f)
-            and _rotary_width(f) % 2 != 0
-        ),
+        when=lambda f: _rotary_width(f) % 2 != 0 and not _head_dim_is_derived(f),
         why="rotary positions turn pairs, so the width of a head must be even",
         fix=lambda f: Fix(f"model.head_dim={_rotary_width(f) + 1}"),
         source=ROTARY,
@@ -214,9 +189,8 @@ RULES = (
     ),
     _aligned("hidden_size"),
     _aligned("intermediate_size"),
-    Rule(
+    without_benefit(
         id="stretching_needs_long_positions",
-        verdict=Severity.no_benefit,
         key="model.rope_scaling_factor",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
@@ -292,9 +266,8 @@ RULES = (
         source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
         versions="transformers 5",
     ),
-    Rule(
+    unsafe(
         id="untied_bert_has_dead_bias",
-        verdict=Severity.unsafe,
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.model, BertModel)
@@ -309,9 +282,8 @@ RULES = (
         source="transformers' BertLMPredictionHead (cls.predictions.bias)",
         versions="transformers 5",
     ),
-    Rule(
+    without_effect(
         id="tied_embeddings_need_head",
-        verdict=Severity.no_effect,
         key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.task, SequenceClassification)
@@ -321,109 +293,5 @@ RULES = (
         why="a classifier has no output projection to tie",
         fix=Fix("model.tie_word_embeddings=true"),
         source=HF_MODELS,
-    ),
-)
-
-
-NVIDIA = (
-    "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/"
-    "index.html#requirements-tc"
-)
-A100 = (8, 0)
-
-Unit = tuple[int, str]
-
-
-def _unit(facts: Facts) -> Unit | None:
-    """Best divisor of each side of a product, and the format; None where no tensor cores run."""
-    if facts.device.kind != "cuda" or (facts.device.capability or (0, 0)) < (7, 0):
-        return None
-    precision = facts.config.precision
-    if precision.compute is not Compute.float32:
-        return (64 if facts.device.capability == A100 else 8), precision.compute.value
-    if precision.tf32 is Switch.on:
-        return (32 if facts.device.capability == A100 else 4), "TF32"
-    return None
-
-
-def _divisor(facts: Facts) -> int:
-    unit = _unit(facts)
-    return unit[0] if unit else 1
-
-
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
-
-
-def _is_multiplied(key: str, facts: Facts) -> bool:
-    """Whether a size is a side of a product: a classifier's vocabulary is only looked up."""
-    return key != "vocab_size" or not isinstance(facts.config.task, SequenceClassification)
-
-
-def _model_rule(key: str, what: str) -> Rule:
-    """A side of the model's weights; a checkpoint has the sides it has."""
-
-    def size(facts: Facts) -> int:
-        return int(getattr(facts.config.model, key))
-
-    def fix(facts: Facts) -> Fix:
-        unit = _divisor(facts)
-        if key == "hidden_size":  # which its heads divide, into even widths
-            unit = math.lcm(unit, 2 * max(1, facts.config.model.num_attention_heads))
-        return Fix(f"model.{key}={_up(size(facts), unit)}")
-
-    return Rule(
-        id=f"tensor_cores_like_{key}",
-        verdict=Severity.no_benefit,
-        key=f"model.{key}",
-        when=lambda f: (
-            not isinstance(f.config.model, PretrainedModel)
-            and _is_multiplied(key, f)
-            and size(f) % _divisor(f) != 0
-        ),
-        why=lambda f: f"{_why(f)} {what}",
-        fix=fix,
-        source=NVIDIA,
-    )
-
-
-def _why(facts: Facts) -> str:
-    unit = _unit(facts)
-    assert unit is not None, "only called for a problem that was found"
-    divisor, name = unit
-    return f"{facts.device.name} is fastest in {name} with multiples of {divisor};"
-
-
-def _tokens(facts: Facts) -> int:
-    return facts.config.batch.micro_batch * facts.config.data.seq_len
-
-
-def _batch_fix(facts: Facts) -> Fix:
-    """The nearest smaller batch that is aligned, or the smallest one there is."""
-    config = facts.config
-    step = _divisor(facts) // math.gcd(_divisor(facts), config.data.seq_len)
-    good = max(step, config.batch.micro_batch // step * step)
-    target, together = config.batch.target, good * config.distributed.num_processes
-    if target is not None and target % together:
-        return Fix(f"batch.per_device={good}", f"batch.target={_up(target, together)}")
-    return Fix(f"batch.per_device={good}")
-
-
-SHAPE_RULES = (
-    _model_rule("vocab_size", "ids that nothing uses cost less than a crooked output layer"),
-    _model_rule("hidden_size", "it is a side of every layer"),
-    _model_rule("intermediate_size", "it is a side of every feed-forward layer"),
-    Rule(
-        id="tensor_cores_like_token_count",
-        verdict=Severity.no_benefit,
-        key="batch.per_device",
-        when=lambda f: _tokens(f) % _divisor(f) != 0,
-        value=lambda f: f.config.batch.micro_batch,
-        why=lambda f: (
-            f"{_why(f)} a micro-batch has {format_value(_tokens(f))} tokens "
-            f"({f.config.batch.micro_batch} x data.seq_len {f.config.data.seq_len})"
-        ),
-        fix=_batch_fix,
-        source=NVIDIA,
     ),
 )

@@ -32,17 +32,17 @@ from eke.models.sizes import (
     why_not_fused,
 )
 from eke.rules.rule import (
+    VOLTA,
     Facts,
     Rule,
-    Severity,
     capability_of,
     lacks_compiler,
     older_than,
+    unsafe,
     with_compiler,
     without_compiler,
+    without_effect,
 )
-
-TRITON_CAPABILITY = (7, 0)
 
 
 def _library(facts: Facts) -> str:
@@ -90,9 +90,8 @@ RULES: tuple[Rule, ...] = (
         sized=True,
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html",
     ),
-    Rule(
+    without_effect(
         id="implementation_is_adamws",
-        verdict=Severity.no_effect,
         key="optimizer.implementation",
         when=lambda f: (
             option_of(f.config.optimizer) == f.config.optimizer.option
@@ -128,7 +127,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="torchao_needs_volta",
         key="optimizer",
-        when=lambda f: f.optimizer.compiles and older_than(f, TRITON_CAPABILITY),
+        when=lambda f: f.optimizer.compiles and older_than(f, VOLTA),
         why=lambda f: (
             f"{_library(f)} compiles its step to Triton, which needs CUDA compute capability 7.0 "
             f"or newer; {capability_of(f)}"
@@ -136,9 +135,8 @@ RULES: tuple[Rule, ...] = (
         fix=Fix("optimizer=adamw_8bit"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler.html",
     ),
-    Rule(
+    without_effect(
         id="paging_needs_cuda",
-        verdict=Severity.no_effect,
         key="optimizer",
         when=lambda f: f.optimizer.pages and f.device.kind == "cpu",
         why="pages are moved between a GPU and its host; on a CPU there is one memory",
@@ -146,9 +144,8 @@ RULES: tuple[Rule, ...] = (
         source="bitsandbytes, optim/optimizer.py, get_state_buffer",
         versions="bitsandbytes 0.50",
     ),
-    Rule(
+    without_effect(
         id="rounding_needs_bf16_weights",
-        verdict=Severity.no_effect,
         key="optimizer",
         when=lambda f: (
             f.optimizer.rounds_at_random and f.config.precision.weights is not Weights.bfloat16
@@ -158,9 +155,8 @@ RULES: tuple[Rule, ...] = (
         source="torchao, optim/adam.py: bf16_stochastic_round and p.dtype is torch.bfloat16",
         versions="torchao 0.18",
     ),
-    Rule(
+    unsafe(
         id="schedule_free_has_no_schedule",
-        verdict=Severity.unsafe,
         key="schedule",
         when=lambda f: f.optimizer.averages and f.config.schedule.option != "constant",
         why=lambda f: (
@@ -170,9 +166,8 @@ RULES: tuple[Rule, ...] = (
         fix=Fix("schedule=constant"),
         source="arXiv:2405.15682",
     ),
-    Rule(
+    without_effect(
         id="all_tensors_are_too_small_for_8_bits",
-        verdict=Severity.no_effect,
         key="optimizer",
         when=lambda f: (
             f.optimizer.quantises
@@ -188,9 +183,8 @@ RULES: tuple[Rule, ...] = (
         versions="bitsandbytes 0.50, torchao 0.18",
         sized=True,
     ),
-    Rule(
+    without_effect(
         id="rank_saves_nothing",
-        verdict=Severity.no_effect,
         key="optimizer.rank",
         when=lambda f: f.optimizer.projects and projection_rank(f.config) >= _rank_limit(f),
         value=lambda f: projection_rank(f.config),
@@ -263,9 +257,8 @@ PEFT_RULES: tuple[Rule, ...] = (
         source=PEFT_DOCS,
         sized=True,
     ),
-    Rule(
+    unsafe(
         id="adapters_on_random_weights",
-        verdict=Severity.unsafe,
         key="peft",
         when=lambda f: _adapters(f) and not isinstance(f.config.model, PretrainedModel),
         why=lambda f: (
@@ -279,9 +272,8 @@ PEFT_RULES: tuple[Rule, ...] = (
         ),
         source="Hu et al. 2021, arXiv:2106.09685, section 4.1: updates of pretrained weights",
     ),
-    Rule(
+    unsafe(
         id="adapter_rank_saves_nothing",
-        verdict=Severity.unsafe,
         key="peft.r",
         when=lambda f: (lora := _lora(f)) and 0 < f.config.model.hidden_size <= 2 * lora.r,
         why=lambda f: (
@@ -291,27 +283,24 @@ PEFT_RULES: tuple[Rule, ...] = (
         fix=lambda f: Fix(f"peft.r={max(1, f.config.model.hidden_size // 8)}"),
         source="arXiv:2106.09685, section 4.1",
     ),
-    Rule(
+    without_effect(
         id="rslora_needs_rank",
-        verdict=Severity.no_effect,
         key="peft.use_rslora",
         when=lambda f: (lora := _lora(f)) and lora.use_rslora and lora.r == 1,
         why="divides by the square root of peft.r, and that of 1 is 1",
         fix=Fix("peft.use_rslora=false"),
         source="arXiv:2312.03732",
     ),
-    Rule(
+    without_effect(
         id="adapters_are_fused",
-        verdict=Severity.no_effect,
         key="peft.fused",
         when=lambda f: getattr(f.config.peft, "fused", False) and bool(why_not_fused(f.config)),
         why=lambda f: f"uses PEFT's own forward passes with {why_not_fused(f.config)}",
         fix=Fix("peft.fused=false"),
         source="eke.training.model.fused_adapters",
     ),
-    Rule(
+    without_effect(
         id="adapted_layers_have_biases",
-        verdict=Severity.no_effect,
         key="peft.bias",
         when=lambda f: _trains_biases(f) and not f.model_family.has_biases,
         why=lambda f: f"a {f.model_family.name} model's linear layers have no biases to train",
@@ -334,9 +323,8 @@ PEFT_RULES: tuple[Rule, ...] = (
         source="seen: Linear4bit.forward assigns bias.data",
         versions="bitsandbytes 0.50",
     ),
-    Rule(
+    unsafe(
         id="four_bit_experts_are_kept",
-        verdict=Severity.unsafe,
         key="peft",
         when=lambda f: (
             isinstance(f.config.peft, QLora)

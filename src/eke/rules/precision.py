@@ -1,9 +1,10 @@
-"""Rules about number formats, and float8 products in linear layers (torchao)."""
+"""Rules about number formats, float8 products (torchao), and sizes that tensor cores like."""
 
 import math
 from importlib.util import find_spec
 
 from eke.common.errors import Fix
+from eke.common.text import format_value
 from eke.config.schema import (
     Adapters,
     BaseWeights,
@@ -14,16 +15,26 @@ from eke.config.schema import (
     Float8,
     Lora,
     PretrainedModel,
+    SequenceClassification,
     Switch,
     TrainedBias,
     Weights,
 )
 from eke.models.families import is_classification
 from eke.models.sizes import computed_formats, decide_formats, optimizer_entry
-from eke.rules.rule import Facts, Rule, Severity, capability_of, older_than
-
-TF32_CAPABILITY = (8, 0)
-BF16_CAPABILITY = (8, 0)
+from eke.rules.rule import (
+    ADA,
+    AMPERE,
+    VOLTA,
+    Facts,
+    Rule,
+    capability_of,
+    instead_of,
+    older_than,
+    unsafe,
+    without_benefit,
+    without_effect,
+)
 
 PYTORCH_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere"
 PURE_BF16 = "Zamirai et al. 2020, arXiv:2010.06192"
@@ -80,20 +91,116 @@ def _model_type(facts: Facts) -> str:
     return model.model_type if isinstance(model, PretrainedModel) else ""
 
 
+ALIGNMENT = 16
+"""Both sides of a weight: what `torch._scaled_mm` demands; other layers are left as they are."""
+
+NARROW = 1024
+"""Outputs up to which, at 4096 inputs or fewer, torchao measured no gain on an H100.
+Source: torchao 0.18, float8_linear_utils._auto_filter_for_tensorwise."""
+
+TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/float8"
+
+
+def _on_gpu(facts: Facts) -> bool:
+    return _is_float8(facts) and facts.device.kind == "cuda"
+
+
+_without = instead_of(("fp8",), "precision=bf16", "precision.float8=off")
+"""The override that takes float8 back."""
+
+
+def _misaligned(facts: Facts, key: str) -> bool:
+    """Whether linear layers with this side are not converted; GPT-2 has none."""
+    converts = _is_float8(facts) and not facts.model_family.stores_transposed
+    return converts and getattr(facts.config.model, key) % ALIGNMENT != 0
+
+
+def _next_size(facts: Facts, key: str, unit: int) -> Fix:
+    """The next multiple; of a width also one that its heads divide, into even widths."""
+    if key == "hidden_size":
+        unit = math.lcm(unit, 2 * max(1, facts.config.model.num_attention_heads))
+    return Fix(f"model.{key}={_up(getattr(facts.config.model, key), unit)}")
+
+
+def _align(facts: Facts, key: str) -> Fix:
+    """The next aligned size; a checkpoint has the sizes it has."""
+    if isinstance(facts.config.model, PretrainedModel):
+        return _without(facts)
+    return _next_size(facts, key, ALIGNMENT)
+
+
+NVIDIA = (
+    "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/"
+    "index.html#requirements-tc"
+)
+
+
+def _unit(facts: Facts) -> tuple[int, str]:
+    """Best divisor of each side of a product, and the format; 1 where no tensor cores run.
+
+    cuBLAS 11 uses them for any size, at best with multiples of 16 bytes, on an A100 of 128.
+    """
+    if facts.device.kind != "cuda" or older_than(facts, VOLTA):
+        return 1, ""
+    precision, is_a100 = facts.config.precision, facts.device.capability == AMPERE
+    if precision.compute is not Compute.float32:
+        return 64 if is_a100 else 8, precision.compute.value
+    if precision.tf32 is Switch.on:
+        return 32 if is_a100 else 4, "TF32"
+    return 1, ""
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _model_rule(key: str, what: str) -> Rule:
+    """A side of the model's weights; a checkpoint has the sides it has."""
+    return without_benefit(
+        id=f"tensor_cores_like_{key}",
+        key=f"model.{key}",
+        when=lambda f: (
+            not isinstance(f.config.model, PretrainedModel)
+            and getattr(f.config.model, key) % _unit(f)[0] != 0
+            # Of a classifier the vocabulary is only looked up.
+            and not (key == "vocab_size" and isinstance(f.config.task, SequenceClassification))
+        ),
+        why=lambda f: f"{_why(f)} {what}",
+        fix=lambda f: _next_size(f, key, _unit(f)[0]),
+        source=NVIDIA,
+    )
+
+
+def _why(facts: Facts) -> str:
+    divisor, name = _unit(facts)
+    return f"{facts.device.name} is fastest in {name} with multiples of {divisor};"
+
+
+def _tokens(facts: Facts) -> int:
+    return facts.config.batch.micro_batch * facts.config.data.seq_len
+
+
+def _batch_fix(facts: Facts) -> Fix:
+    """The nearest smaller batch that is aligned, or the smallest one there is."""
+    config, (divisor, _) = facts.config, _unit(facts)
+    step = divisor // math.gcd(divisor, config.data.seq_len)
+    good = max(step, config.batch.micro_batch // step * step)
+    target, together = config.batch.target, good * config.distributed.num_processes
+    if target is not None and target % together:
+        return Fix(f"batch.per_device={good}", f"batch.target={_up(target, together)}")
+    return Fix(f"batch.per_device={good}")
+
+
 RULES = (
     Rule(
         id="tf32_needs_ampere",
         key="precision",
         when=lambda f: (
             f.config.precision.tf32 is Switch.on
-            and (f.device.kind == "cpu" or older_than(f, TF32_CAPABILITY))
+            and (f.device.kind == "cpu" or older_than(f, AMPERE))
         ),
         why=lambda f: f"TF32 needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
-        fix=lambda f: (
-            Fix("precision=fp32")
-            if f.config.precision.option == "tf32"
-            else Fix("precision.tf32=auto")
-        ),
+        fix=instead_of(("tf32",), "precision=fp32", "precision.tf32=auto"),
         source=PYTORCH_NOTES,
     ),
     Rule(
@@ -101,7 +208,7 @@ RULES = (
         key="precision",
         when=lambda f: (
             (f.config.precision.compute is Compute.bfloat16 or _evaluates_in(f, Compute.bfloat16))
-            and older_than(f, BF16_CAPABILITY)
+            and older_than(f, AMPERE)
         ),
         why=lambda f: (
             f"bfloat16 matrix units need CUDA compute capability 8.0 or newer; {capability_of(f)}"
@@ -133,18 +240,16 @@ RULES = (
         fix=Fix("peft.base_weights=auto"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
     ),
-    Rule(
+    without_effect(
         id="master_needs_narrow_weights",
-        verdict=Severity.no_effect,
         key="precision.master",
         when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
         why="the weights are float32 themselves",
         fix=Fix("precision.master=auto"),
         source="training/model/number_formats.py",
     ),
-    Rule(
+    without_effect(
         id="casts_need_wide_weights",
-        verdict=Severity.no_effect,
         key="precision.casts",
         when=lambda f: (
             f.config.precision.casts is Casts.per_step and not decide_formats(f.config).copies
@@ -166,9 +271,8 @@ RULES = (
         fix=Fix("precision.casts=per_use"),
         source="training/model/number_formats.py",
     ),
-    Rule(
+    unsafe(
         id="small_updates_are_lost",
-        verdict=Severity.unsafe,
         key="precision.weights",
         when=_loses_updates,
         why=lambda f: (
@@ -194,9 +298,8 @@ RULES = (
         fix=Fix("precision.evaluation=same"),
         source="training/model/number_formats.py: evaluation has its own autocast, but no weights",
     ),
-    Rule(
+    unsafe(
         id="t5_overflows_float16",
-        verdict=Severity.unsafe,
         key="precision",
         when=lambda f: (
             _model_type(f).endswith("t5")  # mT5, UMT5, LongT5: the same layers
@@ -209,54 +312,10 @@ RULES = (
         fix=lambda f: (
             Fix("precision.evaluation=same")
             if f.config.precision.compute is not Compute.float16
-            else Fix("precision=bf16")
-            if f.config.precision.option == "fp16"
-            else Fix("precision.compute=bfloat16")
+            else instead_of(("fp16",), "precision=bf16", "precision.compute=bfloat16")(f)
         ),
         source="https://huggingface.co/docs/transformers/perf_train_gpu_one (bf16)",
     ),
-)
-
-
-FLOAT8_CAPABILITY = (8, 9)
-
-ALIGNMENT = 16
-"""Both sides of a weight: what `torch._scaled_mm` demands; other layers are left as they are."""
-
-NARROW = 1024
-"""Outputs up to which, at 4096 inputs or fewer, torchao measured no gain on an H100.
-Source: torchao 0.18, float8_linear_utils._auto_filter_for_tensorwise."""
-
-TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/float8"
-
-
-def _on_gpu(facts: Facts) -> bool:
-    return _is_float8(facts) and facts.device.kind == "cuda"
-
-
-def _without(facts: Facts) -> Fix:
-    """The override that takes float8 back."""
-    return (
-        Fix("precision=bf16")
-        if facts.config.precision.option == "fp8"
-        else Fix("precision.float8=off")
-    )
-
-
-def _misaligned(facts: Facts, key: str) -> bool:
-    size: int = getattr(facts.config.model, key)
-    return _is_float8(facts) and size % ALIGNMENT != 0
-
-
-def _align(facts: Facts, key: str, unit: int = ALIGNMENT) -> Fix:
-    """The next aligned size; a checkpoint has the sizes it has."""
-    if isinstance(facts.config.model, PretrainedModel):
-        return _without(facts)
-    size: int = getattr(facts.config.model, key)
-    return Fix(f"model.{key}={-(-size // unit) * unit}")
-
-
-FLOAT8_RULES = (
     Rule(
         id="float8_needs_torchao",
         key="precision.float8",
@@ -268,7 +327,7 @@ FLOAT8_RULES = (
     Rule(
         id="float8_needs_ada",
         key="precision.float8",
-        when=lambda f: _is_float8(f) and older_than(f, FLOAT8_CAPABILITY),
+        when=lambda f: _is_float8(f) and older_than(f, ADA),
         why=lambda f: (
             f"float8 matrix units need CUDA compute capability 8.9 or newer; {capability_of(f)}"
         ),
@@ -301,27 +360,22 @@ FLOAT8_RULES = (
     Rule(
         id="float8_width_is_aligned",
         key="model.hidden_size",
-        when=lambda f: not f.model_family.stores_transposed and _misaligned(f, "hidden_size"),
+        when=lambda f: _misaligned(f, "hidden_size"),
         why=f"must be a multiple of {ALIGNMENT} for float8: every linear layer has this side, and "
         "none would be converted",
-        # Heads of an even width divide it then, as rotary positions want.
-        fix=lambda f: _align(
-            f, "hidden_size", math.lcm(ALIGNMENT, 2 * max(1, f.config.model.num_attention_heads))
-        ),
+        fix=lambda f: _align(f, "hidden_size"),
         source=TORCHAO,
     ),
-    Rule(
+    without_effect(
         id="float8_feed_forward_is_aligned",
-        verdict=Severity.no_effect,
         key="model.intermediate_size",
-        when=lambda f: not f.model_family.stores_transposed and _misaligned(f, "intermediate_size"),
+        when=lambda f: _misaligned(f, "intermediate_size"),
         why=f"is no multiple of {ALIGNMENT}: the feed-forward layers do not multiply in float8",
         fix=lambda f: _align(f, "intermediate_size"),
         source=TORCHAO,
     ),
-    Rule(
+    without_benefit(
         id="float8_is_emulated",
-        verdict=Severity.no_benefit,
         key="precision.float8",
         when=lambda f: _is_float8(f) and f.device.kind == "cpu",
         why="a CPU has no float8 products: operands are rounded as they would be, and multiplied "
@@ -329,9 +383,8 @@ FLOAT8_RULES = (
         fix=_without,
         source="torchao 0.18, Float8LinearConfig.emulate",
     ),
-    Rule(
+    without_benefit(
         id="float8_needs_compile",
-        verdict=Severity.no_benefit,
         key="compile",
         when=lambda f: _on_gpu(f) and f.config.compile.option != "inductor",
         why="float8 saves time only where the compiler fuses scaling and rounding into the layers "
@@ -339,9 +392,8 @@ FLOAT8_RULES = (
         fix=Fix("compile=inductor"),
         source=TORCHAO,
     ),
-    Rule(
+    without_benefit(
         id="float8_in_narrow_layers",
-        verdict=Severity.no_benefit,
         key="precision.float8",
         when=lambda f: _on_gpu(f) and f.config.model.hidden_size <= NARROW,
         why=lambda f: (
@@ -350,5 +402,20 @@ FLOAT8_RULES = (
         ),
         fix=_without,
         source="torchao 0.18, float8_linear_utils._auto_filter_for_tensorwise",
+    ),
+    _model_rule("vocab_size", "ids that nothing uses cost less than a crooked output layer"),
+    _model_rule("hidden_size", "it is a side of every layer"),
+    _model_rule("intermediate_size", "it is a side of every feed-forward layer"),
+    without_benefit(
+        id="tensor_cores_like_token_count",
+        key="batch.per_device",
+        when=lambda f: _tokens(f) % _unit(f)[0] != 0,
+        value=lambda f: f.config.batch.micro_batch,
+        why=lambda f: (
+            f"{_why(f)} a micro-batch has {format_value(_tokens(f))} tokens "
+            f"({f.config.batch.micro_batch} x data.seq_len {f.config.data.seq_len})"
+        ),
+        fix=_batch_fix,
+        source=NVIDIA,
     ),
 )

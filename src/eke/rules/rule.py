@@ -1,7 +1,6 @@
 """Rules as data, so that they can be listed, documented and disabled in a test.
 
-Also: numeric limits of single keys, read from the schema's field metadata, and the conditions about
-a device's generation and compiler that several rules share.
+Also the limits of single keys, and conditions on devices and compilers that several rules share.
 """
 
 import copy
@@ -20,6 +19,9 @@ from eke.config.schema import Config, Limit
 from eke.hardware import Device
 from eke.models.families import Family, family_of
 from eke.models.sizes import OptimizerEntry, optimizer_entry
+
+VOLTA, AMPERE, ADA = (7, 0), (8, 0), (8, 9)
+"""CUDA compute capabilities: tensor cores and Triton; bfloat16, TF32 and A100; float8."""
 
 
 class Severity(Enum):
@@ -92,6 +94,11 @@ class Rule:
         return Problem(self.key, format_value(value), why, fix, self.id, self.passing)
 
 
+unsafe = functools.partial(Rule, verdict=Severity.unsafe)
+without_effect = functools.partial(Rule, verdict=Severity.no_effect)
+without_benefit = functools.partial(Rule, verdict=Severity.no_benefit)
+
+
 def configured(config: Config, key: str) -> Any:
     """The value of a key, or a group's option, as on the command line."""
     value: Any = functools.reduce(getattr, key.split("."), config)
@@ -114,8 +121,7 @@ def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
     for problem in problems:
         *groups, key = problem.key.split(".")
         node: Any = functools.reduce(getattr, groups, corrected)
-        default = next(f.default for f in dataclasses.fields(node) if f.name == key)
-        setattr(node, key, default)
+        setattr(node, key, getattr(type(node), key))
     return corrected
 
 
@@ -131,6 +137,11 @@ def _walk(node: Any, prefix: str) -> Iterator[Problem]:
             fix = Fix(f"{path}={format_value(limit.in_place_of(value, field.default))}")
             why = f"must be {limit.describe(value)}"
             yield Problem(path, format_value(value), why, fix, "limit")
+
+
+def instead_of(options: tuple[str, ...], option: str, key: str) -> Callable[[Facts], Fix]:
+    """Another option of `precision` where one of these was chosen, else the override of a key."""
+    return lambda facts: Fix(option if facts.config.precision.option in options else key)
 
 
 def capability_of(facts: Facts) -> str:
@@ -155,9 +166,9 @@ def lacks_compiler(facts: Facts) -> bool:
     """
     if facts.planning or not facts.device.present:
         return False
-    if facts.device.kind == "cpu":
-        return not _found("g++", "clang++", "c++")
-    return "CC" not in os.environ and not _found("gcc", "clang")
+    on_cpu = facts.device.kind == "cpu"
+    names = ("g++", "clang++", "c++") if on_cpu else ("gcc", "clang")
+    return (on_cpu or "CC" not in os.environ) and not any(map(shutil.which, names))
 
 
 def without_compiler(facts: Facts) -> str:
@@ -184,7 +195,3 @@ def needs_compiler(
         fix=lambda f: Fix(*instead.words, remark=with_compiler(f)),
         source=source,
     )
-
-
-def _found(*names: str) -> bool:
-    return any(shutil.which(name) for name in names)

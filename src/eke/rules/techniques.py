@@ -201,19 +201,12 @@ def _shares_less_than(option: str) -> Condition:
 
 
 LINKS = "cost depends on the links between devices: arXiv:1910.02054, section 7"
-PURE = {
-    "option": "bf16_pure",
-    "compute": Compute.bfloat16,
-    "weights": Weights.bfloat16,
-    "tf32": Switch.auto,  # the presets leave it to the plan, where fp32 switches it off
-}
 ALL, HALF = "memory=none", "memory=checkpointing memory.every_n=2"
 
 _TABLE = (
     Technique(
         "attention=sdpa", "attention scores", "never slower: arXiv:2205.14135, section 4",
-        Published(1.0, ""), searched=True,
-        applies=lambda c: c.attention.option == "eager",
+        Published(1.0, ""), searched=True, applies=lambda c: c.attention.option == "eager",
         edit=_set("attention", option="sdpa", backend=Backend.auto),
     ),
     Technique(
@@ -227,12 +220,12 @@ _TABLE = (
     Technique("attention=flash3", "time, padding", devices=(CUDA,), searched=True),
     Technique("compile=none", "compilation", searched=True),
     Technique(
-        "compile=inductor compile.regional=true", "time", "compiles one layer for all",
-        COMPILED, slowdown_cpu=1.0, searched=True,
+        "compile=inductor compile.regional=true", "time", "compiles one layer for all", COMPILED,
+        slowdown_cpu=1.0, searched=True,
     ),
     Technique(
-        "compile=inductor", "time", "compiles the whole model",
-        COMPILED, slowdown_cpu=1.0, searched=True,
+        "compile=inductor", "time", "compiles the whole model", COMPILED, slowdown_cpu=1.0,
+        searched=True,
     ),
     Technique(
         "compile=inductor compile.mode=reduce_overhead", "time",
@@ -240,25 +233,23 @@ _TABLE = (
     ),
     Technique("kernels=none", "nothing", searched=True),
     Technique(
-        "kernels=fused_linear_cross_entropy", "logits",
-        "never all logits at once", Published(1.0, ""),
-        searched=True, applies=_plain_kernels,
+        "kernels=fused_linear_cross_entropy", "logits", "never all logits at once",
+        Published(1.0, ""), searched=True, applies=_plain_kernels,
         edit=_set(
             "kernels", option="fused_linear_cross_entropy", fused_linear_cross_entropy=True
         ),
     ),
     Technique(
         "kernels=sparse_prediction", "logits", "positions without a label are not projected",
-        searched=True,
-        applies=lambda c: isinstance(c.task, MaskedLM) and _plain_kernels(c),
+        searched=True, applies=lambda c: isinstance(c.task, MaskedLM) and _plain_kernels(c),
         edit=_set("kernels", option="sparse_prediction", sparse_prediction=True),
     ),
     Technique("kernels=liger", "activations, time", devices=(CUDA,), searched=True),
     Technique(ALL, "nothing", searched=True),
     Technique(
         "memory=checkpointing_selective", "activations",
-        "computes twice what is cheap, 7 % more time",
-        Published(1.07, "arXiv:2205.05198, table 4"), searched=True, more_memory=(ALL,),
+        "computes twice what is cheap, 7 % more time", Published(1.07, "arXiv:2205.05198, table 4"),
+        searched=True, more_memory=(ALL,),
         applies=lambda c: c.memory.checkpointing is Checkpointing.off,
         edit=_set(
             "memory", option="checkpointing_selective", checkpointing=Checkpointing.selective
@@ -266,8 +257,8 @@ _TABLE = (
     ),
     Technique(
         HALF, "activations", "every second layer's forward pass twice",
-        Published((1 + CHECKPOINTING.slowdown) / 2, CHECKPOINTING.source),
-        searched=True, more_memory=(ALL,),
+        Published((1 + CHECKPOINTING.slowdown) / 2, CHECKPOINTING.source), searched=True,
+        more_memory=(ALL,),
     ),
     Technique(
         "memory=checkpointing", "activations", "each layer's forward pass twice", CHECKPOINTING,
@@ -287,8 +278,7 @@ _TABLE = (
     Technique(
         "precision=tf32", "time; 16-bit copies of weights", "products on tensor cores",
         Published(1 / 2.25, "T5-base on an A100: huggingface/transformers#15026"),
-        numerics=Numerics.mixed, devices=(CUDA,), searched=True,
-        applies=_copies_weights,
+        numerics=Numerics.mixed, devices=(CUDA,), searched=True, applies=_copies_weights,
         edit=_set("precision", option="tf32", compute=Compute.float32, tf32=Switch.on),
     ),
     Technique(
@@ -297,8 +287,8 @@ _TABLE = (
         edit=_set("precision", option="fp32", compute=Compute.float32, tf32=Switch.off),
     ),
     Technique(
-        "precision=bf16", "time, activations", "products on tensor cores", FP16,
-        slowdown_cpu=1.0, numerics=Numerics.mixed, searched=True,
+        "precision=bf16", "time, activations", "products on tensor cores", FP16, slowdown_cpu=1.0,
+        numerics=Numerics.mixed, searched=True,
         applies=lambda c: _float32_weights(c) and not _copies_weights(c),
         edit=_set(
             "precision", option="bf16", compute=Compute.bfloat16, tf32=Switch.auto
@@ -310,9 +300,12 @@ _TABLE = (
     ),
     Technique(
         "precision=bf16_pure", "weights, gradients, states",
-        "as fast as bf16, and updates are rounded", FP16,
-        slowdown_cpu=1.0, numerics=Numerics.reduced,
-        applies=_float32_weights, edit=_set("precision", **PURE),
+        "as fast as bf16, and updates are rounded", FP16, slowdown_cpu=1.0,
+        numerics=Numerics.reduced, applies=_float32_weights,
+        edit=_set(
+            "precision", option="bf16_pure", compute=Compute.bfloat16, weights=Weights.bfloat16,
+            tf32=Switch.auto,  # the presets leave it to the plan, where fp32 switches it off
+        ),
     ),
     Technique(
         "precision=bf16_pure optimizer=adamw_bf16_sr", "weights, gradients, states",
@@ -330,8 +323,8 @@ _TABLE = (
     ),
     Technique(
         "optimizer=adamw_8bit", "optimizer states", "moments in 8 bits", _on_a_v100(9.15),
-        TORCHAO_8BIT, numerics=Numerics.reduced, searched=True,
-        applies=_plain_adamw, edit=_new("optimizer", AdamW8bit(option="adamw_8bit")),
+        TORCHAO_8BIT, numerics=Numerics.reduced, searched=True, applies=_plain_adamw,
+        edit=_new("optimizer", AdamW8bit(option="adamw_8bit")),
     ),
     Technique(
         "optimizer=adamw_torchao_8bit", "optimizer states",
@@ -340,20 +333,19 @@ _TABLE = (
     Technique(
         "optimizer=adafactor", "optimizer states",
         "sums of rows and columns instead of two moments", _on_a_v100(7.96),
-        numerics=Numerics.reduced,
-        applies=_plain_adamw, edit=_new("optimizer", Adafactor(option="adafactor")),
+        numerics=Numerics.reduced, applies=_plain_adamw,
+        edit=_new("optimizer", Adafactor(option="adafactor")),
     ),
     Technique(
-        "distributed=zero2", "gradients, states", LINKS,
-        applies=_shares_less_than("zero2"), edit=_set("distributed", option="zero2"),
+        "distributed=zero2", "gradients, states", LINKS, applies=_shares_less_than("zero2"),
+        edit=_set("distributed", option="zero2"),
     ),
     Technique(
         "distributed=zero3", "weights, gradients, states", LINKS,
         applies=_shares_less_than("zero3"), edit=_set("distributed", option="zero3"),
     ),
     Technique(
-        "distributed=fsdp", "weights, gradients, states", LINKS,
-        applies=_shares_less_than("fsdp"),
+        "distributed=fsdp", "weights, gradients, states", LINKS, applies=_shares_less_than("fsdp"),
         edit=_become("distributed", FSDP, option="fsdp", deepspeed_config=None),
     ),
     Technique(
@@ -379,8 +371,7 @@ _TABLE = (
     Technique(
         "peft=lora", "gradients, states", "trains added matrices alone",
         Published(0.8, "a quarter faster: arXiv:2106.09685, section 4.2"),
-        numerics=Numerics.reduced,
-        applies=lambda c: c.peft.option == "none" and not c.model.freeze,
+        numerics=Numerics.reduced, applies=lambda c: c.peft.option == "none" and not c.model.freeze,
         edit=_new("peft", Lora(option="lora")),
     ),
     Technique(

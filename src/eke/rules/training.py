@@ -8,13 +8,13 @@ from typing import Any
 from eke.common.errors import Fix
 from eke.common.paths import user_path
 from eke.common.text import closest, closest_path
-from eke.config.schema import SGD, Compute, Config, Text
+from eke.config.schema import DEFAULT_PER_DEVICE, SGD, Compute, Config, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
 from eke.plan.fine_tuning import SAMPLES, SET_BY, usual_values
 from eke.plan.planner.samples import batch_of, plan_batch
 from eke.plan.record.metrics import evaluation_metrics
-from eke.rules.rule import Facts, Rule, Severity, configured
+from eke.rules.rule import Facts, Rule, configured, unsafe, without_effect
 
 
 def _step_samples(facts: Facts) -> int:
@@ -44,10 +44,6 @@ def _text_path(facts: Facts) -> Path | None:
     return user_path(data.path) if isinstance(data, Text) else None
 
 
-def _runs(facts: Facts) -> Path:
-    return user_path(facts.config.paths.runs)
-
-
 def existing_parent(path: Path) -> Path:
     """The nearest folder, file or link, even one to nothing, at or above `path` that is there."""
     path = path.absolute()
@@ -56,26 +52,17 @@ def existing_parent(path: Path) -> Path:
     return path
 
 
-def _runs_unwritable(facts: Facts) -> bool:
-    parent = existing_parent(_runs(facts))
-    writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
-    return not facts.planning and not (writable and not _overlong_name(facts))
-
-
-def _overlong_name(facts: Facts) -> str:
-    """A folder's name that no file system takes; empty where there is none."""
-    return next((p for p in _runs(facts).parts if len(os.fsencode(p)) > MAX_NAME_BYTES), "")
-
-
 def _runs_reason(facts: Facts) -> str:
-    parent = existing_parent(_runs(facts))
+    """Why runs cannot be written; empty if they can."""
+    runs = user_path(facts.config.paths.runs)
+    parent = existing_parent(runs)
     if not os.path.exists(parent):
         return f"{parent} is a link to what is not there"
     if not parent.is_dir():
         return f"{parent} is not a folder"
-    if overlong := _overlong_name(facts):
-        return f"{overlong[:20]}... is longer than the {MAX_NAME_BYTES} bytes a name may have"
-    return f"{parent} cannot be written"
+    if overlong := [part for part in runs.parts if len(os.fsencode(part)) > MAX_NAME_BYTES]:
+        return f"{overlong[0][:20]}... is longer than the {MAX_NAME_BYTES} bytes a name may have"
+    return "" if os.access(parent, os.W_OK | os.X_OK) else f"{parent} cannot be written"
 
 
 MAX_NAME_BYTES = 255
@@ -87,7 +74,7 @@ MIN_FREE_BYTES = 64 * 2**20
 
 
 def _free_bytes(facts: Facts) -> int:
-    return shutil.disk_usage(existing_parent(_runs(facts))).free
+    return shutil.disk_usage(existing_parent(user_path(facts.config.paths.runs))).free
 
 
 BATCH = "per_device x accumulation x processes = target"
@@ -107,6 +94,14 @@ def _needs_norm(facts: Facts) -> str:
     if config.precision.compute is Compute.float16:
         return "steps that float16 overflowed are counted by it"
     return ""
+
+
+def _same_step(facts: Facts) -> Fix:
+    """The samples per step that the accumulation would have made with the usual micro-batch."""
+    config = facts.config
+    times = DEFAULT_PER_DEVICE * (config.batch.accumulation or 1)
+    target = config.batch.target or times * config.distributed.num_processes
+    return Fix("batch.accumulation=null", f"batch.target={target}")
 
 
 def _usual_rule(key: str) -> Rule:
@@ -131,9 +126,8 @@ def _usual_rule(key: str) -> Rule:
             return batch_of(facts.config, plan_batch(facts.config, []), int(instead))
         return Fix(f"{key}={instead:g}")
 
-    return Rule(
+    return unsafe(
         id=f"{key.rpartition('.')[2].replace(' ', '_')}_far_off",
-        verdict=Severity.unsafe,
         key="batch" if key == SAMPLES else key,
         when=is_far_off,
         value=lambda f: f"{value(f):g}{f' {SAMPLES}' if key == SAMPLES else ''}",
@@ -143,6 +137,9 @@ def _usual_rule(key: str) -> Rule:
     )
 
 
+BATCH_AUTO = (
+    "docs/how-to/forecast.md: batch=auto chooses the micro-batch, the samples per step stay"
+)
 FAR_OFF = 10  # times above or below the usual values: a choice
 LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 
@@ -198,9 +195,8 @@ RULES = (
         fix=lambda f: Fix(f"schedule.warmup_steps={(f.config.train.steps or 10) // 10}"),
         source="the peak learning rate would never be reached",
     ),
-    Rule(
+    without_effect(
         id="early_stop_needs_evaluations",
-        verdict=Severity.no_effect,
         key="train.early_stop_patience",
         when=lambda f: f.config.train.early_stop_patience and not f.config.train.eval_every,
         why="counts evaluations, and train.eval_every is null: the last one is after the last step",
@@ -221,9 +217,8 @@ RULES = (
         fix=lambda f: Fix(f"train.keep_best={_meant_metric(f.config)}"),
         source="eke.plan.record.metrics",
     ),
-    Rule(
+    without_effect(
         id="keep_best_needs_evaluations",
-        verdict=Severity.no_effect,
         key="train.keep_best",
         when=lambda f: f.config.train.keep_best is not None and not f.config.train.eval_every,
         why="chooses among evaluations, and train.eval_every is null: there is one, at the end",
@@ -242,9 +237,8 @@ RULES = (
         fix=Fix("optimizer.momentum=0.9"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html",
     ),
-    Rule(
+    without_effect(
         id="norm_is_known_anyway",
-        verdict=Severity.no_effect,
         key="train.record_grad_norm",
         when=lambda f: not f.config.train.record_grad_norm and _needs_norm(f),
         why=_needs_norm,
@@ -255,9 +249,8 @@ RULES = (
         ),
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
     ),
-    Rule(
+    without_effect(
         id="too_short_to_time",
-        verdict=Severity.no_effect,
         key="train.steps",
         when=lambda f: (
             f.config.train.steps and f.config.train.steps <= f.config.train.timing_warmup_steps
@@ -277,9 +270,8 @@ RULES = (
         fix=Fix("dataloader.persistent=false"),
         source=LOADER,
     ),
-    Rule(
+    unsafe(
         id="stop_keeps_nothing",
-        verdict=Severity.unsafe,
         key="train.save_on_signal",
         when=lambda f: (
             (t := f.config.train).save_final
@@ -297,9 +289,8 @@ RULES = (
         fix=Fix("dataloader.workers=2"),
         source=LOADER,
     ),
-    Rule(
+    unsafe(
         id="more_workers_than_cores",
-        verdict=Severity.unsafe,
         key="dataloader.workers",
         when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
         why=lambda f: (
@@ -334,7 +325,7 @@ RULES = (
     Rule(
         id="runs_writable",
         key="paths.runs",
-        when=_runs_unwritable,
+        when=lambda f: not f.planning and _runs_reason(f),
         why=_runs_reason,
         fix=Fix("paths.runs=runs"),
         source="the file system",
@@ -342,9 +333,7 @@ RULES = (
     Rule(
         id="runs_has_space",
         key="paths.runs",
-        when=lambda f: (
-            not f.planning and not _runs_unwritable(f) and _free_bytes(f) < MIN_FREE_BYTES
-        ),
+        when=lambda f: not f.planning and not _runs_reason(f) and _free_bytes(f) < MIN_FREE_BYTES,
         why=lambda f: (
             f"the disk has {_free_bytes(f) // 2**20} MiB left; a run's own files need up to "
             f"{MIN_FREE_BYTES // 2**20} MiB"
@@ -354,4 +343,21 @@ RULES = (
         passing=True,
     ),
     *map(_usual_rule, SET_BY),
+    Rule(
+        id="auto_chooses_micro_batch",
+        key="batch.per_device",
+        when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device,
+        why="is what batch=auto would choose; only one of the two can hold",
+        fix=Fix("batch=fixed", remark="or batch.per_device=null, and batch=auto chooses"),
+        source=BATCH_AUTO,
+    ),
+    Rule(
+        id="auto_derives_accumulation",
+        key="batch.accumulation",
+        when=lambda f: not f.config.batch.per_device and f.config.batch.accumulation,
+        why="depends on the micro-batch that batch=auto chooses; what it keeps is batch.target, "
+        "the samples of an optimizer step",
+        fix=_same_step,
+        source=BATCH_AUTO,
+    ),
 )
