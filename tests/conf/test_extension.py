@@ -210,12 +210,6 @@ def test_every_kernel_of_sdpa_has_its_name_in_pytorch() -> None:
     assert {*PINNED, Backend.auto} == set(Backend) == set(EXPECTED)
 
 
-def test_families_and_options_are_the_same_set() -> None:
-    tables = set(CATALOGUE.options["model"]) - {"pretrained"}
-    families = {compose([f"model={o}"]).config.model.family for o in tables}
-    assert families == {name for name, family in FAMILIES.items() if family.config_class}
-
-
 MISTRAL = """\
 # model=tiny_mistral -- small Mistral for byte tokens.
 defaults:

@@ -54,14 +54,9 @@ section count: a vocabulary that is no multiple of 8 is no reason against bfloat
 
 
 def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem], list[Problem]]:
-    """All findings at once.
+    """All findings at once: errors, which make the run impossible, and warnings.
 
-    Args:
-        facts: the configuration and the device it is meant for.
-        rules: all by default; tests omit one to see the failure it prevents.
-
-    Returns:
-        Errors, which make the run impossible, and warnings.
+    Tests omit a rule to see the failure it prevents.
     """
     limits = find_limit_problems(facts.config)
     facts = dataclasses.replace(facts, config=with_defaults_for(facts.config, limits))

@@ -12,6 +12,7 @@ from eke.rules.rule import (
     Facts,
     Rule,
     capability_of,
+    instead_of,
     needs_compiler,
     older_than,
     without_effect,
@@ -258,11 +259,7 @@ RULES = (
         key="attention",
         when=lambda f: _flash_package(f) and _in_float32(f),
         why="FlashAttention computes in 16 bits; precision computes in float32",
-        fix=lambda f: (
-            Fix("precision=bf16")
-            if f.config.precision.option in ("fp32", "tf32")
-            else Fix("precision.compute=bfloat16")
-        ),
+        fix=instead_of(("fp32", "tf32"), "precision=bf16", "precision.compute=bfloat16"),
         source=FLASH,
     ),
     _class_rule("flash_package_without_t5", "FlashAttention", "flash_attn", _flash_package),

@@ -18,7 +18,7 @@ from eke.hardware import file_system
 from eke.models.sizes import STAGE, SwapBytes, state_bytes, state_files
 from eke.models.sizes.optimizers import AUTO, PIECES
 from eke.rules.precision import is_narrow
-from eke.rules.rule import Facts, Rule, without_benefit, without_effect
+from eke.rules.rule import Facts, Rule, instead_of, without_benefit, without_effect
 from eke.rules.training import existing_parent
 
 RECOMPUTES_FROZEN = (0, 19, 3)
@@ -178,11 +178,7 @@ RULES = (
         key="precision.weights",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
         why="DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else",
-        fix=lambda f: (
-            Fix("precision=bf16")
-            if f.config.precision.option == "bf16_pure"
-            else Fix("precision.weights=float32")
-        ),
+        fix=instead_of(("bf16_pure",), "precision=bf16", "precision.weights=float32"),
         source="deepspeed.runtime.engine, _cast_module_mixed_precision",
         versions=VERSION,
     ),

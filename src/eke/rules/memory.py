@@ -23,7 +23,7 @@ from eke.models.sizes import (
     optimizer_entry,
     shared_state_bytes,
 )
-from eke.rules.rule import AMPERE, Facts, Rule, older_than, without_effect
+from eke.rules.rule import AMPERE, Facts, Rule, instead_of, older_than, without_effect
 from eke.rules.techniques import TECHNIQUES, applied
 
 LOMO = "arXiv:2306.09782, section 3"
@@ -65,10 +65,8 @@ def _one_micro_batch(facts: Facts) -> Fix:
 
 
 def _without_scaling(facts: Facts) -> Fix:
-    new_enough = not older_than(facts, AMPERE)
-    if facts.config.precision.option == "fp16":
-        return Fix("precision=bf16") if new_enough else Fix("precision=fp32")
-    return Fix(f"precision.compute={'bfloat16' if new_enough else 'float32'}")
+    option, compute = ("fp32", "float32") if older_than(facts, AMPERE) else ("bf16", "bfloat16")
+    return instead_of(("fp16",), f"precision={option}", f"precision.compute={compute}")(facts)
 
 
 def _one_process(facts: Facts) -> Fix:

@@ -15,6 +15,7 @@ from eke.config.schema import (
     T5Model,
 )
 from eke.data.sources import BYTES, tokenizer_of
+from eke.models.families import head_width
 from eke.models.sizes import BFLOAT16_BYTES, computed_formats, decide_formats
 from eke.rules.rule import Facts, Rule, unsafe, without_benefit, without_effect
 
@@ -40,8 +41,10 @@ def _head_dim_is_derived(facts: Facts) -> bool:
     return getattr(facts.config.model, "head_dim", None) is None
 
 
-def _divisor_below(number: int, limit: int) -> int:
-    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+def _next_divisor(key: str, number: int, limit: int) -> Fix:
+    """The largest divisor of a number that is no larger than the value."""
+    divisor = next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+    return Fix(f"model.{key}={divisor}")
 
 
 def _key_value_heads(facts: Facts) -> int | None:
@@ -108,9 +111,9 @@ def _experts(facts: Facts) -> tuple[int, int]:
 
 
 def _rotary_width(facts: Facts) -> int:
+    """Width of a head with rotary positions; 0, which is even, where eke does not set them."""
     model = facts.config.model
-    assert isinstance(model, LlamaModel)
-    return model.head_dim or model.hidden_size // max(1, model.num_attention_heads)
+    return head_width(model) if isinstance(model, LlamaModel) else 0
 
 
 STRETCHED_FROM = 8192
@@ -136,14 +139,11 @@ RULES = (
         key="model.num_attention_heads",
         when=lambda f: (
             (_head_dim_is_derived(f) or isinstance(f.config.model, LlamaModel))
-            and f.config.model.num_attention_heads > 0
-            and f.config.model.hidden_size % f.config.model.num_attention_heads != 0
+            and _heads(f) > 0
+            and f.config.model.hidden_size % _heads(f) != 0
         ),
         why=lambda f: f"does not divide model.hidden_size = {f.config.model.hidden_size}",
-        fix=lambda f: Fix(
-            "model.num_attention_heads="
-            f"{_divisor_below(max(1, f.config.model.hidden_size), max(1, _heads(f)))}"
-        ),
+        fix=lambda f: _next_divisor("num_attention_heads", f.config.model.hidden_size, _heads(f)),
         # LlamaConfig.validate_architecture rejects it even if head_dim sets another width.
         source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; transformers' LlamaConfig",
         versions="transformers >= 5 (with head_dim set)",
@@ -153,37 +153,28 @@ RULES = (
         key="model.num_key_value_heads",
         when=lambda f: (k := _key_value_heads(f)) and _heads(f) % k != 0,
         why=lambda f: f"does not divide model.num_attention_heads = {_heads(f)}",
-        fix=lambda f: Fix(
-            "model.num_key_value_heads="
-            f"{_divisor_below(max(1, _heads(f)), max(1, _key_value_heads(f) or 1))}"
-        ),
+        fix=lambda f: _next_divisor("num_key_value_heads", _heads(f), _key_value_heads(f) or 1),
         source="Ainslie et al. 2023, arXiv:2305.13245",
     ),
     Rule(
         id="rotary_width_is_even",
         key="model.hidden_size",
         when=lambda f: (
-            isinstance(f.config.model, LlamaModel)
+            _rotary_width(f) % 2 != 0
             and _head_dim_is_derived(f)
-            and f.config.model.hidden_size % max(1, _heads(f))
-            == 0  # otherwise another rule reports that
-            and _rotary_width(f) % 2 != 0
+            and f.config.model.hidden_size % _heads(f) == 0  # otherwise another rule reports that
         ),
         why=lambda f: (
             f"gives heads of width {_rotary_width(f)}; rotary positions turn pairs, so it "
             "must be even"
         ),
-        fix=lambda f: Fix(f"model.hidden_size={2 * _heads(f) * max(1, _rotary_width(f) // 2 + 1)}"),
+        fix=lambda f: Fix(f"model.hidden_size={_heads(f) * (_rotary_width(f) + 1)}"),
         source=ROTARY,
     ),
     Rule(
         id="rotary_head_dim_is_even",
         key="model.head_dim",
-        when=lambda f: (
-            isinstance(f.config.model, LlamaModel)
-            and not _head_dim_is_derived(f)
-            and _rotary_width(f) % 2 != 0
-        ),
+        when=lambda f: _rotary_width(f) % 2 != 0 and not _head_dim_is_derived(f),
         why="rotary positions turn pairs, so the width of a head must be even",
         fix=lambda f: Fix(f"model.head_dim={_rotary_width(f) + 1}"),
         source=ROTARY,

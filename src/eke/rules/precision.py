@@ -29,6 +29,7 @@ from eke.rules.rule import (
     Facts,
     Rule,
     capability_of,
+    instead_of,
     older_than,
     unsafe,
     without_benefit,
@@ -104,10 +105,8 @@ def _on_gpu(facts: Facts) -> bool:
     return _is_float8(facts) and facts.device.kind == "cuda"
 
 
-def _without(facts: Facts) -> Fix:
-    """The override that takes float8 back."""
-    by_option = facts.config.precision.option == "fp8"
-    return Fix("precision=bf16" if by_option else "precision.float8=off")
+_without = instead_of(("fp8",), "precision=bf16", "precision.float8=off")
+"""The override that takes float8 back."""
 
 
 def _misaligned(facts: Facts, key: str) -> bool:
@@ -201,9 +200,7 @@ RULES = (
             and (f.device.kind == "cpu" or older_than(f, AMPERE))
         ),
         why=lambda f: f"TF32 needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
-        fix=lambda f: Fix(
-            "precision=fp32" if f.config.precision.option == "tf32" else "precision.tf32=auto"
-        ),
+        fix=instead_of(("tf32",), "precision=fp32", "precision.tf32=auto"),
         source=PYTORCH_NOTES,
     ),
     Rule(
@@ -315,9 +312,7 @@ RULES = (
         fix=lambda f: (
             Fix("precision.evaluation=same")
             if f.config.precision.compute is not Compute.float16
-            else Fix("precision=bf16")
-            if f.config.precision.option == "fp16"
-            else Fix("precision.compute=bfloat16")
+            else instead_of(("fp16",), "precision=bf16", "precision.compute=bfloat16")(f)
         ),
         source="https://huggingface.co/docs/transformers/perf_train_gpu_one (bf16)",
     ),

@@ -139,6 +139,11 @@ def _walk(node: Any, prefix: str) -> Iterator[Problem]:
             yield Problem(path, format_value(value), why, fix, "limit")
 
 
+def instead_of(options: tuple[str, ...], option: str, key: str) -> Callable[[Facts], Fix]:
+    """Another option of `precision` where one of these was chosen, else the override of a key."""
+    return lambda facts: Fix(option if facts.config.precision.option in options else key)
+
+
 def capability_of(facts: Facts) -> str:
     """The device's CUDA compute capability, as a clause."""
     device = facts.device

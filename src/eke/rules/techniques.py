@@ -1,7 +1,8 @@
-"""Table of techniques: what each does, costs and needs, and whether training stays the same.
+"""Table of techniques: what each saves, costs and needs, and whether training stays the same.
 
-Recipes, memory advice, `eke fit` and rules' fixes read it. A slowdown is the time of a step with
-the technique over that without: published, and used until runs or the time model know better.
+Recipes, memory advice, the search of `eke fit`, rules' fixes and the documentation read it. A
+slowdown is the time of a step with the technique over that without: a published figure, used until
+runs on this machine or the time model know better.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -88,6 +89,8 @@ class Technique:
 
     name: str
     """The overrides, separated by spaces."""
+    saves: str
+    """Saving or speedup, for the documentation."""
     does: str = ""
     """How, in one clause, with a source where no slowdown is published."""
     published: Published | None = None
@@ -202,86 +205,89 @@ ALL, HALF = "memory=none", "memory=checkpointing memory.every_n=2"
 
 _TABLE = (
     Technique(
-        "attention=sdpa", "never slower: arXiv:2205.14135, section 4", Published(1.0, ""),
-        searched=True, applies=lambda c: c.attention.option == "eager",
+        "attention=sdpa", "attention scores", "never slower: arXiv:2205.14135, section 4",
+        Published(1.0, ""), searched=True, applies=lambda c: c.attention.option == "eager",
         edit=_set("attention", option="sdpa", backend=Backend.auto),
     ),
     Technique(
-        "attention=eager",
+        "attention=eager", "time, on a CPU",
         published=Published(
             1.15, "BERT-large of 512 tokens, MLPerf 1.1's speed record: arXiv:2205.14135"
         ),
         slowdown_cpu=1.0, devices=(CPU,), searched=True,
     ),
-    Technique("attention=flash2", devices=(CUDA,), searched=True),
-    Technique("attention=flash3", devices=(CUDA,), searched=True),
-    Technique("compile=none", searched=True),
+    Technique("attention=flash2", "time, padding", devices=(CUDA,), searched=True),
+    Technique("attention=flash3", "time, padding", devices=(CUDA,), searched=True),
+    Technique("compile=none", "compilation", searched=True),
     Technique(
-        "compile=inductor compile.regional=true", "compiles one layer for all", COMPILED,
+        "compile=inductor compile.regional=true", "time", "compiles one layer for all", COMPILED,
         slowdown_cpu=1.0, searched=True,
     ),
     Technique(
-        "compile=inductor", "compiles the whole model", COMPILED, slowdown_cpu=1.0, searched=True,
+        "compile=inductor", "time", "compiles the whole model", COMPILED, slowdown_cpu=1.0,
+        searched=True,
     ),
     Technique(
-        "compile=inductor compile.mode=reduce_overhead", "launches all kernels of a step at once",
-        COMPILED, devices=(CUDA,), searched=True,
+        "compile=inductor compile.mode=reduce_overhead", "time",
+        "launches all kernels of a step at once", COMPILED, devices=(CUDA,), searched=True,
     ),
-    Technique("kernels=none", searched=True),
+    Technique("kernels=none", "nothing", searched=True),
     Technique(
-        "kernels=fused_linear_cross_entropy", "never all logits at once", Published(1.0, ""),
-        searched=True, applies=_plain_kernels,
+        "kernels=fused_linear_cross_entropy", "logits", "never all logits at once",
+        Published(1.0, ""), searched=True, applies=_plain_kernels,
         edit=_set(
             "kernels", option="fused_linear_cross_entropy", fused_linear_cross_entropy=True
         ),
     ),
     Technique(
-        "kernels=sparse_prediction", "positions without a label are not projected", searched=True,
-        applies=lambda c: isinstance(c.task, MaskedLM) and _plain_kernels(c),
+        "kernels=sparse_prediction", "logits", "positions without a label are not projected",
+        searched=True, applies=lambda c: isinstance(c.task, MaskedLM) and _plain_kernels(c),
         edit=_set("kernels", option="sparse_prediction", sparse_prediction=True),
     ),
-    Technique("kernels=liger", devices=(CUDA,), searched=True),
-    Technique(ALL, searched=True),
+    Technique("kernels=liger", "activations, time", devices=(CUDA,), searched=True),
+    Technique(ALL, "nothing", searched=True),
     Technique(
-        "memory=checkpointing_selective", "computes twice what is cheap, 7 % more time",
-        Published(1.07, "arXiv:2205.05198, table 4"), searched=True, more_memory=(ALL,),
+        "memory=checkpointing_selective", "activations",
+        "computes twice what is cheap, 7 % more time", Published(1.07, "arXiv:2205.05198, table 4"),
+        searched=True, more_memory=(ALL,),
         applies=lambda c: c.memory.checkpointing is Checkpointing.off,
         edit=_set(
             "memory", option="checkpointing_selective", checkpointing=Checkpointing.selective
         ),
     ),
     Technique(
-        HALF, "every second layer's forward pass twice",
+        HALF, "activations", "every second layer's forward pass twice",
         Published((1 + CHECKPOINTING.slowdown) / 2, CHECKPOINTING.source), searched=True,
         more_memory=(ALL,),
     ),
     Technique(
-        "memory=checkpointing", "each layer's forward pass twice", CHECKPOINTING, searched=True,
-        more_memory=(ALL, HALF), applies=lambda c: c.memory.checkpointing is not Checkpointing.full,
+        "memory=checkpointing", "activations", "each layer's forward pass twice", CHECKPOINTING,
+        searched=True, more_memory=(ALL, HALF),
+        applies=lambda c: c.memory.checkpointing is not Checkpointing.full,
         edit=_set("memory", option="checkpointing", checkpointing=Checkpointing.full),
     ),
     Technique(
-        "memory=optimizer_in_backward",
+        "memory=optimizer_in_backward", "gradients",
         "updates each weight as soon as its gradient is there: no others are kept "
         "(arXiv:2306.09782)",
     ),
     Technique(
-        "memory=checkpointing memory.optimizer_in_backward=true",
+        "memory=checkpointing memory.optimizer_in_backward=true", "activations, gradients",
         "computes layers twice, updates weights in the backward pass (arXiv:2306.09782)",
     ),
     Technique(
-        "precision=tf32", "products on tensor cores",
+        "precision=tf32", "time; 16-bit copies of weights", "products on tensor cores",
         Published(1 / 2.25, "T5-base on an A100: huggingface/transformers#15026"),
         numerics=Numerics.mixed, devices=(CUDA,), searched=True, applies=_copies_weights,
         edit=_set("precision", option="tf32", compute=Compute.float32, tf32=Switch.on),
     ),
     Technique(
-        "precision=fp32", f"without tensor cores: {FP16.source}", Published(1.0, ""),
-        numerics=Numerics.mixed, applies=_copies_weights,
+        "precision=fp32", "16-bit copies of weights", f"without tensor cores: {FP16.source}",
+        Published(1.0, ""), numerics=Numerics.mixed, applies=_copies_weights,
         edit=_set("precision", option="fp32", compute=Compute.float32, tf32=Switch.off),
     ),
     Technique(
-        "precision=bf16", "products on tensor cores", FP16, slowdown_cpu=1.0,
+        "precision=bf16", "time, activations", "products on tensor cores", FP16, slowdown_cpu=1.0,
         numerics=Numerics.mixed, searched=True,
         applies=lambda c: _float32_weights(c) and not _copies_weights(c),
         edit=_set(
@@ -289,11 +295,12 @@ _TABLE = (
         ),
     ),
     Technique(
-        "precision=fp16", "products on tensor cores", FP16, numerics=Numerics.mixed,
-        devices=(CUDA,), searched=True,
+        "precision=fp16", "time, activations", "products on tensor cores", FP16,
+        numerics=Numerics.mixed, devices=(CUDA,), searched=True,
     ),
     Technique(
-        "precision=bf16_pure", "as fast as bf16, and updates are rounded", FP16, slowdown_cpu=1.0,
+        "precision=bf16_pure", "weights, gradients, states",
+        "as fast as bf16, and updates are rounded", FP16, slowdown_cpu=1.0,
         numerics=Numerics.reduced, applies=_float32_weights,
         edit=_set(
             "precision", option="bf16_pure", compute=Compute.bfloat16, weights=Weights.bfloat16,
@@ -301,47 +308,48 @@ _TABLE = (
         ),
     ),
     Technique(
-        "precision=bf16_pure optimizer=adamw_bf16_sr",
+        "precision=bf16_pure optimizer=adamw_bf16_sr", "weights, gradients, states",
         "weights, gradients and moments in bfloat16, rounded at random, so that small updates are "
         f"right on average ({TORCHAO})",
         FP16, slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
     ),
     Technique(
-        "precision=bf16_pure precision.master=on", "float32 copies are stepped on", FP16,
-        slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
+        "precision=bf16_pure precision.master=on", "gradients", "float32 copies are stepped on",
+        FP16, slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
     ),
     Technique(
-        "precision=fp8", "products of linear layers in float8", FP8, numerics=Numerics.reduced,
-        devices=(CUDA,), searched=True,
+        "precision=fp8", "time", "products of linear layers in float8", FP8,
+        numerics=Numerics.reduced, devices=(CUDA,), searched=True,
     ),
     Technique(
-        "optimizer=adamw_8bit", "moments in 8 bits", _on_a_v100(9.15), TORCHAO_8BIT,
-        numerics=Numerics.reduced, searched=True, applies=_plain_adamw,
+        "optimizer=adamw_8bit", "optimizer states", "moments in 8 bits", _on_a_v100(9.15),
+        TORCHAO_8BIT, numerics=Numerics.reduced, searched=True, applies=_plain_adamw,
         edit=_new("optimizer", AdamW8bit(option="adamw_8bit")),
     ),
     Technique(
-        "optimizer=adamw_torchao_8bit", "moments in 8 bits, embeddings included", TORCHAO_8BIT,
-        numerics=Numerics.reduced,
+        "optimizer=adamw_torchao_8bit", "optimizer states",
+        "moments in 8 bits, embeddings included", TORCHAO_8BIT, numerics=Numerics.reduced,
     ),
     Technique(
-        "optimizer=adafactor", "sums of rows and columns instead of two moments", _on_a_v100(7.96),
+        "optimizer=adafactor", "optimizer states",
+        "sums of rows and columns instead of two moments", _on_a_v100(7.96),
         numerics=Numerics.reduced, applies=_plain_adamw,
         edit=_new("optimizer", Adafactor(option="adafactor")),
     ),
     Technique(
-        "distributed=zero2", LINKS, applies=_shares_less_than("zero2"),
+        "distributed=zero2", "gradients, states", LINKS, applies=_shares_less_than("zero2"),
         edit=_set("distributed", option="zero2"),
     ),
     Technique(
-        "distributed=zero3", LINKS, applies=_shares_less_than("zero3"),
-        edit=_set("distributed", option="zero3"),
+        "distributed=zero3", "weights, gradients, states", LINKS,
+        applies=_shares_less_than("zero3"), edit=_set("distributed", option="zero3"),
     ),
     Technique(
-        "distributed=fsdp", LINKS, applies=_shares_less_than("fsdp"),
+        "distributed=fsdp", "weights, gradients, states", LINKS, applies=_shares_less_than("fsdp"),
         edit=_become("distributed", FSDP, option="fsdp", deepspeed_config=None),
     ),
     Technique(
-        "offload=optimizer_cpu",
+        "offload=optimizer_cpu", "optimizer states",
         "cost depends on the host and on the way to it: arXiv:2101.06840, section 6",
         devices=(CUDA,),
         applies=lambda c: (
@@ -350,24 +358,25 @@ _TABLE = (
         edit=_set("offload", option="optimizer_cpu"),
     ),
     Technique(
-        "distributed=zero2 distributed.num_processes=1 offload=optimizer_cpu",
+        "distributed=zero2 distributed.num_processes=1 offload=optimizer_cpu", "optimizer states",
         "states in host memory, updated there",
         Published(3.13 / 1.27, f"1.27 to 3.13 s a step of ViT-H, untuned ({TORCHAO})"),
         devices=(CUDA,),
     ),
     Technique(
-        "distributed=zero3 distributed.num_processes=1 offload=params_cpu",
+        "distributed=zero3 distributed.num_processes=1 offload=params_cpu", "weights, states",
         "states and weights in host memory (arXiv:2101.06840); the slowdown depends on the host",
         devices=(CUDA,),
     ),
     Technique(
-        "peft=lora", "trains added matrices alone",
+        "peft=lora", "gradients, states", "trains added matrices alone",
         Published(0.8, "a quarter faster: arXiv:2106.09685, section 4.2"),
         numerics=Numerics.reduced, applies=lambda c: c.peft.option == "none" and not c.model.freeze,
         edit=_new("peft", Lora(option="lora")),
     ),
     Technique(
-        "peft=qlora", "each layer is unpacked when it is used: arXiv:2305.14314, section 3",
+        "peft=qlora", "weights, gradients, states",
+        "each layer is unpacked when it is used: arXiv:2305.14314, section 3",
         numerics=Numerics.reduced,
         applies=lambda c: c.peft.option in ("none", "lora") and not c.model.freeze,
         edit=_become("peft", QLora, option="qlora"),

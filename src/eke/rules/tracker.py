@@ -1,8 +1,7 @@
 """Rules about where results are shown.
 
-Whether W&B will find an API key: looked up where W&B looks, without importing it.
-
-Tells only what is certain: where this finds none, W&B (0.31) does not either.
+W&B's API key is looked up where W&B looks, without importing it: where none is found here, W&B
+(0.31) finds none either.
 """
 
 import contextlib
@@ -20,37 +19,29 @@ from eke.common.text import format_value
 from eke.config.schema import TrackerMode
 from eke.rules.rule import Facts, Rule, configured, without_effect
 
-VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 PUBLIC_HOSTS = ("api.forge.coreweave.com", "forge.coreweave.com", "api.wandb.ai")
 """W&B's own service under its names; keys of each are taken for the others."""
 
 
 def has_wandb_key() -> bool:
     """Whether an API key, or a token's file, is set for W&B's server."""
-    if any(os.environ.get(name) for name in VARIABLES):
-        return True
     settings = _read_settings()
-    if settings.get("api_key") or settings.get("identity_token_file"):
-        return True
+    for key in ("api_key", "identity_token_file"):
+        if os.environ.get(f"WANDB_{key.upper()}") or settings.get(key):
+            return True
     base_url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url", "")
-    hosts = (urlsplit(base_url).netloc,) if base_url else PUBLIC_HOSTS
-    if set(hosts) & set(PUBLIC_HOSTS):
-        hosts = PUBLIC_HOSTS
-    return any(_netrc_has(host) for host in hosts)
+    host = urlsplit(base_url).netloc if base_url else PUBLIC_HOSTS[0]
+    return any(map(_netrc_has, PUBLIC_HOSTS if host in PUBLIC_HOSTS else (host,)))
 
 
 def _netrc_has(host: str) -> bool:
     """Whether the netrc file, where there is one, has a password for the host."""
     named = os.environ.get("NETRC")
-    home = Path.home()
-    candidates = [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]
-    for path in candidates:
-        try:
-            found = netrc.netrc(path).authenticators(host)
-        except (OSError, netrc.NetrcParseError):
-            continue
-        if found and found[2]:
-            return True
+    for path in [named] if named else ["~/.netrc", "~/_netrc"]:
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
+            found = netrc.netrc(Path(path).expanduser()).authenticators(host)
+            if found and found[2]:
+                return True
     return False
 
 

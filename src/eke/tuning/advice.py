@@ -83,6 +83,7 @@ def smaller_batches(plan: Plan) -> Techniques:
         found.append(
             Technique(
                 name,
+                "activations",
                 published=Published(slower, f"4 times smaller: {QUARTER_BATCH.source}"),
                 applies=lambda config: True,
                 edit=partial(replace, batch=batch),

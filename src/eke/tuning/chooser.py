@@ -242,7 +242,7 @@ class Chooser:
     def combinations(self) -> Iterator[Combination]:
         """Every combination that rules permit and that saves enough, the least cost first."""
         peaks: dict[tuple[Technique, ...], int] = {}
-        none = Technique("")
+        none = Technique("", "")
         combined = combine([(none, *techniques) for techniques in self.axes])
         taken = [tuple(each for each in some if each is not none) for some in combined]
         for techniques in sorted(taken, key=cost_of):

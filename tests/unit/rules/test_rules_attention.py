@@ -5,7 +5,7 @@ import torch
 from recipe_plans import planned
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import BloomForCausalLM
-from unit.rules.cases_attention import RAGGED, save_bloom
+from unit.rules.cases import RAGGED, save_bloom
 from unit.rules.devices import CPU, H200
 from unit.training.model.plans import hand_plan
 
@@ -51,7 +51,7 @@ def test_transformers_refuses_what_the_rules_refuse(overrides, words) -> None:
 
 
 def test_transformers_refuses_what_a_class_does_not_have(tmp_path, monkeypatch) -> None:
-    save_bloom(tmp_path, monkeypatch)
+    save_bloom(tmp_path / "bloom")
     words = "does not support an attention implementation through"
     with pytest.raises(ValueError, match=words):
         BloomForCausalLM.from_pretrained(tmp_path / "bloom", attn_implementation="sdpa")
@@ -157,13 +157,3 @@ def test_the_probe_knows_the_kernels_of_other_packages() -> None:
         torch.ops.flash_attn._flash_attn_forward(torch.ones(1))
     assert probe.seen().attention_kernels == ("flash2",)
     library._destroy()
-
-
-@pytest.mark.parametrize("option", ["attention=flash2", "attention=flash3", "kernels=liger"])
-def test_the_package_of_each_kernel_is_named(option, monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
-    typed = [option, HALF, "tracker=none"]
-    refused, _ = check(Facts(compose(typed).config, H200))
-    (problem,) = [p for p in refused if p.id == "package_missing"]
-    assert f"{problem.key}={problem.value}" == option
-    assert "pip install" in str(problem.fix)

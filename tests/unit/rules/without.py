@@ -1,10 +1,12 @@
 """Plans and trainings that no rule was asked about, or all but one."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from support import TINY, last_wins
 from trained import steps_of, train_job
 from unit.plan.cases import plan_of
@@ -67,3 +69,22 @@ def plan_without(rule: str, overrides: Iterable[str], monkeypatch: pytest.Monkey
     wide = [o for o in TINY if "hidden_size" not in o and "heads" not in o]
     typed = last_wins(*wide, *SHORT, *overrides, "hardware=cpu")
     return plan_for(compose(list(typed)), planning=False)
+
+
+@contextmanager
+def exchanging(model: torch.nn.Module, note: Callable[[], object]) -> Iterator[torch.nn.Module]:
+    """The model as one rank's; `note` is called where it would exchange gradients."""
+
+    def exchange(state, bucket):
+        note()
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shared = torch.nn.parallel.DistributedDataParallel(model)
+        shared.register_comm_hook(None, exchange)
+        yield shared
+    finally:
+        dist.destroy_process_group()

@@ -132,7 +132,9 @@ def attention_kernel(plan: Plan, shape: Shape) -> Kernel:
 def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activations:
     """Memory kept and needed by the forward pass of one micro-batch."""
     config = plan.config
-    each = _adapted(plan, shape, shape.stacks(attention_kernel(plan, shape)), parts)
+    each = _adapted(
+        plan, shape, shape.architecture.stacks(shape, attention_kernel(plan, shape)), parts
+    )
     passed = passed_layers(config, [stack.count for stack in each])
     each = tuple(Stack(stack.layer, n) for stack, n in zip(each, passed, strict=True))
     outer = _outside(config, shape)

@@ -93,17 +93,12 @@ def _tree(path: Path) -> ast.Module:
 @cache
 def _table(path: Path, name: str) -> dict[str, str]:
     """A literal `NAME = OrderedDict([(key, value), ...])`; of several values the first."""
-    found: dict[str, str] = {}
     for node in _tree(path).body:
-        if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != name:
-            continue
-        for pair in ast.walk(node.value):
-            if isinstance(pair, ast.Tuple) and len(pair.elts) == 2:
-                key, value = pair.elts
-                value = value.elts[0] if isinstance(value, ast.Tuple) else value
-                if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
-                    found.setdefault(str(key.value), str(value.value))
-    return found
+        match node:
+            case ast.Assign([ast.Name(id=found)], ast.Call(args=[literal])) if found == name:
+                pairs = ast.literal_eval(literal)
+                return {k: v[0] if isinstance(v, tuple) else v for k, v in pairs}
+    return {}
 
 
 def source_of(model_type: str) -> Path | None:

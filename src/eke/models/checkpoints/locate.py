@@ -23,9 +23,9 @@ KEY = "model.name_or_path"
 ANOTHER = Fix(f"{KEY}=ANOTHER_FOLDER_OR_HUB_NAME")
 
 
-def refuse(typed: str, why: str, fix: Fix = ANOTHER) -> ConfigError:
+def refuse(typed: str, why: str, fix: Fix = ANOTHER, key: str = KEY) -> ConfigError:
     """The error to raise for a checkpoint, as the user named it, that cannot be used."""
-    return ConfigError(Problem(KEY, typed, why, fix, "pretrained"))
+    return ConfigError(Problem(key, typed, why, fix, "pretrained"))
 
 
 CONFIG = "config.json"
@@ -61,20 +61,18 @@ def locate(typed: str, revision: str | None) -> Located:
     if os.path.exists(path):
         if revision is not None:
             why = f"is a revision of a hub model, and {typed} is a folder of this machine"
-            fix = Fix("model.revision=null")
-            raise ConfigError(Problem("model.revision", revision, why, fix, "pretrained"))
+            raise refuse(revision, why, Fix("model.revision=null"), "model.revision")
         return Located(typed, _local(typed, path))
     if typed.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(typed):
-        near = _near_folder(typed)
         why = "there is no such folder, and it is no name on the hub"
-        raise refuse(typed, why, Fix(f"{KEY}={near}")) if near else refuse(typed, why)
+        raise refuse(typed, why, Fix(f"{KEY}={_near_folder(typed)}"))
     return _on_hub(typed, revision)
 
 
-def _near_folder(typed: str) -> Path | None:
+def _near_folder(typed: str, otherwise: str = "ANOTHER_FOLDER_OR_HUB_NAME") -> Path | str:
     """A checkpoint with a similar name near the missing folder; the likely intention."""
     found = closest_path(user_path(typed))
-    return found if found is not None and (found / CONFIG).is_file() else None
+    return found if found is not None and (found / CONFIG).is_file() else otherwise
 
 
 def _local(typed: str, path: Path) -> Path:
@@ -102,17 +100,15 @@ def _local(typed: str, path: Path) -> Path:
 
 def _checkpoint_inside(path: Path) -> Path | None:
     """The last folder below that has a config.json: of a run or a Trainer's, the newest."""
+
+    def number(path: Path) -> tuple[int, str]:  # `checkpoint-1000` after `checkpoint-200`
+        digits = re.findall(r"\d+", f"{path.parent.name}/{path.name}")
+        return int(digits[-1]) if digits else -1, path.name
+
     for pattern in ("*", "checkpoints/*", "checkpoints/*/*", "*/*"):
-        found = [p.parent for p in path.glob(f"{pattern}/{CONFIG}")]
-        if found:
-            return max(found, key=_by_number)
+        if found := [p.parent for p in path.glob(f"{pattern}/{CONFIG}")]:
+            return max(found, key=number)
     return None
-
-
-def _by_number(path: Path) -> tuple[int, str]:
-    """`checkpoint-1000` after `checkpoint-200`."""
-    digits = re.findall(r"\d+", f"{path.parent.name}/{path.name}")
-    return (int(digits[-1]) if digits else -1, path.name)
 
 
 def _on_hub(name: str, revision: str | None) -> Located:
@@ -140,20 +136,18 @@ def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigErr
         why = "its owner wants to be asked first; ask on its page"
         return refuse(name, why, Fix(remark="hf auth login"))
     if isinstance(error, errors.RepositoryNotFoundError):
-        near = _near_folder(name)
         why = "there is no such folder, and no such model on the hub"
         why += " (or a private one: hf auth login)"
-        return refuse(name, why, Fix(f"{KEY}={near}")) if near else refuse(name, why)
+        return refuse(name, why, Fix(f"{KEY}={_near_folder(name)}"))
     if isinstance(error, errors.RevisionNotFoundError):
         why = f"{name} has no such branch, tag or commit"
-        fix = Fix("model.revision=null")
-        return ConfigError(Problem("model.revision", str(revision), why, fix, "pretrained"))
+        return refuse(str(revision), why, Fix("model.revision=null"), "model.revision")
     is_local = isinstance(error, errors.LocalEntryNotFoundError)
     if isinstance(error, errors.EntryNotFoundError) and not is_local:
         return refuse(name, f"this model of the hub has no {CONFIG}: it is not of transformers")
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error).__name__
     why = "there is no such folder, the hub's cache does not hold it, and the hub cannot be reached"
-    folder = _near_folder(name) or "LOCAL_FOLDER"
+    folder = _near_folder(name, "LOCAL_FOLDER")
     fix = Fix(f"{KEY}={folder}", remark=f"or, with a connection: hf download {name}")
     return refuse(name, f"{why} ({reason})", fix)
 

@@ -163,10 +163,10 @@ def read_config(found: Located) -> dict[str, Any]:
 def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Problem]:
     """Sizes set by overrides or by the user's option file."""
     typed = {text.lstrip("+").partition("=")[0] for text in overrides}
-    problems = []
-    for field in dataclasses.fields(model):
-        key, value = f"model.{field.name}", getattr(model, field.name)
-        if field.name in TYPED or (key not in typed and value == field.default):
+    untouched, problems = PretrainedModel(name_or_path=model.name_or_path), []
+    for name in (f.name for f in dataclasses.fields(model) if f.name not in TYPED):
+        key, value = f"model.{name}", getattr(model, name)
+        if key not in typed and value == getattr(untouched, name):
             continue
         why = "is read from the checkpoint with model=pretrained and cannot be set"
         chosen = ("model=pretrained", f"{KEY}={model.name_or_path}")

@@ -243,17 +243,13 @@ class InvalidSize(ValueError):
 
 
 class Reader:
-    """Values of one config.json, each checked as it is read."""
+    """Values of one config.json, each checked as it is read: InvalidSize says what is wrong."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
 
     def count(self, key: str, default: int | None = None) -> int | None:
-        """A positive whole number under any of the key's names; null and absence are the default.
-
-        Raises:
-            InvalidSize: something else is there.
-        """
+        """A positive whole number under any of the key's names; the default where there is none."""
         for name in SYNONYMS.get(key, (key,)):
             value = self.raw.get(name)
             if value is None:
@@ -268,11 +264,7 @@ class Reader:
         return default
 
     def needed(self, key: str) -> int:
-        """A number without which nothing can be computed.
-
-        Raises:
-            InvalidSize: it is not there.
-        """
+        """A number without which nothing can be computed."""
         found = self.count(key)
         if found is None:
             names = " or ".join(SYNONYMS.get(key, (key,)))
@@ -280,11 +272,7 @@ class Reader:
         return found
 
     def flag(self, key: str, default: bool) -> bool:
-        """A truth value.
-
-        Raises:
-            InvalidSize: something else is there.
-        """
+        """A truth value."""
         value = self.raw.get(key)
         if value is None:
             return default
@@ -294,12 +282,11 @@ class Reader:
 
     def main(self, **defaults: int | bool | None) -> Sizes:
         """The five sizes that every architecture has, and others with their defaults."""
-        found: Sizes = {key: self.needed(key) for key in MAIN if key not in defaults}
+        sizes: Sizes = {key: self.needed(key) for key in MAIN if key not in defaults}
         for key, value in defaults.items():
-            found[key] = (
-                self.flag(key, value) if isinstance(value, bool) else self.count(key, value)
-            )
-        return found
+            read: Callable[..., Any] = self.flag if isinstance(value, bool) else self.count
+            sizes[key] = read(key, value)
+        return sizes
 
 
 @dataclass(frozen=True)
@@ -366,10 +353,6 @@ class Shape:
     def read(self, readers: int) -> int:
         """Bytes per number of the input of `readers` linear layers."""
         return readers * self.compute if self.cast else self.weights
-
-    def stacks(self, kernel: Kernel) -> tuple[Stack, ...]:
-        """The model's stacks of layers, with attention computed by the given kernel."""
-        return self.architecture.stacks(self, kernel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -466,14 +449,9 @@ def embedding_and_lm_head(config: Config, embedding: str, lm_head: str) -> tuple
 def kept_by_attention(
     shape: Shape, kernel: Kernel, source: int, target: int, biased: bool = False
 ) -> tuple[int, int]:
-    """Bytes of one attention, and of these the score matrices.
+    """Bytes of one attention, of `source` keys and `target` queries, and of these the scores.
 
-    Args:
-        shape: of the forward pass.
-        kernel: of attention.
-        source: length of the keys.
-        target: length of the queries.
-        biased: a learned float32 bias is added to the scores.
+    `biased` where a learned float32 bias is added to the scores.
     """
     here, there = shape.rows * target, shape.rows * source
     compute, result = shape.compute, here * shape.queries * shape.compute
@@ -513,11 +491,8 @@ def _eager_scores_bytes(shape: Shape, biased: bool) -> int:
 def working_bytes(shape: Shape, length: int, kernel: Kernel, freed: int) -> int:
     """Gradients alive at once: of the feed-forward, of attention's operands, or of scores.
 
-    Args:
-        shape: of the forward pass.
-        length: of the layer's sequences.
-        kernel: of attention.
-        freed: bytes the layer has freed when its attention's turn comes.
+    `length` is that of the layer's sequences; `freed` are bytes that the layer has freed when its
+    attention's turn comes.
     """
     tokens = shape.rows * length
     narrow = 2 * shape.hidden + 3 * shape.queries

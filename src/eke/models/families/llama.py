@@ -39,11 +39,8 @@ def _decoder(
 ) -> Structure:
     """ForCausalLM and ForSequenceClassification: equal layers, each with two RMSNorms.
 
-    Args:
-        config: of a Llama, or of a model with its names.
-        has_biases: of query, key and value (Qwen2).
-        norms_heads: an RMSNorm of each head's query and key (Qwen3).
-        is_moe: experts, which transformers 5 stacks (Mixtral).
+    Qwen2 has biases of query, key and value; Qwen3 an RMSNorm of each head's query and key; Mixtral
+    experts, which transformers 5 stacks.
     """
     model = cast(LlamaModel, config.model)
     hidden, inner, dim = model.hidden_size, model.intermediate_size, head_width(model)

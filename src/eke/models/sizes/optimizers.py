@@ -1,9 +1,5 @@
 """Optimizer registry: one entry for each option of the group `optimizer`; no torch.
 
-An entry names the function that builds the optimizer and holds what everything else needs to know:
-the bytes of its state, its temporaries, the cost of its update, the package, device and precision
-it needs, and where it fails.
-
 Bytes are those of the libraries' own code; scalar step counters are not counted. Temporaries are
 multiples of the largest tensor, or of all, as profiled on a CPU (docs/lab/memory.md) and read from
 each library; where a GPU's kernels need none, the low end is 0.
@@ -30,10 +26,7 @@ from eke.config.schema import (
     Optimizer,
     TorchAdamW,
 )
-from eke.models.families import Role, Weight
-
-FLOAT32_BYTES = 4
-"""Of states that are float32 whatever the weights are."""
+from eke.models.families import FLOAT32_BYTES, Role, Weight
 
 QMAP_BYTES = 256 * FLOAT32_BYTES
 """Values that the codes of 8 bits stand for."""
@@ -61,10 +54,9 @@ def optimizer_bytes(
 
 
 def paged_bytes(config: Config, weights: Iterable[Weight]) -> int:
-    """Bytes of an optimizer's state in paged memory: moments, without the scales of their blocks.
+    """Bytes of the state in paged memory, for an optimizer that pages: moments, without scales.
 
     The driver moves pages between a GPU's memory and the host's; PyTorch reserves none for them.
-    Only for an optimizer that pages.
     """
     paged = [weight for weight in weights if prod(weight.shape) >= PAGED_MIN_SIZE]
     widths = (1 if quantises_state(config.optimizer, w) else FLOAT32_BYTES for w in paged)
@@ -104,30 +96,22 @@ def _adamw(config: Config, weight: Weight, weight_bytes: int) -> int:
     return 2 * weight_bytes * prod(weight.shape)
 
 
-def _bitsandbytes_state(moments: int) -> Callable[[Config, Weight, int], int]:
+def _bitsandbytes_state(config: Config, weight: Weight, weight_bytes: int, *, moments: int) -> int:
     """A byte per number and a scale per block, or float32."""
-
-    def count(config: Config, weight: Weight, weight_bytes: int) -> int:
-        num = prod(weight.shape)
-        if not quantises_state(config.optimizer, weight):
-            return moments * FLOAT32_BYTES * num
-        return moments * (num + FLOAT32_BYTES * -(-num // BITSANDBYTES_BLOCK))
-
-    return count
+    num = prod(weight.shape)
+    if not quantises_state(config.optimizer, weight):
+        return moments * FLOAT32_BYTES * num
+    return moments * (num + FLOAT32_BYTES * -(-num // BITSANDBYTES_BLOCK))
 
 
-def _torchao_state(bits: int) -> Callable[[Config, Weight, int], int]:
+def _torchao_state(config: Config, weight: Weight, weight_bytes: int, *, bits: int) -> int:
     """Codes, a scale per block, and a table of values for each moment of each tensor."""
-
-    def count(config: Config, weight: Weight, weight_bytes: int) -> int:
-        num = prod(weight.shape)
-        if not quantises_state(config.optimizer, weight):
-            return 2 * weight_bytes * num
-        block = cast(AdamWTorchAO8bit | AdamWTorchAO4bit, config.optimizer).block_size
-        codes, scales = num * bits // 8, FLOAT32_BYTES * (num // block)
-        return 2 * (codes + scales + FLOAT32_BYTES * (1 << bits))
-
-    return count
+    if not quantises_state(config.optimizer, weight):
+        return _adamw(config, weight, weight_bytes)
+    num = prod(weight.shape)
+    block = cast(AdamWTorchAO8bit | AdamWTorchAO4bit, config.optimizer).block_size
+    codes, scales = num * bits // 8, FLOAT32_BYTES * (num // block)
+    return 2 * (codes + scales + FLOAT32_BYTES * (1 << bits))
 
 
 def _adafactor(config: Config, weight: Weight, weight_bytes: int) -> int:
@@ -151,22 +135,16 @@ def _muon(config: Config, weight: Weight, weight_bytes: int) -> int:
     return (1 if weight.role is Role.hidden else 2) * weight_bytes * prod(weight.shape)
 
 
-def _galore(config: Config, weight: Weight, weight_bytes: int) -> int:
-    """A matrix has at most as many singular vectors as its shorter side is long."""
-    rank = min(projection_rank(config), *weight.shape)
-    return _low_rank_state(weight, rank, weight_bytes)
+def _low_rank_state(config: Config, weight: Weight, weight_bytes: int, *, by_vectors: bool) -> int:
+    """Two moments of long side x rank, and a projection of rank x short side.
 
-
-def _apollo(config: Config, weight: Weight, weight_bytes: int) -> int:
-    """A random projection has its rank even where the matrix has less."""
-    return _low_rank_state(weight, projection_rank(config), weight_bytes)
-
-
-def _low_rank_state(weight: Weight, rank: int, weight_bytes: int) -> int:
-    """Two moments of long side x rank, and a projection of rank x short side."""
+    A matrix has at most as many singular vectors as its shorter side is long (`by_vectors`,
+    GaLore); a random projection has its rank even where the matrix has less (APOLLO).
+    """
     if weight.role is not Role.hidden:
-        return 2 * weight_bytes * prod(weight.shape)
-    return weight_bytes * rank * (2 * max(weight.shape) + min(weight.shape))
+        return _adamw(config, weight, weight_bytes)
+    long, short, rank = max(weight.shape), min(weight.shape), projection_rank(config)
+    return weight_bytes * (min(rank, short) if by_vectors else rank) * (2 * long + short)
 
 
 def _newton_schulz(config: Config, rows: int, columns: int) -> float:
@@ -178,12 +156,9 @@ def _newton_schulz(config: Config, rows: int, columns: int) -> float:
     return iterations * (4.0 * rows * rows * columns + 2.0 * rows**3)
 
 
-def _into_the_subspace(config: Config, rows: int, columns: int) -> float:
-    return 2.0 * projection_rank(config) * rows * columns
-
-
-def _there_and_back(config: Config, rows: int, columns: int) -> float:
-    return 2 * _into_the_subspace(config, rows, columns)
+def _project(config: Config, rows: int, columns: int, *, times: int) -> float:
+    """Into the subspace, and back from it where it is done twice."""
+    return 2.0 * times * projection_rank(config) * rows * columns
 
 
 @dataclass(frozen=True)
@@ -221,38 +196,30 @@ def unknown(step: Step) -> tuple[int, int]:
     return step.largest, 2 * step.total
 
 
-def foreach(step: Step) -> tuple[int, int]:
-    """Torch's _multi_tensor_adamw has the square roots of a group's second moments at once."""
-    return step.group, step.group + step.largest
-
-
-def forloop(step: Step) -> tuple[int, int]:
-    """Of one tensor after the other."""
-    return 2 * step.largest, 3 * step.largest
-
-
 def one_kernel(step: Step) -> tuple[int, int]:
     """None that is known of."""
     return 0, step.largest
 
 
 LOOPS: dict[str, Temporaries] = {
-    "foreach": foreach,
-    "forloop": forloop,
+    # Torch's _multi_tensor_adamw has the square roots of a group's second moments at once.
+    "foreach": lambda step: (step.group, step.group + step.largest),
+    # Of one tensor after the other.
+    "forloop": lambda step: (2 * step.largest, 3 * step.largest),
     "fused": one_kernel,
     "deepspeed_cpu": one_kernel,
 }
 """Implementation of torch's AdamW, as planned -> temporaries of one step."""
 
 
-def adafactor(step: Step) -> tuple[int, int]:
+def adafactor_step(step: Step) -> tuple[int, int]:
     """The squared gradient, the update and, of narrow weights, two copies (transformers')."""
     copies = 2 if step.wide == 1 else 4
     expected = (copies * step.largest + step.hidden) * step.wide
     return expected, (copies + 2) * step.largest * step.wide
 
 
-def sgd(step: Step) -> tuple[int, int]:
+def sgd_step(step: Step) -> tuple[int, int]:
     """Decayed gradients: of one tensor on a CPU, of a group at once (foreach) on a GPU."""
     fields = cast(SGD, step.optimizer)
     size = step.largest if step.on_cpu else step.group
@@ -272,25 +239,10 @@ def bitsandbytes(step: Step) -> tuple[int, int]:
     return at_once, (6 + copy) * step.largest * step.wide
 
 
-def muon(step: Step) -> tuple[int, int]:
+def muon_step(step: Step) -> tuple[int, int]:
     """Newton-Schulz iterations of one matrix in bfloat16; AdamW's kernel has no temporaries."""
     narrowed = 1 if step.number_bytes > 2 else 2
     return 3 * step.hidden * narrowed, 6 * step.hidden * step.wide + step.largest
-
-
-def schedule_free(step: Step) -> tuple[int, int]:
-    """A normalised gradient of everything: the library's foreach."""
-    return step.total, 2 * step.total
-
-
-def low_rank(step: Step) -> tuple[int, int]:
-    """AdamW by tensor, projections, and singular vectors of one matrix in float32."""
-    return 2 * step.largest + step.hidden, 4 * step.largest + 8 * step.hidden * step.wide
-
-
-def torchao(step: Step) -> tuple[int, int]:
-    """Compiled, one tensor at a time: moments in float32 at worst."""
-    return step.largest * step.wide, 6 * step.largest * step.wide
 
 
 AUTO = "auto"
@@ -319,8 +271,7 @@ class OptimizerEntry:
     temporaries: Temporaries = unknown
     """Temporary bytes of one step; for torch's AdamW they depend on its implementation."""
     update_flops: Callable[[Config, int, int], float] | None = None
-    """FLOPs of the matrix multiplications in an update of a matrix inside a layer, rows <=
-    columns."""
+    """FLOPs of the products in an update of a matrix inside a layer, rows <= columns."""
     counted_as: str = ""
     """Option whose bytes and launches stand in for its own, which no trace shows: it compiles
     itself, or is another library's kernel."""
@@ -355,14 +306,13 @@ class OptimizerEntry:
     """There is nothing to do for it where no matrix inside a layer is trained."""
 
     fails_on_parts: str = ""
-    """What goes wrong when each process has only a part of every tensor, FSDP2's; empty where it
-    trains on parts like on whole tensors (tests/equivalence/test_ranks.py)."""
+    """What goes wrong on FSDP2's parts of tensors; empty where nothing does
+    (tests/equivalence/test_ranks.py)."""
     fails_on_pieces: str = ""
     """What goes wrong on ZeRO's flat pieces; empty where it gave the same curve as without ZeRO.
     Apex's needs a GPU and was not tried: it is on DeepSpeed's own list (runtime/zero/utils.py)."""
     fails_in_backward: str = ""
-    """What goes wrong when it steps one weight at a time, in the backward pass; empty where that
-    makes no difference (tests/equivalence/test_in_backward.py)."""
+    """What goes wrong when it steps weight by weight (tests/equivalence/test_in_backward.py)."""
     returns_from_files: bool = False
     """Its moments were seen to come back from files as they went. States of 8 bits do not:
     DeepSpeed reads what it takes for moments, and not the scales of their blocks."""
@@ -377,7 +327,6 @@ WHOLE = (
 
 PIECES = "ZeRO hands it flat pieces"
 PROJECTED_PIECES = f"projects matrices, and {PIECES} (IndexError: tuple index out of range)"
-UNROUNDED = f"{PIECES} of no whole number of blocks, whose states it silently keeps in float32"
 
 COUNTS = "counts the steps of a group of weights, which is stepped once for each of them then"
 
@@ -404,7 +353,7 @@ _bitsandbytes = partial(
 _adamw_bitsandbytes = partial(
     _bitsandbytes,
     builder=f"{BUILDERS}eight_bit",
-    state_bytes=_bitsandbytes_state(2),
+    state_bytes=partial(_bitsandbytes_state, moments=2),
     quantises=_quantised_by_bitsandbytes,
     num_tables=2,
     steps_like_adamw=lambda optimizer: True,
@@ -414,14 +363,28 @@ _torchao = partial(
     _adamw_sized,
     package="torchao",
     install='pip install "eke[torchao]"',
-    temporaries=torchao,
+    # Compiled, one tensor at a time: moments in float32 at worst.
+    temporaries=lambda step: (step.largest * step.wide, 6 * step.largest * step.wide),
     compiles=True,
+)
+
+_adamw_torchao = partial(
+    _torchao,
+    builder=f"{BUILDERS}adamw_torchao",
+    quantises=_quantised_by_torchao,
+    counted_as="adamw_8bit",
+    fails_on_pieces=f"{PIECES} of no whole number of blocks, whose states it silently keeps in "
+    "float32",
 )
 
 _low_rank = partial(
     OptimizerEntry,
     projects=True,
-    temporaries=low_rank,
+    # AdamW by tensor, projections, and singular vectors of one matrix in float32.
+    temporaries=lambda step: (
+        2 * step.largest + step.hidden,
+        4 * step.largest + 8 * step.hidden * step.wide,
+    ),
     fails_on_parts=PROJECTED_PARTS,
     fails_on_pieces=PROJECTED_PIECES,
 )
@@ -456,38 +419,30 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
     ),
     "lion": _bitsandbytes(
         builder=f"{BUILDERS}lion",
-        state_bytes=_bitsandbytes_state(1),
+        state_bytes=partial(_bitsandbytes_state, moments=1),
         built=("Lion bitsandbytes",),
         returns_from_files=True,
     ),
     "lion_8bit": _bitsandbytes(
         builder=f"{BUILDERS}eight_bit",
-        state_bytes=_bitsandbytes_state(1),
+        state_bytes=partial(_bitsandbytes_state, moments=1),
         quantises=_quantised_by_bitsandbytes,
         num_tables=1,
         unquantised="lion",
     ),
-    "adamw_torchao_8bit": _torchao(
-        builder=f"{BUILDERS}adamw_torchao",
-        state_bytes=_torchao_state(8),
-        quantises=_quantised_by_torchao,
-        counted_as="adamw_8bit",
+    "adamw_torchao_8bit": _adamw_torchao(
+        state_bytes=partial(_torchao_state, bits=8),
         fails_on_parts=(
             "it trains, and its quantised parts cannot be read back from a checkpoint (torch: "
             "Weights only load failed)"
         ),
-        fails_on_pieces=UNROUNDED,
     ),
-    "adamw_torchao_4bit": _torchao(
-        builder=f"{BUILDERS}adamw_torchao",
-        state_bytes=_torchao_state(4),
-        quantises=_quantised_by_torchao,
-        counted_as="adamw_8bit",
+    "adamw_torchao_4bit": _adamw_torchao(
+        state_bytes=partial(_torchao_state, bits=4),
         fails_on_parts=(
             "its 4-bit states are flat, and its compiled step takes them for matrices (torch: "
             "wrong number of dimensions)"
         ),
-        fails_on_pieces=UNROUNDED,
     ),
     "adamw_bf16_sr": _torchao(
         builder=f"{BUILDERS}adamw_bf16_sr",
@@ -507,7 +462,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         builder=f"{BUILDERS}adafactor",
         state_bytes=_adafactor,
         built=("Adafactor transformers",),
-        temporaries=adafactor,
+        temporaries=adafactor_step,
         fails_on_parts=(
             f"it keeps sums over rows and columns, which a part of a matrix has not {MIXED}"
         ),
@@ -520,7 +475,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         builder=f"{BUILDERS}sgd",
         state_bytes=_sgd,
         built=("SGD torch",),
-        temporaries=sgd,
+        temporaries=sgd_step,
         returns_from_files=True,
     ),
     "muon": OptimizerEntry(
@@ -528,7 +483,7 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         state_bytes=_muon,
         update_flops=_newton_schulz,
         built=("Muon+AdamW torch", "Muon torch"),
-        temporaries=muon,
+        temporaries=muon_step,
         steps_like_adamw=lambda o: cast(Muon, o).adjust_lr.value == "match_rms_adamw",
         needs_matrices=True,
         fails_on_pieces=(
@@ -541,7 +496,8 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
         package="schedulefree",
         install='pip install "eke[schedulefree]"',
         built=("AdamWScheduleFree schedulefree",),
-        temporaries=schedule_free,
+        # A normalised gradient of everything: the library's foreach.
+        temporaries=lambda step: (step.total, 2 * step.total),
         averages=True,
         fails_on_pieces=(
             "evaluates and saves an average, which it would put into ZeRO's pieces, where the "
@@ -551,17 +507,17 @@ OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
     ),
     "galore": _low_rank(
         builder=f"{BUILDERS}galore",
-        state_bytes=_galore,
+        state_bytes=partial(_low_rank_state, by_vectors=True),
         keeps_singular_vectors=True,
-        update_flops=_there_and_back,
+        update_flops=partial(_project, times=2),
         package="galore_torch",
         install='pip install "eke[galore]"',
         not_timed="galore: its decompositions, every few hundred steps, are left out",
     ),
     "apollo": _low_rank(
         builder=f"{BUILDERS}apollo",
-        state_bytes=_apollo,
-        update_flops=_into_the_subspace,
+        state_bytes=partial(_low_rank_state, by_vectors=False),
+        update_flops=partial(_project, times=1),
         package="apollo_torch",
         install='pip install "eke[apollo]"',
         counted_as="galore",

@@ -290,12 +290,10 @@ def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
     Adapters are counted among the trained parameters, and not among the model's. Without `means`
     each sample has `data.seq_len` tokens.
     """
-    parts = structure(config)
-    trained = adapt(config, parts)
-    multiplied = with_sparse_head(config, trained)
+    parts, trained = structure(config), training_structure(config)
     told = family_of(config).is_known or not config.model.freeze  # which are frozen, if any
     known = parts.attention and _is_known(config) and told
-    flops, formula = training_flops(config, multiplied, means) if known else (None, "")
+    flops, formula = training_flops(config, trained, means) if known else (None, "")
     samples = means or full_samples(config)
     tokens = samples.source + (samples.target if config.task.option == "seq2seq_lm" else 0)
     architecture = getattr(config.model, "model_type", family_of(config).name)
@@ -344,12 +342,7 @@ class Targets:
 
 
 def choose_targets(config: Config, names: Iterable[str]) -> Targets:
-    """Which of the linear layers are adapted.
-
-    Args:
-        config: whose `peft` is not none.
-        names: of all linear layers inside Transformer layers, from that layer on.
-    """
+    """Which of the linear layers, of these names from their Transformer layer on, are adapted."""
     peft, paths = cast(Adapters, config.peft), frozenset(names)
     wanted: Sequence[str] | None = peft.target_modules
     if wanted is None:

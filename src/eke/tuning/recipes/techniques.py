@@ -37,7 +37,7 @@ def fused_loss(situation: Situation) -> tuple[str, ...]:
 def loss(situation: Situation) -> Axis:
     """The vocabulary's projection and the loss as one operation."""
     name = " ".join(fused_loss(situation))
-    technique = Technique(name, "never all logits at once", Published(1.0, ""))
+    technique = Technique(name, "logits", "never all logits at once", Published(1.0, ""))
     return Axis(("kernels", "kernels.fused_linear_cross_entropy"), (technique,))
 
 

@@ -83,7 +83,9 @@ def test_a_layer_keeps_what_the_formula_says(model, precision, attention, dropou
     )
     plan = plan_of(*overrides, *SIZES)
     shape = shape_of(plan)
-    layers = [stack.layer for stack in shape.stacks(attention_kernel(plan, shape))]
+    layers = [
+        stack.layer for stack in shape.architecture.stacks(shape, attention_kernel(plan, shape))
+    ]
     true = one_layer(*overrides)
     assert sum(layer.kept for layer in layers) == pytest.approx(true, rel=0.03)
     assert sum(layer.needed for layer in layers) < true
@@ -92,5 +94,5 @@ def test_a_layer_keeps_what_the_formula_says(model, precision, attention, dropou
 def test_a_gated_t5_layer() -> None:
     overrides = ("model=tiny_t5", "model.gated=true", "attention=eager", *FAMILIES["tiny_t5"])
     shape = shape_of(plan_of(*overrides, *SIZES))
-    kept = sum(stack.layer.kept for stack in shape.stacks("eager"))
+    kept = sum(stack.layer.kept for stack in shape.architecture.stacks(shape, "eager"))
     assert kept == pytest.approx(one_layer(*overrides), rel=0.02)

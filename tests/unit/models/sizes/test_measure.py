@@ -1,13 +1,10 @@
 """Parameter counts: every option of conf/model, against real classes and published numbers."""
 
-import subprocess
-import sys
 from math import prod
 
 import pytest
 import torch
 import transformers
-from support import environment
 from unit.models.sizes.configs import CHECKPOINTS_ONLY, TINY, make_config
 
 from eke.common.errors import ConfigError
@@ -149,17 +146,3 @@ def test_families_tasks_and_options_agree():
     assert set(TINY) == families
     tasks = {path.stem for path in (conf_folder() / "task").glob("*.yaml")}
     assert {task for each in FAMILIES.values() for task in each.tasks} == tasks == set(HEADS)
-
-
-def test_importing_sizes_imports_neither_torch_nor_transformers(tmp_path):
-    code = (
-        "import eke.models.sizes, sys; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(tmp_path),
-    )
-    assert done.stdout.strip() == "[]"
