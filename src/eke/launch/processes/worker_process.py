@@ -51,7 +51,7 @@ def start_process(
     descriptors: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Start a process that prints into a log, in a session of its own; OSError if that fails."""
+    """Start a process in a new session that prints into a log; OSError if that fails."""
     with open(open_file(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
