@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from eke.common.files import open_file
 from eke.common.paths import SUPERVISOR, RunPaths
@@ -57,26 +57,6 @@ def start_process(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
             start_new_session=True, pass_fds=descriptors,
         )  # fmt: skip
-
-
-class WorkerProcess(Protocol):
-    """A worker from its start to its end: `Worker`, or `PrefixedWorker` on another machine."""
-
-    process: "subprocess.Popen[bytes]"
-
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-        ...
-
-    def ask(self, number: int) -> None:
-        """Hand a signal on."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-    def finish(self) -> int:
-        """Wait for its end; returns its exit code (negative: a signal)."""
-        ...
 
 
 class Worker:
