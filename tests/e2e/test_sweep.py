@@ -182,12 +182,6 @@ def test_another_launcher_is_not_silently_ignored(train_main) -> None:
     assert "hydra/launcher" in done.text
 
 
-def test_glob_and_range(train_main) -> None:
-    done = train_main("-m", "schedule=glob(*)", "seed=range(0,2)", "plan_only=true")
-    assert done.code == 0, done.text
-    assert "8 cells" in done.out
-
-
 @pytest.mark.slow
 def test_rows_rounds_and_exclusion_are_shown(train_main) -> None:
     done = train_main(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from live import SHORT, attempts, curve, record_of, run_folders, single_runs, undisturbed_curve
+from live import SHORT, curve, record_of, run_folders, single_runs, undisturbed_curve
 from slurm_support import CLUSTER, pids_of, wait_until
 from support import PATIENCE_S, environment, last_wins
 
@@ -69,14 +69,6 @@ def test_a_sweep_ends_with_every_run_done_once(cluster, train_py, tmp_path) -> N
     assert not cluster.ask("squeue", "--noheader")
 
 
-def test_two_ranks_train_in_one_job(cluster, train_py, tmp_path) -> None:
-    ranks = ("distributed=ddp", "distributed.num_processes=2", "resources.gpus=1")
-    done = train_py(*CLUSTER, *SHORT, *ranks)
-    assert done.code == 0, done.text
-    (folder,) = single_runs(tmp_path)
-    assert record_of(folder)["plan"]["batch"]["world_size"] == 2
-
-
 def test_jobs_need_nobody_and_the_same_command_finds_them(cluster, train_py, tmp_path) -> None:
     """Held back, they cost no time here: what counts is that nothing is submitted twice."""
     held = ("slurm.options={begin: now+1hour}", "seed=0,1")
@@ -131,19 +123,6 @@ def test_a_killed_watcher_loses_nothing(cluster, start, tmp_path, undisturbed) -
     assert out.count("submitted 1 run as") == 2, out
     (folder,) = single_runs(tmp_path)
     assert curve(folder) == undisturbed
-
-
-def test_a_killed_worker_is_tried_again_in_its_job(cluster, start, tmp_path, undisturbed) -> None:
-    live = start(*CLUSTER, *LONG)
-    live.wait_for_step(100)
-    (worker,) = pids_of("eke.training.loop.worker", str(tmp_path))
-    os.kill(worker, signal.SIGKILL)
-    out = live.finish()
-    assert live.process.returncode == 0, out
-    assert out.count("submitted 1 run as") == 1, out
-    (folder,) = single_runs(tmp_path)
-    assert curve(folder) == undisturbed
-    assert len(attempts(folder)) == 2
 
 
 def test_scancel_is_never_put_back(cluster, start, tmp_path) -> None:
