@@ -233,8 +233,8 @@ def _unwritable(folder: Path, error: OSError) -> RunError:
     why = error.strerror or error
     if error.errno in (errno.ENOMEM, errno.EAGAIN):
         return RunError(f"the machine has no room for another process: {why}")
-    if error.filename and not Path(error.filename).is_relative_to(folder):  # subprocess's
-        return RunError(f"{error.filename} cannot be started: {why}")
+    if error.filename and not Path(str(error.filename)).is_relative_to(folder):  # a program, say
+        return RunError(f"{error.filename} cannot be used: {why}")
     return RunError(f"{folder} cannot be written: {why}")
 
 
