@@ -27,6 +27,11 @@ def run_folders(tmp: Path) -> list[Path]:
     return sorted(folders, key=lambda p: p.stat().st_ctime)
 
 
+def single_runs(tmp: Path) -> list[Path]:
+    """The run folders below `runs`, without those of sweeps."""
+    return [folder for folder in run_folders(tmp) if not folder.name.startswith("sweep-")]
+
+
 def record_of(folder: Path) -> dict[str, Any]:
     """record.json of a run folder."""
     content: dict[str, Any] = json.loads((folder / "record.json").read_text())

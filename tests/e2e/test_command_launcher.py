@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from live import SHORT, Live, attempts, curve, record_of, run_folders
+from live import SHORT, Live, attempts, curve, record_of, single_runs
 from support import PATIENCE_S, environment, last_wins
 
 pytestmark = [
@@ -96,14 +96,14 @@ def states(tmp_path) -> list[str]:
 
 
 def only_run(tmp_path):
-    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep-"))
+    (folder,) = single_runs(tmp_path)
     return folder
 
 
 def test_a_sweep_runs_behind_the_command(launcher, train_py, tmp_path) -> None:
     done = train_py("-m", *launcher, *SHORT, "hardware=cpu", "seed=0,1")
     assert done.code == 0, done.text
-    runs = [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
+    runs = single_runs(tmp_path)
     assert [record_of(run)["outcome"] for run in runs] == ["ok", "ok"]
     pids = [attempts(run)[-1]["pid"] for run in runs]
     assert max(pids) < 1000, "numbers of a namespace that had no process before"

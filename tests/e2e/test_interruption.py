@@ -148,15 +148,3 @@ def test_two_at_once_on_one_run(start, train_py) -> None:
     assert "is being worked on" in second.text
     live.signal(signal.SIGINT)
     live.finish()
-
-
-def test_a_torn_record_is_reported_and_kept(train_py, tmp_path) -> None:
-    assert train_py(*SHORT).code == 0
-    (folder,) = run_folders(tmp_path)
-    torn = (folder / "record.json").read_text()[:100]
-    (folder / "record.json").write_text(torn)
-    again = train_py(*SHORT)
-    assert again.code == 1
-    assert "not a readable record" in again.text
-    assert "Traceback" not in again.text
-    assert (folder / "record.json").read_text() == torn

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from live import SHORT, record_of, rows_of, run_folders
+from live import SHORT, record_of, rows_of, run_folders, single_runs
 from support import DIVERGES, PATIENCE_S, last_wins
 
 SWEEP = last_wins(*SHORT, "precision=fp32,tf32", "optimizer=sgd,adamw,adamw_fused")
@@ -29,7 +29,7 @@ def test_refused_cells_do_not_stop_the_others(train_py, tmp_path) -> None:
     assert all("precision=fp32" in c["reason"] for c in cells[3:]), "the fix is named"
     assert [c["rule"] for c in cells] == [""] * 3 + ["tf32_needs_ampere"] * 3
     assert {(c["row"], c["round"]) for c in cells} == {("", 0)}
-    runs = [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
+    runs = single_runs(tmp_path)
     # adamw resolves to the fused implementation but is another option: three runs
     assert len(runs) == 3
     attempts = [len((f / "attempts.jsonl").read_text().splitlines()) for f in runs]
@@ -46,7 +46,7 @@ def test_what_is_started_ends_well_when_nobody_reads_its_lines(typed, start, tmp
     going = start(*typed, *SHORT)
     going.process.stdout.close()
     assert going.process.wait(PATIENCE_S) == 0
-    runs = [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
+    runs = single_runs(tmp_path)
     assert [record_of(run)["outcome"] for run in runs] == ["ok"] * (2 if "-m" in typed else 1)
 
 
@@ -74,7 +74,7 @@ def test_interrupted_and_finished_by_typing_it_again(number, start, train_py, tm
     assert not sweep_of(tmp_path)["cells"][1]["outcome"], "the next cell was started"
     done = train_py("-m", *sweep)
     assert done.code == 0, done.text
-    runs = [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
+    runs = single_runs(tmp_path)
     assert {record_of(f)["outcome"] for f in runs} == {"ok"}
     assert [record_of(f)["attempt"] for f in runs] == [1, 0]
 
@@ -89,10 +89,6 @@ def test_a_killed_worker_is_started_again_and_ends_nothing_else(start, tmp_path)
     assert "tried again" in out
     assert [c["outcome"] for c in sweep_of(tmp_path)["cells"]] == ["ok", "ok"]
     assert [record_of(f)["attempt"] for f in single_runs(tmp_path)] == [1, 0]
-
-
-def single_runs(tmp_path):
-    return [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
 
 
 @pytest.mark.slow

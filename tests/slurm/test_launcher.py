@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from live import SHORT, attempts, curve, record_of, run_folders, undisturbed_curve
+from live import SHORT, curve, record_of, run_folders, single_runs, undisturbed_curve
 from slurm_support import CLUSTER, pids_of, wait_until
 from support import PATIENCE_S, environment, last_wins
 
@@ -69,14 +69,6 @@ def test_a_sweep_ends_with_every_run_done_once(cluster, train_py, tmp_path) -> N
     assert not cluster.ask("squeue", "--noheader")
 
 
-def test_two_ranks_train_in_one_job(cluster, train_py, tmp_path) -> None:
-    ranks = ("distributed=ddp", "distributed.num_processes=2", "resources.gpus=1")
-    done = train_py(*CLUSTER, *SHORT, *ranks)
-    assert done.code == 0, done.text
-    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
-    assert record_of(folder)["plan"]["batch"]["world_size"] == 2
-
-
 def test_jobs_need_nobody_and_the_same_command_finds_them(cluster, train_py, tmp_path) -> None:
     """Held back, they cost no time here: what counts is that nothing is submitted twice."""
     held = ("slurm.options={begin: now+1hour}", "seed=0,1")
@@ -110,7 +102,7 @@ def test_preempted_and_continued_to_the_same_curve(cluster, start, tmp_path, und
     cluster.wait_for(blocker, "RUNNING", "COMPLETED", timeout=PATIENCE_S)
     out = live.finish()
     assert live.process.returncode == 0, out
-    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
+    (folder,) = single_runs(tmp_path)
     assert curve(folder) == undisturbed
     assert record_of(folder)["attempt"] == 1
     mirrored = [each.name for each in folder.glob("wandb/offline-run-*")]
@@ -129,21 +121,8 @@ def test_a_killed_watcher_loses_nothing(cluster, start, tmp_path, undisturbed) -
     out = live.finish()
     assert live.process.returncode == 0, out
     assert out.count("submitted 1 run as") == 2, out
-    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
+    (folder,) = single_runs(tmp_path)
     assert curve(folder) == undisturbed
-
-
-def test_a_killed_worker_is_tried_again_in_its_job(cluster, start, tmp_path, undisturbed) -> None:
-    live = start(*CLUSTER, *LONG)
-    live.wait_for_step(100)
-    (worker,) = pids_of("eke.training.loop.worker", str(tmp_path))
-    os.kill(worker, signal.SIGKILL)
-    out = live.finish()
-    assert live.process.returncode == 0, out
-    assert out.count("submitted 1 run as") == 1, out
-    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
-    assert curve(folder) == undisturbed
-    assert len(attempts(folder)) == 2
 
 
 def test_scancel_is_never_put_back(cluster, start, tmp_path) -> None:
@@ -152,7 +131,7 @@ def test_scancel_is_never_put_back(cluster, start, tmp_path) -> None:
     cluster.ask("scancel", "--user", str(os.getuid()))
     out = live.finish()
     assert live.process.returncode == 75, out
-    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
+    (folder,) = single_runs(tmp_path)
     record = record_of(folder)
     assert record["outcome"] == "cancelled"
     assert (folder / "model").exists(), "it saved first"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import SHORT, attempts, curve, record_of, run_folders, undisturbed_curve
+from live import SHORT, attempts, curve, record_of, run_folders, single_runs, undisturbed_curve
 from slurm_support import CLUSTER, Cluster, pids_of, wait_until
 from support import PATIENCE_S, REPO, environment, last_wins
 
@@ -28,7 +28,7 @@ def on_one_machine(tmp_path_factory) -> list[tuple[float, float]]:
 
 
 def run_of(tmp_path: Path) -> Path:
-    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
+    (folder,) = single_runs(tmp_path)
     return folder
 
 

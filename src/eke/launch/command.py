@@ -65,7 +65,7 @@ def prefix_of(ticket: Path) -> list[str]:
 
 
 class PrefixedWorker:
-    """A worker behind a prefix; see `Worker`. Signals go through the prefix, once more each."""
+    """A worker behind a prefix, as `Worker`. Signals go through the prefix, once more each."""
 
     def __init__(
         self,

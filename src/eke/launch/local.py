@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -41,26 +41,6 @@ from eke.tuning.refuse_oom import cannot_fit, refuse_what_cannot_fit
 MAX_OVERTAKEN = 8
 """Runs that may be started before one that waits for more devices than are free; then what gets
 free is kept for it."""
-
-
-def start_what_fits(due: Iterable[Job], take: Callable[[Job, bool], bool]) -> None:
-    """Start every job that can be started, in order.
-
-    `take` starts a job if its devices can be had; its flag says to keep what is free until then.
-    """
-    passed_over: list[Job] = []
-    too_many: dict[str, int] = {}
-    for job in due:
-        starves = job.overtaken >= MAX_OVERTAKEN
-        # What one job could not get, no later one gets that wants as much.
-        fits = job.num_devices < too_many.get(job.kind, job.num_devices + 1)
-        if not fits or not take(job, starves):
-            passed_over.append(job)
-            wanted = 0 if starves else job.num_devices
-            too_many[job.kind] = min(wanted, too_many.get(job.kind, wanted))
-            continue
-        for other in passed_over:
-            other.overtaken += other.kind == job.kind
 
 
 LEASES = "EKE_LEASES"
@@ -381,8 +361,7 @@ class Pool(StartedSweep):
         now = time.monotonic()
         if not self.heard and (ended or now - self._tried >= RETRY_S):
             self._tried = now
-            due = [j for j in self.books.jobs if j.is_waiting() and now >= j.not_before]
-            start_what_fits(due, self.try_to_start)
+            self.start_what_fits([j for j in self.books.jobs if j.is_waiting()], now)
         if self.heard:  # a job that cannot start does not wait: this process may hold its devices
             for job in self.books.jobs:
                 job.waiting_for = ""
@@ -398,6 +377,24 @@ class Pool(StartedSweep):
         """End every worker."""
         for job in self.books.running():
             job.live.kill()
+
+    def start_what_fits(self, waiting: Sequence[Job], now: float) -> None:
+        """Start every job that can be started, in order."""
+        passed_over: list[Job] = []
+        too_many: dict[str, int] = {}
+        for job in waiting:
+            if now < job.not_before:
+                continue
+            starves = job.overtaken >= MAX_OVERTAKEN
+            # What one job could not get, no later one gets that wants as much.
+            fits = job.num_devices < too_many.get(job.kind, job.num_devices + 1)
+            if not fits or not self.try_to_start(job, gather=starves):
+                passed_over.append(job)
+                wanted = 0 if starves else job.num_devices
+                too_many[job.kind] = min(wanted, too_many.get(job.kind, wanted))
+                continue
+            for other in passed_over:
+                other.overtaken += other.kind == job.kind
 
     def try_to_start(self, job: Job, gather: bool) -> bool:
         """Start a job, or settle it otherwise; False when its devices cannot be had now."""

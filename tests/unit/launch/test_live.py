@@ -40,7 +40,7 @@ def test_an_interpreter_that_cannot_be_executed_is_named(number, paths, plan, mo
     if number == errno.EACCES:
         python.touch(mode=0o600)
     monkeypatch.setattr(sys, "executable", str(python))
-    words = rf"^{python} cannot be started: {os.strerror(number)}$"
+    words = rf"^{python} cannot be used: {os.strerror(number)}$"
     with pytest.raises(RunError, match=words):
         LiveRun(plan, paths, 1)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -19,7 +19,7 @@ from eke.common.paths import RunPaths
 from eke.config.schema import Batch, Tracker
 from eke.hardware import environment
 from eke.launch.processes.run_dir import claim
-from eke.launch.processes.worker_process import Spot, Worker, WorkerProcess, forward_signals
+from eke.launch.processes.worker_process import Spot, Worker, forward_signals
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -42,6 +42,9 @@ from eke.plan.record import (
     write_record,
 )
 from eke.tuning.advice import note_predictions
+
+if TYPE_CHECKING:
+    from eke.launch.command import PrefixedWorker
 
 LOG_LIMIT = 1 << 20
 """Bytes of train.log that are read for them."""
@@ -165,7 +168,7 @@ class LiveRun:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
-        start: Callable[..., WorkerProcess] = Worker,
+        start: "Callable[..., Worker | PrefixedWorker]" = Worker,
     ) -> None:
         """Claim the folder, write the plan into it and start the worker.
 
@@ -230,8 +233,8 @@ def _unwritable(folder: Path, error: OSError) -> RunError:
     why = error.strerror or error
     if error.errno in (errno.ENOMEM, errno.EAGAIN):
         return RunError(f"the machine has no room for another process: {why}")
-    if error.filename and not Path(error.filename).is_relative_to(folder):  # subprocess's
-        return RunError(f"{error.filename} cannot be started: {why}")
+    if error.filename and not Path(str(error.filename)).is_relative_to(folder):  # a program, say
+        return RunError(f"{error.filename} cannot be used: {why}")
     return RunError(f"{folder} cannot be written: {why}")
 
 

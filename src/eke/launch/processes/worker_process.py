@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from eke.common.files import open_file
 from eke.common.paths import SUPERVISOR, RunPaths
@@ -51,32 +51,12 @@ def start_process(
     descriptors: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Start a process that prints into a log, in a session of its own; OSError if that fails."""
+    """Start a process in a new session that prints into a log; OSError if that fails."""
     with open(open_file(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
             start_new_session=True, pass_fds=descriptors,
         )  # fmt: skip
-
-
-class WorkerProcess(Protocol):
-    """A worker from its start to its end: `Worker`, or `PrefixedWorker` on another machine."""
-
-    process: "subprocess.Popen[bytes]"
-
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-        ...
-
-    def ask(self, number: int) -> None:
-        """Hand a signal on."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-    def finish(self) -> int:
-        """Wait for its end; returns its exit code (negative: a signal)."""
-        ...
 
 
 class Worker:

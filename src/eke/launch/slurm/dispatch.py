@@ -205,7 +205,7 @@ class Cluster(StartedSweep):
         if phase is not Phase.over and seen is not None:
             self.missed.pop(job.number, None)
             if phase is Phase.runs and job.live is None and seen.state != "COMPLETING":
-                job.live, job.where = ClusterRun(job.plan, paths_of(job), element), seen.node
+                job.live, job.where = self.run_of(job), seen.node
                 self.books.started(job)
             elif phase is Phase.waits:
                 self.note_waiting(job, element, seen)
@@ -222,7 +222,7 @@ class Cluster(StartedSweep):
         return False
 
     def run_of(self, job: Job, state: str = "") -> ClusterRun:
-        """A run whose job is over, in this state."""
+        """A run, and the last state of its job."""
         stamp = self.stamps.get(job.number, 0)
         return ClusterRun(job.plan, paths_of(job), self.elements[job.number], state, stamp)
 

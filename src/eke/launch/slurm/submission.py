@@ -10,7 +10,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,15 +125,10 @@ def _problems(config: Config) -> list[Problem]:
         found.append(Problem("resources.memory", wanted.memory, why, Fix("resources.memory=64G")))
     found += [
         Problem(path, repr(text), "goes into a line of the batch script and must be one line")
-        for path, text in _lines_of(config.slurm, config)
+        for path, text in _lines_of(config)
         if re.search(r"[\x00-\x08\x0a-\x1f]", text)
     ]
-    return found + _wrong_options(config.slurm)
-
-
-def _wrong_options(profile: Slurm) -> list[Problem]:
-    found = []
-    for name, value in profile.options.items():
+    for name, value in config.slurm.options.items():
         if not _OPTION.fullmatch(name):
             why = "is no long name of an option of sbatch: letters, digits and dashes"
             found.append(Problem("slurm.options", repr(name), why))
@@ -143,8 +138,9 @@ def _wrong_options(profile: Slurm) -> list[Problem]:
     return found
 
 
-def _lines_of(profile: Slurm, config: Config) -> list[tuple[str, str]]:
+def _lines_of(config: Config) -> list[tuple[str, str]]:
     """Values used in `#SBATCH` lines or commands, by key path."""
+    profile = config.slurm
     texts = [(f"resources.{n}", getattr(config.resources, n) or "") for n in PLACES]
     texts += [(f"slurm.{n}", getattr(profile, n) or "") for n in (*PLACES, "gpu_type", "python")]
     texts += [("slurm.command_prefix", profile.command_prefix)]
@@ -229,10 +225,9 @@ def read_submission(path: Path) -> Submission:
         raise EkeError(f"{path}: not a readable submission ({error})") from error
 
 
-def read_submissions(folder: Path) -> Iterator[tuple[Path, Submission]]:
-    """All of a folder, oldest first; raises EkeError if one cannot be read."""
-    found = [(path, read_submission(path)) for path in folder.glob("eke-*.json")]
-    yield from sorted(found, key=lambda each: each[1].created)
+def read_submissions(folder: Path) -> list[tuple[Path, Submission]]:
+    """All of a folder; raises EkeError if one cannot be read."""
+    return [(path, read_submission(path)) for path in folder.glob("eke-*.json")]
 
 
 def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
