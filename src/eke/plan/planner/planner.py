@@ -425,7 +425,7 @@ def avoids_cudnn(config: Config, device: Device) -> bool:
 
 
 def maps_memory(config: Config, device: Device) -> bool:
-    """Whether CUDA's allocator maps memory in pieces that it joins, and not block by block.
+    """Whether CUDA's allocator maps memory in parts that it joins, and not block by block.
 
     A user's own setting of the allocator wins.
     """

@@ -1,4 +1,4 @@
-"""Outcomes, attempts and the record of a run, typed and versioned; how its processes ended.
+"""Outcomes, attempts and the record of a run, with types and a version; how its processes ended.
 
 A measurement that was not made is None. Reading these files needs neither torch nor Hydra.
 """
@@ -405,11 +405,11 @@ def read_record(paths: RunPaths) -> Record | None:
         raise UnreadableRecord(f"{paths.record}: not a readable record ({error})") from error
 
 
-def missing_run(told: str, folder: Path) -> str:
+def missing_run(outcome: str, folder: Path) -> str:
     """What is said of a missing run that its sweep's file has an outcome of; else empty."""
-    if not told or folder.exists():
+    if not outcome or folder.exists():
         return ""
-    return f"{told} by its sweep's file, but {folder} is not there: moved, or not copied along?"
+    return f"{outcome} by its sweep's file, but {folder} is not there: moved, or not copied along?"
 
 
 def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:

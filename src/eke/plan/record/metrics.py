@@ -131,15 +131,10 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.median(values), deciles[0], deciles[-1], len(values))
 
 
-def is_steady(row: Row) -> bool:
-    """Whether a step counts for timing."""
-    return WARMUP not in row
-
-
 def timing(rows: Sequence[Row]) -> Timing:
     """Seconds of steady steps, warm-up steps and phases."""
     steps = latest(rows, STEP_TIME)
-    steady = [row for row in steps if is_steady(row)]
+    steady = [row for row in steps if WARMUP not in row]
     phases = {
         p: spread([row[key] for row in steady if key in row]) for p, key in PHASE_KEYS.items()
     }
@@ -150,7 +145,7 @@ def timing(rows: Sequence[Row]) -> Timing:
         clock=WALL if all(with_gap) else "mixed" if any(with_gap) else None,
         train_s=sum(row[STEP_TIME] for row in steps) if steps else None,
         steady_step_s=spread([row[STEP_TIME] for row in steady]),
-        warmup_steps_s=[row[STEP_TIME] for row in steps if not is_steady(row)],
+        warmup_steps_s=[row[STEP_TIME] for row in steps if WARMUP in row],
         data_frac=waited / seconds if seconds else None,
         phases={name: value for name, value in phases.items() if value},
     )
@@ -167,7 +162,7 @@ def throughput(
 
     `peak_flops` is one device's datasheet peak in FLOP/s.
     """
-    steady = [row for row in latest(rows, STEP_TIME) if is_steady(row)]
+    steady = [row for row in latest(rows, STEP_TIME) if WARMUP not in row]
     seconds = sum(row[STEP_TIME] for row in steady)
     if not seconds:
         return Throughput(flops_formula=flops_formula)
@@ -227,7 +222,7 @@ def losses(rows: Sequence[Row]) -> Loss:
 
 
 def last_evaluation(rows: Sequence[Row]) -> dict[str, float]:
-    """Metrics of the last evaluation beside its loss, by name: `accuracy`."""
+    """Metrics of the last evaluation without its loss, by name: `accuracy`."""
     last = latest(rows, EVAL_LOSS)[-1:]
     names = [key for row in last for key in row if key not in (EVAL_LOSS, BITS_PER_BYTE)]
     found = {key: _finite(last, key) for key in names if key.startswith("eval/")}

@@ -50,7 +50,7 @@ def train(job: TrainingState) -> None:
     """
     between = BetweenSteps(job)
     if job.start_step == 0:
-        evaluate(job, 0)
+        evaluate_at(job, 0)
     batches = job.data.train_steps(job.start_step, job.ranks.rank, job.update.even)
     job.model.train()
     for step in range(job.start_step, job.plan.steps.total):
@@ -96,7 +96,7 @@ class BetweenSteps:
                 _log_step(job, rows[-1])
                 self.said = time.monotonic()
         if eval_due:
-            evaluate(job, done)
+            evaluate_at(job, done)
             self.is_over = not is_last and is_exhausted(job)
             is_last = is_last or self.is_over
         best = best_so_far(job)
@@ -168,7 +168,7 @@ def next_step(
     return cut, job.ranks.totals(mine)
 
 
-def evaluate(job: TrainingState, step: int) -> None:
+def evaluate_at(job: TrainingState, step: int) -> None:
     """Compute loss and metrics over the evaluation samples, and write them as a row."""
     start = time.perf_counter()
     job.meter.leave("eval")

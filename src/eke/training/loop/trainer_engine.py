@@ -30,7 +30,7 @@ from eke.common.errors import RunError
 from eke.common.paths import RunPaths
 from eke.plan.planner import Plan
 from eke.training.distributed.ranks import StepTotals
-from eke.training.loop.loop import BetweenSteps, enter, evaluate, next_step
+from eke.training.loop.loop import BetweenSteps, enter, evaluate_at, next_step
 from eke.training.loop.meter import capture_random_state, restore_random_state
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
@@ -166,7 +166,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 
         state.global_step = job.start_step
         note_trainer(job, self.trainer)
         if job.start_step == 0:
-            evaluate(job, 0)
+            evaluate_at(job, 0)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The weights of the optimizer, and the learning rate of this step as it has it."""

@@ -144,8 +144,7 @@ def build_job(
     """Build model, data and optimizer, and continue from the newest complete checkpoint, if any."""
     device = torch_device(plan)
     meter.clock = Clock(device)
-    # Precision and all else is eke's: an `accelerate launch` in front may not change it. It also
-    # joins the group of processes, before anything is built.
+    # Joins the processes, before all else; `accelerate launch` may not change the precision.
     accelerator = Accelerator(
         cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )

@@ -1,6 +1,7 @@
 """Effective use of libraries, read from running objects: compiler, DeepSpeed, kernels, loaders."""
 
 import dataclasses
+import json
 import os
 from enum import Enum
 from typing import Any
@@ -62,14 +63,14 @@ def note_deepspeed(job: TrainingState) -> None:
 
 def look_at(engine: Engine) -> dict[str, Any]:
     """Properties of the engine as plain values; bytes and counts of this rank."""
-    pieces = flat_weight_shards(engine)
+    shards = flat_weight_shards(engine)
     weights = list(engine.module.parameters())
     cut = [p for p in weights if hasattr(p, "ds_tensor") and p.ds_numel != p.numel()]
     stores = [p.ds_tensor if hasattr(p, "ds_tensor") else p for p in weights]
     # DeepSpeed reads the others from files when their layers run.
     loaded = [store for store in stores if getattr(store, "final_location", None) != "nvme"]
     states = _state_tensors(engine.basic_optimizer)
-    filed = [in_files(engine, number) for number in range(len(pieces))]
+    filed = [in_files(engine, number) for number in range(len(shards))]
     state_buffers, weight_buffers = swap_buffers(engine)
     return {
         "engine": type(engine).__name__,
@@ -81,9 +82,9 @@ def look_at(engine: Engine) -> dict[str, Any]:
         "cut_weights": len(cut),
         "whole_weights": len(weights) - len(cut),
         "weights_bytes": _bytes([*loaded, *weight_buffers]),
-        "optimizer_device": _places([t for t in states or pieces if t.numel()], any(filed)),
+        "optimizer_device": _places([t for t in states or shards if t.numel()], any(filed)),
         "weights_device": _places(loaded, len(loaded) < len(stores)),
-        "optimizer_bytes": _bytes([*pieces, *states, *state_buffers]),
+        "optimizer_bytes": _bytes([*shards, *states, *state_buffers]),
     }
 
 
@@ -193,13 +194,10 @@ def note_trainer(job: TrainingState, trainer: Any) -> None:
 
 def _plain(value: Any) -> Any:
     """JSON-ready value; other objects as text."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
+    text = json.dumps(
+        value, default=lambda each: each.value if isinstance(each, Enum) else str(each)
+    )
+    return json.loads(text)
 
 
 def note_loading(job: TrainingState) -> None:

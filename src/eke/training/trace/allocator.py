@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils import backend_registration
 
+from eke.common.text import MIB
 from eke.config.schema import Packing, Seq2SeqLM, SequenceClassification
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Micro, Plan
@@ -24,8 +25,6 @@ from eke.training.batches.sampler import as_label
 from eke.training.batches.tasks import Sample, is_packed, lay_end_to_end
 from eke.training.trace.fakes import register_autocast
 from eke.training.trace.operations import register_attention
-
-MIB = 2**20
 
 # Source of these: c10/cuda/CUDACachingAllocator.h and .cpp, torch 2.13 (kMinBlockSize and on).
 BLOCK_BYTES = 512

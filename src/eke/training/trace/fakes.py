@@ -198,20 +198,14 @@ def register_autocast(device: str) -> object:
     library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods
     every, rules = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
     every.fallback(library.fallthrough_kernel, "AutocastPrivateUse1")
+    policies = {"lower": LOWER_PRECISION, "promote": PROMOTED, "result": FLOAT32_RESULT}
     for name in known_operators():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(aten, packet), overload or "default")
-        kernel = autocast_kernel(operator, _policy(name), device)
+        policy = next((each for each, names in policies.items() if name in names), "float32")
+        kernel = autocast_kernel(operator, policy, device)
         rules.impl(name, kernel, "AutocastPrivateUse1")
     return every, rules
-
-
-def _policy(name: str) -> str:
-    if name in LOWER_PRECISION:
-        return "lower"
-    if name in PROMOTED:
-        return "promote"
-    return "result" if name in FLOAT32_RESULT else "float32"
 
 
 def autocast_kernel(operator: Any, policy: str, device: str) -> Callable[..., Any]:

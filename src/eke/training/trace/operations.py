@@ -197,7 +197,10 @@ def traced_attention(
     found: tuple[Tensor, ...]
     if kind == "efficient":
         if mask is not None:
-            mask = _aligned(mask).expand(*query.shape[:-1], key.size(-2))
+            length = mask.shape[-1]
+            if missing := -length % MASK_ALIGNMENT:  # preprocess_mask
+                mask = F.pad(mask, (0, missing))[..., :length]
+            mask = mask.expand(*query.shape[:-1], key.size(-2))
         needs_lse = query.requires_grad or key.requires_grad or value.requires_grad
         found = aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, needs_lse, dropout_p, is_causal, scale=scale
@@ -220,13 +223,6 @@ def _flash(
         query, key, value, dropout, causal, scale=scale
     )[0]
     return found[..., :width] if missing else found
-
-
-def _aligned(mask: Tensor) -> Tensor:
-    """Rows of a mask begin at multiples of 16 numbers (preprocess_mask)."""
-    length = mask.shape[-1]
-    missing = -length % MASK_ALIGNMENT
-    return F.pad(mask, (0, missing))[..., :length] if missing else mask
 
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], int]

@@ -25,11 +25,6 @@ WEIGHTS, GRADIENTS, OPTIMIZER, MASTER = "weights", "gradients", "optimizer", "ma
 STATES = (WEIGHTS, GRADIENTS, OPTIMIZER, MASTER)
 ACTIVATIONS, LOGITS, AUTOCAST = "activations", "logits_and_loss", "autocast_cache"
 BATCH, TEMPORARIES, WORKSPACES = "batch", "temporaries", "workspaces"
-
-COMPONENTS = (
-    WEIGHTS, GRADIENTS, OPTIMIZER, MASTER, ACTIVATIONS, LOGITS, AUTOCAST, BATCH, TEMPORARIES,
-    WORKSPACES,
-)  # fmt: skip
 """What a storage can be; `master`: float32 copies of narrower weights, `temporaries`: what is born
 in a backward pass or an optimizer's step and does not outlive it, memory inside kernels too;
 `workspaces`: what PyTorch keeps for cuBLAS."""
@@ -120,7 +115,7 @@ def _components(history: History, end: int) -> dict[str, int]:
     for number, num_bytes in history.events[:end]:
         if number >= 0:
             sums[history.components[number]] += num_bytes
-    return {component: sums[component] for component in COMPONENTS if sums[component]}
+    return {component: num_bytes for component, num_bytes in sums.items() if num_bytes}
 
 
 aten: Any = torch.ops.aten

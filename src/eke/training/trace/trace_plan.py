@@ -67,7 +67,7 @@ class Untraceable(Exception):
 
 @dataclass
 class TraceablePlan:
-    """A plan whose step runs on fake tensors, and how that differs from the plan asked for."""
+    """A plan whose step runs on fake tensors, and how that differs from the requested plan."""
 
     plan: Plan
     method: Method = Method.trace
@@ -173,14 +173,11 @@ def _traced(adapted: TraceablePlan) -> History:
     except RunError as error:
         raise Untraceable(str(error)) from error
     except Exception as error:  # private parts of torch are in this; any of them may change
-        raise Untraceable(lacking(error) or _unforeseen(error)) from error
-
-
-def _unforeseen(error: Exception) -> str:
-    """Where a step failed on fake tensors; a library's own text advises about something else."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    module = frame.f_globals.get("__name__", "?")
-    return f"the step does not run on tensors without data ({type(error).__name__} in {module})"
+        # Where it failed: a library's own text advises about something else.
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        where = f"{type(error).__name__} in {frame.f_globals.get('__name__', '?')}"
+        why = lacking(error) or f"the step does not run on tensors without data ({where})"
+        raise Untraceable(why) from error
 
 
 def trace_history(plan: Plan) -> History:

@@ -98,15 +98,11 @@ def test_the_highest_attempt_of_each_step_wins() -> None:
     rows = [step_row(s, 0) for s in (1, 2, 3)]
     rows += [step_row(s, 1, again=True) for s in (3, 4)]
     rows.append(step_row(2, 0, late=True))  # the same attempt: what was written last
+    rows.append(step_row(4, 0))  # an older one: of no account
     latest = metrics.latest(rows, metrics.LOSS)
     assert [row[metrics.STEP] for row in latest] == [1, 2, 3, 4]
     assert [row[metrics.ATTEMPT] for row in latest] == [0, 0, 1, 1]
     assert "late" in latest[1]
-
-
-def test_an_old_attempt_never_replaces_a_newer_one() -> None:
-    rows = [step_row(1, 2), step_row(1, 0)]
-    assert [row[metrics.ATTEMPT] for row in metrics.latest(rows, metrics.LOSS)] == [2]
 
 
 def test_evaluations_and_steps_are_kept_apart() -> None:

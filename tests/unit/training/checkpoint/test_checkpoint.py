@@ -328,13 +328,8 @@ except OSError as error:
     print(error.errno, error.filename)
 """
     folder = tmp_path / "checkpoints"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder), str(limit)],
-        env=with_tests(environment(tmp_path)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command, env = [sys.executable, "-c", code, str(folder), str(limit)], environment(tmp_path)
+    done = subprocess.run(command, env=with_tests(env), capture_output=True, text=True, check=True)
     # deepspeed 0.19.8, where it is installed, is imported by other libraries and prints first.
     assert done.stdout.splitlines()[-1] == f"{errno.EFBIG} {folder / checkpoint_name(2)}"
     assert os.listdir(folder) == [checkpoint_name(1)]

@@ -1,7 +1,6 @@
 """What an exception that ended a run means."""
 
 import errno
-import signal
 
 import pytest
 import torch
@@ -110,20 +109,16 @@ def test_a_file_that_cannot_grow_says_why(number, limit, why, monkeypatch) -> No
     assert ("disk is full" in failure.message) is (number == errno.ENOSPC)
 
 
-@pytest.mark.parametrize(
-    "outcome", [Outcome.cancelled, Outcome.preempted, Outcome.timeout], ids=lambda o: o.value
-)
-def test_being_stopped_keeps_its_outcome(outcome) -> None:
-    name = signal.SIGTERM.name
-    found, failure = classify(Stopped(outcome, f"{name} after step 3"), "optimizer")
+STOPS = (Outcome.cancelled, Outcome.preempted, Outcome.timeout)
+ENDS = [(Stopped(outcome, "SIGTERM after step 3"), outcome) for outcome in STOPS]
+ENDS += [(Diverged("the loss is nan at step 7"), Outcome.diverged)]
+
+
+@pytest.mark.parametrize(("error", "outcome"), ENDS, ids=[end.value for _, end in ENDS])
+def test_what_ends_in_order_is_no_crash(error, outcome) -> None:
+    found, failure = classify(error, "optimizer")
     assert found is outcome
-    assert (failure.message, failure.traceback) == (f"{name} after step 3", "")
-
-
-def test_divergence_is_no_crash() -> None:
-    outcome, failure = classify(Diverged("the loss is nan at step 7"), "optimizer")
-    assert outcome is Outcome.diverged
-    assert (failure.message, failure.traceback) == ("the loss is nan at step 7", "")
+    assert (failure.message, failure.traceback) == (str(error), "")
 
 
 def test_what_a_pytorch_lacks_is_told_with_the_release_that_has_it() -> None:

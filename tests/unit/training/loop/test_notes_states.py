@@ -67,22 +67,6 @@ def test_the_rest_is_covered_elsewhere_or_says_that_it_had_no_effect(option, mon
     assert len(warnings) == (option in without_effect)
 
 
-@pytest.mark.parametrize(
-    "option",
-    ["adamw_8bit", "lion_8bit", "adamw_torchao_8bit", "adamw_torchao_4bit", "galore", "apollo"],
-)
-def test_a_builder_that_makes_something_else_is_found_out(option, monkeypatch) -> None:
-    def plain(plan, groups):
-        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-
-    replace_builder(monkeypatch, option, plain)
-    found, warnings, _ = noted(f"optimizer={option}")
-    assert (found["optimizer"], found["optimizer_library"]) == ("SGD", "torch")
-    assert found["optimizer_quantised_frac"] == found["optimizer_projected_frac"] == 0
-    assert len(warnings) == 1
-    assert warnings[0].startswith(f"optimizer={option} had no effect: no state is ")
-
-
 @pytest.mark.parametrize("option", sorted(set(OPTIMIZER_REGISTRY) - {"paged_adamw_8bit"}))
 def test_another_optimizer_in_its_place_is_warned_about(option, monkeypatch) -> None:
     def other(plan, groups):

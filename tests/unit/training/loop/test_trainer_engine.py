@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
 from support import DIVERGES, last_wins
 from trained import BRIEF, start_job
 
@@ -158,23 +157,12 @@ def test_a_last_evaluation_that_is_no_number_is_no_success(engine, job_of, monke
 
 
 @pytest.mark.slow
-def test_out_of_memory_is_told_with_its_phase(job_of, monkeypatch) -> None:
-    job = job_of()
-    monkeypatch.setattr(Accelerator, "backward", lambda *_, **__: torch.empty(2**60))
-    with pytest.raises(RuntimeError, match="memory"):
-        run(job)
-    assert job.meter.phase == "backward"
-
-
-@pytest.mark.slow
 def test_extra_arguments_take_effect(job_of, tmp_path) -> None:
     plain = curve(run(job_of()))
-    for argument in ("neftune_noise_alpha=5", "label_smoothing_factor=0.1"):
-        (tmp_path / "metrics.jsonl").unlink()
-        job = run(job_of(f"trainer.extra.{argument}"))
-        assert curve(job)[0][0] != plain[0][0]
-        name, value = argument.split("=")
-        assert job.effective["trainer"]["arguments"][name] == float(value)
+    (tmp_path / "metrics.jsonl").unlink()
+    job = run(job_of("trainer.extra.neftune_noise_alpha=5"))
+    assert curve(job)[0][0] != plain[0][0]
+    assert job.effective["trainer"]["arguments"]["neftune_noise_alpha"] == 5
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from eke.common.paths import RunPaths
 from eke.common.text import format_number
 from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record, metrics
-from eke.plan.record.metrics import is_lower_better, is_steady
+from eke.plan.record.metrics import is_lower_better
 from eke.results.report.compare.measures import (
     LOSSES,
     METRIC,
@@ -75,10 +75,10 @@ def read_curve(paths: RunPaths) -> Curve | None:
     ]  # fmt: skip
     if len(timed) < 2:
         return None
-    steady = [float(row[metrics.STEP_TIME]) for row in timed if is_steady(row)]
+    steady = [float(row[metrics.STEP_TIME]) for row in timed if metrics.WARMUP not in row]
     usual = median(steady) if steady else math.inf
     steps = [
-        (row[metrics.STEP_TIME] if is_steady(row) else min(usual, row[metrics.STEP_TIME]),
+        (min(usual, row[metrics.STEP_TIME]) if metrics.WARMUP in row else row[metrics.STEP_TIME],
          row[metrics.LOSS])
         for row in timed
     ]  # fmt: skip
