@@ -226,17 +226,13 @@ class Chooser:
     """Combinations of techniques that rules permit alone, of axes that the user left open."""
 
     def __init__(
-        self,
-        situation: Situation,
-        is_decided: Callable[[str], bool],
-        change: Change,
-        axes: Sequence[Axis],
+        self, situation: Situation, claims: frozenset[str], change: Change, axes: Sequence[Axis]
     ) -> None:
         self.situation = situation
         self.change = change
         # Overrides of a technique -> why no combination has it.
         self.rejected: dict[tuple[str, ...], str] = {}
-        open_axes = (axis for axis in axes if not any(map(is_decided, axis.decides)))
+        open_axes = (axis for axis in axes if claims.isdisjoint(axis.decides))
         self.axes = [tuple(filter(self._is_permitted, axis.techniques)) for axis in open_axes]
 
     def combinations(self) -> Iterator[Combination]:

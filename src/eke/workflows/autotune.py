@@ -110,7 +110,7 @@ class Fitting:
         room = room_of(forecast)
         point = replace(found.point, room=room, peak_bytes=forecast.peak.expected)
         self.candidates.found[number] = replace(found, point=point, forecast=forecast)
-        self.search.narrow(number, room, forecast.peak.expected)
+        self.search.points[number] = point
         return room is not found.point.room
 
     def try_out(self, numbers: Sequence[int]) -> None:

@@ -269,7 +269,7 @@ def traced(plan: Plan) -> Answer:
 
 def trace_all(
     plans: Sequence[Plan],
-    progress: Callable[[int, int], Any] | None = None,
+    progress: Callable[[int, int], Any] = lambda done, total: None,
     processes: int = 1,
 ) -> list[Answer]:
     """The trace of each plan; those that one trace answers share it.
@@ -281,8 +281,7 @@ def trace_all(
     for key in dict.fromkeys(keys):
         if (found := find_trace(key)) is not None:
             answers[key] = Answer(found)
-    report = progress or (lambda done, total: None)
-    report(sum(key in answers for key in keys), len(keys))
+    progress(sum(key in answers for key in keys), len(keys))
     missing = {key: plan for key, plan in zip(keys, plans, strict=True) if key not in answers}
     if missing:
         workers: queue.SimpleQueue[TraceProcess] = queue.SimpleQueue()
@@ -296,7 +295,7 @@ def trace_all(
                 answers[key] = _answer(missing[key], key, worker)
             finally:
                 workers.put(worker)
-            report(sum(each in answers for each in keys), len(keys))
+            progress(sum(each in answers for each in keys), len(keys))
 
         try:
             with ThreadPoolExecutor(len(every)) as pool:

@@ -11,7 +11,6 @@ bits, float32 trained weights, and where it saves 5 % another optimizer than Ada
 moments of 8 bits). Clipping and the state's location stay, and the micro-batch where it fits.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from eke.common.text import format_bytes
@@ -150,9 +149,7 @@ WHERE = Axis.of(
 )
 
 
-def room_for_it(
-    situation: Situation, is_decided: Callable[[str], bool], change: Change
-) -> list[RecipeOption]:
+def room_for_it(situation: Situation, claims: frozenset[str], change: Change) -> list[RecipeOption]:
     """The mildest combination that fits with the smallest micro-batch; else what needs least."""
     names = [*RECOMPUTED]
     if situation.config.train.max_grad_norm is None:  # else a norm of all gradients is needed
@@ -160,7 +157,7 @@ def room_for_it(
         names += ["memory=checkpointing memory.optimizer_in_backward=true"]
     recomputation = Axis.of(("memory", "memory.checkpointing"), *names)
     axes = (loss(situation), recomputation, LARGE_MODEL_STATES, WEIGHTS, WHERE)
-    chooser = Chooser(situation, is_decided, change, axes)
+    chooser = Chooser(situation, claims, change, axes)
     best = chooser.mildest_that_fits()
     return [] if best is None else chooser.explained(best)
 
@@ -204,30 +201,28 @@ LOW_MEMORY_STATES = Axis.of(
 RECOMPUTATION = Axis.of(("memory", "memory.checkpointing"), *RECOMPUTED)
 
 
-def least(
-    situation: Situation, is_decided: Callable[[str], bool], change: Change
-) -> list[RecipeOption]:
+def least(situation: Situation, claims: frozenset[str], change: Change) -> list[RecipeOption]:
     """The combination with the lowest forecast."""
     axes = (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
-    chooser = Chooser(situation, is_decided, change, axes)
+    chooser = Chooser(situation, claims, change, axes)
     best = chooser.least_memory()
     if best is None:
         return []
     found = chooser.explained(best)
-    if is_better_cut(best, is_decided, change):
+    if is_better_cut(best, claims, change):
         size = format_bytes(best.forecast.peak.expected)
         why = f"{size} would be needed at batch.per_device={best.situation.config.batch.per_device}"
         found.append(RecipeOption(BATCH_AUTO, f"{why}; as many at once as fit"))
     return found
 
 
-def is_better_cut(best: Combination, is_decided: Callable[[str], bool], change: Change) -> bool:
+def is_better_cut(best: Combination, claims: frozenset[str], change: Change) -> bool:
     """Whether a step's samples do not fit at once, and smaller micro-batches need less memory.
 
     They may need more: gradients are kept from one to the next.
     """
     whole = best.forecast
-    if whole.verdict is not Verdict.does_not_fit or any(map(is_decided, BATCH)):
+    if whole.verdict is not Verdict.does_not_fit or not claims.isdisjoint(BATCH):
         return False
     cut = change(best.situation, BATCH_AUTO)
     if cut is None or best.situation.found.objection(cut.found, ("batch",)) or cut.forecast is None:

@@ -30,8 +30,8 @@ class Question:
 
 Ask = Callable[[Situation], Question | None]
 """A question; None where it does not arise."""
-Search = Callable[[Situation, Callable[[str], bool], Change], list[RecipeOption]]
-"""A choice of several techniques at once; the second argument: whether a path is decided."""
+Search = Callable[[Situation, frozenset[str], Change], list[RecipeOption]]
+"""A choice of several techniques at once; the second argument: what the user has decided."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,6 @@ class AdaptiveRecipe:
     """Overrides that may come up: composed together, each section once, to save time."""
 
 
-SHARED = ("data",)
-"""Sections of which a recipe changes keys, and leaves the others."""
-
 Sections = Callable[[tuple[str, ...]], Config]
 """Overrides -> the configuration with them; ConfigError if they contradict the given ones."""
 
@@ -64,6 +61,7 @@ class RecipeResolver:
 
     recipe: AdaptiveRecipe
     claims: frozenset[str]
+    """Groups and keys that the user has decided about."""
     compose: Sections
     decisions: list[RecipeDecision] = field(default_factory=list)
     _sections: dict[tuple[str, ...], object] = field(default_factory=dict)
@@ -77,16 +75,12 @@ class RecipeResolver:
         situation = replace(situation, base=make_base(situation.smallest))
         situation = self._all(self.recipe.then, situation)
         if self.recipe.search is not None:
-            for found in self.recipe.search(situation, self.is_decided, self.changed):
+            for found in self.recipe.search(situation, self.claims, self.changed):
                 situation = self.changed(situation, found.overrides) or situation
                 self._note(found, found.reason)
         if self.recipe.conclusion is not None:
             self._say("memory forecast", self.recipe.conclusion(situation))
         return situation
-
-    def is_decided(self, path: str) -> bool:
-        """Whether the user has decided about a group or a key."""
-        return path in self.claims
 
     def changed(self, situation: Situation, overrides: tuple[str, ...]) -> Situation | None:
         """The situation with overrides; None if they conflict with the overrides."""
@@ -96,7 +90,7 @@ class RecipeResolver:
                 if texts not in self._sections:
                     self._sections[texts] = getattr(self.compose(texts), section)
                 made: Any = self._sections[texts]
-                if section in SHARED:
+                if section == "data":  # a recipe changes keys of it, and leaves the others
                     names = [text.partition("=")[0].partition(".")[2] for text in texts]
                     fields = {name: getattr(made, name) for name in names}
                     made = replace(getattr(situation.config, section), **fields)
@@ -108,7 +102,7 @@ class RecipeResolver:
     def _all(self, questions: tuple[Ask, ...], situation: Situation) -> Situation:
         for ask in questions:
             question = ask(situation)
-            if question is not None and not any(map(self.is_decided, question.decides)):
+            if question is not None and self.claims.isdisjoint(question.decides):
                 situation = self._answer(question, situation)
         return situation
 
@@ -158,7 +152,7 @@ class RecipeResolver:
             wanted: Mapping[str, tuple[str, ...]] = {
                 section: texts
                 for section, texts in by_section(overrides).items()
-                if not self.is_decided(section)
+                if section not in self.claims
             }
             try:
                 config = self.compose(tuple(text for texts in wanted.values() for text in texts))

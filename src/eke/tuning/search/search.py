@@ -63,10 +63,6 @@ class Search:
             if other == number or as_much:
                 self.points[other] = replace(point, room=Verdict.does_not_fit)
 
-    def narrow(self, number: int, room: Verdict, peak_bytes: int | None) -> None:
-        """More is known of a point's memory."""
-        self.points[number] = replace(self.points[number], room=room, peak_bytes=peak_bytes)
-
     @property
     def left(self) -> int:
         """Trials that are still allowed."""
