@@ -80,7 +80,7 @@ def shown_of(
 
 
 def tracker_id(folder: str, run_id: str) -> str:
-    """Id in trackers: the folder's name, as duplicate runs (`-2`) share their id; unless renamed."""
+    """Id in trackers: the folder's name, as duplicates (`-2`) share a run id; if not renamed."""
     return folder if re.fullmatch(rf"{re.escape(run_id)}(-\d+)?", folder) else run_id
 
 
