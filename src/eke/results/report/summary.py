@@ -219,10 +219,7 @@ CellResult = tuple[tuple[str, ...], str, str, Record | None]
 
 
 def render_cells(cells: Sequence[CellResult], names: Sequence[str] = ()) -> str:
-    """Render one line per run, then the reasons of failures; missing numbers are blank.
-
-    `names` are those of the cells' rows, where the sweep has rows.
-    """
+    """One line per run (`names`: of the cells' rows), then failures; missing numbers are blank."""
     labels = label_cells([overrides for overrides, *_ in cells], names)
     pairs = list(zip(cells, labels, strict=True))
     lines = align(

@@ -80,15 +80,8 @@ class Guard:
     """Tracker around a mirror: no method raises or waits longer than its limit.
 
     The mirror is opened and fed by one daemon thread. Its first exception switches it off for good,
-    with one logged warning; rows that could not be handed over are counted in `problem`.
-
-    Args:
-        mirror: what gets the rows.
-        finish_s: maximum seconds for `finish`.
-        remedy: command that sends missing rows.
-        patience_s: see PATIENCE_S.
-        max_rows: see MAX_ROWS.
-        is_quiet: report problems in `problem` only, not in the log (outside training).
+    with one logged warning; rows that could not be handed over are counted in `problem`, which
+    names the command that sends them (`remedy`). A quiet one logs nothing (outside training).
     """
 
     def __init__(

@@ -80,10 +80,7 @@ def shown_of(
 
 
 def tracker_id(folder: str, run_id: str) -> str:
-    """Run id in trackers: the folder's name, since duplicate runs (`-2`) share their run id.
-
-    The run id itself for a renamed folder.
-    """
+    """Id in trackers: the folder's name, as duplicates (`-2`) share a run id; if not renamed."""
     return folder if re.fullmatch(rf"{re.escape(run_id)}(-\d+)?", folder) else run_id
 
 

@@ -1,15 +1,16 @@
-"""What the tracker's tests share: a run to track, a server to talk to, a clean environment."""
+"""What the tracker's tests share: a run to track, its folder, and processes."""
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import PATIENCE_S, REPO
+from unit.plan.record.samples import bare_record
 
 from eke.common.paths import RunPaths
 from eke.config import schema
@@ -19,17 +20,6 @@ from eke.results.trackers.tracker import Row
 
 CHILD = Path(__file__).with_name("child.py")
 RUN_ID = "0123456789abcdef"
-
-
-@pytest.fixture(autouse=True)
-def clean_environment() -> Iterator[None]:
-    """Nobody's account, server or settings; what the tracker itself sets is undone."""
-    before = dict(os.environ)
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        del os.environ[name]
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture
@@ -81,23 +71,15 @@ def ask(child: "subprocess.Popen[str]", num_rows: int) -> None:
 
 def make_record(**changes: Any) -> Record:
     """A record of a run that ended well, in which little was measured."""
-    fields: dict[str, Any] = {
-        "run_id": RUN_ID,
-        "name": "precision=bf16",
-        "outcome": "ok",
-        "exit_code": 0,
-        "attempt": 0,
+    fields = {
         "steps_done": 3,
         "config": {"seed": 7, "tracker": {"option": "wandb", "project": "eke", "group": "g"}},
-        "choices": {"precision": "bf16"},
-        "overrides": ["precision=bf16"],
         "plan": {"device": {"name": "cpu"}},
-        "machine": {},
         "environment": {"python": "3.11.0"},
         "command": ["python", "train.py"],
         "loss": Loss(eval_final=0.1 + 0.2),
     }
-    return Record(**{**fields, **changes})
+    return bare_record(**{**fields, **changes})
 
 
 def make_folder(runs: Path, *batches: list[Row], name: str = RUN_ID, **changes: Any) -> RunPaths:

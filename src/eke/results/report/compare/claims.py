@@ -51,8 +51,6 @@ class Claim:
     part: OneMachine | None = None
     rows: tuple[ComparisonRow, ...] = ()
     measure: Measure = SAMPLES
-    spread: float | None = None
-    """Of `unquiet`: fastest over slowest repeat."""
     is_limited: bool = False
     """Whether rows with a better value were skipped for their higher loss."""
     is_first: bool = True
@@ -79,14 +77,11 @@ def _on(part: OneMachine, rows: Sequence[ComparisonRow]) -> list[Claim]:
     if part.baseline is None:
         return [Claim(Kind.no_baseline, part)]
     found = []
-    if (wide := repeat_spread(part.baseline)) > SPREAD:
-        base = tuple(row for row in good if row.is_baseline)
-        found.append(Claim(Kind.unquiet, part, base, spread=wide))
-    apart: list[ComparisonRow] = []
-    alike: list[ComparisonRow] = []
-    for row in good:
-        if not row.is_baseline:
-            (apart if is_another_training(part.baseline, row.variant) else alike).append(row)
+    if repeat_spread(part.baseline) > SPREAD:
+        found.append(Claim(Kind.unquiet, part, tuple(row for row in good if row.is_baseline)))
+    others = [row for row in good if not row.is_baseline]
+    apart = [row for row in others if is_another_training(part.baseline, row.variant)]
+    alike = [row for row in others if row not in apart]
     if alike:
         found += _best(part, alike, SAMPLES) or [Claim(Kind.no_speed, part)]
         found += _best(part, alike, PEAK)
@@ -148,7 +143,8 @@ def verdict_lines(comparison: Comparison) -> list[str]:
 def claim_sentence(claim: Claim, more_repeats: str) -> str:
     """Sentence for a claim; `more_repeats` is advice on getting more of them."""
     names = [row.variant.label for row in claim.rows]
-    base = claim.part.baseline.label if claim.part and claim.part.baseline else ""
+    baseline = claim.part.baseline if claim.part else None
+    base, spread = (baseline.label, repeat_spread(baseline)) if baseline else ("", 1.0)
     first = _first_of(names)
     texts = {
         Kind.nothing: "No run has succeeded yet: there is nothing to compare.",
@@ -157,7 +153,7 @@ def claim_sentence(claim: Claim, more_repeats: str) -> str:
         Kind.no_baseline: "There is no baseline to compare with; choose one with --baseline.",
         Kind.no_speed: "No comparable speed was measured.",
         Kind.unquiet: f"Measurements are noisy: speeds of {base}'s repeats differ by "
-        f"{claim.spread or 1:.2f}x; use more repeats on an idle machine.",
+        f"{spread:.2f}x; use more repeats on an idle machine.",
         Kind.other: f"Not compared with {base}: {first} ({ANOTHER_TRAINING}); eke report SWEEP "
         "reads a single sweep, --baseline chooses another baseline.",
         Kind.peers: f"Not distinguishable from it: {first}.",

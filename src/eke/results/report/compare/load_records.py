@@ -129,14 +129,18 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> list[Entry]:
-    """Cells in their order, each run once, with the names of all its rows."""
+    """Cells in their order, each run once, with the names of all its rows.
+
+    Runs lie next to the sweep's folder: both may have been moved. A cell without one is known by
+    its number.
+    """
     rows: dict[Path | int, list[str]] = {}
     kept: dict[Path | int, dict[str, Any]] = {}
     for number, cell in enumerate(cells):
         if not isinstance(cell, dict):
             continue
         name = Path(cell.get("folder") or cell.get("run_id") or "").name
-        run = (sweep.parent / name).resolve() if name else number  # both may have been moved
+        run = (sweep.parent / name).resolve() if name else number
         rows.setdefault(run, []).extend([str(cell["row"])] if cell.get("row") else [])
         if run not in seen:  # as a run of another sweep
             kept.setdefault(run, cell)

@@ -236,9 +236,7 @@ ROUNDS = 4
 class Noise:
     """Posterior of the noise of some configurations: likelihoods and probabilities of priors.
 
-    Args:
-        logs: logarithms, (..., repeats, configurations); NaN where one is missing. Each
-            configuration has two repeats or more.
+    From logarithms, (..., repeats, configurations), NaN where one is missing; two or more each.
     """
 
     def __init__(self, logs: Array) -> None:
@@ -289,13 +287,9 @@ class Noise:
 
 
 def chance_beyond(distance: Array, sums: Array, scale: Array, n: int) -> Array:
-    """Probability that means of `n` repeats differ this much by noise alone.
+    """Probability that means of `n` repeats differ by this distance of logarithms by noise alone.
 
-    Args:
-        distance: of logarithms, (...).
-        sums: of variances, as of `Noise.sums`.
-        scale: as of `Noise`.
-        n: repeats.
+    `sums` of variances and their `scale` are as of `Noise`.
     """
     from scipy.special import erfc
 
@@ -305,11 +299,7 @@ def chance_beyond(distance: Array, sums: Array, scale: Array, n: int) -> Array:
 
 
 class Compared:
-    """Comparisons of one machine's configurations in one measure, with the noise of all of them.
-
-    Args:
-        samples: of each configuration, by any key.
-    """
+    """Comparisons of one machine's configurations in one measure, with the noise of all of them."""
 
     def __init__(self, samples: Mapping[Hashable, Sample]) -> None:
         self._samples = samples

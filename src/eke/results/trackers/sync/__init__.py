@@ -227,7 +227,7 @@ def _send(
 ) -> Report:
     """Send one run unless it is there, then verify it on the server.
 
-    What cannot be read back was acknowledged to the client, which has to do.
+    Where it cannot be read back, the acknowledgements to the client count.
     """
     path, count, note = _target(content, user.entity), len(content.steps), ""
     settings = content.run.settings

@@ -272,9 +272,9 @@ def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
 
 @contextmanager
 def sole_sender(paths: RunPaths) -> Iterator[bool]:
-    """Lock a run against other `eke sync` processes; yields whether it succeeded.
+    """Lock a run against other `eke sync` processes; yields whether no other has it.
 
-    Without a lock (read-only folder) it succeeds: sending a run twice is harmless.
+    Without a lock (read-only folder) none has: sending a run twice is harmless.
     """
     descriptor, is_sole = None, True
     with suppress(OSError):
