@@ -28,7 +28,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "model": ("architecture and size", "tiny bert_base gpt2 t5_base llama_1b pretrained"),
     "task": ("what it learns to predict", ""),
     "data": ("what it is trained on", "python_source text jsonl parquet csv hub chat"),
-    "batch": ("samples per step", ""),
+    "batch": ("samples per step", "fixed auto"),
     "precision": ("number formats", "fp32 tf32 bf16 fp16 fp8"),
     "optimizer": ("update rule and its state", "adamw adafactor adamw_8bit lion muon sgd"),
     "schedule": ("learning rate over steps", ""),

@@ -33,7 +33,7 @@ _TOKEN = re.compile(
 )
 _SIGNS: dict[type[ast.cmpop], str] = {
     ast.Eq: "=", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
-    ast.In: "in", ast.NotIn: "not in",
+    ast.In: "in", ast.NotIn: "not in",  # codespell:ignore notin
 }  # fmt: skip
 
 
