@@ -295,7 +295,7 @@ def prepare(request: TuneRequest) -> Fitting:
         return found.step_s.expected if isinstance(found, StepTime) else None
 
     line = PlanningLine()
-    count = line.counter("checked", "sets of techniques")
+    count = line.counter("checked", "combination")
     found = enumerate_candidates(
         baseline, composed, axes, arguments.config_dir, expected_step_s, count
     )

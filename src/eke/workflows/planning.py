@@ -308,7 +308,7 @@ def compare_on_all_devices(
     times = {option: forecast_time(plan) for option, plan in plans.items()}
     line = PlanningLine()
     forecasts = {option: known_forecast(plan) for option, plan in plans.items()}
-    progress = line.counter("traced the memory of", "plans")
+    progress = line.counter("traced the memory of", "plan")
     forecasts |= open_forecasts(plans, progress) if trace else {}
     line.close()
     planned = [

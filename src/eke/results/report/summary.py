@@ -281,9 +281,9 @@ class PlanningLine:
         self._due = clock() + QUIET_S
         self._written = ""
 
-    def counter(self, done: str, what: str = "cells") -> Callable[[int, int], None]:
+    def counter(self, done: str, what: str = "cell") -> Callable[[int, int], None]:
         """What reports a number and the total: `composed 3 of 8 cells`."""
-        return lambda number, total: self._show(f"{done} {number} of {total} {what}")
+        return lambda count, total: self._show(f"{done} {count} of {format_number(total, what)}")
 
     def close(self) -> None:
         """On a terminal, erase the line."""
