@@ -16,7 +16,7 @@ def counted(stream: io.StringIO, *moments: float) -> str:
     """What is written of counts to ten, each at its moment."""
     now = iter([0.0, *moments])
     line = PlanningLine(stream, lambda: next(now))
-    count = line.counter("checked", "sets of techniques")
+    count = line.counter("checked", "set")
     for done, _ in enumerate(moments, start=1):
         count(done, len(moments))
     line.close()
@@ -25,7 +25,7 @@ def counted(stream: io.StringIO, *moments: float) -> str:
 
 def test_a_log_has_a_count_every_ten_seconds():
     found = counted(io.StringIO(), 1.0, 3.0, 4.0, 13.0)
-    assert found == "checked 2 of 4 sets of techniques\nchecked 4 of 4 sets of techniques\n"
+    assert found == "checked 2 of 4 sets\nchecked 4 of 4 sets\n"
 
 
 def test_what_is_over_soon_needs_no_line():
@@ -34,6 +34,6 @@ def test_what_is_over_soon_needs_no_line():
 
 def test_on_a_terminal_the_line_is_wiped():
     found = counted(Terminal(), 3.0, 3.1)
-    assert found.startswith("\rchecked 1 of 2 sets of techniques\r ")
+    assert found.startswith("\rchecked 1 of 2 sets\r ")
     assert found.endswith(" \r")
     assert "2 of 2" not in found
