@@ -1,8 +1,10 @@
 """Sources of samples by index: windows of text, prepared rows, or random tokens."""
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,18 @@ IN_MEMORY_BYTES = 256 * 2**20
 """Texts up to this size are kept in memory, as tokens of two bytes; larger ones are read on demand.
 The standard library's source, with its thousands of small files, has a tenth of it."""
 
+OPEN_FILES = 64
+"""Files kept open at a time; the usual limit of a process is 1024."""
+
 Check = Callable[[], None]
 """Raises ChangedError if the text differs from the plan."""
 
 
-def byte_stream(pieces: tuple[Piece, ...], check: Check = lambda: None) -> "TokenSource":
+def unchecked() -> None:
+    """No check, for text without a plan."""
+
+
+def byte_stream(pieces: tuple[Piece, ...], check: Check = unchecked) -> "TokenSource":
     """Stream of the bytes of several ranges, each followed by BOS.
 
     `check` is called if a file that is read later has changed since this call.
@@ -37,10 +46,16 @@ def byte_stream(pieces: tuple[Piece, ...], check: Check = lambda: None) -> "Toke
 class InPlace:
     """Stream that reads from the files on demand, relying on the page cache."""
 
-    def __init__(self, pieces: tuple[Piece, ...], check: Check = lambda: None) -> None:
+    def __init__(
+        self,
+        pieces: tuple[Piece, ...],
+        check: Check = unchecked,
+        stamps: dict[Path, tuple[int, ...]] | None = None,
+    ) -> None:
         self.pieces, self.check = pieces, check
         self.ends = np.cumsum([piece.size + 1 for piece in pieces])
-        self.stamps = {piece.path: stamp(piece.path) for piece in pieces}
+        self.stamps = stamps or {piece.path: stamp(piece.path) for piece in pieces}
+        self._open: OrderedDict[Path, int] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -61,18 +76,34 @@ class InPlace:
         return found
 
     def _read(self, piece: Piece, offset: int, count: int) -> np.ndarray:
-        try:
-            with open(piece.path, "rb", buffering=0) as file:
-                content = os.pread(file.fileno(), count, piece.start + offset)
-                found = stamp(file.fileno())
-        except OSError as error:
-            raise ChangedError(of_system(error)) from error
-        if found != self.stamps[piece.path]:
-            self.check()  # raises unless it was only touched
+        descriptor = self._descriptor(piece.path)
+        content = os.pread(descriptor, count, piece.start + offset)
+        if (found := stamp(descriptor)) != self.stamps[piece.path]:
+            if os.fstat(descriptor).st_nlink:  # a deleted file cannot change
+                self.check()  # raises unless it was only touched
             self.stamps[piece.path] = found
         if len(content) < count:
             raise ChangedError(f"{piece.path} is shorter than when the run was planned")
         return _tokens(content)
+
+    def _descriptor(self, path: Path) -> int:
+        """Of a file that stays open, so that it is read to its end if it is replaced or deleted."""
+        if path not in self._open:
+            if len(self._open) >= OPEN_FILES:
+                os.close(self._open.popitem(last=False)[1])
+            try:
+                self._open[path] = os.open(path, os.O_RDONLY)
+            except OSError as error:
+                raise ChangedError(of_system(error)) from error
+        self._open.move_to_end(path)
+        return self._open[path]
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return InPlace, (self.pieces, self.check, self.stamps)
+
+    def __del__(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
 
 
 TokenSource = np.ndarray | InPlace
@@ -160,7 +191,7 @@ def pack_windows(
     length: int,
     labels: list[str],
     keep: int | None = None,
-    check: Check = lambda: None,
+    check: Check = unchecked,
 ) -> Windows:
     """Pack byte ranges by class, each followed by BOS; then as `byte_stream` and `cut_windows`."""
     parts = [tuple(p for p in pieces if p.label == label) for label in labels]

@@ -1,6 +1,7 @@
 """Text as tokens: in memory or read in place, the same."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from eke.common.errors import ChangedError, RunError
 from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.data.sources import Piece
-from eke.training.batches.sampler import InPlace, byte_stream
+from eke.training.batches.sampler import OPEN_FILES, InPlace, byte_stream
 
 
 def files(folder, *contents: bytes) -> tuple[Piece, ...]:
@@ -45,6 +46,18 @@ def test_every_stretch_is_the_same_in_memory_and_in_place(tmp_path_factory, cont
     found = in_place[start:stop]
     assert found.dtype == np.uint16
     assert found.tolist() == kept[start:stop].tolist()
+
+
+def test_few_files_are_open_at_a_time_and_none_afterwards(tmp_path) -> None:
+    def num_open() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = num_open()
+    stream = InPlace(files(tmp_path, *[b"text"] * (3 * OPEN_FILES)))
+    assert len(stream[0 : len(stream)]) == 15 * OPEN_FILES
+    assert num_open() == before + OPEN_FILES
+    del stream
+    assert num_open() == before
 
 
 def test_a_file_that_shrank_is_an_error_and_no_wrong_text(tmp_path) -> None:
@@ -84,10 +97,19 @@ def test_a_file_that_is_edited_while_it_is_read_in_place_is_held_against_the_pla
     assert seen == ["beforesome textafter"], "asked once: it was only touched"
     assert stream[0:10].tolist() == whole
     assert len(seen) == 1
-    (tmp_path / "new").write_text("beforeOTHERTEXTafter")
-    os.replace(tmp_path / "new", path)
+    path.write_text("beforeOTHERTEXTafter")
     stream[0:3]
     assert seen[1:] == ["beforeOTHERTEXTafter"]
-    path.unlink()
+
+
+def test_what_was_replaced_or_deleted_is_read_to_its_end_and_not_opened_again(tmp_path) -> None:
+    stream, seen = watched(files(tmp_path, b"some text"))
+    whole = stream[0:10].tolist()
+    (tmp_path / "new").write_text("beforeOTHERTEXTafter")
+    os.replace(tmp_path / "new", tmp_path / "0.txt")
+    assert stream[0:10].tolist() == whole
+    assert not seen
+    again = pickle.loads(pickle.dumps(InPlace(stream.pieces, stamps=stream.stamps)))
+    (tmp_path / "0.txt").unlink()
     with pytest.raises(ChangedError, match=r"0\.txt: No such file"):
-        stream[0:10]
+        again[0:10]
