@@ -5,7 +5,7 @@ import json
 import sys
 
 import pytest
-from unit.hardware.test_gpus import TwoGpus
+from unit.hardware.conftest import FakeGpu, FakeNvml
 from unit.rules.devices import CPU, H200, V100
 
 from eke.cli import main
@@ -28,7 +28,8 @@ def found(monkeypatch):
     """An examination of a machine with two GPUs, whose torch has a CUDA build."""
     answer = {"version": "2.13.0", "built_for_cuda": "13.0", "cuda_available": True, "num_gpus": 2,
               "cudnn": 91900, "nccl": "2.28.9"}  # fmt: skip
-    monkeypatch.setitem(sys.modules, "pynvml", TwoGpus())
+    gpus = [FakeGpu("NVIDIA H100 80GB HBM3", f"GPU-{n}", processes=[(7, 2**31)]) for n in range(2)]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus, "", []))
     monkeypatch.setattr("eke.cli.doctor.detect", lambda: dataclasses.replace(H200, count=2))
     monkeypatch.setattr("eke.cli.doctor.ask_torch", lambda: None)
     monkeypatch.setattr("eke.cli.doctor.torch_answer", lambda _: answer)
