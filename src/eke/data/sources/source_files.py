@@ -159,12 +159,11 @@ def open_corpus(config: Config) -> Corpus | None:
     else:
         return None
     if isinstance(config.task, SequenceClassification):
-        may_grow = isinstance(config.data, Text) and config.data.eval_frac < 0.5
-        return _classes(corpus, config.task.num_labels, may_grow)
+        return _classes(corpus, config.data, config.task.num_labels)
     return corpus
 
 
-def _classes(corpus: Corpus, num_labels: int, may_grow: bool) -> Corpus:
+def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corpus:
     """The largest classes; ConfigError if there are fewer: more files for evaluation may help."""
     labels = largest_labels(corpus, num_labels)
     if (count := len(labels)) < num_labels:
@@ -172,14 +171,24 @@ def _classes(corpus: Corpus, num_labels: int, may_grow: bool) -> Corpus:
             f"a text's classes are its folders, and only {count} have files for both "
             "training and evaluation"
         )
-        folders = {piece.label for piece in corpus.pieces()} - {""}
-        possible = min(num_labels, len(folders)) if may_grow else count
-        words = [f"task.num_labels={possible}"] if possible < num_labels else []
-        words += ["data.eval_frac=0.5"] if possible > count else []
-        fix = Fix(*words) if possible > 1 else Fix("data.path=FOLDER_OF_FOLDERS")
+        fewer = f"task.num_labels={count}" if count > 1 else "data.path=FOLDER_OF_FOLDERS"
+        fix = _more_classes(corpus, data, num_labels) or Fix(fewer)
         raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
     parts = (corpus.train, corpus.evaluation)
     return Corpus(*(tuple(piece for piece in part if piece.label in labels) for part in parts))
+
+
+def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Fix:
+    """Overrides that yield as many of the requested classes as exist; empty if none does."""
+    wanted = min(num_labels, len({piece.label for piece in corpus.pieces()} - {""}))
+    fewer = [f"task.num_labels={wanted}"] if wanted < num_labels else []
+    if not isinstance(data, Text) or wanted < 2:
+        return Fix()
+    for share in (data.eval_frac, 0.2, 0.3, 0.4, 0.5):
+        files = text_files(user_path(data.path), data.pattern, share)
+        if len(largest_labels(files, wanted)) == wanted:
+            return Fix(*fewer, *([f"data.eval_frac={share:g}"] if share != data.eval_frac else []))
+    return Fix()
 
 
 @cache
