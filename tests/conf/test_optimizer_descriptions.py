@@ -74,7 +74,6 @@ NAMES_IT = {
     "config/schema/": "the fields themselves",
     "models/sizes/": "the registry",
     "training/optimizer/": "builds it, and reads the fields that its library takes",
-    "config/compose/help.py": "the options that the first page of help shows",
     "rules/device.py": "what to type where a package is missing: a default, not a fact",
     "rules/training.py": "two fields of one schema that contradict each other",
     "rules/techniques.py": "the table of techniques",
