@@ -6,7 +6,7 @@ two products of attention: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. 
 counts half, because half of the score matrix is masked: Dao 2023, arXiv:2307.08691, section 4.1.
 A frozen weight needs no gradient, only that of its input: 4 instead of 6 (Hu et al. 2021,
 arXiv:2106.09685, section 4.2); where nothing before a layer is trained not even that: 2, and a
-third of attention's. Left out: norms, activations, softmax, dropout, rotary positions, the loss,
+third of attention's. Not counted: norms, activations, softmax, dropout, rotary positions, the loss,
 the optimizer's own arithmetic, experts that a token does not pass through, positions that the
 projection onto the vocabulary skips, and recomputation, which is no model FLOPs.
 
