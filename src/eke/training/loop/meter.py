@@ -59,7 +59,7 @@ class StepNote:
 
 def _stack(values: list[Tensor]) -> Tensor:
     """Float32, shape (tensors, elements), from tensors of equal size."""
-    return torch.stack([value.detach().float().reshape(-1) for value in values])
+    return torch.stack(values).detach().float().reshape(len(values), -1)
 
 
 @dataclass
