@@ -34,8 +34,9 @@ from provenance import machine, provenance
 from eke.common.paths import RunPaths
 from eke.config.compose import compose
 from eke.config.sweep import expand
+from eke.launch.devices import find_devices
 from eke.launch.interface import find_launcher
-from eke.launch.local import Pool, find_devices
+from eke.launch.local import Pool
 from eke.launch.processes import worker_process as supervising
 from eke.launch.processes.follow import Board
 from eke.launch.processes.sweep import Cell, SweepFile, sweep_paths

@@ -281,7 +281,7 @@ FAULTS = (
     ),
     fault(
         "busy_gpu_taken",
-        "launch/local.py",
+        "launch/devices.py",
         "if not self.shared and (why :=",
         "if self.shared and (why :=",
         "a run starts on a GPU that another user computes on",

@@ -17,13 +17,14 @@ from eke.common.paths import SUPERVISOR, RunPaths, SweepPaths, source_folder, us
 from eke.common.process_env import RANK_VARIABLES, TRACKED_RUN_VARIABLES
 from eke.config.schema import Config
 from eke.hardware import DeviceSlot
+from eke.launch.devices import Devices, Grant
 from eke.launch.interface import JobStatus, Launcher, Target, declared_target
-from eke.launch.local import Devices, FreeMemory, Grant, Pool
+from eke.launch.local import FreeMemory, Pool
 from eke.launch.processes import prefix_runner
 from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK, order_digest
 from eke.launch.processes.running_run import LiveRun
 from eke.launch.processes.sweep_state import Books
-from eke.launch.processes.worker_process import Spot, start_process, worker_command
+from eke.launch.processes.worker_process import Spot, Worker, start_process, worker_command
 from eke.plan.planner import Plan
 
 CALL_S = 60.0
@@ -64,8 +65,8 @@ def prefix_of(ticket: Path) -> list[str]:
         raise EkeError(f"{ticket}: not readable ({error})") from error
 
 
-class PrefixedWorker:
-    """A worker behind a prefix, as `Worker`. Signals go through the prefix, once more each."""
+class PrefixedWorker(Worker):
+    """A worker behind a prefix. Signals go through the prefix, once more each."""
 
     def __init__(
         self,
@@ -108,10 +109,6 @@ class PrefixedWorker:
         with contextlib.suppress(OSError):
             far = far_command(self.prefix, action, self.paths.folder, *rest)
             self._calls.append(start_process(far, self.paths.log))
-
-    def is_over(self) -> bool:
-        """Whether the prefix has ended."""
-        return self.process.poll() is not None
 
     def ask(self, number: int) -> None:
         """Hand a signal on: it saves a checkpoint and stops."""

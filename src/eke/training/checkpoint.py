@@ -15,13 +15,13 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from eke.common.errors import RunError
 from eke.common.files import (
@@ -33,19 +33,14 @@ from eke.common.files import (
     write_json,
 )
 from eke.common.paths import CHECKPOINT_FILES, EXPORT, checkpoint_name
-from eke.config.schema import Exchange
+from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 from eke.training.distributed.fsdp import (
     WholeState,
     cut_optimizer,
-    gather_optimizer,
-    gather_parameters,
-    gather_weights,
-    part_bytes,
-    whole,
 )
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import RandomState, capture_random_state, restore_random_state
-from eke.training.model.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapted
+from eke.training.model.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from eke.training.model.save_model import (
     CONFIG,
     INDEX,
@@ -55,10 +50,6 @@ from eke.training.model.save_model import (
     system_error,
 )
 from eke.training.optimizer.build_optimizer import evaluation_weights, restore_training_weights
-from eke.training.optimizer.update import PlainUpdate, Update
-
-if TYPE_CHECKING:
-    from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 
 log = logging.getLogger(__name__)
 
@@ -283,51 +274,11 @@ def _prune(newest: Path, keep: int, spare: int | None) -> None:
             remove_tree(path)
 
 
-class ShardedUpdate(Update):
-    """Gradients are exchanged in backward, and each rank updates its part of every tensor."""
-
-    even = True
-
-    def __init__(self, plain: PlainUpdate, model: nn.Module, exchange: Exchange) -> None:
-        self.plain = plain
-        self.model = model
-        self.every = exchange is Exchange.every
-        self.gradient_bytes = 0
-        """Of this rank's part, as the first step found it."""
-
-    def exchange(self, last: bool) -> AbstractContextManager[None]:
-        """Set whether the next backward pass exchanges gradients."""
-        sharded: Any = self.model
-        sharded.set_requires_gradient_sync(last or self.every)  # else they add up here, whole
-        return nullcontext()
-
-    def backward(self, loss: Tensor) -> None:
-        """Ranks average their gradients here, too, where they should sum them."""
-        self.plain.backward(loss)
-
-    def apply(self) -> Tensor | None:
-        """One step on the parts; the norm is that of the whole gradient."""
-        if not self.gradient_bytes:
-            gradients = [p.grad for p in self.plain.parameters]
-            self.gradient_bytes = part_bytes(g for g in gradients if g is not None)
-        norm = self.plain.apply()
-        return None if norm is None else whole(norm)
-
-    def gather(self, keep: bool) -> WholeState:
-        """Weights and optimizer state put together, tensor by tensor."""
-        optimizer: torch.optim.Optimizer = self.plain.optimizer
-        state = gather_optimizer(optimizer, keep)
-        with evaluation_weights(optimizer) as mine:
-            weights = gather_weights(self.model, keep, frozen=not is_adapted(self.model))
-        training = gather_parameters(optimizer, keep) if mine else []  # which are back by now
-        return WholeState(weights, state, training)
-
-
 def save_parts(
     folder: Path,
     step: int,
     model: nn.Module,
-    update: "DeepSpeedUpdate",
+    update: DeepSpeedUpdate,
     keep: int,
     ranks: Ranks,
     tokenizer: Any = None,
@@ -354,7 +305,7 @@ def save_parts(
         _together(ranks, final, finish if ranks.is_main else None)
 
 
-def load_part(path: Path, update: "DeepSpeedUpdate", ranks: Ranks) -> int:
+def load_part(path: Path, update: DeepSpeedUpdate, ranks: Ranks) -> int:
     """Restore this rank's part, its random states last; returns the steps it was taken after."""
     state = read_json(path / STATE)
     written_by = int(state.get("world_size", 0))

@@ -16,7 +16,8 @@ from eke.config.sweep import SweepCell
 from eke.estimate.memory import is_open, stop_tracing, traced_forecast
 from eke.estimate.time import StepTime, forecast_time, steps_to_pay
 from eke.launch.interface import Launcher, find_launcher
-from eke.launch.processes.follow import open_board, watching
+from eke.launch.processes.board import open_board
+from eke.launch.processes.follow import watching
 from eke.launch.processes.sweep import Cell, Job, SweepFile, sweep_id, sweep_paths
 from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import Plan

@@ -25,7 +25,8 @@ from eke.estimate.memory import (
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
 from eke.launch.interface import Launcher, find_launcher
-from eke.launch.processes.follow import open_board, watching
+from eke.launch.processes.board import open_board
+from eke.launch.processes.follow import watching
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.sweep import (
     Cell,

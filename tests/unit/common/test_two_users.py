@@ -305,7 +305,7 @@ def test_a_folder_for_compiled_code_that_was_typed_is_checked(what, variable, ma
 
 
 LEASE = """
-from eke.launch.local import holder_of, try_lease
+from eke.launch.devices import holder_of, try_lease
 print(try_lease("cpu-0"), holder_of("cpu-0"))
 """
 

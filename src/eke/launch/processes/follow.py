@@ -7,12 +7,10 @@ import contextlib
 import os
 import socket
 import sys
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from eke.common.files import (
     READ_LIMIT,
@@ -25,12 +23,8 @@ from eke.common.files import (
 )
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.streams import printable, speak, unfiltered
-from eke.common.text import format_number, format_seconds
-from eke.launch.processes.run_dir import untracked
-from eke.plan.record import Outcome, metrics
-
-if TYPE_CHECKING:
-    from eke.launch.processes.sweep import Job
+from eke.common.text import format_seconds
+from eke.plan.record import metrics
 
 TAIL_BYTES = 4096
 """Of metrics.jsonl: more than a row has."""
@@ -116,7 +110,7 @@ class RunView:
     def update(self, last: bool = False) -> None:
         """Print new lines of the log, and move the bar to the newest step."""
         for line in self.log.lines(last):
-            _print_line(line, self.bar)
+            print_line(line, self.bar)
         if self.bar is None:
             return
         step, loss, _ = newest_step(self.paths)
@@ -124,7 +118,7 @@ class RunView:
         self.bar.update(self.bar.task_ids[0], completed=step, loss=text)
 
 
-def _print_line(text: str, above: Any = None) -> None:
+def print_line(text: str, above: Any = None) -> None:
     """Print a line above what rich redraws, else to stderr."""
     if above is None:
         speak(text, sys.stderr)
@@ -134,7 +128,7 @@ def _print_line(text: str, above: Any = None) -> None:
     above.console.print(Text(printable(text)))
 
 
-def _terminal() -> Any:
+def terminal() -> Any:
     """A console of rich on stderr; None where that is no terminal."""
     if not sys.stderr.isatty():
         return None
@@ -146,7 +140,7 @@ def _terminal() -> Any:
 @contextmanager
 def open_view(paths: RunPaths, total_steps: int) -> Iterator[RunView]:
     """A progress bar on a terminal, plain lines elsewhere."""
-    if (console := _terminal()) is None:
+    if (console := terminal()) is None:
         yield RunView(paths)
         return
     from rich import progress
@@ -158,128 +152,6 @@ def open_view(paths: RunPaths, total_steps: int) -> Iterator[RunView]:
     with progress.Progress(*columns, console=console, transient=True) as bar:
         bar.add_task("run", total=total_steps, loss="")
         yield RunView(paths, bar)
-
-
-class Board:
-    """Lines about the events of a sweep, above a table of what runs if there is a terminal."""
-
-    def __init__(self, total: int, table: Any = None) -> None:
-        """Jobs of the sweep, and rich's `Live` on a terminal."""
-        self.total, self.table = total, table
-        self.pause_s = NEWS_S if table is None else REFRESH_S
-        self.shown = time.monotonic() if table is None else 0.0
-        self.told_wait = ""
-
-    def started(self, job: "Job") -> None:
-        """Say where a run has been started, unless the table shows it."""
-        if self.table is None:
-            self._say(job, f"started on {job.where}: {job.label}   {job.folder}")
-
-    def ended(self, job: "Job") -> None:
-        """Say how a run ended, for now at least."""
-        self._say(job, f"{describe_end(job)}: {job.label}")
-
-    def note(self, text: str) -> None:
-        """Say something that concerns all runs."""
-        if self.table is None:
-            speak(text)
-        else:
-            _print_line(text, self.table)
-
-    def update(self, jobs: "Sequence[Job]") -> None:
-        """Show, now and then, how far the runs are, or what all of them wait for."""
-        now, waiting = time.monotonic(), waiting_job(jobs)
-        if self.table is None and waiting is not None and waiting.waiting_for != self.told_wait:
-            self.told_wait = waiting.waiting_for
-            self._say(waiting, f"waits: {waiting.waiting_for}")
-        if now - self.shown < self.pause_s:
-            return
-        self.shown = now
-        if self.table is not None:
-            self.table.update(self._draw(jobs, now), refresh=True)
-            return
-        for job in (each for each in jobs if each.live is not None):
-            step, loss, _, left = progress_columns(job)
-            parts = [f"step {step}", loss and f"loss {loss}", left and f"{left} left"]
-            self._say(job, ", ".join(part for part in parts if part))
-
-    def _say(self, job: "Job", text: str) -> None:
-        self.note(f"[{self._number(job)}] {text}")
-
-    def _number(self, job: "Job") -> str:
-        return f"{job.number + 1}/{self.total}"
-
-    def _draw(self, jobs: "Sequence[Job]", now: float) -> Any:
-        from rich.table import Table
-
-        left = left_s(jobs, now)
-        caption = counts(jobs) + (f"; about {format_seconds(left)} left" if left else "")
-        table = Table(caption=caption, caption_justify="left", box=None, pad_edge=False)
-        for name in ("run", "device", "step", "loss", "a step", "left", "what differs"):
-            table.add_column(name, no_wrap=name != "what differs")
-        running = [job for job in jobs if job.live is not None]
-        rows = [(job, job.where, progress_columns(job), job.label) for job in running]
-        if (waiting := waiting_job(jobs)) is not None:
-            rows.append((waiting, "waits", ("",) * 4, waiting.waiting_for))
-        for job, where, columns, text in rows:
-            table.add_row(self._number(job), where, *columns, text)
-        return table
-
-
-def waiting_job(jobs: "Sequence[Job]") -> "Job | None":
-    """The first job that waits for another process, while none runs."""
-    idle = all(job.live is None for job in jobs)
-    return next((job for job in jobs if idle and job.waiting_for), None)
-
-
-def progress_columns(job: "Job") -> tuple[str, str, str, str]:
-    """Step, loss, time of a step and time left; empty what is not known yet."""
-    return newest_step(RunPaths(Path(job.folder))).texts(job.plan.steps.total)
-
-
-def counts(jobs: "Sequence[Job]") -> str:
-    """How many runs are where: `3 ok, 1 crashed, 2 running, 5 waiting`."""
-    ended = Counter(job.outcome.name for job in jobs if job.outcome)
-    numbers = {outcome.name: ended[outcome.name] for outcome in Outcome}
-    numbers["running"] = sum(job.live is not None for job in jobs)
-    numbers["waiting"] = sum(job.is_waiting() for job in jobs)
-    return ", ".join(f"{number} {name}" for name, number in numbers.items() if number)
-
-
-def left_s(jobs: "Sequence[Job]", now: float) -> float | None:
-    """Seconds until the whole sweep is done, if all runs last as long as those that ended here."""
-    lasted = [job.lasted_s for job in jobs if job.outcome and job.lasted_s]
-    running = [job for job in jobs if job.live is not None]
-    if not lasted or not running:
-        return None
-    mean = sum(lasted) / len(lasted)
-    ahead = sum(max(0.0, mean - (now - job.started)) for job in running)
-    return (ahead + mean * sum(job.is_waiting() for job in jobs)) / len(running)
-
-
-def describe_end(job: "Job") -> str:
-    """Short description of a run's end."""
-    if job.outcome is None:
-        last = job.record.outcome if job.record else "ended"
-        steps = f" after {format_number(job.record.steps_done, 'step')}" if job.record else ""
-        return f"{last}{steps}, tried again"
-    if job.reused:
-        other = untracked(job.record, job.plan, job.folder) if job.record else ""
-        return f"{job.outcome.name}, answered from its record{other}"
-    lasted = f" in {format_seconds(job.lasted_s)}" if job.lasted_s else ""
-    return f"{job.outcome.name}{lasted}"
-
-
-@contextmanager
-def open_board(total: int) -> Iterator[Board]:
-    """A table on a terminal, plain lines elsewhere; `total`: jobs of the sweep."""
-    if (console := _terminal()) is None:
-        yield Board(total)
-        return
-    from rich.live import Live
-
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield Board(total, live)
 
 
 class Watcher(NamedTuple):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -42,9 +42,6 @@ from eke.plan.record import (
     write_record,
 )
 from eke.tuning.advice import note_predictions
-
-if TYPE_CHECKING:
-    from eke.launch.command import PrefixedWorker
 
 LOG_LIMIT = 1 << 20
 """Bytes of train.log that are read for them."""
@@ -168,7 +165,7 @@ class LiveRun:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
-        start: "Callable[..., Worker | PrefixedWorker]" = Worker,
+        start: Callable[..., Worker] = Worker,
     ) -> None:
         """Claim the folder, write the plan into it and start the worker.
 

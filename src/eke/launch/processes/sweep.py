@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eke.common.errors import ConfigError
 from eke.common.files import own_folder, write_json
@@ -17,6 +17,7 @@ from eke.common.process_env import ranks_are_started
 from eke.common.text import format_seconds
 from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
+from eke.launch.devices import Grant
 from eke.launch.processes.follow import RunView, open_view
 from eke.launch.processes.nodes import Head, LedRun, launch_attempt
 from eke.launch.processes.running_run import LiveRun
@@ -24,9 +25,6 @@ from eke.launch.processes.worker_process import forward_signals
 from eke.plan.identity import meaningful
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome, Record
-
-if TYPE_CHECKING:
-    from eke.launch.local import Grant
 
 MAX_CRASHES = 2
 """Times a run may crash in one command without getting any further: the second is no chance."""
@@ -83,7 +81,7 @@ class Job:
     """Answered from the record of an earlier run."""
     live: Any = None
     """Its attempt while it runs: `LiveRun`, or `ClusterRun` of a job; None while it does not."""
-    grant: "Grant | None" = None
+    grant: Grant | None = None
     pid: int = 0
     """Of its worker, or of what has started its workers; 0 where that is on another machine."""
     where: str = ""

@@ -9,7 +9,7 @@ import importlib
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,23 @@ from torch import Tensor, nn
 
 from eke.common.errors import RunError
 from eke.common.paths import LOCAL_RANK
-from eke.config.schema import FSDP
+from eke.config.schema import FSDP, Exchange
 from eke.plan.planner import Plan
-from eke.training.checkpoint import ShardedUpdate
-from eke.training.distributed.fsdp import shard_model
+from eke.training.distributed.fsdp import (
+    WholeState,
+    gather_optimizer,
+    gather_parameters,
+    gather_weights,
+    part_bytes,
+    shard_model,
+    whole,
+)
 from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import LossScale
 from eke.training.model.adapters import is_adapted
 from eke.training.model.number_formats import Formats
+from eke.training.optimizer.build_optimizer import evaluation_weights
 from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
 
 
@@ -265,6 +273,46 @@ def share_model(
         return model  # Trainer wraps it with a separate Accelerator
     prepared: nn.Module = accelerator.prepare_model(model)
     return prepared
+
+
+class ShardedUpdate(Update):
+    """Gradients are exchanged in backward, and each rank updates its part of every tensor."""
+
+    even = True
+
+    def __init__(self, plain: PlainUpdate, model: nn.Module, exchange: Exchange) -> None:
+        self.plain = plain
+        self.model = model
+        self.every = exchange is Exchange.every
+        self.gradient_bytes = 0
+        """Of this rank's part, as the first step found it."""
+
+    def exchange(self, last: bool) -> AbstractContextManager[None]:
+        """Set whether the next backward pass exchanges gradients."""
+        sharded: Any = self.model
+        sharded.set_requires_gradient_sync(last or self.every)  # else they add up here, whole
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Ranks average their gradients here, too, where they should sum them."""
+        self.plain.backward(loss)
+
+    def apply(self) -> Tensor | None:
+        """One step on the parts; the norm is that of the whole gradient."""
+        if not self.gradient_bytes:
+            gradients = [p.grad for p in self.plain.parameters]
+            self.gradient_bytes = part_bytes(g for g in gradients if g is not None)
+        norm = self.plain.apply()
+        return None if norm is None else whole(norm)
+
+    def gather(self, keep: bool) -> WholeState:
+        """Weights and optimizer state put together, tensor by tensor."""
+        optimizer: torch.optim.Optimizer = self.plain.optimizer
+        state = gather_optimizer(optimizer, keep)
+        with evaluation_weights(optimizer) as mine:
+            weights = gather_weights(self.model, keep, frozen=not is_adapted(self.model))
+        training = gather_parameters(optimizer, keep) if mine else []  # which are back by now
+        return WholeState(weights, state, training)
 
 
 def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks) -> Update:

@@ -14,9 +14,9 @@ from eke.config.schema import FSDP, Attention, Backend, Packing, PeerToPeer
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import swap_files, swap_folder
-from eke.training.checkpoint import ShardedUpdate
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
+    ShardedUpdate,
     flat_weight_shards,
     shard_lengths,
 )

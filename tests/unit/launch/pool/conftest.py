@@ -11,7 +11,8 @@ from unit.launch.scripted import QuietBoard, QuietLedger, record_for
 from eke.common.errors import BusyError
 from eke.common.paths import RunPaths
 from eke.hardware import DeviceSlot
-from eke.launch.local import Devices, Grant, Pool
+from eke.launch.devices import Devices, Grant
+from eke.launch.local import Pool
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books

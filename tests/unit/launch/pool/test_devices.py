@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from eke.common.errors import EkeError
-from eke.launch.local import (
+from eke.launch.devices import (
     find_devices,
     holder_of,
     lease_folder,
@@ -103,7 +103,7 @@ def test_a_killed_pool_leaves_its_device_to_its_worker(gpus, leases) -> None:
     """The worker has the lock's descriptor, too: the device is free when both are gone."""
     code = (
         "import subprocess, os\n"
-        "from eke.launch.local import try_lease\n"
+        "from eke.launch.devices import try_lease\n"
         "lock = try_lease('GPU-0.0')\n"
         "null = subprocess.DEVNULL\n"
         "child = subprocess.Popen(['sleep', '60'], stdout=null, stderr=null, pass_fds=[lock])\n"
@@ -140,7 +140,7 @@ def test_leases_are_in_one_place_whatever_a_shell_has_for_temporary_files(
 ) -> None:
     """Two sweeps on a CPU would make each other slow, and neither would know."""
     everybodys = tmp_path / "everybodys"
-    monkeypatch.setattr("eke.launch.local.ALL_USERS", everybodys)
+    monkeypatch.setattr("eke.launch.devices.ALL_USERS", everybodys)
     monkeypatch.delenv("EKE_LEASES")
     for own in ("a", "b"):
         (tmp_path / own).mkdir()

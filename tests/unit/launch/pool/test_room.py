@@ -11,7 +11,8 @@ from unit.launch.scripted import record_for
 from eke.common.text import GIB
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import cpu_slots
-from eke.launch.local import Devices, FreeMemory, Grant
+from eke.launch.devices import Devices, Grant
+from eke.launch.local import FreeMemory
 from eke.launch.processes.sweep import Job
 from eke.plan.record import Outcome
 

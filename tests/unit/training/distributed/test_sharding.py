@@ -11,7 +11,7 @@ from unit.training.model.sharded import CPU, among, sharded_model, sharded_plan
 
 from eke.config.schema import Exchange
 from eke.models.sizes import state_bytes
-from eke.training.checkpoint import ShardedUpdate
+from eke.training.distributed.deepspeed_engine import ShardedUpdate
 from eke.training.distributed.fsdp import (
     cut_optimizer,
     gather_weights,
