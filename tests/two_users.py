@@ -6,11 +6,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from python_server import run
 from support import PATIENCE_S, REPO, Finished, environment
 
 VICTIM, ATTACKER = 12001, 12002
@@ -20,20 +21,25 @@ needs_root = pytest.mark.skipif(
 )
 
 
+def environment_of(home: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a user."""
+    return {
+        **environment(home),
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), ""),
+        **variables,
+    }
+
+
 def as_user(uid: int, *command: str, cwd: Path, **variables: str) -> Finished:
     """A command of a user, who may read everything (Python may lie in root's folders)."""
     may_read = ("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search")
     done = subprocess.run(
         ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *may_read, *command],
         cwd=cwd,
-        env={
-            **environment(cwd),
-            "HOME": str(cwd),
-            "XDG_CACHE_HOME": str(cwd / "cache"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), ""),
-            **variables,
-        },
+        env=environment_of(cwd, variables),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -44,9 +50,7 @@ def as_user(uid: int, *command: str, cwd: Path, **variables: str) -> Finished:
 
 def python(uid: int, code: str, *arguments: Any, cwd: Path, **variables: str) -> Finished:
     """Python code of a user; `P(n)` is the n-th argument as a path."""
-    start = "import json, os, sys\nfrom pathlib import Path\nP = lambda n: Path(sys.argv[n])\n"
-    words = map(str, arguments)
-    return as_user(uid, sys.executable, "-P", "-c", start + code, *words, cwd=cwd, **variables)
+    return run(uid, code, *arguments, cwd=cwd, environment=environment_of(cwd, variables))
 
 
 def train(uid: int, *overrides: str, cwd: Path, **variables: str) -> Finished:
