@@ -251,13 +251,10 @@ def test_a_second_process_is_told_who_works_on_it(holder, paths) -> None:
         claim(paths),
     ):
         pytest.fail("two processes hold one run")
-
-
-def test_a_run_is_free_when_its_process_is_gone(holder, paths) -> None:
     holder.kill()
     holder.wait()
     with claim(paths):
-        assert paths.lock.read_text() == f"process {os.getpid()}\n"
+        assert paths.lock.read_text() == f"process {os.getpid()}\n", "free when that one is gone"
 
 
 def test_a_claim_ends_with_its_block(paths) -> None:
@@ -266,7 +263,7 @@ def test_a_claim_ends_with_its_block(paths) -> None:
             pytest.fail("held twice")
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC])
 def test_a_folder_that_can_be_used_no_more_since_a_rule_has_looked(
     code, paths, monkeypatch
 ) -> None:

@@ -37,7 +37,6 @@ class Queue(dict):
 @pytest.fixture
 def queue(monkeypatch) -> Queue:
     made = Queue()
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(scheduler, "queue", made)
     return made
 

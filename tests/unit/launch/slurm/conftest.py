@@ -73,12 +73,6 @@ def stubs(tmp_path, monkeypatch) -> Stubs:
     return made
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch) -> None:
-    """These tests lose no power, and a disk takes its time."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 SOFTWARE, PLACES = cache(software_now), cache(software_places)
 
 
