@@ -36,16 +36,12 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", SECRETS)
-def test_it_is_masked(text: str) -> None:
-    assert "Zq9" not in mask(text)
-    assert "***" in mask(text)
-    assert mask(mask(text)) == mask(text)
-
-
-@pytest.mark.parametrize("text", OTHERS)
-def test_other_text_stays(text: str) -> None:
-    assert mask(text) == text
+def test_it_is_masked_and_other_text_stays() -> None:
+    for text in SECRETS:
+        assert "Zq9" not in mask(text), text
+        assert "***" in mask(text), text
+        assert mask(mask(text)) == mask(text), text
+    assert [mask(text) for text in OTHERS] == OTHERS
 
 
 def test_a_key_is_judged_by_its_last_word() -> None:
@@ -71,11 +67,9 @@ def test_it_takes_no_time(text: str) -> None:
     ["slurm.setup=[export WANDB_API_KEY=Zq9]", "trainer.extra.hub_token=Zq9 x",
      "tracker.uri=https://Zq9@host", "slurm.options={export: 'HF_TOKEN=Zq9'}", "--api-key=Zq9"],
 )  # fmt: skip
-@pytest.mark.parametrize("flags", [[], ["-m"]], ids=["run", "sweep"])
-def test_it_is_refused_before_any_file_is_written(
-    typed, flags, tmp_path, monkeypatch, capsys
-) -> None:
+def test_it_is_refused_before_any_file_is_written(typed, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    flags = ["-m"] if "slurm" in typed else []
     assert workflows.main([*flags, "experiment=smoke", "hardware=cpu", "seed=1", typed]) == 2
     told = capsys.readouterr()
     assert "Zq9" not in told.err + told.out
