@@ -85,9 +85,14 @@ class _Server:
         """The exit code, negative for a signal."""
         assert self.process.stdin
         assert self.process.stdout
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            return int(self.process.stdout.readline())
+        except BaseException:  # a test's time limit, too: its answer is not the next one's
+            self.process.kill()
+            _server.cache_clear()
+            raise
 
     def close(self) -> None:
         """End it."""
