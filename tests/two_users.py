@@ -1,58 +1,42 @@
 """Commands as two users of one machine, which takes root: what one plants, the other meets."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE_S, REPO, Finished, environment
+from python_server import run
+from support import Finished, environment
 
 VICTIM, ATTACKER = 12001, 12002
 
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("setpriv"), reason="two users need root and setpriv"
-)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="two users need root")
 
 
-def as_user(uid: int, *command: str, cwd: Path, **variables: str) -> Finished:
-    """A command of a user, who may read everything (Python may lie in root's folders)."""
-    may_read = ("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search")
-    done = subprocess.run(
-        ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *may_read, *command],
-        cwd=cwd,
-        env={
-            **environment(cwd),
-            "HOME": str(cwd),
-            "XDG_CACHE_HOME": str(cwd / "cache"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), ""),
-            **variables,
-        },
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        stdin=subprocess.DEVNULL,
-    )
-    return Finished(done.returncode, done.stdout, done.stderr)
+def environment_of(home: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a user."""
+    return {
+        **environment(home),
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), ""),
+        **variables,
+    }
 
 
 def python(uid: int, code: str, *arguments: Any, cwd: Path, **variables: str) -> Finished:
     """Python code of a user; `P(n)` is the n-th argument as a path."""
-    start = "import json, os, sys\nfrom pathlib import Path\nP = lambda n: Path(sys.argv[n])\n"
-    words = map(str, arguments)
-    return as_user(uid, sys.executable, "-P", "-c", start + code, *words, cwd=cwd, **variables)
+    return run(uid, code, *arguments, cwd=cwd, environment=environment_of(cwd, variables))
 
 
 def train(uid: int, *overrides: str, cwd: Path, **variables: str) -> Finished:
-    """`python train.py ...` of a user."""
-    script = str(REPO / "train.py")
-    return as_user(uid, sys.executable, script, *overrides, cwd=cwd, **variables)
+    """What `python train.py ...` does, as a user."""
+    code = "from eke import workflows\nsys.exit(workflows.main(sys.argv[1:]))"
+    return python(uid, code, *overrides, cwd=cwd, **variables)
 
 
 @pytest.fixture
@@ -83,5 +67,4 @@ def hand(path: Path, uid: int, mode: int | None = None) -> Path:
     return path
 
 
-__all__ = ["ATTACKER", "VICTIM", "as_user", "hand", "json", "machine", "needs_root", "python",
-           "train"]  # fmt: skip
+__all__ = ["ATTACKER", "VICTIM", "hand", "machine", "needs_root", "python", "train"]

@@ -3,7 +3,7 @@
 import pytest
 from faults import campaign
 
-FAULTS = 5
+FAULTS = 3
 
 
 @pytest.mark.slow

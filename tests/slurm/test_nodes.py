@@ -32,38 +32,23 @@ def run_of(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_process_killed_on_the_second_node_is_named_and_tried_again(
+def test_preempted_killed_and_lost_on_two_nodes_to_the_same_curve(
     cluster: Cluster, start, tmp_path: Path, on_one_machine
 ) -> None:
-    live = start(*CLUSTER, *NODES)
-    live.wait_for_step(100)
-    agents = pids_of("eke.training.loop.agent", str(tmp_path), " 1 2 ")
-    (other,) = agents
-    (worker,) = Path(f"/proc/{other}/task/{other}/children").read_text().split()
-    os.kill(int(worker), signal.SIGKILL)
-    out = live.finish()
-    assert live.process.returncode == 0, out
-    assert out.count("submitted 1 run as") == 1, "in the same job"
-    folder = run_of(tmp_path)
-    assert curve(folder) == on_one_machine
-    assert len(attempts(folder)) == 2
-    assert record_of(folder)["plan"]["batch"]["world_size"] == 2
-    assert not (folder / "nodes.json").exists()
-    (log,) = tmp_path.glob("runs/sweep-*/slurm/*.log")
-    assert "crashed after" in log.read_text()
-
-
-def test_preempted_on_both_nodes_and_a_lost_node(
-    cluster: Cluster, start, tmp_path: Path, on_one_machine
-) -> None:
-    """SLURM wants the nodes back; later what runs on the second one is killed."""
+    """SLURM wants the nodes back; then a process of the second one is killed, then its watcher."""
     live = start(*CLUSTER, *NODES, "resources.partition=spot", "resources.gpus=2")
     live.wait_for_step(50)
     blocker = cluster.sbatch("-N2", "--gres=gpu:2", "--time=5", script="sleep 3")
     cluster.wait_for(blocker, "RUNNING", "COMPLETED", timeout=PATIENCE_S)
     folder = run_of(tmp_path)
     wait_until(lambda: len(attempts(folder)) == 2, "the second attempt", PATIENCE_S)
-    live.wait_for_step(200)
+    live.wait_for_step(110)
+    (agent,) = pids_of("eke.training.loop.agent", str(tmp_path), " 1 2 ")
+    (worker,) = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    os.kill(int(worker), signal.SIGKILL)
+    wait_until(lambda: len(attempts(folder)) == 3, "the third attempt", PATIENCE_S)
+    assert len(list(tmp_path.glob("runs/sweep-*/slurm/*.log"))) == 1, "in the same job"
+    live.wait_for_step(190)
     watchers = pids_of("eke.launch.slurm.watcher", str(tmp_path))
     (other,) = [pid for pid in watchers if variable(pid, "SLURM_PROCID") == "1"]
     os.kill(other, signal.SIGKILL)
@@ -71,8 +56,12 @@ def test_preempted_on_both_nodes_and_a_lost_node(
     assert live.process.returncode == 0, out
     assert out.count("submitted 1 run as") == 2, "the job has failed, and the run goes on"
     assert curve(folder) == on_one_machine
+    assert len(attempts(folder)) == 4
+    assert record_of(folder)["plan"]["batch"]["world_size"] == 2
+    assert not (folder / "nodes.json").exists()
     log = "".join(f.read_text() for f in tmp_path.glob("runs/sweep-*/slurm/*.log"))
     assert "preempted after" in log
+    assert "crashed after" in log
 
 
 def test_a_first_node_that_cannot_start_holds_nobody(cluster: Cluster, start, tmp_path) -> None:

@@ -27,12 +27,9 @@ def definition() -> tuple[dict[str, str], dict[str, str]]:
     return header, {part.split("\n", 1)[0].strip(): part.split("\n", 1)[1] for part in parts}
 
 
-def test_the_dockerfile_has_only_instructions_that_docker_knows() -> None:
+def test_both_have_only_what_docker_and_apptainer_know() -> None:
     assert {name for name, _ in instructions()} <= INSTRUCTIONS
     assert instructions()[0][0] == "FROM"
-
-
-def test_the_definition_has_only_sections_that_apptainer_knows() -> None:
     header, sections = definition()
     assert header["Bootstrap"] == "docker"
     assert set(sections) <= SECTIONS

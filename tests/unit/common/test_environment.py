@@ -17,7 +17,7 @@ KEPT = [
 STARTED = {"RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
 
-@pytest.mark.parametrize("left_over", [*map(lambda name: (name,), LEFT_OVER), tuple(LEFT_OVER)])
+@pytest.mark.parametrize("left_over", [["RANK"], ["OMPI_COMM_WORLD_RANK"], LEFT_OVER], ids=len)
 def test_variables_of_another_job_are_not_inherited(left_over, monkeypatch) -> None:
     for name in (*left_over, *KEPT):
         monkeypatch.setenv(name, "1")

@@ -32,18 +32,11 @@ def test_what_the_machine_is_short_of_is_no_mistake_of_the_users() -> None:
     assert (error.exit_code, ConfigError([short, wrong]).exit_code) == (1, 2)
 
 
-def test_plain_words_are_an_error_too() -> None:
-    assert str(ConfigError("no such file")) == "no such file"
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(EkeError, 1), (ConfigError, 2), (BusyError, 2), (RunError, 1)],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_every_error_carries_its_exit_code(error, code) -> None:
-    assert issubclass(error, EkeError)
-    assert error("words").exit_code == code
+def test_every_error_carries_its_exit_code_and_plain_words() -> None:
+    for error, code in ((EkeError, 1), (ConfigError, 2), (BusyError, 2), (RunError, 1)):
+        assert issubclass(error, EkeError)
+        assert error("words").exit_code == code, error
+        assert str(error("no such file")) == "no such file"
 
 
 FULL = "No space left on device; the disk is full: free some and run again"

@@ -1,5 +1,6 @@
 """Names, logs and records are shown on a terminal and in a spreadsheet, and obeyed by neither."""
 
+import contextlib
 import csv
 import io
 import json
@@ -7,12 +8,12 @@ import os
 import pty
 import re
 import shlex
-import subprocess
-import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from python_server import run
 from support import environment
 from unit.launch.scripted import record_for
 
@@ -51,56 +52,46 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def on_terminal(tmp: Path, *words: str) -> str:
+EKE = "from eke import cli\nsys.exit(cli.main(sys.argv[1:]))"
+
+
+def on_terminal(*words: str, cwd: Path, environment: dict[str, str]) -> str:
     """What a command writes to a terminal."""
     leader, follower = pty.openpty()
-    done = subprocess.Popen(
-        [sys.executable, "-m", "eke", *words], stdout=follower, stderr=follower,
-        stdin=subprocess.DEVNULL, env={**environment(tmp), "TERM": "xterm"},
-    )  # fmt: skip
+    told: list[bytes] = []
+
+    def listen() -> None:
+        with contextlib.suppress(OSError):  # Linux says so when the other end is closed
+            while part := os.read(leader, 65536):
+                told.append(part)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    run(0, EKE, *words, cwd=cwd, environment=environment, out=os.ttyname(follower))
     os.close(follower)
-    told = b""
-    while True:
-        try:
-            part = os.read(leader, 65536)
-        except OSError:  # Linux says so when the other end is closed
-            break
-        if not part:
-            break
-        told += part
+    listener.join()
     os.close(leader)
-    done.wait()
-    return told.decode(errors="replace")
+    return b"".join(told).decode(errors="replace").replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize(
-    "piped",
-    [pytest.param(True, id="pipe", marks=pytest.mark.slow), pytest.param(False, id="terminal")],
-)
 @pytest.mark.parametrize(
     "words",
     [["status"], ["logs"], ["cancel"], ["report"], ["sync", "--dry-run"], ["status", "--live"]],
     ids=" ".join,
 )  # fmt: skip
-def test_no_command_passes_it_on(words, piped, runs) -> None:
-    command, *more = words
-    if piped:
-        done = subprocess.run(
-            [sys.executable, "-m", "eke", command, *more, str(runs)],
-            capture_output=True, text=True, env=environment(runs.parent), errors="replace",
-        )  # fmt: skip
-        told = done.stdout + done.stderr
-    else:
-        told = on_terminal(runs.parent, command, *more, str(runs)).replace("\r\n", "\n")
-    assert "Traceback" not in told
-    for bad in ("\x1b]", "\x1b[2J", "\u202e", "\x07", "\x9b"):
-        assert bad not in told
-    assert "\n  -> curl" not in told
-    if command == "logs":
-        assert "\x1b[32mgreen\x1b[0m" in told
+def test_no_command_passes_it_on(words, runs) -> None:
+    variables = {**environment(runs.parent), "TERM": "xterm"}
+    piped = run(0, EKE, *words, runs, cwd=runs.parent, environment=variables).text
+    shown = on_terminal(*words, str(runs), cwd=runs.parent, environment=variables)
+    for told in (piped, shown):
+        assert told
+        assert "Traceback" not in told
+        assert not [bad for bad in ("\x1b]", "\x1b[2J", "\u202e", "\x07", "\x9b") if bad in told]
+        assert "\n  -> curl" not in told
+        if words == ["logs"]:
+            assert "\x1b[32mgreen\x1b[0m" in told
 
 
-@pytest.mark.slow
 def test_errors_of_every_kind_are_clean(tmp_path) -> None:
     """What argparse, Hydra or eke say of a word goes through the same stream."""
     wrong = (
@@ -108,16 +99,10 @@ def test_errors_of_every_kind_are_clean(tmp_path) -> None:
         ["logs", f"--{HOSTILE}", "x"], ["plan", f"--{HOSTILE}"],
     )  # fmt: skip
     for words in wrong:
-        done = subprocess.run(
-            [sys.executable, "-m", "eke", *words],
-            capture_output=True,
-            text=True,
-            env=environment(tmp_path),
-        )
-        told = done.stdout + done.stderr
-        assert done.returncode
-        assert told
-        assert is_clean(told), repr(told)
+        done = run(0, EKE, *words, cwd=tmp_path, environment=environment(tmp_path))
+        assert done.code
+        assert done.text
+        assert is_clean(done.text), repr(done.text)
 
 
 def test_a_newline_in_a_name_makes_no_line_of_advice() -> None:

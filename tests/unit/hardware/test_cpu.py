@@ -76,14 +76,10 @@ def test_memory_is_the_tightest_limit(limit, lines, files, gib):
     assert limit(lines, files) == gib * GIB
 
 
-def test_without_proc_it_is_the_machines_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("eke.hardware.cpu._physical", lambda: 3 * GIB)
-    assert memory_limit(tmp_path, tmp_path) == 3 * GIB
-
-
-def test_unknown_stays_unknown(tmp_path, monkeypatch):
-    monkeypatch.setattr("eke.hardware.cpu._physical", lambda: None)
-    assert memory_limit(tmp_path, tmp_path) is None
+@pytest.mark.parametrize("physical", [3 * GIB, None])
+def test_without_proc_it_is_the_machines_memory_or_unknown(physical, tmp_path, monkeypatch):
+    monkeypatch.setattr("eke.hardware.cpu._physical", lambda: physical)
+    assert memory_limit(tmp_path, tmp_path) == physical
 
 
 @pytest.fixture
@@ -144,13 +140,10 @@ def test_what_others_hold_is_not_available(left, lines, files, gib):
     assert left(lines, files) == gib * GIB
 
 
-def test_available_memory_is_rounded_down(tmp_path):
+def test_available_memory_may_be_unknown_and_is_rounded_down(tmp_path):
+    assert memory_available(tmp_path, tmp_path) is None
     write(tmp_path / "meminfo", f"MemAvailable: {(GIB + 200 * 2**20) // 1024} kB\n")
     assert memory_available(tmp_path, tmp_path) == GIB
-
-
-def test_available_memory_may_be_unknown(tmp_path):
-    assert memory_available(tmp_path, tmp_path) is None
 
 
 @pytest.mark.parametrize(

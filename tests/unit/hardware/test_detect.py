@@ -34,32 +34,20 @@ def test_what_the_driver_keeps_is_no_capacity(machine, reserved_mib, gib):
     assert detect().memory_bytes / 2**30 == pytest.approx(gib, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("visible", "names"),
-    [
-        pytest.param(None, ["a", "b", "c"], id="unset"),
-        pytest.param("1", ["b"], id="index"),
-        pytest.param("2,0", ["c", "a"], id="order"),
-        pytest.param(" 1 , 2 ", ["b", "c"], id="blanks"),
-        pytest.param("", [], id="empty"),
-        pytest.param("-1", [], id="minus-one"),
-        pytest.param("0,-1,1", ["a"], id="minus-one-ends"),
-        pytest.param("0,7,1", ["a"], id="unknown-index-ends"),
-        pytest.param("1,1", [], id="repeated"),
-        pytest.param("GPU-1a7f-1", ["b"], id="uuid"),
-        pytest.param("GPU-2a", ["c"], id="uuid-start"),
-        pytest.param("GPU-", [], id="ambiguous-uuid"),
-        pytest.param("GPU-ffff", [], id="unknown-uuid"),
-        pytest.param("MIG-7", ["a MIG"], id="slice"),
-        pytest.param("MIG-8", [], id="unknown-slice"),
-        pytest.param("NoDevFiles", [], id="word"),
-    ],
-)
-def test_outer_cuda_visible_devices_is_respected(machine, monkeypatch, visible, names):
+VISIBLE = {
+    None: ["a", "b", "c"], "2,0": ["c", "a"], " 1 , 2 ": ["b", "c"], "": [], "-1": [],
+    "0,-1,1": ["a"], "0,7,1": ["a"], "1,1": [], "GPU-1a7f-1": ["b"], "GPU-2a": ["c"],
+    "GPU-": [], "GPU-ffff": [], "MIG-7": ["a MIG"], "MIG-8": [], "NoDevFiles": [],
+}  # fmt: skip
+"""CUDA_VISIBLE_DEVICES -> the GPUs: what is unknown, ambiguous or negative ends the list."""
+
+
+@pytest.mark.parametrize("visible", VISIBLE, ids=str)
+def test_outer_cuda_visible_devices_is_respected(machine, monkeypatch, visible):
     machine("a", "b", "c", slices=[("a", "MIG-7", 4864)])
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    device = detect()
+    device, names = detect(), VISIBLE[visible]
     if not names:
         assert device.kind == "cpu"
         assert device.note == f"CPU: CUDA_VISIBLE_DEVICES={visible} leaves no GPU visible"
@@ -104,20 +92,12 @@ def test_mixed_models_are_said_so(machine):
     assert "CUDA_VISIBLE_DEVICES" in device.note
 
 
-def test_an_unknown_model_has_no_peaks_and_the_note_says_so(machine):
-    machine("NVIDIA RTX 9090")
+def test_an_unknown_model_has_no_peaks_and_what_the_driver_does_not_answer_is_absent(machine):
+    machine("NVIDIA RTX 9090", memory_mib=None, capability=None)
     device = detect()
-    assert device.kind == "cuda"
-    assert device.peak_flops == ()
-    assert device.source == ""
+    assert (device.kind, device.peak_flops, device.source) == ("cuda", (), "")
     assert "MFU is not reported" in device.note
-
-
-def test_what_the_driver_does_not_answer_is_absent(machine):
-    machine("NVIDIA GB10", memory_mib=None, capability=None)
-    device = detect()
-    assert device.memory_bytes is None
-    assert device.capability is None
+    assert (device.memory_bytes, device.capability) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +130,8 @@ def test_a_cpu_build_of_torch_means_cpu_whatever_the_driver_lists(machine, monke
     assert (
         "torch 2.13.0+cpu is built without CUDA, so 1 x NVIDIA H200 cannot be used" in device.note
     )
-
-
-def test_without_torch_the_gpus_are_still_shown(machine, monkeypatch):
-    machine(H200)
     monkeypatch.setattr(detect_module, "torch_build", lambda: None)
-    assert detect().kind == "cuda"
+    assert detect().kind == "cuda", "without torch they are still shown"
 
 
 def test_the_installed_torch_agrees_with_its_files():
@@ -164,15 +140,9 @@ def test_the_installed_torch_agrees_with_its_files():
     assert torch_build() == TorchBuild(torch.version.__version__, torch.version.cuda)
 
 
-def test_auto_is_what_was_detected(machine):
+def test_auto_is_what_was_detected_and_cpu_is_the_cpu(machine):
     machine(H200)
-    device, reason = choose_device("auto")
-    assert device == detect()
-    assert reason == "1 x NVIDIA H200, found through the NVIDIA driver"
-
-
-def test_cpu_is_the_cpu_on_a_machine_with_gpus(machine):
-    machine(H200)
+    assert choose_device("auto") == (detect(), "1 x NVIDIA H200, found through the NVIDIA driver")
     device, reason = choose_device("cpu")
     assert (device.kind, device.count, device.present) == ("cpu", 1, True)
     assert reason == "CPU: hardware=cpu"

@@ -12,24 +12,17 @@ def test_every_option_but_auto_and_cpu_has_a_device_and_no_device_lacks_an_optio
     assert options - {"auto", "cpu"} == set(DEVICES)
 
 
-@pytest.mark.parametrize("option", DEVICES, ids=str)
-def test_every_device_is_declared_with_a_source(option: str):
-    device = DEVICES[option]
-    assert device.kind == "cuda"
-    assert not device.present
-    assert device.source.startswith("https://")
-    assert device.memory_bytes is not None
-    assert device.capability is not None
-
-
-@pytest.mark.parametrize("option", DEVICES, ids=str)
-def test_a_format_has_a_peak_exactly_where_the_matrix_units_have_it(option: str):
-    device = DEVICES[option]
-    ampere_or_newer = device.capability is not None and device.capability >= (8, 0)
-    assert device.peak("float32") is not None
-    assert device.peak("float16") is not None
-    assert (device.peak("bfloat16") is not None) == ampere_or_newer
-    assert (device.peak("tf32") is not None) == ampere_or_newer
+def test_every_device_is_declared_with_a_source_and_the_peaks_of_its_matrix_units():
+    for option, device in DEVICES.items():
+        assert (device.kind, device.present) == ("cuda", False), option
+        assert device.source.startswith("https://"), option
+        assert device.memory_bytes is not None, option
+        assert device.capability is not None, option
+        ampere_or_newer = device.capability >= (8, 0)
+        assert device.peak("float32") is not None, option
+        assert device.peak("float16") is not None, option
+        assert (device.peak("bfloat16") is not None) == ampere_or_newer, option
+        assert (device.peak("tf32") is not None) == ampere_or_newer, option
 
 
 # Tensor cores and multiply-adds per core and clock (float16 operands, float32 accumulation, dense)
@@ -54,51 +47,40 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("option", SHAPES, ids=str)
-def test_peak_follows_from_the_chip_dense_and_accumulated_in_float32(option: str):
-    multiply_adds, clock_ghz = SHAPES[option]
-    expected = 2 * multiply_adds * clock_ghz * 1e9
-    assert DEVICES[option].peak("float16") == pytest.approx(expected, rel=0.01)
+def test_peak_follows_from_the_chip_dense_and_accumulated_in_float32():
+    expected = {option: 2 * count * ghz * 1e9 for option, (count, ghz) in SHAPES.items()}
+    found = {option: DEVICES[option].peak("float16") for option in SHAPES}
+    assert found == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        pytest.param("Tesla V100-SXM2-16GB", "v100_16", id="v100"),
-        pytest.param("NVIDIA TITAN RTX", "titan_rtx", id="titan-new-driver"),
-        pytest.param("TITAN RTX", "titan_rtx", id="titan-old-driver"),
-        pytest.param("GeForce RTX 3090", "rtx3090", id="3090-old-driver"),
-        pytest.param("A100-SXM4-40GB", "a100_40", id="a100-old-driver"),
-        pytest.param("NVIDIA H100 80GB HBM3", "h100", id="h100-sxm"),
-        pytest.param("NVIDIA L40S", "l40s", id="l40s"),
-        pytest.param("NVIDIA L40", None, id="l40"),
-        pytest.param("NVIDIA A10", None, id="a10"),
-        pytest.param("NVIDIA GB200", "gb200", id="gb200"),
-        pytest.param("NVIDIA H100 PCIe", None, id="h100-pcie"),
-        pytest.param("NVIDIA H100 NVL", None, id="h100-nvl"),
-        pytest.param("NVIDIA GeForce RTX 3090 Ti", None, id="3090-ti"),
-        pytest.param("NVIDIA GeForce RTX 4090 Laptop GPU", None, id="4090-laptop"),
-        pytest.param("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, id="a-slice"),
-        pytest.param("AMD EPYC", None, id="cpu"),
-    ],
-)
-def test_a_driver_name_is_one_model_or_none(name: str, option: str | None):
-    assert device_option(name) == option
+MODELS = {
+    "Tesla V100-SXM2-16GB": "v100_16",
+    "NVIDIA TITAN RTX": "titan_rtx",
+    "TITAN RTX": "titan_rtx",  # of an older driver, as the next two
+    "GeForce RTX 3090": "rtx3090",
+    "A100-SXM4-40GB": "a100_40",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA GB200": "gb200",
+    **dict.fromkeys(("NVIDIA L40", "NVIDIA A10", "NVIDIA H100 PCIe", "NVIDIA H100 NVL")),
+    **dict.fromkeys(("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 Laptop GPU")),
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "AMD EPYC", "Tesla V100-SXM2-32GB")),
+}
+
+
+def test_a_driver_name_is_one_model_or_none():
+    assert {name: device_option(name) for name in MODELS} == MODELS
 
 
 def test_another_memory_size_of_the_same_chip_has_the_same_peaks():
     found = [with_datasheet(Device("cuda", f"Tesla V100-SXM2-{n}GB")) for n in (16, 32)]
     assert found[0].peak_flops == found[1].peak_flops
     assert found[0].memory_bytes_per_s == found[1].memory_bytes_per_s == 900e9
-    assert device_option("Tesla V100-SXM2-32GB") is None
-
-
-def test_an_unknown_model_has_no_peaks():
-    unknown = Device("cuda", "NVIDIA H100 PCIe")
-    assert with_datasheet(unknown) == unknown
 
 
 def test_another_memory_has_a_bandwidth_of_its_own():
+    unknown = Device("cuda", "NVIDIA H100 PCIe")
+    assert with_datasheet(unknown) == unknown
     card = with_datasheet(Device("cuda", "NVIDIA A100 80GB PCIe"))
     assert card.peak_flops == DEVICES["a100_80"].peak_flops
     assert card.memory_bytes_per_s == 1935e9

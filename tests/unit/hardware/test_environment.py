@@ -37,24 +37,19 @@ def checkout(tmp_path, monkeypatch):
     return package
 
 
-def test_commit_and_dirty_flag(checkout):
-    commit = git(checkout, "rev-parse", "HEAD")
-    assert git_state(checkout) == {"commit": commit, "dirty": False}
-    (checkout / "new.py").write_text("")
-    assert git_state(checkout) == {"commit": commit, "dirty": True}
-
-
-def test_another_repository_in_the_environment_is_not_believed(checkout, monkeypatch):
+def test_the_commit_is_that_of_the_packages_own_checkout(checkout, monkeypatch):
     commit = git(checkout, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     assert git_state(checkout) == {"commit": commit, "dirty": False}
-
-
-@pytest.mark.parametrize("place", [".venv/lib/site-packages/eke", "vendored/eke"], ids=str)
-def test_installed_inside_another_checkout_is_no_checkout(checkout, place):
-    installed = checkout.parents[1] / place
-    installed.mkdir(parents=True)
-    assert git_state(installed) is None
+    monkeypatch.delenv("GIT_DIR")
+    (checkout / "new.py").write_text("")
+    assert git_state(checkout) == {"commit": commit, "dirty": True}
+    for place in (".venv/lib/site-packages/eke", "vendored/eke"):
+        installed = checkout.parents[1] / place
+        installed.mkdir(parents=True)
+        assert git_state(installed) is None, place
+    monkeypatch.setenv("PATH", "")
+    assert git_state(checkout) is None
 
 
 def test_a_checkout_without_a_commit_has_no_state(tmp_path):
@@ -62,11 +57,6 @@ def test_a_checkout_without_a_commit_has_no_state(tmp_path):
     package.mkdir(parents=True)
     git(tmp_path, "init", "--quiet")
     assert git_state(package) is None
-
-
-def test_without_git_there_is_no_state(checkout, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert git_state(checkout) is None
 
 
 def test_the_environment_is_json_and_its_time_is_utc(monkeypatch):
@@ -88,21 +78,8 @@ def test_driver_and_cuda_version(machine):
     assert (facts["driver"], facts["cuda_driver"]) == ("580.65.06", "13.1")
 
 
-@pytest.mark.parametrize(
-    ("variables", "job"),
-    [
-        pytest.param({}, None, id="no-slurm"),
-        pytest.param({"SLURM_JOB_ID": "4711"}, "4711", id="job"),
-        pytest.param(
-            {
-                "SLURM_JOB_ID": "4713",
-                "SLURM_ARRAY_JOB_ID": "4711",
-                "SLURM_ARRAY_TASK_ID": "2",
-            },
-            "4711_2",
-            id="array",
-        ),
-    ],
-)
-def test_slurm_job(variables, job):
-    assert slurm_job_id(variables) == job
+def test_slurm_job():
+    array = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"}
+    assert slurm_job_id({}) is None
+    assert slurm_job_id({"SLURM_JOB_ID": "4711"}) == "4711"
+    assert slurm_job_id({"SLURM_JOB_ID": "4713", **array}) == "4711_2"

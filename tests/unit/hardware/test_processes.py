@@ -52,12 +52,6 @@ def test_who_is_foreign(processes, named, gpu, proc):
     assert foreign_processes(GPU, proc) == named
 
 
-def test_memory_adds_up_over_gpus(machine, proc, monkeypatch):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    machine("NVIDIA H200", "NVIDIA H200", processes=[(OTHER, 512 * MIB)])
-    assert foreign_processes(GPU, proc) == [f"pid {OTHER} (python, 1.00 GiB)"]
-
-
 def test_a_sibling_is_a_rank_under_torchrun_and_foreign_otherwise(gpu, proc, monkeypatch):
     gpu((RANK, MIB))
     assert foreign_processes(GPU, proc) == [f"pid {RANK} (python, 1.00 MiB)"]
@@ -75,12 +69,14 @@ def test_under_a_supervisor_the_launcher_is_one_further_up(gpu, proc, monkeypatc
 
 
 def test_only_visible_gpus_count(machine, proc, monkeypatch):
-    fake = machine("NVIDIA H200", "NVIDIA H200")
-    fake.gpus[1].processes = [(OTHER, MIB)]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert foreign_processes(GPU, proc) == []
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert foreign_processes(GPU, proc) == [f"pid {OTHER} (python, 1.00 MiB)"]
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    fake = machine("NVIDIA H200", "NVIDIA H200", "NVIDIA H200")
+    for gpu in fake.gpus[1:]:
+        gpu.processes = [(OTHER, MIB)]
+    for visible, told in (("0", []), ("1", ["1.00 MiB"]), ("0,1,2", ["2.00 MiB"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        expected = [f"pid {OTHER} (python, {memory})" for memory in told]
+        assert foreign_processes(GPU, proc) == expected, "it adds up over GPUs"
 
 
 def test_in_a_container_it_is_measurable_only_before_our_own_context(gpu, proc, monkeypatch):
@@ -93,13 +89,10 @@ def test_in_a_container_it_is_measurable_only_before_our_own_context(gpu, proc, 
     assert foreign_processes(GPU, proc) is None
 
 
-@pytest.mark.parametrize("broken", ["init", "count"], ids=str)
-def test_without_an_answer_it_is_not_measurable(machine, proc, broken):
-    machine("NVIDIA H200", broken=broken)
-    assert foreign_processes(GPU, proc) is None
-
-
-def test_on_a_cpu_it_is_not_measurable(machine, proc):
+def test_without_an_answer_or_on_a_cpu_it_is_not_measurable(machine, proc):
+    for broken in ("init", "count"):
+        machine("NVIDIA H200", broken=broken)
+        assert foreign_processes(GPU, proc) is None, broken
     machine("NVIDIA H200", processes=[(OTHER, MIB)])
     assert foreign_processes(cpu_device(), proc) is None
 

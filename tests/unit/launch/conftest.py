@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,12 @@ from unit.plan.cases import SYNTHETIC, plan_of
 from eke.common.paths import RunPaths
 from eke.launch.processes.sweep import Job
 from eke.plan.planner import Plan
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch) -> None:
+    """These tests lose no power, and a disk takes its time."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @functools.cache

@@ -60,16 +60,7 @@ def wait_for(condition) -> None:
     assert condition()
 
 
-def test_its_exit_code_and_its_words_come_back(paths, monkeypatch) -> None:
-    code = "import os; print(os.environ['EKE_SUPERVISOR'] == str(os.getppid())); os._exit(7)"
-    worker = start(paths, monkeypatch, code)
-    wait_for(worker.is_over)
-    assert worker.finish() == 7
-    assert paths.log.read_text() == "True\n"
-    assert not paths.ticket("command").exists()
-
-
-def test_neither_files_of_the_current_folder_nor_variables_of_ranks_reach_it(
+def test_its_exit_code_and_words_come_back_and_nothing_of_the_current_folder_or_of_ranks_goes(
     paths, monkeypatch, tmp_path
 ) -> None:
     for name in ("contextlib", "json", "torch"):
@@ -78,10 +69,16 @@ def test_neither_files_of_the_current_folder_nor_variables_of_ranks_reach_it(
     for name, value in {"PYTHONPATH": ":/x", "WORLD_SIZE": "2", "WANDB_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    code = "import json, os; print(*(n for n in ('WORLD_SIZE', 'WANDB_RUN_ID', 'NCCL_DEBUG')"
-    worker = start(paths, monkeypatch, f"{code} if n in os.environ))")
+    code = (
+        "import json, os; print(os.environ['EKE_SUPERVISOR'] == str(os.getppid()), "
+        "*(n for n in ('WORLD_SIZE', 'WANDB_RUN_ID', 'NCCL_DEBUG') if n in os.environ), "
+        "flush=True); os._exit(7)"
+    )
+    worker = start(paths, monkeypatch, code)
     wait_for(worker.is_over)
-    assert (worker.finish(), paths.log.read_text()) == (0, "NCCL_DEBUG\n")
+    assert worker.finish() == 7
+    assert paths.log.read_text() == "True NCCL_DEBUG\n"
+    assert not paths.ticket("command").exists()
 
 
 def test_a_signal_ends_it_and_is_told_as_by_subprocess(paths, monkeypatch) -> None:

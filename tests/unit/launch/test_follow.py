@@ -25,24 +25,14 @@ def test_only_whole_lines_are_shown_and_only_once(tmp_path) -> None:
     assert tail.lines() == ["two", "three"]
 
 
-def test_the_last_look_shows_an_unfinished_line(tmp_path) -> None:
-    tail = Tail(tmp_path / "log")
-    append(tmp_path / "log", b"one\ntorn")
-    assert tail.lines(last=True) == ["one", "torn"]
-    assert tail.lines(last=True) == []
-
-
-def test_what_was_there_before_is_not_shown_again(tmp_path) -> None:
+def test_what_was_there_before_is_not_shown_again_and_bytes_that_are_no_text_end_nothing(
+    tmp_path,
+) -> None:
     append(tmp_path / "log", b"earlier\n")
     tail = Tail(tmp_path / "log")
-    append(tmp_path / "log", b"now\n")
-    assert tail.lines() == ["now"]
-
-
-def test_bytes_that_are_no_text_end_nothing(tmp_path) -> None:
-    tail = Tail(tmp_path / "log")
-    append(tmp_path / "log", b"\xff\xfe\nnext\n")
-    assert tail.lines()[-1] == "next"
+    append(tmp_path / "log", b"\xff\xfe\nnow\ntorn")
+    assert tail.lines()[1:] == ["now"]
+    assert tail.lines(last=True) == ["torn"]
 
 
 def test_every_cut_of_a_file_gives_the_same_lines(tmp_path) -> None:

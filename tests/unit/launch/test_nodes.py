@@ -35,6 +35,8 @@ from eke.plan.planner import Plan
 from eke.plan.record import DeadRank, Failure, Record, write_dead_rank
 
 PATIENCE_S = 60.0
+SOON = {"COME_S": 0.0, "POLL_S": 0.01, "LOOK_S": 0.02, "WORKER_POLL_S": 0.02}
+"""How often the code looks, in tests."""
 
 STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}
 
@@ -42,7 +44,8 @@ STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}
 @pytest.fixture(autouse=True)
 def _this_host(monkeypatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr(nodes, "COME_S", 0.0)
+    for name, seconds in SOON.items():
+        monkeypatch.setattr(nodes, name, seconds)
 
 
 @pytest.fixture
@@ -67,11 +70,9 @@ def wait_until(condition) -> None:
 
 def started(file, count: int, problem: str = "") -> list[threading.Thread]:
     """The other machines of a run, each in a thread."""
+    tasks = [SlurmTask(node, count, "s") for node in range(1, count)]
     threads = [
-        threading.Thread(
-            target=follow, args=[file, SlurmTask(node, count, "s"), PATIENCE_S, problem]
-        )
-        for node in range(1, count)
+        threading.Thread(target=follow, args=[file, task, PATIENCE_S, problem]) for task in tasks
     ]
     for thread in threads:
         thread.start()
@@ -145,7 +146,7 @@ def test_what_does_not_end_is_killed(shell_worker, monkeypatch) -> None:
 
 def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypatch) -> None:
     file = shell_worker / "nodes.json"
-    (shell_worker / "command").write_text("sleep 1; echo saved >saved")
+    (shell_worker / "command").write_text("sleep 0.2; echo saved >saved")
     monkeypatch.chdir(shell_worker)
     first = Head(file, SlurmTask(0, 2, "s"))
     (thread,) = started(file, 2)
@@ -194,7 +195,6 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
 ) -> None:
     """It was killed a moment after its invitation: the others held their GPUs for half an hour."""
     monkeypatch.setattr("eke.launch.processes.nodes.GONE_S", 0.2)
-    monkeypatch.setattr("eke.launch.processes.nodes.LOOK_S", 0.05)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     file = tmp_path / "nodes.json"
@@ -233,7 +233,7 @@ def test_strangers_are_sent_away(tmp_path) -> None:
 
 
 def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(nodes, "HELLO_S", 0.5)
+    monkeypatch.setattr(nodes, "HELLO_S", 0.3)
     file = tmp_path / "nodes.json"
     with (
         contextlib.ExitStack() as open_,
@@ -250,7 +250,7 @@ def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, mo
         for number, stranger in enumerate(strangers):
             # Some trickle, and some say what takes a parser's breath away.
             stranger.sendall(b"{" if number % 2 else b"[" * 60_000 + b"\n")
-        time.sleep(0.2)
+        time.sleep(0.1)
         assert threading.active_count() - before <= 2 * (nodes.STRANGERS + 2)
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)

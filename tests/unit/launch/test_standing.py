@@ -37,7 +37,6 @@ class Queue(dict):
 @pytest.fixture
 def queue(monkeypatch) -> Queue:
     made = Queue()
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(scheduler, "queue", made)
     return made
 
@@ -76,9 +75,7 @@ def only(folder):
 # --- states ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "outcome", ["ok", "oom", "diverged", "crashed", "timeout", "preempted", "cancelled"]
-)
+@pytest.mark.parametrize("outcome", ["ok", "crashed", "preempted"])
 def test_what_has_ended(outcome, run) -> None:
     paths = run()
     leave(paths, outcome, 7, "it broke")
@@ -89,9 +86,13 @@ def test_what_has_ended(outcome, run) -> None:
     assert not found.is_active
 
 
-def test_what_has_not_started(run) -> None:
-    found = only(run().folder)
+def test_what_has_not_started_and_what_starts_here(run) -> None:
+    paths = run()
+    found = only(paths.folder)
     assert (found.state, found.step, found.total) == ("not started", 0, 20)
+    with claim(paths):
+        found = only(paths.folder)
+    assert (found.state, found.where) == ("running", "starting")
 
 
 def test_what_was_killed(run) -> None:
@@ -102,7 +103,7 @@ def test_what_was_killed(run) -> None:
     assert (found.state, found.step, found.loss) == ("interrupted", 2, 2.0)
 
 
-@pytest.mark.parametrize("before", ["", "preempted", "crashed"])
+@pytest.mark.parametrize("before", ["", "preempted"])
 def test_what_runs_here(before, run) -> None:
     paths = run()
     start_attempt(paths, {})
@@ -116,13 +117,6 @@ def test_what_runs_here(before, run) -> None:
     assert (found.is_active, found.job) == (True, "")
 
 
-def test_what_starts_here(run) -> None:
-    paths = run(planned=True)
-    with claim(paths):
-        found = only(paths.folder)
-    assert (found.state, found.where) == ("running", "starting")
-
-
 def test_what_runs_there(run, queue) -> None:
     paths = run(element=2)
     queue["5_2"] = Element("RUNNING", "n1", "", "None")
@@ -131,7 +125,7 @@ def test_what_runs_there(run, queue) -> None:
     assert (found.state, found.where, found.job) == ("running", "n1, job 5_2", "5_2")
 
 
-@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUE_HOLD", "NEW_IN_26"])
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "NEW_IN_26"])
 def test_what_is_queued(state, run, queue) -> None:
     paths = run(element=2)
     leave(paths, "preempted", 3)
@@ -142,17 +136,17 @@ def test_what_is_queued(state, run, queue) -> None:
     assert found.is_active
 
 
-def test_a_final_record_is_stronger_than_the_queue(run, queue) -> None:
+@pytest.mark.parametrize(
+    ("left", "queued", "state"),
+    [("ok", "COMPLETING", "ok"), (None, "CANCELLED", "not started")],
+    ids=["a final record is stronger than the queue", "a job that is over is not queued"],
+)
+def test_what_the_queue_no_longer_says(left, queued, state, run, queue) -> None:
     paths = run(element=2)
-    leave(paths, "ok", 20)
-    queue["5_2"] = Element("COMPLETING", "", "", "None")
-    assert only(paths.folder).state == "ok"
-
-
-def test_a_job_that_is_over_is_not_queued(run, queue) -> None:
-    paths = run(element=2)
-    queue["5_2"] = Element("CANCELLED", "", "", "None")
-    assert only(paths.folder).state == "not started"
+    if left:
+        leave(paths, left, 20)
+    queue["5_2"] = Element(queued, "", "", "None")
+    assert only(paths.folder).state == state
 
 
 def test_a_job_whose_number_nobody_has_written_down(run, queue, tmp_path) -> None:
@@ -166,20 +160,10 @@ def test_a_job_whose_number_nobody_has_written_down(run, queue, tmp_path) -> Non
     queue.down = "squeue: no controller"
     found = only(paths.folder)
     assert (found.state, found.where) == ("unknown", "job eke-s-1")
+    assert (found.silent, found.is_active) == ("squeue: no controller", False)
 
 
-def test_without_an_answer_it_is_unknown(run, queue) -> None:
-    paths = run(element=2)
-    queue.down = "squeue: no controller"
-    found = only(paths.folder)
-    assert (found.state, found.silent, found.is_active) == (
-        "unknown",
-        "squeue: no controller",
-        False,
-    )
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"outcome": "splendid"}'])
+@pytest.mark.parametrize("text", ["{", '{"outcome": "splendid"}'])
 def test_a_record_that_cannot_be_read_is_told(text, run, queue) -> None:
     paths = run(element=2)
     paths.record.write_text(text)
@@ -294,7 +278,7 @@ def test_nothing_there(tmp_path) -> None:
             find_standings(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "3"])
+@pytest.mark.parametrize("text", ["{", "{}", "3"])
 def test_a_sweep_that_cannot_be_read(text, tmp_path) -> None:
     sweep = write_cells(tmp_path)
     sweep.sweep.write_text(text)

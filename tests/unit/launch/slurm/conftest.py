@@ -4,6 +4,7 @@ import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from unit.launch.scripted import QuietBoard, QuietLedger
 from eke.common.errors import EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.config.schema.resources import Slurm
+from eke.hardware import software_now, software_places
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
-from eke.launch.slurm import scheduler
+from eke.launch.slurm import run, scheduler
 from eke.launch.slurm.dispatch import Cluster
 from eke.launch.slurm.scheduler import Element
 from eke.plan.planner import Plan
@@ -71,10 +73,27 @@ def stubs(tmp_path, monkeypatch) -> Stubs:
     return made
 
 
+SOFTWARE, PLACES = cache(software_now), cache(software_places)
+
+
 @pytest.fixture(autouse=True)
-def no_fsync(monkeypatch) -> None:
-    """These tests lose no power, and a disk takes its time."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+def same_software(monkeypatch) -> None:
+    """It is looked up once for all tests: a submission reads every file of eke."""
+    monkeypatch.setattr(run, "software_now", SOFTWARE)
+    monkeypatch.setattr(run, "software_places", PLACES)
+
+
+@pytest.fixture
+def unfrozen(monkeypatch) -> list[Job]:
+    """Jobs whose plans would have been written; that takes as long as all else here."""
+    found: list[Job] = []
+
+    def freeze(job: Job) -> None:
+        Path(job.folder).mkdir(parents=True, exist_ok=True)
+        found.append(job)
+
+    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze_run", freeze)
+    return found
 
 
 @pytest.fixture

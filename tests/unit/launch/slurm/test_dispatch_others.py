@@ -127,11 +127,9 @@ def test_a_cancellation_without_an_answer_is_tried_again(
 # --- the screen -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [10, 1000])
-def test_one_question_a_look(count, submitted, cluster, monkeypatch) -> None:
-    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze_run", lambda _: None)
+def test_one_question_a_look(submitted, cluster, unfrozen, monkeypatch) -> None:
     monkeypatch.setattr(ClusterRun, "record_lost", lambda run: record_for("x", "crashed"))
-    made = submitted(count)
+    made = submitted(100)
     cluster.asked.clear()
     look(made)
     assert cluster.asked == ["queue"]

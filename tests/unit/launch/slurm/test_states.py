@@ -1,7 +1,5 @@
 """SLURM's words: every state of 22.05 to 25.05 has a meaning, and no other word has one."""
 
-import pytest
-
 from eke.launch.slurm.scheduler import HELD, Phase, outcome_of, phase_of
 from eke.plan.record import Outcome
 
@@ -20,28 +18,21 @@ MEANINGS = {
 STATES = {state: meaning for meaning, states in MEANINGS.items() for state in states.split()}
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_every_state_has_a_meaning(state) -> None:
-    meaning = STATES[state]
-    if meaning in Phase.__members__:
-        assert phase_of(state) is Phase[meaning]
-    else:
-        assert phase_of(state) is Phase.over
-        assert outcome_of(state) is Outcome[meaning]
+OF_SACCT = {"CANCELLED by 0": "cancelled", "CANCELLED+": "cancelled", "COMPLETED+": "crashed"}
 
 
-@pytest.mark.parametrize(
-    ("said", "outcome"),
-    [("CANCELLED by 0", "cancelled"), ("CANCELLED+", "cancelled"), ("COMPLETED+", "crashed")],
-)
-def test_what_sacct_adds(said, outcome) -> None:
-    assert phase_of(said) is Phase.over
-    assert outcome_of(said) is Outcome[outcome]
+def test_every_state_has_a_meaning() -> None:
+    for state, meaning in {**STATES, **OF_SACCT}.items():
+        if meaning in Phase.__members__:
+            assert phase_of(state) is Phase[meaning], state
+        else:
+            assert phase_of(state) is Phase.over, state
+            assert outcome_of(state) is Outcome[meaning], state
 
 
-@pytest.mark.parametrize("word", ["", "  ", "NEW_IN_26", "running", "CD", "N/A", "COMPLETE"])
-def test_an_unknown_word_is_no_verdict(word) -> None:
-    assert phase_of(word) is Phase.unknown
+def test_an_unknown_word_is_no_verdict() -> None:
+    unknown = ("", "  ", "NEW_IN_26", "running", "CD", "N/A", "COMPLETE")
+    assert {phase_of(word) for word in unknown} == {Phase.unknown}
 
 
 def test_what_is_held_waits() -> None:

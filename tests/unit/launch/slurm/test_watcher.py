@@ -97,47 +97,38 @@ def watch(paths, heard):
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("ok", 0), ("oom", 1), ("diverged", 1)])
-def test_a_final_outcome_is_the_jobs(outcome, code, attempts, watch) -> None:
+def test_a_final_outcome_is_the_jobs_and_what_is_done_is_not_started(
+    outcome, code, attempts, watch
+) -> None:
     attempts.ends = [(outcome, 20)]
+    assert (watch(), watch()) == (code, code)
+    assert attempts.started == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "code", "started"), [((0, 0), 1, 2), ((5, 9, 12), 0, 4)], ids=["stuck", "further"]
+)
+def test_a_crash_is_tried_again_once_or_for_as_long_as_it_gets_further(
+    steps, code, started, attempts, watch
+) -> None:
+    attempts.ends = [*(("crashed", n) for n in steps), ("ok", 20)]
     assert watch() == code
-    assert attempts.started == 1
+    assert attempts.started == started
 
 
-@pytest.mark.parametrize("outcome", ["ok", "oom", "diverged"])
-def test_what_is_done_is_not_started(outcome, attempts, watch, paths) -> None:
-    write_record(paths, record_for("a", outcome, 20))
-    assert watch() == Outcome[outcome].exit_code
-    assert attempts.started == 0
-
-
-def test_a_crash_is_tried_again_once(attempts, watch) -> None:
-    attempts.ends = [("crashed", 0), ("crashed", 0), ("ok", 20)]
-    assert watch() == 1
-    assert attempts.started == 2
-
-
-def test_a_crash_that_gets_further_is_tried_again(attempts, watch) -> None:
-    attempts.ends = [("crashed", 5), ("crashed", 9), ("crashed", 12), ("ok", 20)]
-    assert watch() == 0
-
-
-@pytest.mark.parametrize(("number", "told"), [(USR2, USR2), (TERM, TERM)])
-def test_an_interrupted_run_goes_back_into_the_queue(number, told, attempts, watch) -> None:
-    attempts.ends, attempts.signals = [("preempted", 5)], {0: number}
-    assert watch() == REQUEUE_CODE
-    assert attempts.asked == [told], "once"
-
-
-def test_a_cancelled_run_does_not(attempts, watch) -> None:
-    attempts.ends, attempts.signals = [("preempted", 5)], {0: INT}
-    assert watch() == 75
-    assert attempts.asked == [INT]
-
-
-def test_a_crash_after_a_signal_is_not_tried_again(attempts, watch) -> None:
-    attempts.ends, attempts.signals = [("crashed", 0), ("ok", 20)], {0: TERM}
-    assert watch() == 1
-    assert attempts.started == 1
+@pytest.mark.parametrize(
+    ("ends", "number", "code"),
+    [
+        pytest.param("preempted", USR2, REQUEUE_CODE, id="time limit"),
+        pytest.param("preempted", TERM, REQUEUE_CODE, id="preempted"),
+        pytest.param("preempted", INT, 75, id="cancelled"),
+        pytest.param("crashed", TERM, 1, id="a crash after a signal"),
+    ],
+)
+def test_what_becomes_of_an_interrupted_run(ends, number, code, attempts, watch) -> None:
+    attempts.ends, attempts.signals = [(ends, 5), ("ok", 20)], {0: number}
+    assert watch() == code
+    assert (attempts.started, attempts.asked) == (1, [number]), "once"
 
 
 def test_a_run_that_gets_no_further_leaves_the_queue_in_the_end(
