@@ -169,7 +169,7 @@ def test_a_sum_that_is_not_scaled_by_ranks_would_be_seen(baseline_of, job_of, mo
 @pytest.mark.slow
 def test_adafactor_under_zero_is_another_algorithm(curve_of, job_of, monkeypatch) -> None:
     """Why there is a rule: flat pieces have no rows and columns."""
-    adafactor = (*LLAMA, *SHORT, "optimizer=adafactor")
+    adafactor = (*LLAMA, *SHORT, "optimizer=adafactor", "train.steps=6")
     plain = curve_of(*adafactor, "batch.per_device=12")
     switch_off(WHOLE_TENSORS, monkeypatch)
     job = job_of("run", *adafactor, "distributed=zero2", *CUT)
@@ -210,7 +210,7 @@ def test_zero_steps_on_copies_whatever_is_asked_for(job_of, monkeypatch) -> None
 
 @pytest.mark.slow
 def test_an_average_in_the_pieces_would_not_be_evaluated(curve_of, job_of, monkeypatch) -> None:
-    case = (*LLAMA, *SHORT, "optimizer=schedule_free", *CUT)
+    case = (*LLAMA, *SHORT, "optimizer=schedule_free", "train.steps=6", *CUT)
     switch_off(WHOLE_TENSORS, monkeypatch)
     plain, shared = (evaluated(job_of(d, *case, f"distributed={d}")) for d in ("none", "zero2"))
     assert abs(plain - shared) / plain > 1e-5
