@@ -1,11 +1,14 @@
-"""Trainings that leave their job to be looked at."""
+"""Trainings that leave their job to be looked at, and those that many tests compare with."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch.distributed as dist
+from equivalence_compare import Curve
 from support import last_wins
+
+import eke.data.sources.request as asking
 
 
 @pytest.fixture
@@ -17,6 +20,40 @@ def job_of(make_plan, tmp_path):
         return train_job(make_plan(*last_wins(*overrides)), tmp_path / name)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def known_curves() -> dict[frozenset[str], Curve]:
+    """Of the runs that `baseline_of` has trained."""
+    return {}
+
+
+@pytest.fixture
+def baseline_of(curve_of, known_curves) -> Callable[..., Curve]:
+    """As curve_of, but trained once for all tests; not for source that a test has changed."""
+
+    def run(*overrides: str) -> Curve:
+        key = frozenset(last_wins(*overrides))
+        if key not in known_curves:
+            known_curves[key] = curve_of(*overrides)
+        return known_curves[key]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """Prepared rows, which are the same for each test."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def prepared_here(cache, monkeypatch) -> None:
+    """Rows are prepared in this process; a process of its own takes seconds to start."""
+    from eke.data.preparation.rows import prepare_store
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(asking, "_prepare", prepare_store)
 
 
 @pytest.fixture

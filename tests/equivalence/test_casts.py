@@ -79,17 +79,19 @@ CUT_BOUNDS = {"bf16": 10 * 2**-9, "fp16": 10 * 2**-11}
 """As tests/equivalence/test_same_mathematics.py: ten times the rounding of one product."""
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"])
-@pytest.mark.parametrize("case", [LLAMA, BERT], ids=["llama", "bert"])
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [(BERT, "bf16"), pytest.param(LLAMA, "fp16", marks=pytest.mark.slow)],
+    ids=["bert", "llama"],
+)
 def test_four_micro_batches_are_one(case, precision, curve_of) -> None:
-    base = (*case, *TINY, *RAGGED, f"precision={precision}", ONCE)
+    base = (*case, *TINY, *RAGGED, f"precision={precision}", ONCE, "train.steps=24")
     whole, cut = curve_of(*base, *WHOLE), curve_of(*base, *CUT)
     differences = [abs(a[0] - b[0]) / a[0] for a, b in zip(whole, cut, strict=True)]
     assert max(differences) < CUT_BOUNDS[precision]
 
 
 TECHNIQUES = {
-    "plain": (),
     "fp16": ("precision=fp16",),
     "fp8": ("precision=fp8",),
     "lora": ("peft=lora",),
@@ -105,48 +107,39 @@ TECHNIQUES = {
     "schedule-free": ("optimizer=schedule_free", "schedule=constant"),
     "float32 evaluation": ("precision.evaluation=float32",),
     "frozen": ("model.freeze=[embed_tokens,layers.0]",),
-    "compiled": ("compile=aot_eager",),
-    "regional": ("compile=aot_eager", "compile.regional=true"),
-    **CASES,
+    "regional": ("compile=aot_eager", "compile.regional=true", "model.num_hidden_layers=1"),
+    **{name: case for name, case in CASES.items() if "classification" not in name},
 }
-QUICK = ("plain", "fp16", "lora", "untied")
+QUICK = ("causal_lm-llama", "fp16", "lora", "untied")
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TECHNIQUES]
 )
-def test_curves_stay_near_autocasts(name, curve_of) -> None:
+def test_curves_stay_near_autocasts(name, baseline_of) -> None:
     if name == "fp8":
         pytest.importorskip("torchao", reason="an extra")
     base = last_wins(*LLAMA, *TINY, *RAGGED, *CUT, "precision=bf16", *TECHNIQUES[name])
-    cast, copied = curve_of(*base), curve_of(*base, ONCE)
+    cast, copied = baseline_of(*base), baseline_of(*base, ONCE)
     differences = [abs(a[0] - b[0]) / a[0] for a, b in zip(cast, copied, strict=True)]
     # Of adapters all else has 16 bits anyway, and their own products are autocast's bit for bit.
     least = -1.0 if name in ("lora", "qlora") else 1e-7
     assert least < max(differences) < (2**-4 if name == "fp8" else 10 * 2**-9)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param(COPIED, id="bf16"),
-        pytest.param(("precision=fp16", ONCE), id="fp16", marks=pytest.mark.slow),
-    ],
-)
-def test_engines_agree_to_the_last_bit(more, curve_of) -> None:
-    base = (*LLAMA, *TINY, *RAGGED, *CUT, *more)
-    assert curve_of(*base, "engine=loop") == curve_of(*base, "engine=trainer")
+def test_engines_agree_to_the_last_bit(curve_of, baseline_of) -> None:
+    base = (*LLAMA, *TINY, *RAGGED, *CUT, *COPIED)
+    assert baseline_of(*base) == curve_of(*base, "engine=trainer")
 
 
 @pytest.mark.parametrize("engine", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_a_run_continues_bit_for_bit(engine, make_plan, tmp_path) -> None:
-    saved = ("train.steps=8", "train.checkpoint_every=4", "train.log_every=1", f"engine={engine}")
+    saved = ("train.steps=4", "train.checkpoint_every=2", "train.log_every=1", f"engine={engine}")
     plan = make_plan(*last_wins(*LLAMA, *TINY, *RAGGED, *CUT, *COPIED, *saved))
     whole = train_job(plan, tmp_path / "whole")
-    rest = continue_job(whole, 4, tmp_path / "rest")
-    steps = steps_of(whole)
-    assert steps_of(rest) == {step: steps[step] for step in (5, 6, 7, 8)}
+    rest = continue_job(whole, 2, tmp_path / "rest")
+    assert steps_of(rest) == {n: found for n, found in steps_of(whole).items() if n > 2}
     assert {p.dtype for p in whole.bare_model.parameters()} == {torch.float32}
     model = whole.bare_model
     assert model.lm_head.weight is model.model.embed_tokens.weight, "tied, as before"
@@ -180,6 +173,7 @@ class CountedCasts(TorchDispatchMode):
 def test_weights_are_cast_once_a_step(compiled, job_of) -> None:
     counts = {}
     fixed = ("data.lengths=fixed", "data.min_len=null", "model.vocab_size=301")
+    fixed = (*fixed, "model.num_hidden_layers=1")
     for name in ("per_use", "per_step"):
         job = job_of(*LLAMA, *fixed, *compiled, "precision=bf16", f"precision.casts={name}")
         batches = job.data.train_steps(0, 0)

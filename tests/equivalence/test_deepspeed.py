@@ -30,26 +30,30 @@ pytestmark = [
 ]
 
 UNEVEN = (*RAGGED, "data.num_samples=29", "data.num_eval_samples=5", "train.log_every=7")
-SHORT = (*UNEVEN, "train.steps=6", "train.log_every=6")
+SHORT = (*UNEVEN, "train.steps=4", "train.log_every=6")
 CUT = ("distributed.num_processes=1", "batch.per_device=3", "batch.accumulation=4")
 LLAMA = (*CASES["causal_lm-llama"], *TINY)
 WHOLE_TENSORS = "zero_needs_elementwise_optimizer"
 
 
-def test_zero3_alone_is_the_plain_loop_and_continues_bit_for_bit(curve_of, job_of) -> None:
-    whole = curve_of(*LLAMA, *SHORT, "batch.per_device=12")
-    case = (*LLAMA, *SHORT, "distributed=zero3", *CUT, "train.checkpoint_every=3")
+def has_planned_bytes(job) -> None:
+    held = shared_state_bytes(job.plan.config, model_size(job.plan.config), host=True)
+    found = job.effective["deepspeed"]
+    assert (found["optimizer_bytes"], found["weights_bytes"]) == (held.optimizer, held.weights)
+
+
+def test_zero3_alone_is_the_plain_loop_and_continues_bit_for_bit(baseline_of, job_of) -> None:
+    whole = baseline_of(*LLAMA, *SHORT, "batch.per_device=12")
+    case = (*LLAMA, *SHORT, "distributed=zero3", *CUT, "train.checkpoint_every=2")
     job = job_of("run", *case)
     first = curve(job)
     assert largest_difference(whole, first) < 1e-5
     found = job.effective["deepspeed"]
     assert (found["stage"], found["processes"]) == (3, 1)
     assert found["cut_weights"] > 0
-    held = shared_state_bytes(job.plan.config, model_size(job.plan.config))
-    assert found["optimizer_bytes"] == held.optimizer
-    assert found["weights_bytes"] == held.weights
+    has_planned_bytes(job)
     again = job_of("run", *case)
-    assert again.start_step == 3
+    assert again.start_step == 2
     assert curve(again) == first
 
 
@@ -60,8 +64,6 @@ def evaluated(job):
 
 
 TECHNIQUES = {
-    "zero1": ("distributed=zero1",),
-    "zero2": ("distributed=zero2",),
     "sgd": ("distributed=zero2", "optimizer=sgd", "optimizer.weight_decay=0.5"),
     "lion": ("distributed=zero3", "optimizer=lion"),
     "checkpointing": ("distributed=zero3", "memory=checkpointing"),
@@ -71,9 +73,7 @@ TECHNIQUES = {
     "lora": ("distributed=zero2", "peft=lora"),
     "dora": ("distributed=zero3", "peft=dora"),
     "ia3": ("distributed=zero1", "peft=ia3"),
-    "selective": ("distributed=zero3", "memory=checkpointing_selective"),
     "lora selective": ("distributed=zero3", "peft=lora", "memory=checkpointing_selective"),
-    "lora recomputed": ("distributed=zero3", "peft=lora", "memory=checkpointing"),
     "optimizer on the host": ("distributed=zero2", "offload=optimizer_cpu"),
     "torch's on the host": ("distributed=zero1", "offload=optimizer_cpu", "optimizer=adamw_fused"),
     "weights on the host": ("distributed=zero3", "offload=params_cpu"),
@@ -84,15 +84,13 @@ KEPT = ("optimizer=", "optimizer.", "precision=", "train.max_grad_norm=", "peft=
 
 @pytest.mark.slow
 @pytest.mark.parametrize("technique", TECHNIQUES.values(), ids=TECHNIQUES.keys())
-def test_one_process_is_the_plain_loop(technique, curve_of, job_of) -> None:
+def test_one_process_is_the_plain_loop(technique, baseline_of, job_of) -> None:
     kept = [o for o in technique if o.startswith(KEPT)]
     cut = ("batch.per_device=3", "batch.accumulation=4")
-    plain = curve_of(*LLAMA, *SHORT, *kept, *cut)
+    plain = baseline_of(*LLAMA, *SHORT, *kept, *cut)
     job = job_of("run", *LLAMA, *SHORT, *technique, *CUT)
     assert largest_difference(plain, curve(job)) < 1e-5
-    held = shared_state_bytes(job.plan.config, model_size(job.plan.config), host=True)
-    found = job.effective["deepspeed"]
-    assert (found["optimizer_bytes"], found["weights_bytes"]) == (held.optimizer, held.weights)
+    has_planned_bytes(job)
     assert job.warnings == []
 
 
@@ -107,23 +105,23 @@ def test_matrix_products_that_are_repeated_are_counted(job_of) -> None:
 
 
 @pytest.mark.parametrize("stage", [pytest.param("zero2", marks=pytest.mark.slow), "zero3"])
-def test_bfloat16_weights_step_on_float32_copies(stage, curve_of, job_of, tmp_path) -> None:
+def test_bfloat16_weights_step_on_float32_copies(stage, baseline_of, job_of) -> None:
     """Gradients are rounded to bfloat16 once more than without DeepSpeed: bound as in 16 bits.
 
     Continued, they are the same to the bit: the copies are in the checkpoint.
     """
-    narrow = (*LLAMA, *SHORT, "precision=bf16_pure", "train.checkpoint_every=3")
-    plain = curve_of(*narrow, "precision.master=on", "batch.per_device=3", "batch.accumulation=4")
+    narrow = (*LLAMA, *SHORT, "precision=bf16_pure", "train.checkpoint_every=2")
+    plain = baseline_of(
+        *narrow, "precision.master=on", "batch.per_device=3", "batch.accumulation=4"
+    )
     case = (*narrow, f"distributed={stage}", *CUT)
     job = job_of("run", *case)
     assert largest_difference(plain, curve(job)) < 2**-8
     assert job.plan.compute.master
-    held = shared_state_bytes(job.plan.config, model_size(job.plan.config), host=True)
-    found = job.effective["deepspeed"]
-    assert (found["optimizer_bytes"], found["weights_bytes"]) == (held.optimizer, held.weights)
+    has_planned_bytes(job)
     first = curve(job)
     again = job_of("run", *case)
-    assert again.start_step == 3
+    assert again.start_step == 2
     assert curve(again) == first
 
 
@@ -139,7 +137,7 @@ def test_states_of_eight_bits_lie_in_other_blocks(curve_of, job_of) -> None:
     """Blocks of 256 numbers begin elsewhere in flat pieces: rounded to 8 bits, but not alike."""
     case = (*LLAMA, *SHORT, "optimizer=adamw_8bit", "optimizer.min_8bit_size=1")
     plain = curve_of(*case, "batch.per_device=3", "batch.accumulation=4")
-    case = (*case, "distributed=zero2", *CUT, "train.checkpoint_every=3")
+    case = (*case, "distributed=zero2", *CUT, "train.checkpoint_every=2")
     job = job_of("run", *case)
     assert 1e-7 < largest_difference(plain, curve(job)) < 1e-3
     assert job.effective["optimizer_quantised_frac"] > 0.3, "all but embeddings"
@@ -149,20 +147,20 @@ def test_states_of_eight_bits_lie_in_other_blocks(curve_of, job_of) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["zero2", "zero3"])
-def test_float16_has_the_loss_scale_of_gradscaler(stage, curve_of, job_of) -> None:
+def test_float16_has_the_loss_scale_of_gradscaler(stage, baseline_of, job_of) -> None:
     cut = ("precision=fp16", "batch.per_device=3", "batch.accumulation=4")
-    plain = curve_of(*LLAMA, *SHORT, *cut)
+    plain = baseline_of(*LLAMA, *SHORT, *cut)
     job = job_of("run", *LLAMA, *SHORT, f"distributed={stage}", *CUT, "precision=fp16")
     assert largest_difference(plain, curve(job)) < 1e-4
     assert job.effective["matmul_dtypes"] == ["float16"]
 
 
 @pytest.mark.slow
-def test_a_sum_that_is_not_scaled_by_ranks_would_be_seen(curve_of, job_of, monkeypatch) -> None:
+def test_a_sum_that_is_not_scaled_by_ranks_would_be_seen(baseline_of, job_of, monkeypatch) -> None:
     """DeepSpeed's own division by the accumulation steps, on top of eke's."""
     from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 
-    plain = curve_of(*LLAMA, *SHORT, "batch.per_device=12")
+    plain = baseline_of(*LLAMA, *SHORT, "batch.per_device=12")
     monkeypatch.setattr(DeepSpeedUpdate, "backward", lambda self, loss: self.engine.backward(loss))
     job = job_of("run", *LLAMA, *SHORT, "distributed=zero2", *CUT)
     assert largest_difference(plain, curve(job)) > 1e-2
@@ -171,7 +169,7 @@ def test_a_sum_that_is_not_scaled_by_ranks_would_be_seen(curve_of, job_of, monke
 @pytest.mark.slow
 def test_adafactor_under_zero_is_another_algorithm(curve_of, job_of, monkeypatch) -> None:
     """Why there is a rule: flat pieces have no rows and columns."""
-    adafactor = (*LLAMA, *SHORT, "optimizer=adafactor")
+    adafactor = (*LLAMA, *SHORT, "optimizer=adafactor", "train.steps=6")
     plain = curve_of(*adafactor, "batch.per_device=12")
     switch_off(WHOLE_TENSORS, monkeypatch)
     job = job_of("run", *adafactor, "distributed=zero2", *CUT)
@@ -182,11 +180,7 @@ def test_adafactor_under_zero_is_another_algorithm(curve_of, job_of, monkeypatch
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "words"),
-    [
-        ("muon", "Param gradient must be a 2D matrix"),
-        ("galore", "index out of range"),
-        ("apollo", "index out of range"),
-    ],
+    [("muon", "Param gradient must be a 2D matrix"), ("galore", "index out of range")],
 )
 def test_optimizers_of_matrices_fail_on_pieces(optimizer, words, job_of, monkeypatch) -> None:
     switch_off(WHOLE_TENSORS, monkeypatch)
@@ -216,7 +210,7 @@ def test_zero_steps_on_copies_whatever_is_asked_for(job_of, monkeypatch) -> None
 
 @pytest.mark.slow
 def test_an_average_in_the_pieces_would_not_be_evaluated(curve_of, job_of, monkeypatch) -> None:
-    case = (*LLAMA, *SHORT, "optimizer=schedule_free", *CUT)
+    case = (*LLAMA, *SHORT, "optimizer=schedule_free", "train.steps=6", *CUT)
     switch_off(WHOLE_TENSORS, monkeypatch)
     plain, shared = (evaluated(job_of(d, *case, f"distributed={d}")) for d in ("none", "zero2"))
     assert abs(plain - shared) / plain > 1e-5
@@ -226,14 +220,16 @@ def test_an_average_in_the_pieces_would_not_be_evaluated(curve_of, job_of, monke
 @pytest.mark.parametrize(
     ("stage", "case"),
     [
-        *((stage, "causal_lm-llama") for stage in ("zero1", "zero2", "zero3")),
-        *(("zero3", case) for case in CASES if case != "causal_lm-llama"),
+        ("zero1", "causal_lm-llama"),
         ("zero2", "masked_lm-bert"),
+        ("zero3", "causal_lm-llama"),
+        ("zero3", "classification-bert"),
+        ("zero3", "seq2seq-t5"),
     ],
 )
-def test_two_ranks_train_like_one(stage, case, curve_of, train_ranks) -> None:
+def test_two_ranks_train_like_one(stage, case, baseline_of, train_ranks) -> None:
     base = (*CASES[case], *TINY, *UNEVEN, *SMOOTH.get(case, ()))
-    one = curve_of(*base, "batch.per_device=12")
+    one = baseline_of(*base, "batch.per_device=12")
     two = (*base, f"distributed={stage}", "batch.per_device=2", "batch.accumulation=3")
     folder = train_ranks(*two)
     rows, _ = metrics.read_rows(folder / "metrics.jsonl")
@@ -247,7 +243,7 @@ def test_two_ranks_train_like_one(stage, case, curve_of, train_ranks) -> None:
 @pytest.mark.slow
 def test_two_ranks_continue_bit_for_bit(train_py, train_ranks, tmp_path) -> None:
     """What ranks that torch's agent started have saved, too, continues in forked ones."""
-    case = (*LLAMA, *SHORT, "distributed=zero2", "batch.per_device=6", "train.checkpoint_every=3")
+    case = (*LLAMA, *SHORT, "distributed=zero2", "batch.per_device=6", "train.checkpoint_every=2")
     done = train_py(*last_wins(*case, "hardware=cpu"), timeout=600)
     assert done.code == 0, done.text
     (folder,) = tmp_path.glob("runs/*")
@@ -257,7 +253,7 @@ def test_two_ranks_continue_bit_for_bit(train_py, train_ranks, tmp_path) -> None
     both, _ = metrics.read_rows(folder / "metrics.jsonl")
     losses = [[r[metrics.LOSS] for r in metrics.latest(x, metrics.LOSS)] for x in (first, both)]
     assert losses[0] == losses[1]
-    assert "continuing after step 3" in (folder / "train.log").read_text()
+    assert "continuing after step 2" in (folder / "train.log").read_text()
 
 
 @pytest.mark.slow

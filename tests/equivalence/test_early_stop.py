@@ -51,8 +51,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["loop", "trainer"])
-@pytest.mark.parametrize("patience", [1, 2])
+@pytest.mark.parametrize(("patience", "engine"), [(1, "trainer"), (2, "loop")])
 def test_it_ends_after_so_many_evaluations_without_a_lower_loss(
     patience, engine, whole, make_plan, tmp_path
 ) -> None:
@@ -71,9 +70,10 @@ def test_it_ends_after_so_many_evaluations_without_a_lower_loss(
 
 @pytest.mark.slow
 def test_a_continued_run_ends_where_it_would_have(whole, make_plan, tmp_path) -> None:
-    """Evaluations of the first attempt count."""
+    """Evaluations of the first attempt count, and the best may be one of them."""
     end = expected_end(whole, 2)
     typed = (*PATIENT, "train.checkpoint_every=2", "train.keep_checkpoints=20")
+    typed = (*typed, "train.keep_best=loss")
     job = train_job(make_plan(*last_wins(*typed)), tmp_path / "first")
     (tmp_path / "second").mkdir()
     rows = (tmp_path / "first" / "metrics.jsonl").read_text()
@@ -81,15 +81,8 @@ def test_a_continued_run_ends_where_it_would_have(whole, make_plan, tmp_path) ->
     again = continue_job(job, end - 2, tmp_path / "second")
     assert again.start_step == end - 2
     assert record_of(again).steps_done == end
+    assert record_of(again).best == Best("loss", *best_of(job.paths.metrics))
     assert evaluations(again.paths.metrics) == [pair for pair in whole if pair[0] <= end]
-
-
-@pytest.mark.slow
-def test_two_processes_end_together(whole, train_ranks) -> None:
-    end = expected_end(whole, 2)
-    folder = train_ranks(*PATIENT, "distributed=ddp", "batch.per_device=6")
-    record = json.loads((folder / "record.json").read_text())
-    assert (record["outcome"], record["steps_done"]) == ("ok", end)
 
 
 @pytest.mark.slow
@@ -130,22 +123,15 @@ def test_the_weights_of_the_best_evaluation_are_the_runs_model(engine, make_plan
 
 
 @pytest.mark.slow
-def test_a_continued_run_remembers_its_best(make_plan, tmp_path) -> None:
-    job = train_job(make_plan(*last_wins(*BEST, "train.keep_checkpoints=20")), tmp_path / "first")
-    (tmp_path / "second").mkdir()
-    rows = (tmp_path / "first" / "metrics.jsonl").read_text()
-    (tmp_path / "second" / "metrics.jsonl").write_text(rows)
-    again = continue_job(job, 10, tmp_path / "second")
-    assert again.start_step == 10
-    assert record_of(again).best == Best("loss", *best_of(job.paths.metrics))
-
-
-@pytest.mark.slow
-def test_two_processes_keep_the_same_one(train_ranks) -> None:
-    folder = train_ranks(*BEST, "distributed=ddp", "batch.per_device=6")
+def test_two_processes_end_together_and_keep_the_same_one(whole, train_ranks) -> None:
+    end = expected_end(whole, 2)
+    kept = ("train.keep_best=loss", "train.checkpoint_every=2", "train.keep_checkpoints=1")
+    folder = train_ranks(*PATIENT, *kept, "distributed=ddp", "batch.per_device=6")
     record = json.loads((folder / "record.json").read_text())
-    assert record["best"]["step"] == best_of(folder / "metrics.jsonl")[0]
-    assert (folder / "model").resolve().parent.name == f"step-{record['best']['step']:08d}"
+    assert (record["outcome"], record["steps_done"]) == ("ok", end)
+    best, _ = best_of(folder / "metrics.jsonl")
+    assert record["best"]["step"] == best
+    assert (folder / "model").resolve().parent.name == f"step-{best:08d}"
 
 
 def test_more_accuracy_and_less_loss_are_better_and_no_number_is_neither() -> None:

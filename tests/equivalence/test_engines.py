@@ -1,7 +1,7 @@
 """engine=trainer trains like engine=loop: same loss, same gradient norm, at every step.
 
-Ragged lengths, padding, ignored labels, an uneven last step in each epoch; dropout 0; float32. The
-bound is the contract's 1e-5 relative over 24 steps; cut alike, the two are equal to the last bit.
+Ragged lengths, padding, ignored labels, an uneven last step in each epoch; dropout 0; float32. Cut
+alike, the two are equal to the last bit; however it is cut, see test_accumulation.py.
 """
 
 import json
@@ -20,46 +20,37 @@ CUTS = {
     "1x12": ("batch.per_device=1", "batch.target=12"),
 }
 
-QUICK = ("causal_lm-llama", "classification-bert")
-"""What `make test` looks at; each pair of curves takes some seconds."""
-
-
-def slow(name: str) -> object:
-    """For `make test-all`."""
-    return name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [slow(name) for name in CASES])
-def test_trainer_on_another_cut_is_the_loop(name, curve_of) -> None:
-    case = (*CASES[name], *TINY, *RAGGED)
-    loop = curve_of(*case, *CUTS["12x1"], "engine=loop")
-    assert largest_difference(loop, curve_of(*case, *CUTS["3x4"], "engine=trainer")) < 1e-5
-    assert loop[0][0] != loop[-1][0], "the loss never moved"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("causal_lm-llama", "12x1"),
+        ("causal_lm-gpt2", "3x4"),
+        ("masked_lm-bert", "1x12"),
+        ("classification-bert", "3x4"),
+        ("classification-llama", "12x1"),
+        ("seq2seq-t5", "3x4"),
+    ],
+)
 def test_trainer_is_the_loop_to_the_last_bit(name, cut, curve_of) -> None:
-    case = (*CASES[name], *TINY, *RAGGED, *cut)
+    case = (*CASES[name], *TINY, *RAGGED, *CUTS[cut])
     loop, trainer = (curve_of(*case, f"engine={engine}") for engine in ("loop", "trainer"))
     assert loop == trainer
+    assert loop[0][0] != loop[-1][0], "the loss never moved"
 
 
 TECHNIQUES = {
     "bf16": ("precision=bf16",),
     "fp16": ("precision=fp16", "optimizer=adamw_foreach"),
-    "no clipping": ("train.max_grad_norm=null",),
+    "no clipping": ("train.max_grad_norm=null", "optimizer=sgd"),
     "adafactor": ("optimizer=adafactor", "optimizer.lr=1e-3"),
-    "sgd": ("optimizer=sgd",),
-    "wsd": ("schedule=wsd", "schedule.warmup_steps=5"),
+    "wsd": ("schedule=wsd", "schedule.warmup_steps=3"),
     "checkpointing": ("memory=checkpointing",),
-    "eager attention": ("attention=eager",),
     "loader processes": ("dataloader=workers",),
     "padding-free": ("data.packing=padding_free",),
     "grouped": ("data.length_grouping=true",),
-    "aot_eager": ("compile=aot_eager",),
+    "aot_eager": ("compile=aot_eager", "model.num_hidden_layers=1"),
 }
 
 

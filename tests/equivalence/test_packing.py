@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from equivalence_cases import CASES, RAGGED
 from equivalence_compare import largest_difference
 from support import TINY
 
@@ -11,20 +12,6 @@ from eke.rules import RULES, check
 from eke.training.batches.dataset import build_data
 from eke.training.model.attention_kernels import KernelProbe, pinned_backend, spare_mask_checks
 from eke.training.model.build_model import build_model
-
-RAGGED = (
-    "data=synthetic",
-    "data.lengths=uniform",
-    "data.min_len=3",
-    "data.seq_len=24",
-    "data.num_samples=31",
-    "data.num_eval_samples=6",
-    "train.steps=24",
-    "train.log_every=24",
-    "train.checkpoint_every=null",
-    "train.save_final=false",
-    "optimizer.lr=3e-3",
-)
 
 FAMILIES = {
     "llama": "model=tiny",
@@ -46,20 +33,27 @@ def unpacked_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.parametrize(
+    ("family", "attention", "cut"),
+    [
+        ("llama", "sdpa", "3x4"),
+        ("llama", "eager", "12x1"),
+        ("gpt2", "eager", "3x4"),
+        ("qwen3", "sdpa", "12x1"),
+        ("moe", "sdpa", "3x4"),
+    ],
+)
 def test_padding_free_is_the_padded_loss(family, attention, cut, curve_of) -> None:
-    case = (family, *TINY, *RAGGED, f"attention={attention}", *cut)
+    case = (FAMILIES[family], *TINY, *RAGGED, f"attention={attention}", *CUTS[cut])
     padded, free = (curve_of(*case, f"data.packing={p}") for p in ("off", "padding_free"))
     assert largest_difference(padded, free) < 1e-5
     assert padded[0][0] != padded[-1][0], "the loss never moved"
 
 
-def test_packing_that_leaks_would_be_found(curve_of, monkeypatch) -> None:
+def test_packing_that_leaks_would_be_found(curve_of, baseline_of, monkeypatch) -> None:
     """Without the sequence numbers every token sees the samples before its own."""
     case = ("model=tiny", *TINY, *RAGGED, "batch.per_device=12")
-    padded = curve_of(*case)
+    padded = baseline_of(*case)
     monkeypatch.setattr(
         "eke.training.model.attention_kernels.sequence_numbers", lambda positions: None
     )
@@ -67,8 +61,7 @@ def test_packing_that_leaks_would_be_found(curve_of, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["flash", "math"])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize(("family", "backend"), [("llama", "flash"), ("gpt2", "math")])
 def test_a_pinned_kernel_keeps_packed_samples_apart(family, backend, curve_of) -> None:
     case = (FAMILIES[family], *TINY, *RAGGED, f"attention.backend={backend}", "batch.per_device=12")
     padded, free = (curve_of(*case, f"data.packing={p}") for p in ("off", "padding_free"))
@@ -76,26 +69,21 @@ def test_a_pinned_kernel_keeps_packed_samples_apart(family, backend, curve_of) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("multiple", [8, 5])
-def test_padding_to_a_multiple_changes_nothing(multiple, curve_of) -> None:
-    for case in (
-        ("model=tiny",),
-        ("model=tiny_bert", "task=masked_lm"),
-        ("model=tiny_t5", "task=seq2seq_lm", "task.target_len=12"),
-        ("model=tiny", "task=sequence_classification"),
-    ):
-        typed = (*case, *TINY, *RAGGED, "batch.per_device=6")
-        plain = curve_of(*typed)
-        padded = curve_of(*typed, f"data.pad_to_multiple_of={multiple}")
-        assert largest_difference(plain, padded) < 1e-5
+@pytest.mark.parametrize(
+    ("case", "multiple"),
+    [("causal_lm-llama", 8), ("masked_lm-bert", 5), ("seq2seq-t5", 8), ("classification-llama", 5)],
+)
+def test_padding_to_a_multiple_changes_nothing(case, multiple, curve_of, baseline_of) -> None:
+    typed = (*CASES[case], *TINY, *RAGGED, "batch.per_device=6")
+    padded = curve_of(*typed, f"data.pad_to_multiple_of={multiple}")
+    assert largest_difference(baseline_of(*typed), padded) < 1e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
-def test_grouped_samples_are_the_same_step_however_it_is_cut(cut, curve_of) -> None:
+def test_grouped_samples_are_the_same_step_however_it_is_cut(curve_of) -> None:
     case = ("model=tiny_bert", "task=masked_lm", *TINY, *RAGGED, "data.length_grouping=true")
-    whole = curve_of(*case, "batch.per_device=6", "batch.accumulation=2")
-    assert largest_difference(whole, curve_of(*case, *cut)) < 1e-5
+    whole, cut = (curve_of(*case, *CUTS[name]) for name in CUTS)
+    assert largest_difference(whole, cut) < 1e-5
 
 
 IMPLEMENTATIONS = {
@@ -106,10 +94,19 @@ IMPLEMENTATIONS = {
 }
 
 
-@pytest.mark.parametrize("attention", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [
+        *(("llama", attention) for attention in IMPLEMENTATIONS),
+        ("gpt2", "eager"),
+        ("gpt2", "sdpa"),
+        ("qwen3", "flash"),
+        ("moe", "eager"),
+        ("moe", "math"),
+    ],
+)
 def test_a_packed_row_has_the_logits_of_its_samples_alone(family, attention, make_plan) -> None:
-    case = (family, *TINY, *RAGGED, *attention, "data.seq_len=64", "data.min_len=3")
+    case = (FAMILIES[family], *TINY, *RAGGED, *IMPLEMENTATIONS[attention], "data.seq_len=64")
     keys = {o.split("=")[0]: o for o in case}
     plan = make_plan(*keys.values(), "data.packing=on", "batch.per_device=3")
     model = build_model(plan, torch.device("cpu")).eval()
