@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from support import PATIENCE_S, REPO, TINY, environment
+from support import PATIENCE_S, REPO, TINY, Finished, environment
 
 SHORT = (
     *TINY,
@@ -64,6 +65,17 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
     """What each attempt has noted at its start."""
     lines = (folder / "attempts.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def run_in(
+    folder: Path, command: Sequence[str], timeout: float = PATIENCE_S, **variables: str
+) -> Finished:
+    """A command to its end, typed in a folder by a user without settings."""
+    done = subprocess.run(
+        command, cwd=folder, env={**environment(folder), **variables}, capture_output=True,
+        text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    return Finished(done.returncode, done.stdout, done.stderr)
 
 
 class Live:

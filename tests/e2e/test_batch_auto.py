@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live import record_of, run_folders
+from live import record_of, run_folders, run_in
 from support import PATIENCE_S, TINY, Finished, environment, last_wins
 
 pytestmark = pytest.mark.slow
@@ -75,8 +75,7 @@ def _shared_traces(traced: Path, tmp_path: Path) -> Iterator[None]:
 def surroundings(tmp: Path) -> dict[str, str]:
     """A cache and a folder for temporary files of its own."""
     (tmp / "tmp").mkdir(exist_ok=True)
-    own = {"XDG_CACHE_HOME": str(tmp / "cache"), "TMPDIR": str(tmp / "tmp")}
-    return {**environment(tmp), **own}
+    return {"XDG_CACHE_HOME": str(tmp / "cache"), "TMPDIR": str(tmp / "tmp")}
 
 
 def command(memory: int, limit: int, *arguments: str) -> list[str]:
@@ -85,17 +84,9 @@ def command(memory: int, limit: int, *arguments: str) -> list[str]:
 
 def train(tmp: Path, memory: int, limit: int, *arguments: str) -> Finished:
     """`python train.py ...` on a machine of so much memory, really limited to so much."""
-    done = subprocess.run(
-        command(memory, limit, *arguments),
-        cwd=tmp,
-        env=surroundings(tmp),
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S,
-        stdin=subprocess.DEVNULL,
-    )
+    done = run_in(tmp, command(memory, limit, *arguments), 2 * PATIENCE_S, **surroundings(tmp))
     assert not list((tmp / "tmp").glob("eke-probe-*")), "a probe's folder was left"
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return done
 
 
 def batch_of(tmp: Path) -> dict[str, int]:
@@ -110,7 +101,7 @@ def interrupt_a_probe(tmp_path: Path) -> None:
     live = subprocess.Popen(
         command(TIGHT, 0, *WORK),
         cwd=tmp_path,
-        env=surroundings(tmp_path),
+        env={**environment(tmp_path), **surroundings(tmp_path)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

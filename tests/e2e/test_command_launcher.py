@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from live import SHORT, Live, attempts, curve, record_of, single_runs
-from support import PATIENCE_S, environment, last_wins
+from live import SHORT, Live, attempts, curve, record_of, run_in, single_runs
+from support import PATIENCE_S, Finished, last_wins
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,18 +85,14 @@ def of_another_package(container, tmp_path, monkeypatch) -> tuple[str, ...]:
     return ("hydra/launcher=container",)
 
 
-def eke(tmp_path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "eke", *arguments],
-        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+def eke(tmp_path, *arguments: str) -> Finished:
+    return run_in(tmp_path, [sys.executable, "-m", "eke", *arguments])
 
 
 def states(tmp_path) -> list[str]:
     shown = eke(tmp_path, "status", "--json", "runs")
-    assert shown.returncode == 0, shown.stderr
-    return [each["state"] for each in json.loads(shown.stdout)]
+    assert shown.code == 0, shown.err
+    return [each["state"] for each in json.loads(shown.out)]
 
 
 def only_run(tmp_path):
@@ -136,7 +132,7 @@ def test_a_killed_starter_leaves_a_run_that_the_next_command_ends_and_cancel_rea
         time.sleep(0.05)
     again.wait_for_more(10)
     cancelled = eke(tmp_path, "cancel", "runs")
-    assert (cancelled.returncode, cancelled.stdout) == (0, "asked 1 run to save and end\n")
+    assert (cancelled.code, cancelled.out) == (0, "asked 1 run to save and end\n")
     out = again.finish()
     record = record_of(folder)
     assert (record["outcome"], record["attempt"]) == ("cancelled", 1), out

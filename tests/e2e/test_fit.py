@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from live import SHORT
+from live import SHORT, run_in
 from support import DIVERGES, PATIENCE_S, Finished, environment, last_wins
 
 from eke import cli
@@ -14,21 +14,15 @@ from eke import cli
 WORK = last_wins(*SHORT, "attention=sdpa", "compile=none", "kernels=none", "batch.per_device=2",
                  "batch.accumulation=2", "train.steps=5000")  # fmt: skip
 
+FIT = (sys.executable, "-m", "eke", "fit", "--config-dir", "mine")
+
 
 @pytest.fixture
 def fit(tmp_path):
     """`eke fit ...` in a folder of its own, with options of its own."""
     (tmp_path / "mine").mkdir()
 
-    def run(*arguments: str) -> Finished:
-        done = subprocess.run(
-            [sys.executable, "-m", "eke", "fit", "--config-dir", "mine", *arguments],
-            cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
-            timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        return Finished(done.returncode, done.stdout, done.stderr)
-
-    return run
+    return lambda *arguments: run_in(tmp_path, [*FIT, *arguments])
 
 
 @pytest.fixture
@@ -59,8 +53,7 @@ def values_of(tmp_path):
 def test_it_tries_confirms_and_writes_the_best_also_after_ctrl_c(fit, train_py, tmp_path) -> None:
     typed = (*WORK, "--budget-trials", "4", "--name", "found", "--objective", "memory")
     with subprocess.Popen(
-        [sys.executable, "-m", "eke", "fit", "--config-dir", "mine", *typed],
-        cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
+        [*FIT, *typed], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
     ) as live:  # fmt: skip
         assert live.stdout is not None
@@ -100,12 +93,9 @@ def test_it_tries_confirms_and_writes_the_best_also_after_ctrl_c(fit, train_py, 
         if key == "batch.per_device":
             assert f"{value} per device" in plan.out
 
-    reported = subprocess.run(
-        [sys.executable, "-m", "eke", "report", str(folder)],
-        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
-    )  # fmt: skip
-    assert reported.returncode == 0, reported.stderr
-    assert "eke fit --config-dir mine" in reported.stdout
+    reported = run_in(tmp_path, [sys.executable, "-m", "eke", "report", str(folder)])
+    assert reported.code == 0, reported.err
+    assert "eke fit --config-dir mine" in reported.out
     assert (folder / "fit.md").read_text().startswith("# eke fit --config-dir mine")
 
 

@@ -7,13 +7,12 @@ for the worker it starts. A file at its limit differs from a full disk in nothin
 import json
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from live import SHORT, record_of, run_folders
-from support import REPO, Finished, environment, last_wins
+from live import SHORT, record_of, run_folders, run_in
+from support import REPO, Finished, last_wins
 
 from eke.plan.record import metrics
 
@@ -59,16 +58,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
 def train_within(kind: int, limit: int, tmp: Path, *arguments: str) -> Finished:
     """`python train.py ...` under a limit of the operating system, in bytes."""
     command = [sys.executable, "-c", LIMITED, str(kind), str(limit), str(REPO / "train.py")]
-    done = subprocess.run(
-        [*command, *arguments],
-        cwd=tmp,
-        env=environment(tmp),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-    )
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return run_in(tmp, [*command, *arguments])
 
 
 def curve(folder: Path) -> list[tuple[int, float, float]]:

@@ -1,7 +1,8 @@
 """Two options of two groups together: each pair is refused with a fix, or really trains.
 
-One configuration of a few groups is tried; all of them take two hours on a busy core: `EKE_PAIRS=10000 EKE_RANDOM_SEED=7 pytest -m "" -s
-tests/e2e/test_option_pairs.py -k every_pair`; EKE_PAIRS_DONE=60 goes on after the first sixty.
+One configuration of a few groups is tried. All pairs take two hours on a busy core:
+`EKE_PAIRS=10000 EKE_RANDOM_SEED=7 pytest -m "" -s tests/e2e/test_option_pairs.py -k every_pair`;
+EKE_PAIRS_DONE=60 goes on after the first sixty.
 """
 
 import os

@@ -3,14 +3,13 @@
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
-from live import Live, record_of, rows_of, run_folders
+from live import Live, record_of, rows_of, run_folders, run_in
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 from trained_ranks import train_in_ranks
 
@@ -183,11 +182,7 @@ def curve(folder: Path) -> dict[int, tuple[float, float]]:
 
 def launched(tmp: Path, launcher: list[str], *overrides: str) -> Finished:
     """`torchrun ... train.py overrides`, typed by hand."""
-    command = [sys.executable, "-m", *launcher, str(REPO / "train.py"), *overrides]
-    done = subprocess.run(
-        command, cwd=tmp, env=environment(tmp), capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return run_in(tmp, [sys.executable, "-m", *launcher, str(REPO / "train.py"), *overrides])
 
 
 TORCHRUN = ["torch.distributed.run", "--nproc-per-node=2"]
@@ -234,11 +229,8 @@ def test_a_full_disk_on_rank_0_ends_both(tmp_path) -> None:
     """Rank 0 alone writes; the other one must not wait for it for ever."""
     script = tmp_path / "limited.sh"
     script.write_text(f'ulimit -f 200\nexec {sys.executable} {REPO / "train.py"} "$@"\n')
-    done = subprocess.run(
-        ["bash", str(script), *last_wins(*LONG, "model.hidden_size=64")],
-        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = run_in(tmp_path, ["bash", str(script), *last_wins(*LONG, "model.hidden_size=64")])
+    assert done.code == 1, done.text
     (folder,) = run_folders(tmp_path)
     assert "no file may have more than" in record_of(folder)["failure"]["message"]
     wait_until_gone(folder)

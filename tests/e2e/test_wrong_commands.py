@@ -2,12 +2,12 @@
 
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support import Finished, environment
+from live import run_in
+from support import Finished
 
 import eke
 from eke import cli, workflows
@@ -180,29 +180,22 @@ LIGHT = {
 
 @pytest.mark.slow
 def test_answered_without_torch(tmp_path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, *LIGHT],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    answers = [line for line in done.stderr.splitlines() if ", loaded " in line]
+    done = run_in(tmp_path, [sys.executable, "-c", ASK, *LIGHT])
+    answers = [line for line in done.err.splitlines() if ", loaded " in line]
     assert answers == [f"{command}: {code}, loaded []" for command, code in LIGHT.items()]
 
 
-def test_help_fits_a_screen_and_names_every_group(train_main) -> None:
-    done = train_main("--help")
-    assert done.code == 0, done.text
+def test_help_fits_a_screen_and_names_every_group(capsys) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
     for group in ("model", "precision", "optimizer", "tracker", "sweep"):
-        assert f"  {group} " in done.out
-    assert len(done.out.splitlines()) <= 60
+        assert f"  {group} " in shown
+    assert len(shown.splitlines()) <= 60
 
 
-def test_version(train_main, capsys) -> None:
-    assert train_main("--version").out == f"eke {eke.__version__}\n"
-    assert cli.main(["--version"]) == 0
+@pytest.mark.parametrize("command", [[], ["train"]])
+def test_version(command, capsys) -> None:
+    assert cli.main([*command, "--version"]) == 0
     assert capsys.readouterr().out == f"eke {eke.__version__}\n"
 
 
