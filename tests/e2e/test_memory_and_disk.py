@@ -121,6 +121,7 @@ def test_what_cannot_be_written_harms_nothing_that_is(
     assert f"runs/{folder.name} cannot be written: No such file or directory" in out
     assert "Traceback (most recent call last)" not in out
     shutil.rmtree(tmp_path / "moved")
+    shutil.rmtree(folder, ignore_errors=True)
 
     folder = a_checkpoint_that_cannot_be_written(tmp_path)
     first = curve(folder)

@@ -130,7 +130,7 @@ def signal_one_rank(live: Live, folder: Path) -> None:
 
 WAYS = {
     "ddp": (
-        partial(kill_rank, 0), partial(kill_rank, 1), signal_one_rank,
+        partial(kill_rank, 1), partial(kill_rank, 0), signal_one_rank,
         partial(signal_supervisor, signal.SIGUSR2, "timeout"),
     ),
     "fsdp": (
