@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from support import PATIENCE_S, REPO, TINY, environment
+from support import PATIENCE_S, REPO, TINY, Finished, environment
 
 SHORT = (
     *TINY,
@@ -66,11 +67,23 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def run_in(
+    folder: Path, command: Sequence[str], timeout: float = PATIENCE_S, **variables: str
+) -> Finished:
+    """A command to its end, typed in a folder by a user without settings."""
+    done = subprocess.run(
+        command, cwd=folder, env={**environment(folder), **variables}, capture_output=True,
+        text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
 class Live:
     """A `python train.py` that is still running."""
 
     def __init__(self, tmp: Path, arguments: tuple[str, ...]) -> None:
         self.tmp = tmp
+        self.before = self.last_step()
         self.process = subprocess.Popen(
             [sys.executable, str(REPO / "train.py"), *arguments],
             cwd=tmp,
@@ -81,13 +94,20 @@ class Live:
             start_new_session=True,
         )
 
+    def last_step(self) -> int:
+        """The highest step in any metrics.jsonl."""
+        files = self.tmp.glob("runs/*/metrics.jsonl")
+        return max((r["train/global_step"] for f in files for r in rows_of(f.parent)), default=0)
+
+    def wait_for_more(self, steps: int) -> None:
+        """Until it is so many steps further than when it was started."""
+        self.wait_for_step(self.before + steps)
+
     def wait_for_step(self, step: int, timeout: float = PATIENCE_S) -> None:
         """Until metrics.jsonl has the row of this step."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            files = list(self.tmp.glob("runs/*/metrics.jsonl"))
-            steps = [r["train/global_step"] for f in files for r in rows_of(f.parent)]
-            if max(steps, default=0) >= step:
+            if self.last_step() >= step:
                 return
             assert self.process.poll() is None, self.finish()
             time.sleep(0.02)

@@ -6,14 +6,16 @@ process may really have is limited by the system, and runs out there.
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live import record_of, run_folders
+from live import record_of, run_folders, run_in
 from support import PATIENCE_S, TINY, Finished, environment, last_wins
 
 pytestmark = pytest.mark.slow
@@ -56,11 +58,24 @@ sys.exit(main(sys.argv[3:]))
 """
 
 
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory) -> Path:
+    """What these tests have traced: each goes on from there."""
+    return tmp_path_factory.mktemp("traced")
+
+
+@pytest.fixture(autouse=True)
+def _shared_traces(traced: Path, tmp_path: Path) -> Iterator[None]:
+    own = tmp_path / "cache" / "eke" / "traces"
+    shutil.copytree(traced, own)
+    yield
+    shutil.copytree(own, traced, dirs_exist_ok=True)
+
+
 def surroundings(tmp: Path) -> dict[str, str]:
     """A cache and a folder for temporary files of its own."""
     (tmp / "tmp").mkdir(exist_ok=True)
-    own = {"XDG_CACHE_HOME": str(tmp / "cache"), "TMPDIR": str(tmp / "tmp")}
-    return {**environment(tmp), **own}
+    return {"XDG_CACHE_HOME": str(tmp / "cache"), "TMPDIR": str(tmp / "tmp")}
 
 
 def command(memory: int, limit: int, *arguments: str) -> list[str]:
@@ -69,17 +84,9 @@ def command(memory: int, limit: int, *arguments: str) -> list[str]:
 
 def train(tmp: Path, memory: int, limit: int, *arguments: str) -> Finished:
     """`python train.py ...` on a machine of so much memory, really limited to so much."""
-    done = subprocess.run(
-        command(memory, limit, *arguments),
-        cwd=tmp,
-        env=surroundings(tmp),
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S,
-        stdin=subprocess.DEVNULL,
-    )
+    done = run_in(tmp, command(memory, limit, *arguments), 2 * PATIENCE_S, **surroundings(tmp))
     assert not list((tmp / "tmp").glob("eke-probe-*")), "a probe's folder was left"
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return done
 
 
 def batch_of(tmp: Path) -> dict[str, int]:
@@ -89,7 +96,39 @@ def batch_of(tmp: Path) -> dict[str, int]:
     return found
 
 
-def test_a_probe_that_fits_and_the_same_command_again(tmp_path) -> None:
+def interrupt_a_probe(tmp_path: Path) -> None:
+    """By Ctrl-C; it leaves nothing."""
+    live = subprocess.Popen(
+        command(TIGHT, 0, *WORK),
+        cwd=tmp_path,
+        env={**environment(tmp_path), **surroundings(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + PATIENCE_S
+    while not (started := list((tmp_path / "tmp").glob("eke-probe-*/run/attempts.jsonl"))):
+        assert live.poll() is None, live.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    found = re.search(r'"pid": ?(\d+)', started[0].read_text())
+    assert found is not None
+    os.kill(live.pid, signal.SIGINT)
+    out, _ = live.communicate(timeout=PATIENCE_S)
+    assert live.returncode == 75, out
+    assert "stopping the probe" in out
+    assert "Traceback" not in out
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found[1]), 0)
+    assert not list((tmp_path / "tmp").glob("eke-probe-*"))
+    assert not (tmp_path / "runs").exists(), "no run was started"
+    assert not list((tmp_path / "cache").glob("eke/batches/*")), "and nothing was learnt"
+
+
+def test_a_probe_is_interrupted_then_fits_and_the_same_command_again(tmp_path) -> None:
+    interrupt_a_probe(tmp_path)
     done = train(tmp_path, TIGHT, 0, *WORK)
     assert done.code == 0, done.text
     assert "probing batch.per_device=31" in done.out
@@ -128,33 +167,3 @@ def test_two_processes_are_tried_out_together(tmp_path) -> None:
     assert "batch.per_device=31 fits" in done.out, done.text
     batch = batch_of(tmp_path)
     assert (batch["per_device"], batch["accumulation"], batch["world_size"]) == (31, 2, 2)
-
-
-def test_ctrl_c_during_a_probe_leaves_nothing(tmp_path) -> None:
-    live = subprocess.Popen(
-        command(TIGHT, 0, *WORK),
-        cwd=tmp_path,
-        env=surroundings(tmp_path),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + PATIENCE_S
-    while not (started := list((tmp_path / "tmp").glob("eke-probe-*/run/attempts.jsonl"))):
-        assert live.poll() is None, live.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    found = re.search(r'"pid": ?(\d+)', started[0].read_text())
-    assert found is not None
-    os.kill(live.pid, signal.SIGINT)
-    out, _ = live.communicate(timeout=PATIENCE_S)
-    assert live.returncode == 75, out
-    assert "stopping the probe" in out
-    assert "Traceback" not in out
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(found[1]), 0)
-    assert not list((tmp_path / "tmp").glob("eke-probe-*"))
-    assert not (tmp_path / "runs").exists(), "no run was started"
-    assert not list((tmp_path / "cache").glob("eke/batches/*")), "and nothing was learnt"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_tokenizer, save_checkpoint
+from live import run_in
 from support import REPO, environment
 
 from eke import workflows
@@ -182,5 +183,5 @@ def test_a_full_disk_while_preparing(tmp_path, cache) -> None:
     assert "Traceback" not in done.stderr
     assert "XDG_CACHE_HOME" in done.stderr
     assert_no_half_store(cache)
-    again = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
+    again = run_in(tmp_path, command, XDG_CACHE_HOME=str(cache))
+    assert again.code == 0, again.err

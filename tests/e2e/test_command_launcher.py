@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from live import SHORT, Live, attempts, curve, record_of, single_runs
-from support import PATIENCE_S, environment, last_wins
+from live import SHORT, Live, attempts, curve, record_of, run_in, single_runs
+from support import PATIENCE_S, Finished, last_wins
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,11 +65,15 @@ def container(tmp_path):
         outer.kill()
 
 
-@pytest.fixture(params=["command", "container"])
-def launcher(request, container, tmp_path, monkeypatch) -> tuple[str, ...]:
-    """eke's own by its key, and one of another package, found by its entry point."""
-    if request.param == "command":
-        return ("hydra/launcher=command", f"launcher.prefix=['{container}']")
+@pytest.fixture
+def launcher(container) -> tuple[str, ...]:
+    """eke's own, by its key."""
+    return ("hydra/launcher=command", f"launcher.prefix=['{container}']")
+
+
+@pytest.fixture
+def of_another_package(container, tmp_path, monkeypatch) -> tuple[str, ...]:
+    """One that is found by its entry point."""
     site = tmp_path / "site"
     info = site / "outside-1.0.dist-info"
     info.mkdir(parents=True)
@@ -81,18 +85,14 @@ def launcher(request, container, tmp_path, monkeypatch) -> tuple[str, ...]:
     return ("hydra/launcher=container",)
 
 
-def eke(tmp_path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "eke", *arguments],
-        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+def eke(tmp_path, *arguments: str) -> Finished:
+    return run_in(tmp_path, [sys.executable, "-m", "eke", *arguments])
 
 
 def states(tmp_path) -> list[str]:
     shown = eke(tmp_path, "status", "--json", "runs")
-    assert shown.returncode == 0, shown.stderr
-    return [each["state"] for each in json.loads(shown.stdout)]
+    assert shown.code == 0, shown.err
+    return [each["state"] for each in json.loads(shown.out)]
 
 
 def only_run(tmp_path):
@@ -100,38 +100,28 @@ def only_run(tmp_path):
     return folder
 
 
-def test_a_sweep_runs_behind_the_command(launcher, train_py, tmp_path) -> None:
-    done = train_py("-m", *launcher, *SHORT, "hardware=cpu", "seed=0,1")
+def test_a_sweep_runs_behind_the_command_of_another_package(
+    of_another_package, train_py, tmp_path
+) -> None:
+    typed = ("-m", *of_another_package, *SHORT, "hardware=cpu", "seed=0,1")
+    done = train_py(*typed)
     assert done.code == 0, done.text
     runs = single_runs(tmp_path)
     assert [record_of(run)["outcome"] for run in runs] == ["ok", "ok"]
     pids = [attempts(run)[-1]["pid"] for run in runs]
     assert max(pids) < 1000, "numbers of a namespace that had no process before"
     assert not list(tmp_path.glob("runs/*/co*.json")), "nothing is left to look for"
-    again = train_py("-m", *launcher, *SHORT, "hardware=cpu", "seed=0,1")
-    assert again.out.count("answered from its record") == 2
+    assert train_py(*typed).out.count("answered from its record") == 2
 
 
-def test_cancel_reaches_a_run_through_the_command(launcher, start, tmp_path) -> None:
-    live: Live = start("-m", *launcher, *LONG, "seed=0")
-    live.wait_for_step(3)
-    assert states(tmp_path) == ["running"]
-    cancelled = eke(tmp_path, "cancel", "runs")
-    assert (cancelled.returncode, cancelled.stdout) == (0, "asked 1 run to save and end\n")
-    out = live.finish()
-    record = record_of(only_run(tmp_path))
-    assert record["outcome"] == "cancelled", out
-    assert 3 <= record["steps_done"] < 4000
-    assert states(tmp_path) == ["cancelled"]
-
-
-def test_a_killed_starter_leaves_a_run_that_the_next_command_ends(
+def test_a_killed_starter_leaves_a_run_that_the_next_command_ends_and_cancel_reaches(
     launcher, start, tmp_path
 ) -> None:
     """Killed with its prefix, it says nothing on the far side: there the worker trains on."""
     live: Live = start("-m", *launcher, *LONG, "seed=0")
     live.wait_for_step(30)
     folder = only_run(tmp_path)
+    assert states(tmp_path) == ["running"]
     for process in [live.process.pid, *children_of(live.process.pid)]:
         os.kill(process, signal.SIGKILL)
     live.finish()
@@ -140,10 +130,13 @@ def test_a_killed_starter_leaves_a_run_that_the_next_command_ends(
     deadline = time.monotonic() + PATIENCE_S
     while len(attempts(folder)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    again.wait_for_step(40)
-    again.signal(signal.SIGINT)
-    again.finish()
+    again.wait_for_more(10)
+    cancelled = eke(tmp_path, "cancel", "runs")
+    assert (cancelled.code, cancelled.out) == (0, "asked 1 run to save and end\n")
+    out = again.finish()
     record = record_of(folder)
-    assert (record["outcome"], record["attempt"]) == ("cancelled", 1)
+    assert (record["outcome"], record["attempt"]) == ("cancelled", 1), out
+    assert record["steps_done"] < 4000
+    assert states(tmp_path) == ["cancelled"]
     steps = [step for step, _ in enumerate(curve(folder))]
     assert len(steps) == record["steps_done"] >= 30, "no step is missing, and none is another's"

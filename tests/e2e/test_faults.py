@@ -5,7 +5,7 @@ import random
 import pytest
 from faults import BrokenPromise, Round, campaign
 
-FAULTS = 6
+FAULTS = 3
 
 
 @pytest.mark.slow

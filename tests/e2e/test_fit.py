@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from live import SHORT
+from live import SHORT, run_in
 from support import DIVERGES, PATIENCE_S, Finished, environment, last_wins
 
 from eke import cli
@@ -14,21 +14,15 @@ from eke import cli
 WORK = last_wins(*SHORT, "attention=sdpa", "compile=none", "kernels=none", "batch.per_device=2",
                  "batch.accumulation=2", "train.steps=5000")  # fmt: skip
 
+FIT = (sys.executable, "-m", "eke", "fit", "--config-dir", "mine")
+
 
 @pytest.fixture
 def fit(tmp_path):
     """`eke fit ...` in a folder of its own, with options of its own."""
     (tmp_path / "mine").mkdir()
 
-    def run(*arguments: str) -> Finished:
-        done = subprocess.run(
-            [sys.executable, "-m", "eke", "fit", "--config-dir", "mine", *arguments],
-            cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
-            timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        return Finished(done.returncode, done.stdout, done.stderr)
-
-    return run
+    return lambda *arguments: run_in(tmp_path, [*FIT, *arguments])
 
 
 @pytest.fixture
@@ -56,62 +50,10 @@ def values_of(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_tries_confirms_and_writes_the_best(fit, train_py, tmp_path) -> None:
-    done = fit(*WORK, "--budget-trials", "4", "--name", "found", "--objective", "memory")
-    assert done.code == 0, done.text
-    values = values_of(tmp_path)
-    assert values["trials"][0]["configuration"] == "as typed"
-    assert 3 <= len(values["trials"]) <= 4
-    assert {trial["outcome"] for trial in values["trials"]} == {"ok"}
-    peaks = [trial["trial"]["peak_bytes"] for trial in values["trials"]]
-    assert values["gain"]["factor"] == pytest.approx(peaks[0] / min(peaks))
-    assert values["gain"]["factor"] > 1.05, "smaller micro-batches and checkpointing need less"
-    assert "less peak memory than your configuration" in done.out
-    assert "experiment=found" in done.out
-
-    sweep = json.loads(next(tmp_path.glob("runs/sweep-*/sweep.json")).read_text())
-    assert len(sweep["cells"]) == len(values["trials"])
-
-    again = fit(*WORK, "--budget-trials", "4", "--name", "found", "--objective", "memory")
-    assert again.code == 0, again.text
-    assert again.out.count("answered from its record") == len(values["trials"])
-
-    plan = train_py("--config-dir", "mine", "experiment=found", "plan_only=true")
-    assert plan.code == 0, plan.text
-    for text in values["best"]:
-        key, _, value = text.partition("=")
-        if key == "batch.per_device":
-            assert f"{value} per device" in plan.out
-
-
-@pytest.mark.slow
-def test_a_diverging_training_is_tried_once(fit, tmp_path) -> None:
-    done = fit(*last_wins(*WORK, *DIVERGES, "train.steps=50"))
-    assert done.code == 1, done.text
-    assert done.out.count("diverged:") == 1, done.text
-    assert "lower optimizer.lr" in done.out
-    assert not list(tmp_path.glob("mine/experiment/*"))
-
-
-@pytest.mark.slow
-def test_a_report_can_be_made_of_it(fit, tmp_path) -> None:
-    assert fit(*WORK, "memory=none", "--budget-trials", "2").code == 0
-    folder = next(tmp_path.glob("runs/sweep-*"))
-    done = subprocess.run(
-        [sys.executable, "-m", "eke", "report", str(folder)],
-        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "eke fit --config-dir mine" in done.stdout
-    assert (folder / "fit.md").read_text().startswith("# eke fit --config-dir mine")
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(fit, tmp_path) -> None:
-    command = [sys.executable, "-m", "eke", "fit", "--config-dir", "mine", *WORK,
-               "--budget-trials", "3"]  # fmt: skip
+def test_it_tries_confirms_and_writes_the_best_also_after_ctrl_c(fit, train_py, tmp_path) -> None:
+    typed = (*WORK, "--budget-trials", "4", "--name", "found", "--objective", "memory")
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
+        [*FIT, *typed], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
     ) as live:  # fmt: skip
         assert live.stdout is not None
@@ -122,9 +64,48 @@ def test_ctrl_c_keeps_what_was_measured(fit, tmp_path) -> None:
         out = live.stdout.read()
         assert live.wait(PATIENCE_S) == 75, out
     assert "the same command continues" in out
-    done = fit(*WORK, "--budget-trials", "3")
+
+    done = fit(*typed)
     assert done.code == 0, done.text
     assert "answered from its record" in done.out
+    values = values_of(tmp_path)
+    assert values["trials"][0]["configuration"] == "as typed"
+    assert 3 <= len(values["trials"]) <= 4
+    assert {trial["outcome"] for trial in values["trials"]} == {"ok"}
+    peaks = [trial["trial"]["peak_bytes"] for trial in values["trials"]]
+    assert values["gain"]["factor"] == pytest.approx(peaks[0] / min(peaks))
+    assert values["gain"]["factor"] > 1.05, "smaller micro-batches and checkpointing need less"
+    assert "less peak memory than your configuration" in done.out
+    assert "experiment=found" in done.out
+
+    (folder,) = tmp_path.glob("runs/sweep-*")
+    sweep = json.loads((folder / "sweep.json").read_text())
+    assert len(sweep["cells"]) == len(values["trials"])
+
+    again = fit(*typed)
+    assert again.code == 0, again.text
+    assert again.out.count("answered from its record") == len(values["trials"])
+
+    plan = train_py("--config-dir", "mine", "experiment=found", "plan_only=true")
+    assert plan.code == 0, plan.text
+    for text in values["best"]:
+        key, _, value = text.partition("=")
+        if key == "batch.per_device":
+            assert f"{value} per device" in plan.out
+
+    reported = run_in(tmp_path, [sys.executable, "-m", "eke", "report", str(folder)])
+    assert reported.code == 0, reported.err
+    assert "eke fit --config-dir mine" in reported.out
+    assert (folder / "fit.md").read_text().startswith("# eke fit --config-dir mine")
+
+
+@pytest.mark.slow
+def test_a_diverging_training_is_tried_once(fit, tmp_path) -> None:
+    done = fit(*last_wins(*WORK, *DIVERGES, "train.steps=50"))
+    assert done.code == 1, done.text
+    assert done.out.count("diverged:") == 1, done.text
+    assert "lower optimizer.lr" in done.out
+    assert not list(tmp_path.glob("mine/experiment/*"))
 
 
 @pytest.mark.slow

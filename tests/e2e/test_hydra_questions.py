@@ -64,13 +64,10 @@ def test_interpolations_are_shown_or_resolved(ask, own_options) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        pytest.param(["--info"], "Config search path", id="alone"),
         pytest.param(["-i", "defaults"], "Defaults List", id="defaults"),
-        pytest.param(["--info=defaults-tree"], "recipe: none", id="tree"),
         pytest.param(["--info", "plugins"], "Installed Hydra Plugins", id="plugins"),
         pytest.param(["--info", "searchpath"], "schema", id="search path"),
         pytest.param(["--hydra-help"], "Flags", id="help"),
-        pytest.param(["--hydra-help", "-m"], "Flags", id="help with -m"),
     ],
 )
 def test_how_it_is_composed(ask, words, said) -> None:
@@ -85,20 +82,14 @@ def test_ones_own_options_are_seen(ask, own_options) -> None:
 
 REFUSED = [
     pytest.param("--cfg", "--cfg job", id="no value"),
-    pytest.param("--cfg jobs", "--cfg job", id="value"),
     pytest.param("--cfg seed=1", "--cfg job seed=1", id="an override for a value"),
-    pytest.param("--info default", "--info defaults", id="info's value"),
     pytest.param("-p optimizer", "--cfg job --package optimizer", id="package alone"),
-    pytest.param("--resolve", "--cfg job --resolve", id="resolve alone"),
     pytest.param("--cfg job -p optimizr", "--cfg job --package optimizer", id="package"),
     pytest.param("--cfg job --package=", "--package optimizer", id="empty package"),
     pytest.param("--cfg all -p train.stepz", "--cfg all --package train.steps", id="key"),
-    pytest.param("--cfg job -p optimizer.momentum", "--package optimizer", id="another's key"),
     pytest.param("--cfg hydra -p train", "--cfg job --package train", id="not Hydra's"),
-    pytest.param("--cfg job --info", "--info", id="two questions"),
     pytest.param("--cfg job -m seed=1,2", "-m seed=1,2 plan_only=true", id="a sweep"),
     pytest.param("--cfg job --config-name x", "--config-dir FOLDER", id="other configuration"),
-    pytest.param("--cfg job lr=1", "optimizer.lr=1", id="wrong override"),
     pytest.param("--cfg job data=text", "data.path=FILE_OR_FOLDER", id="missing value"),
 ]
 

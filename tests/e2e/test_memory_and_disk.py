@@ -7,13 +7,12 @@ for the worker it starts. A file at its limit differs from a full disk in nothin
 import json
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from live import SHORT, record_of, run_folders
-from support import REPO, Finished, environment, last_wins
+from live import SHORT, record_of, run_folders, run_in
+from support import REPO, Finished, last_wins
 
 from eke.plan.record import metrics
 
@@ -44,6 +43,7 @@ SMALL = last_wins(
     "train.log_every=5",
     "train.checkpoint_every=50",
     "train.save_final=false",
+    "hardware=cpu",
 )
 
 LIMITED = """
@@ -58,16 +58,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
 def train_within(kind: int, limit: int, tmp: Path, *arguments: str) -> Finished:
     """`python train.py ...` under a limit of the operating system, in bytes."""
     command = [sys.executable, "-c", LIMITED, str(kind), str(limit), str(REPO / "train.py")]
-    done = subprocess.run(
-        [*command, *arguments],
-        cwd=tmp,
-        env=environment(tmp),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-    )
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return run_in(tmp, [*command, *arguments])
 
 
 def curve(folder: Path) -> list[tuple[int, float, float]]:
@@ -84,20 +75,18 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(p.name for p in place.iterdir()) if place.exists() else []
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> list[tuple[int, float, float]]:
-    """The curve of SMALL without a limit."""
-    tmp = tmp_path_factory.mktemp("undisturbed")
-    done = train_within(resource.RLIMIT_CORE, 0, tmp, *SMALL)
-    assert done.code == 0, done.text
-    return curve(run_folders(tmp)[0])
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")
-def test_running_out_of_memory_is_an_outcome_with_its_phase(train_py, tmp_path) -> None:
-    done = train_within(resource.RLIMIT_AS, 6 * GIB, tmp_path, *TOO_LARGE)
+def test_a_sweep_skips_what_can_only_need_more_memory(train_py, tmp_path) -> None:
+    """Real memory running out in the middle of a sweep: one run of it, not four."""
+    sizes = ("batch.per_device=2,256,512", "data.num_samples=512", "train.steps=2")
+    sweep = last_wins(*TOO_LARGE, *sizes)
+    done = train_within(resource.RLIMIT_AS, 6 * GIB, tmp_path, "-m", *sweep)
     assert done.code == 1, done.text
-    (folder,) = run_folders(tmp_path)
+    (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
+    cells = json.loads(file.read_text())["cells"]
+    assert [cell["outcome"] for cell in cells] == ["ok", "oom", "skipped"], done.text
+    assert "batch.per_device=512 needs no less than 256" in cells[2]["reason"]
+    folder = tmp_path / "runs" / cells[1]["run_id"]
     record = record_of(folder)
     assert (record["outcome"], record["exit_code"]) == ("oom", 1)
     assert record["failure"]["phase"] == "forward"
@@ -110,50 +99,70 @@ def test_running_out_of_memory_is_an_outcome_with_its_phase(train_py, tmp_path) 
     assert memory["measured"]["process_peak_bytes"] < 6 * GIB
     assert memory["predicted"]["expected"] > 6 * GIB, "it was foreseen, but for the limit"
     assert memory["advice"], "and what would need less is said"
-    assert memory["advice"][0] in done.out
 
-    again = train_py(*TOO_LARGE)
+    again = train_py(*last_wins(*sweep, "batch.per_device=256"))
     assert again.code == 1
     assert "answered from" in again.out, "out of memory is final"
     assert "rerun=true" in again.out
+    assert memory["advice"][0] in again.out
     assert len((folder / "attempts.jsonl").read_text().splitlines()) == 1
 
 
-def test_metrics_that_cannot_be_written(train_py, tmp_path, undisturbed) -> None:
-    done = train_within(resource.RLIMIT_FSIZE, 120_000, tmp_path, *SMALL)
+def test_what_cannot_be_written_harms_nothing_that_is(
+    start, train_py, tmp_path, train_ranks
+) -> None:
+    live = start(*last_wins(*SMALL, "train.steps=100000"))
+    live.wait_for_step(10)
+    (folder,) = run_folders(tmp_path)
+    # Out of sight first: a worker that writes on makes deleting a tree in place a race.
+    folder.rename(tmp_path / "moved")
+    out = live.finish()
+    assert live.process.returncode == 1, out
+    assert f"runs/{folder.name} cannot be written: No such file or directory" in out
+    assert "Traceback (most recent call last)" not in out
+    shutil.rmtree(tmp_path / "moved")
+    shutil.rmtree(folder, ignore_errors=True)
+
+    folder = a_checkpoint_that_cannot_be_written(tmp_path)
+    first = curve(folder)
+    metrics_that_cannot_be_written(tmp_path, folder)
+    second = curve(folder)
+    assert train_py(*SMALL).code == 0
+    assert record_of(folder)["outcome"] == "ok"
+    assert record_of(folder)["attempt"] == 2
+    found = curve(folder)
+    assert len(found) == 330
+    assert found[: len(first)] == first
+    assert found[: len(second)] == second, "an earlier row was harmed"
+    shutil.move(folder, tmp_path / "disturbed")
+    assert found == curve(train_ranks(*SMALL))
+
+
+def a_checkpoint_that_cannot_be_written(tmp: Path) -> Path:
+    done = train_within(resource.RLIMIT_FSIZE, 60_000, tmp, *SMALL)
     assert done.code == 1, done.text
     assert "Traceback" not in done.text
     assert "File too large; no file may have more than" in done.out
-    (folder,) = run_folders(tmp_path)
+    (folder,) = run_folders(tmp)
+    record = record_of(folder)
+    assert (record["outcome"], record["failure"]["phase"]) == ("crashed", "checkpoint")
+    assert record["steps_done"] == len(curve(folder)) == 50
+    assert checkpoints(folder) == [], "half a checkpoint was left"
+    return folder
+
+
+def metrics_that_cannot_be_written(tmp: Path, folder: Path) -> None:
+    done = train_within(resource.RLIMIT_FSIZE, 120_000, tmp, *SMALL)
+    assert done.code == 1, done.text
+    assert "Traceback" not in done.text
+    assert "File too large; no file may have more than" in done.out
     record = record_of(folder)
     assert record["outcome"] == "crashed"
     assert "metrics.jsonl" in record["failure"]["message"]
-    written = curve(folder)
-    assert 200 < len(written) < 330
-    assert written == undisturbed[: len(written)], "an earlier row was harmed"
-    newest = len(written) // 50 * 50
+    written = len(curve(folder))
+    assert 150 < written < 330
+    newest = written // 50 * 50
     assert checkpoints(folder) == [f"step-{newest - 50:08d}", f"step-{newest:08d}"]
-
-    assert train_py(*SMALL).code == 0
-    assert record_of(folder)["outcome"] == "ok"
-    assert record_of(folder)["attempt"] == 1
-    assert curve(folder) == undisturbed
-
-
-def test_a_checkpoint_that_cannot_be_written(train_py, tmp_path, undisturbed) -> None:
-    done = train_within(resource.RLIMIT_FSIZE, 60_000, tmp_path, *SMALL)
-    assert done.code == 1, done.text
-    assert "Traceback" not in done.text
-    assert "File too large; no file may have more than" in done.out
-    (folder,) = run_folders(tmp_path)
-    record = record_of(folder)
-    assert (record["outcome"], record["failure"]["phase"]) == ("crashed", "checkpoint")
-    assert record["steps_done"] == 50
-    assert checkpoints(folder) == [], "half a checkpoint was left"
-    assert curve(folder) == undisturbed[:50]
-
-    assert train_py(*SMALL).code == 0
-    assert curve(folder) == undisturbed
 
 
 def test_a_record_that_cannot_be_written(train_py, tmp_path) -> None:
@@ -178,29 +187,3 @@ def test_a_plan_that_cannot_be_written(tmp_path) -> None:
     assert "cannot be written: File too large" in done.err
     (folder,) = run_folders(tmp_path)
     assert not (folder / "attempts.jsonl").exists(), "no worker was started"
-
-
-def test_a_run_folder_that_vanishes(start, tmp_path, train_py) -> None:
-    live = start(*last_wins(*SMALL, "train.steps=100000"))
-    live.wait_for_step(10)
-    (folder,) = run_folders(tmp_path)
-    # Out of sight first: a worker that writes on makes deleting a tree in place a race.
-    folder.rename(tmp_path / "moved")
-    out = live.finish()
-    assert live.process.returncode == 1, out
-    assert f"runs/{folder.name} cannot be written: No such file or directory" in out
-    assert "Traceback (most recent call last)" not in out
-    shutil.rmtree(tmp_path / "moved")
-    assert train_py(*SMALL).code == 0, "the next run is not disturbed by it"
-
-
-def test_a_sweep_skips_what_can_only_need_more_memory(tmp_path) -> None:
-    """Real memory running out in the middle of a sweep: one run of it, not four."""
-    sizes = ("batch.per_device=2,256,512", "data.num_samples=512")
-    sweep = last_wins(*TOO_LARGE, *sizes, "train.steps=2")
-    done = train_within(resource.RLIMIT_AS, 6 * GIB, tmp_path, "-m", *sweep)
-    assert done.code == 1, done.text
-    (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
-    cells = json.loads(file.read_text())["cells"]
-    assert [cell["outcome"] for cell in cells] == ["ok", "oom", "skipped"], done.text
-    assert "batch.per_device=512 needs no less than 256" in cells[2]["reason"]

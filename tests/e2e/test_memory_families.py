@@ -23,20 +23,14 @@ RELATIVE = {"relative_attention": True, "position_buckets": 32, "pos_att_type": 
 
 FAMILIES = {
     "Gemma2": ("causal_lm", {**GATED, "head_dim": 32}),
-    "Phi3": ("causal_lm", GATED),
-    "Granite": ("causal_lm", GATED),
     "Falcon": ("causal_lm", {**WIDE, "new_decoder_architecture": True, "alibi": False}),
     "Qwen3Moe": ("causal_lm", {**GATED, **EXPERTS, "head_dim": 32}),
-    "GPTNeoX": ("causal_lm", {**WIDE, "intermediate_size": 96}),
     "OPT": ("causal_lm", {**WIDE, "ffn_dim": 96, "word_embed_proj_dim": 64}),
-    "Roberta": ("sequence_classification", PLACES),
     "DebertaV2": ("masked_lm", {**PLACES, **RELATIVE}),
     "ModernBert": ("masked_lm", {**WIDE, "intermediate_size": 96, "cls_token_id": 1,
                                  "sep_token_id": 2}),
     "Albert": ("sequence_classification", {**PLACES, "embedding_size": 32}),
     "Bart": ("seq2seq_lm", TWO_STACKS),
-    "MT5": ("seq2seq_lm", {"d_model": 64, "d_kv": 32, "d_ff": 96, "num_layers": 2, "num_heads": 2,
-                           "vocab_size": 300, "decoder_start_token_id": 0}),
 }  # fmt: skip
 HEADS = {
     "causal_lm": "AutoModelForCausalLM",

@@ -1,4 +1,7 @@
-"""Every optimizer learns real text about as well as AdamW, at the learning rate of its own file."""
+"""Every optimizer learns real text about as well as AdamW, at the learning rate of its own file.
+
+AdamW's other implementations take the same steps: tests/equivalence/test_same_mathematics.py.
+"""
 
 import pytest
 from support import TINY
@@ -12,12 +15,12 @@ LEARN = (
     "data.num_samples=4000",
     "data.num_eval_samples=32",
     "batch.per_device=8",
-    "train.steps=300",
-    "train.log_every=300",
+    "train.steps=100",
+    "train.log_every=100",
     "train.checkpoint_every=null",
     "train.save_final=false",
 )
-"""300 steps of 512 bytes of the standard library's source."""
+"""100 steps of 512 bytes of the standard library's source."""
 
 MORE = {
     "schedule_free": ("schedule=constant",),
@@ -28,7 +31,6 @@ MORE = {
 """What an option cannot do without here."""
 
 MARGINS = {
-    **dict.fromkeys(["adamw_forloop", "adamw_foreach", "adamw_fused"], 1e-3),
     **dict.fromkeys(["adamw_8bit", "paged_adamw_8bit", "adamw_torchao_8bit"], 0.01),
     "adamw_torchao_4bit": 0.03,
     "adamw_bf16_sr": 1e-3,  # of float32 weights: nothing is rounded
@@ -51,8 +53,11 @@ def learn(curve_of, losses, option):
     return losses[option]
 
 
+SAME = {"adamw", "adamw_forloop", "adamw_foreach", "adamw_fused"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("option", sorted({*HERE, *COMPILED} - {"adamw"}))
+@pytest.mark.parametrize("option", sorted({*HERE, *COMPILED} - SAME))
 def test_it_learns_about_as_well_as_adamw(option, curve_of, losses) -> None:
     reference = learn(curve_of, losses, "adamw")
     assert reference < 3.5, "of 5.8 at the start, ln 320"

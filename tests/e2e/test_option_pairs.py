@@ -1,7 +1,8 @@
 """Two options of two groups together: each pair is refused with a fix, or really trains.
 
-All of them take two hours on a busy core: `EKE_PAIRS=10000 EKE_RANDOM_SEED=7 pytest -m "" -s
-tests/e2e/test_option_pairs.py -k every_pair`; EKE_PAIRS_DONE=60 goes on after the first sixty.
+One configuration of a few groups is tried. All pairs take two hours on a busy core:
+`EKE_PAIRS=10000 EKE_RANDOM_SEED=7 pytest -m "" -s tests/e2e/test_option_pairs.py -k every_pair`;
+EKE_PAIRS_DONE=60 goes on after the first sixty.
 """
 
 import os
@@ -19,9 +20,11 @@ from eke.common.paths import RunPaths
 from eke.plan.record import metrics, read_record
 from eke.training.distributed.operators import build_folder
 
-COUNT = int(os.environ.get("EKE_PAIRS", "2"))
+COUNT = int(os.environ.get("EKE_PAIRS", "0"))
 DONE = int(os.environ.get("EKE_PAIRS_DONE", "0"))
 """Configurations that an earlier run of the same seed has tried."""
+SHORT = ("model", "memory", "distributed", "packing", "processes", "accumulation", "dropout")
+"""The factors of the one configuration that is tried where no number is asked for."""
 SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))
 
 
@@ -41,7 +44,8 @@ def operators(tmp_path_factory, monkeypatch) -> None:
 def test_every_pair_of_options_trains_or_is_refused_with_a_fix(
     make_plan, train_ranks, tmp_path, operators
 ) -> None:
-    covering = Covering(lambda command: mended(command, make_plan), Random(SEED), FACTORS)
+    factors = FACTORS if COUNT else {name: FACTORS[name] for name in SHORT}
+    covering = Covering(lambda command: mended(command, make_plan), Random(SEED), factors)
     failures: list[str] = []
     warnings: Counter[str] = Counter()
     began, count = time.monotonic(), 0

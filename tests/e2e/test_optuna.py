@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import optuna
 import pytest
-from live import SHORT
-from support import PATIENCE_S, REPO, Finished, environment, last_wins
+from live import SHORT, run_in
+from support import REPO, last_wins
 
 SCRIPT = REPO / "sweeps" / "optuna" / "search.py"
 WORK = last_wins(*SHORT, "train.steps=12", "train.eval_every=4")
@@ -17,15 +16,7 @@ WORK = last_wins(*SHORT, "train.steps=12", "train.eval_every=4")
 @pytest.fixture
 def search(tmp_path):
     """The script as typed, in a folder of its own."""
-
-    def run(*arguments: str) -> Finished:
-        done = subprocess.run(
-            [sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, env=environment(tmp_path),
-            capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        return Finished(done.returncode, done.stdout, done.stderr)
-
-    return run
+    return lambda *arguments: run_in(tmp_path, [sys.executable, str(SCRIPT), *arguments])
 
 
 def study_of(tmp_path):

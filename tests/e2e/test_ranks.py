@@ -3,14 +3,15 @@
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from live import Live, record_of, rows_of, run_folders
+from live import Live, record_of, rows_of, run_folders, run_in
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
+from trained_ranks import train_in_ranks
 
 LONG = last_wins(
     *TINY,
@@ -62,24 +63,25 @@ def wait_until_gone(folder: Path) -> None:
 
 
 @pytest.fixture
-def running(tmp_path):
-    """A run of two ranks in its first steps, and its folder."""
-    live = Live(tmp_path, LONG)
-    live.wait_for_step(25)
-    (folder,) = run_folders(tmp_path)
-    yield live, folder
-    if live.process.poll() is None:
+def going(tmp_path):
+    """Starts a run of two ranks, or goes on with it; it comes back some steps later."""
+    started = []
+
+    def go(*command: str) -> tuple[Live, Path]:
+        live = Live(tmp_path, command)
+        started.append(live)
+        live.wait_for_more(25)
+        (folder,) = run_folders(tmp_path)
+        return live, folder
+
+    yield go
+    for live in started:
         live.process.kill()
-    for pid in processes_of(folder, "eke.training.loop.agent"):
-        os.kill(pid, signal.SIGKILL)
-    live.process.wait()
-    live.process.stdout.close()
+        live.process.communicate()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_run_and_is_named(rank, running) -> None:
-    live, folder = running
+def kill_rank(rank: int, live: Live, folder: Path) -> None:
+    """It is named."""
     os.kill(worker(folder, rank), signal.SIGKILL)
     out = live.finish()
     assert live.process.returncode == 1, out
@@ -88,21 +90,27 @@ def test_a_killed_rank_ends_the_run_and_is_named(rank, running) -> None:
     assert f"process {rank} of this run: killed by SIGKILL" in record["failure"]["message"]
     assert f"process {rank} of this run: killed by SIGKILL" in out
     assert "Traceback" not in out.replace(record["failure"]["traceback"], "")
+
+
+def kill_agent(live: Live, folder: Path) -> None:
+    """It takes its ranks along."""
+    (agent,) = processes_of(folder, "eke.training.loop.agent")
+    os.kill(agent, signal.SIGKILL)
+    live.finish()
+    assert live.process.returncode == 1
+    assert "killed by SIGKILL" in record_of(folder)["failure"]["message"]
+
+
+def kill_supervisor(live: Live, folder: Path) -> None:
+    """It leaves a checkpoint and no orphan."""
+    live.process.kill()
+    live.process.wait()
     wait_until_gone(folder)
+    assert record_of(folder)["outcome"] == "preempted"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "outcome"),
-    [
-        (signal.SIGTERM, "preempted"),
-        (signal.SIGUSR2, "timeout"),
-        (signal.SIGINT, "cancelled"),
-    ],
-    ids=["SIGTERM", "a time limit's warning", "Ctrl-C"],
-)
-def test_ranks_agree_on_the_step_to_stop_after(number, outcome, running) -> None:
-    live, folder = running
+def signal_supervisor(number: signal.Signals, outcome: str, live: Live, folder: Path) -> None:
+    """The ranks agree on the step to stop after."""
     live.signal(number)
     out = live.finish()
     assert live.process.returncode == 75, out
@@ -110,37 +118,46 @@ def test_ranks_agree_on_the_step_to_stop_after(number, outcome, running) -> None
     assert record["outcome"] == outcome
     assert f"after step {record['steps_done']}; checkpoint saved" in record["failure"]["message"]
     assert (folder / "checkpoints" / f"step-{record['steps_done']:08d}" / "manifest.json").exists()
-    wait_until_gone(folder)
 
 
-@pytest.mark.slow
-def test_one_rank_that_was_asked_to_stop_stops_all(running) -> None:
-    """A cluster may tell the processes one by one."""
-    live, folder = running
+def signal_one_rank(live: Live, folder: Path) -> None:
+    """A cluster may tell the processes one by one: all stop."""
     os.kill(worker(folder, 1), signal.SIGTERM)
     live.finish()
     assert live.process.returncode == 75
     assert record_of(folder)["outcome"] == "preempted"
 
 
-@pytest.mark.slow
-def test_a_killed_supervisor_leaves_a_checkpoint_and_no_orphan(running) -> None:
-    live, folder = running
-    live.process.kill()
-    live.process.wait()
-    wait_until_gone(folder)
-    assert record_of(folder)["outcome"] == "preempted"
+WAYS = {
+    "ddp": (
+        partial(kill_rank, 1), partial(kill_rank, 0), signal_one_rank,
+        partial(signal_supervisor, signal.SIGUSR2, "timeout"),
+    ),
+    "fsdp": (
+        kill_agent, kill_supervisor, partial(signal_supervisor, signal.SIGINT, "cancelled"),
+    ),
+}  # fmt: skip
+"""How runs of a strategy are ended, one after the other."""
 
 
 @pytest.mark.slow
-def test_a_killed_agent_takes_its_ranks_along(running) -> None:
-    live, folder = running
-    (agent,) = processes_of(folder, "eke.training.loop.agent")
-    os.kill(agent, signal.SIGKILL)
-    live.finish()
-    assert live.process.returncode == 1
-    assert "killed by SIGKILL" in record_of(folder)["failure"]["message"]
-    wait_until_gone(folder)
+@pytest.mark.parametrize("strategy", WAYS)
+def test_however_two_ranks_end_the_same_command_continues_the_same_curve(
+    strategy, going, tmp_path, train_ranks
+) -> None:
+    """Dropout differs between ranks, so each rank's random state must come back, too."""
+    more = ("model.dropout=0.1", "train.log_every=1", f"distributed={strategy}")
+    case = last_wins(*LONG, *more, "schedule=constant", "schedule.warmup_steps=1")
+    for end in WAYS[strategy]:
+        live, folder = going(*case)
+        end(live, folder)
+        wait_until_gone(folder)
+    rows = [row for row in rows_of(folder) if "train/loss" in row]
+    first = {row["attempt"]: row["train/global_step"] for row in reversed(rows)}
+    assert sorted(first) == list(range(len(WAYS[strategy])))
+    assert min(step for attempt, step in first.items() if attempt) > 20, "it started over"
+    found = curve(folder)
+    assert found == curve(train_ranks(*case, f"train.steps={len(found)}"))
 
 
 @pytest.mark.slow  # torch's agent gives a process that does not answer 30 s before it kills it
@@ -157,27 +174,6 @@ def test_a_rank_that_hangs_is_waited_for_only_so_long(tmp_path) -> None:
     wait_until_gone(folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["distributed=ddp", "distributed=fsdp"])
-def test_an_interrupted_run_of_two_ranks_continues_to_the_same_curve(
-    strategy, tmp_path, train_py
-) -> None:
-    """Dropout differs between ranks, so each rank's random state must come back, too."""
-    case = last_wins(*LONG, strategy, "train.steps=60", "model.dropout=0.1", "train.log_every=1")
-    whole = train_py(*case, "paths.runs=whole")
-    assert whole.code == 0, whole.text
-    live = Live(tmp_path, case)
-    live.wait_for_step(23)
-    (folder,) = run_folders(tmp_path)
-    os.kill(worker(folder, 1), signal.SIGKILL)
-    live.finish()
-    again = train_py(*case)
-    assert again.code == 0, again.text
-    assert "continuing" in again.text
-    (expected,) = (tmp_path / "whole").iterdir()
-    assert curve(folder) == curve(expected)
-
-
 def curve(folder: Path) -> dict[int, tuple[float, float]]:
     """Loss and gradient norm by step, the latest attempt's."""
     rows = [row for row in rows_of(folder) if "train/loss" in row]
@@ -186,11 +182,7 @@ def curve(folder: Path) -> dict[int, tuple[float, float]]:
 
 def launched(tmp: Path, launcher: list[str], *overrides: str) -> Finished:
     """`torchrun ... train.py overrides`, typed by hand."""
-    command = [sys.executable, "-m", *launcher, str(REPO / "train.py"), *overrides]
-    done = subprocess.run(
-        command, cwd=tmp, env=environment(tmp), capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return run_in(tmp, [sys.executable, "-m", *launcher, str(REPO / "train.py"), *overrides])
 
 
 TORCHRUN = ["torch.distributed.run", "--nproc-per-node=2"]
@@ -199,18 +191,22 @@ ACCELERATE = ["accelerate.commands.launch", "--cpu", "--num_processes=2", "--mix
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate launch"])
-def test_somebody_elses_launcher_trains_the_same_run(launcher, tmp_path, train_py) -> None:
+def test_somebody_elses_launcher_trains_the_same_run(
+    launcher, tmp_path, make_plan, rank_server
+) -> None:
     done = launched(tmp_path, launcher, *SHORT)
     assert done.code == 0, done.text
     assert done.out.count("record  ") == 1, "rank 0 alone speaks"
     (folder,) = run_folders(tmp_path)
     assert (folder / "rank_1.log").exists()
     assert record_of(folder)["effective"]["matmul_dtypes"] == ["float32"], "the launcher's bf16"
-    ours = train_py(*SHORT, "paths.runs=ours")
-    assert ours.code == 0, ours.text
-    (other,) = (tmp_path / "ours").iterdir()
-    assert (other.name, curve(other)) == (folder.name, curve(folder))
-    assert "answered from" in launched(tmp_path, launcher, *SHORT).out
+    ours, _, codes = train_in_ranks(
+        rank_server, make_plan(*SHORT), tmp_path / "ours", environment(tmp_path)
+    )
+    assert codes == [0, 0]
+    assert (ours.name, curve(ours)) == (folder.name, curve(folder))
+    if launcher is TORCHRUN:
+        assert "answered from" in launched(tmp_path, launcher, *SHORT).out
 
 
 @pytest.mark.slow
@@ -229,25 +225,12 @@ def test_a_sweep_under_a_launcher_is_refused(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_starts_runs_of_one_and_of_two_ranks(train_py, tmp_path) -> None:
-    base = [o for o in SHORT if not o.startswith("distributed")]
-    done = train_py("-m", "distributed=none,ddp", *base)
-    assert done.code == 0, done.text
-    records = [record_of(f) for f in run_folders(tmp_path) if (f / "record.json").exists()]
-    worlds = sorted(r["plan"]["batch"]["world_size"] for r in records)
-    assert worlds == [1, 2]
-
-
-@pytest.mark.slow
-def test_a_full_disk_on_rank_0_ends_both(tmp_path, train_py) -> None:
+def test_a_full_disk_on_rank_0_ends_both(tmp_path) -> None:
     """Rank 0 alone writes; the other one must not wait for it for ever."""
     script = tmp_path / "limited.sh"
     script.write_text(f'ulimit -f 200\nexec {sys.executable} {REPO / "train.py"} "$@"\n')
-    done = subprocess.run(
-        ["bash", str(script), *last_wins(*LONG, "model.hidden_size=64")],
-        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = run_in(tmp_path, ["bash", str(script), *last_wins(*LONG, "model.hidden_size=64")])
+    assert done.code == 1, done.text
     (folder,) = run_folders(tmp_path)
     assert "no file may have more than" in record_of(folder)["failure"]["message"]
     wait_until_gone(folder)

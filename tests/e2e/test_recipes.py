@@ -1,8 +1,7 @@
 """Recipes by the command a user types, on this machine's CPU."""
 
-import json
-
 import pytest
+from live import record_of
 from support import TINY
 
 from eke.tuning.recipes import RECIPES
@@ -22,13 +21,9 @@ SHORT = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_trains_and_its_record_says_why(recipe, train_py, tmp_path) -> None:
+def test_a_recipe_trains_and_its_record_says_why(recipe, train_ranks) -> None:
     typed = SHORT if recipe != "low_memory" else (*SHORT, "batch.per_device=2")
-    done = train_py(f"recipe={recipe}", *typed)
-    assert done.code == 0, done.text
-    assert f"recipe={recipe}: " in done.out
-    (file,) = tmp_path.glob("runs/*/record.json")
-    decisions = json.loads(file.read_text())["plan"]["decisions"]
-    reasons = [d["reason"] for d in decisions if d["reason"].startswith("recipe=")]
+    record = record_of(train_ranks(f"recipe={recipe}", *typed))
+    decisions = record["plan"]["decisions"]
     assert any(d["key"] == "precision" for d in decisions)
-    assert reasons
+    assert any(d["reason"].startswith(f"recipe={recipe}: ") for d in decisions)

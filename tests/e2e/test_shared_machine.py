@@ -72,7 +72,7 @@ def on_a_machine_called(name: str, hosts: Path, command: list[str]) -> list[str]
     return [*inside, f"{enter} && exec {shlex.join(command)}"]
 
 
-@pytest.mark.parametrize("distributed", ["ddp", "fsdp", "zero1"])
+@pytest.mark.parametrize("distributed", ["fsdp", "zero1"])
 def test_no_process_of_a_run_listens_to_the_network(distributed, tmp_path) -> None:
     overrides = ["hardware=cpu", "data=synthetic", "train.steps=100000", *TINY,
                  f"distributed={distributed}", "distributed.num_processes=2"]  # fmt: skip
@@ -113,15 +113,14 @@ def traps(tmp_path) -> Path:
     return folder
 
 
-PATHS = {"none": "", "empty first": ":/nowhere", "empty last": "/nowhere:", "dot": ".",
-         "relative": "../work", "two": "::"}  # fmt: skip
+PATHS = {"none": "", "empty first": ":/nowhere", "dot": ".", "relative": "../work", "two": "::"}
 
 COMMANDS = {
     "one process": ["experiment=smoke", "hardware=cpu", "train.steps=2", "tracker=none"],
     "ranks": ["experiment=smoke", "hardware=cpu", "train.steps=2", "tracker=none",
               "distributed=ddp", "distributed.num_processes=2"],
     "sweep": ["-m", "experiment=smoke", "hardware=cpu", "train.steps=2", "tracker=none",
-                     "seed=1,2,3"],
+                     "seed=1,2"],
     "prepared": ["hardware=cpu", "train.steps=2", "data=jsonl", "data.path=rows.jsonl",
                  "data.tokenizer=bytes", *TINY],
     "forecast": ["experiment=smoke", "hardware=h100", "plan_only=true", "tracker=none"],
@@ -130,8 +129,8 @@ COMMANDS = {
 
 @pytest.mark.parametrize(
     ("what", "path"),
-    [*[(what, "empty first") for what in COMMANDS], ("one process", "none"), ("ranks", "two"),
-     ("one process", "relative"), ("one process", "dot")],
+    [("one process", "none"), ("one process", "empty first"), ("ranks", "two"),
+     ("sweep", "relative"), ("prepared", "dot"), ("forecast", "empty first")],
 )  # fmt: skip
 def test_no_file_of_the_current_folder_is_imported(what, path, traps, tmp_path) -> None:
     rows = "".join(json.dumps({"text": f"words {n} and more words"}) + "\n" for n in range(400))

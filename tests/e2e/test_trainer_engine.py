@@ -1,6 +1,7 @@
 """engine=trainer from the command line: records, interruption, two processes, W&B's file."""
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -17,6 +18,7 @@ LONG = last_wins(
     "train.log_every=5",
     "data.num_samples=50",
     "model.dropout=0.1",
+    "hardware=cpu",
 )
 
 
@@ -46,46 +48,34 @@ def test_a_run_leaves_a_true_record(train_py, tmp_path) -> None:
     assert not list(folder.glob("*.bin")) + list(folder.glob("checkpoint-*")), "of Trainer's own"
 
 
-@pytest.mark.slow  # three runs each
-@pytest.mark.parametrize(
-    ("number", "outcome"),
-    [
-        (signal.SIGINT, "cancelled"),
-        (signal.SIGTERM, "preempted"),
-    ],
-    ids=["ctrl-c", "sigterm"],
-)
-def test_asked_to_stop_it_continues_bit_for_bit(number, outcome, start, train_py, tmp_path) -> None:
-    live = start(*LONG)
-    live.wait_for_step(20)
-    live.signal(number)
-    out = live.finish()
-    assert live.process.returncode == 75, out
+@pytest.mark.slow
+def test_asked_to_stop_it_continues_bit_for_bit(start, train_py, train_ranks, tmp_path) -> None:
+    for number, outcome in ((signal.SIGINT, "cancelled"), (signal.SIGTERM, "preempted")):
+        live = start(*LONG)
+        live.wait_for_more(20)
+        live.signal(number)
+        out = live.finish()
+        assert live.process.returncode == 75, out
+        (folder,) = run_folders(tmp_path)
+        record = record_of(folder)
+        assert record["outcome"] == outcome
+        assert live.before + 20 <= record["steps_done"] < 200
+    assert train_py(*LONG).code == 0
+    interrupted = losses(folder)
+    shutil.move(folder, tmp_path / "interrupted")
+    assert interrupted == losses(train_ranks(*LONG))
+
+
+@pytest.mark.slow
+def test_sixteen_bits_are_real_on_a_cpu_and_wandb_has_the_curve(train_py, tmp_path) -> None:
+    """Trainer itself runs fp16 on a CPU as float32 without a word (transformers 5.23)."""
+    assert train_py(*last_wins(*TRAINER, "precision=fp16", "tracker=wandb")).code == 0
     (folder,) = run_folders(tmp_path)
     record = record_of(folder)
-    assert record["outcome"] == outcome
-    assert 20 <= record["steps_done"] < 200
-    assert train_py(*LONG).code == 0
-    assert train_py(*LONG, "rerun=true").code == 0
-    interrupted, whole = run_folders(tmp_path)
-    assert losses(interrupted) == losses(whole)
-
-
-@pytest.mark.slow
-def test_sixteen_bits_are_real_on_a_cpu(train_py, tmp_path) -> None:
-    """Trainer itself runs fp16 on a CPU as float32 without a word (transformers 5.23)."""
-    assert train_py(*TRAINER, "precision=fp16").code == 0
-    effective = record_of(run_folders(tmp_path)[-1])["effective"]
-    assert "float16" in effective["matmul_dtypes"]
-    assert effective["loss_scale"] > 1
-
-
-@pytest.mark.slow
-def test_wandb_has_the_curve(train_py, tmp_path) -> None:
-    assert train_py(*last_wins(*TRAINER, "tracker=wandb")).code == 0
-    (folder,) = run_folders(tmp_path)
+    assert "float16" in record["effective"]["matmul_dtypes"]
+    assert record["effective"]["loss_scale"] > 1
     assert list((folder / "wandb").glob("offline-run-*/*.wandb"))
-    assert not [w for w in record_of(folder)["warnings"] if "tracker" in w]
+    assert not [w for w in record["warnings"] if "tracker" in w]
 
 
 @pytest.mark.slow

@@ -5,16 +5,15 @@ import random
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from chat_templates import FAMILIES, saved
 from checkpoints import save_checkpoint
-from live import Live, record_of, rows_of
+from live import Live, record_of, rows_of, run_in
 from prepared import write_jsonl
-from support import REPO, Finished, environment
+from support import REPO, Finished
 from tokenizers.decoders import ByteLevel
 from unit.results.trackers.stub import serving
 
@@ -67,16 +66,7 @@ def typed(folder: Path, command: str, **variables: str) -> Finished:
     programs = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}; '
     programs += 'eke() { python -m eke "$@"; }; '
     line = command.replace("train.py", str(REPO / "train.py"))
-    done = subprocess.run(
-        ["bash", "-c", programs + line],
-        cwd=folder,
-        env={**environment(folder), **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-    )
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return run_in(folder, ["bash", "-c", programs + line], **variables)
 
 
 @pytest.mark.slow
@@ -255,8 +245,5 @@ def test_texts_are_sorted_into_classes(tickets: Path) -> None:
     assert re.search(r"^  broken( +[01]\.\d{4}){3} +\d+$", evaluated.out, re.M), evaluated.out
     assert typed(tickets, export.replace("RUN", f"runs/{best['run_id']}")).code == 0
     assert "accuracy" in (tickets / "my_classifier" / "README.md").read_text()
-    answer = subprocess.run(
-        [sys.executable, "-c", fenced("python", CLASSIFY)], cwd=tickets, check=False,
-        capture_output=True, text=True, env=environment(tickets),
-    )  # fmt: skip
-    assert "'label': 'broken'" in answer.stdout, answer.stderr
+    answer = run_in(tickets, [sys.executable, "-c", fenced("python", CLASSIFY)])
+    assert "'label': 'broken'" in answer.out, answer.err
