@@ -3,6 +3,7 @@
 import ast
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import mutants
 import pytest
@@ -19,15 +20,22 @@ def test_there_are_forty_and_every_package_has_one() -> None:
     assert ROOT == REPO
 
 
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the files that faults are planted in."""
+    root = tmp_path_factory.mktemp("tree")
+    for path in {each.path for each in FAULTS}:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text((REPO / path).read_text())
+    return root
+
+
 @pytest.mark.parametrize("each", FAULTS, ids=IDS)
-def test_a_fault_is_planted_and_undone(each, tmp_path) -> None:
-    for path in {other.path for other in FAULTS}:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text((REPO / path).read_text())
-    plant(each, tmp_path)
-    ast.parse((tmp_path / each.path).read_text())
-    assert undo(tmp_path) == [each.id]
-    assert (tmp_path / each.path).read_text() == (REPO / each.path).read_text()
+def test_a_fault_is_planted_and_undone(each, tree) -> None:
+    plant(each, tree)
+    ast.parse((tree / each.path).read_text())
+    assert undo(tree) == [each.id]
+    assert (tree / each.path).read_text() == (REPO / each.path).read_text()
 
 
 def exists(test: str) -> bool:
