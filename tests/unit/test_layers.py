@@ -19,8 +19,8 @@ HEAVY = ("torch", "transformers", "accelerate", "wandb", "deepspeed", "bitsandby
 LIGHT = (
     "cli", "common.process_env", "config.compose", "config.schema", "data.sources",
     "estimate.memory", "estimate.time", "hardware", "launch", "models.checkpoints",
-    "models.sizes", "plan.identity", "plan.planner", "plan.record", "results.report", "results.trackers",
-    "rules", "tuning.recipes", "tuning.search", "workflows",
+    "models.sizes", "plan.identity", "plan.planner", "plan.record", "results.report",
+    "results.trackers", "rules", "tuning.recipes", "tuning.search", "workflows",
 )  # fmt: skip
 """They answer on a laptop and on a login node, in well under a second."""
 

@@ -1,6 +1,7 @@
 """Tests that are named elsewhere exist, and planted faults (tests/mutants.py) can be planted."""
 
 import ast
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,11 +39,16 @@ def test_a_fault_is_planted_and_undone(each, tree) -> None:
     assert (tree / each.path).read_text() == (REPO / each.path).read_text()
 
 
+@cache
+def functions_of(file: str) -> set[str]:
+    tree = ast.parse((REPO / "tests" / file).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
 def exists(test: str) -> bool:
     """Whether `FILE::FUNCTION[CASE]` names a function of a file below tests/."""
     file, _, name = test.partition("[")[0].partition("::")
-    tree = ast.parse((REPO / "tests" / file).read_text())
-    return name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return name in functions_of(file)
 
 
 @pytest.mark.parametrize("each", FAULTS, ids=IDS)

@@ -116,27 +116,25 @@ def test_detaching_a_single_run_is_refused(typed) -> None:
     assert "is for the runs of a sweep" in err
 
 
-CLUSTER = [
+CLUSTER = (
     "resources.time=2:00:00",
     "slurm.partition=x",
     "slurm=apptainer",
     "+slurm.options.nice=5",
-]
-HERE = ["launcher.cpu_slots=2", "launcher.runs_per_device=2"]
+)
+HERE = ("launcher.cpu_slots=2", "launcher.runs_per_device=2")
 
 
-@pytest.mark.parametrize("text", CLUSTER)
-def test_what_is_for_a_cluster_warns_here(text) -> None:
-    (said,) = unused_cluster_overrides(["seed=1", text])
-    assert said.startswith(f"{text} has no effect with hydra/launcher=local")
-    assert find_launcher("slurm").unused([text]) == []
-
-
-@pytest.mark.parametrize("text", HERE)
-def test_what_is_for_this_machine_warns_in_a_cluster(text) -> None:
-    (said,) = find_launcher("slurm").unused(["seed=1", text, "launcher.detach=true"])
-    assert said.startswith(f"{text} has no effect with hydra/launcher=slurm")
-    assert unused_cluster_overrides([text]) == []
+@pytest.mark.parametrize("text", [*CLUSTER, *HERE])
+def test_what_is_for_the_other_launcher_warns(text) -> None:
+    typed = ["seed=1", text, "launcher.detach=true"]
+    found = {
+        "local": unused_cluster_overrides(typed),
+        "slurm": find_launcher("slurm").unused(typed),
+    }
+    (said,) = found.pop("local" if text in CLUSTER else "slurm")
+    assert said.startswith(f"{text} has no effect with hydra/launcher=")
+    assert list(found.values()) == [[]]
 
 
 @pytest.mark.parametrize(

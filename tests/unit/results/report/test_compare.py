@@ -208,13 +208,6 @@ def test_a_faster_row_of_a_worse_metric_is_not_the_best(tmp_path):
     assert "is fastest" in verdict_lines(compared(tmp_path / "loss", runs))[0]
 
 
-def test_losses_that_vary_more_than_the_margin_are_not_resolved(tmp_path):
-    runs = [Run({"precision": p}, repeat=r, seed=r, loss=2.0 * (1 + shift * (p == "bf16")))
-            for r, shift in enumerate((0.05, -0.05, 0.02)) for p in ("fp32", "bf16")]  # fmt: skip
-    quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
-    assert quality.parity is Parity.unresolved
-
-
 @pytest.mark.parametrize(
     "other", [{"steps": 50}, {"keys": {"data.seq_len": 128}}, {"choices": {"model": "gpt2"}}]
 )

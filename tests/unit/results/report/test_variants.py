@@ -168,6 +168,12 @@ def test_rows_of_one_name_that_are_several_configurations_are_told_apart(tmp_pat
     assert [variant.label for variant in variants] == [label for _, _, label in shown]
 
 
+def test_one_row_on_two_machines_has_its_own_name(tmp_path):
+    runs = [Run({"precision": "fp32"}), Run({"precision": "fp32"}, machine={"device": "another"})]
+    variants, _, _ = grouped(tmp_path, runs, ["whole", "whole"])
+    assert [variant.label for variant in variants] == ["whole [A]", "whole [B]"]
+
+
 def test_a_run_that_was_measured_again_counts_twice_but_for_what_neighbours_disturbed(tmp_path):
     runs = [Run(speed=100.0), Run(speed=102.0), Run(speed=90.0, shared=True)]
     variants, _, _ = grouped(tmp_path, runs)
