@@ -1,8 +1,10 @@
 """Tests that are named elsewhere exist, and planted faults (tests/mutants.py) can be planted."""
 
 import ast
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import mutants
 import pytest
@@ -19,22 +21,34 @@ def test_there_are_forty_and_every_package_has_one() -> None:
     assert ROOT == REPO
 
 
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the files that faults are planted in."""
+    root = tmp_path_factory.mktemp("tree")
+    for path in {each.path for each in FAULTS}:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text((REPO / path).read_text())
+    return root
+
+
 @pytest.mark.parametrize("each", FAULTS, ids=IDS)
-def test_a_fault_is_planted_and_undone(each, tmp_path) -> None:
-    for path in {other.path for other in FAULTS}:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text((REPO / path).read_text())
-    plant(each, tmp_path)
-    ast.parse((tmp_path / each.path).read_text())
-    assert undo(tmp_path) == [each.id]
-    assert (tmp_path / each.path).read_text() == (REPO / each.path).read_text()
+def test_a_fault_is_planted_and_undone(each, tree) -> None:
+    plant(each, tree)
+    ast.parse((tree / each.path).read_text())
+    assert undo(tree) == [each.id]
+    assert (tree / each.path).read_text() == (REPO / each.path).read_text()
+
+
+@cache
+def functions_of(file: str) -> set[str]:
+    tree = ast.parse((REPO / "tests" / file).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def exists(test: str) -> bool:
     """Whether `FILE::FUNCTION[CASE]` names a function of a file below tests/."""
     file, _, name = test.partition("[")[0].partition("::")
-    tree = ast.parse((REPO / "tests" / file).read_text())
-    return name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return name in functions_of(file)
 
 
 @pytest.mark.parametrize("each", FAULTS, ids=IDS)

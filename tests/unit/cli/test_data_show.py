@@ -63,17 +63,6 @@ def rows_of(told: str) -> list[str]:
     return re.split(r"^(?=row \d+ \()", told.partition("\n\ntokens of a row")[0], flags=re.M)[1:]
 
 
-def test_what_is_trained_stands_in_brackets(here, capsys) -> None:
-    assert show(*chats(here), "--rows=1") == 0
-    (row,) = rows_of(capsys.readouterr().out)
-    heading, text = row.split("\n", 1)
-    assert re.fullmatch(r"row 1 \((training|evaluation)\): \d+ tokens, \d+ trained", heading)
-    assert text == (
-        "<|im_start|>user\nwhat is été?<|im_end|>\n"
-        "<|im_start|>assistant\n[[it is \U0001f600 日本.<|im_end|>]]\n"
-    )
-
-
 @pytest.mark.parametrize("is_bytes", [True, False], ids=["bytes", "words"])
 def test_the_text_is_that_of_all_tokens(is_bytes: bool, here, capsys) -> None:
     """Also where a part on its own loses the space it begins with."""
@@ -83,7 +72,11 @@ def test_the_text_is_that_of_all_tokens(is_bytes: bool, here, capsys) -> None:
     save_tokenizer(here / "tok", is_bytes)
     assert show(*words, "--rows=1", "--ids") == 0
     (row,) = rows_of(capsys.readouterr().out)
-    _, *lines, ids = row.split("\n")
+    heading, *lines, ids = row.split("\n")
+    assert re.fullmatch(r"row 1 \((training|evaluation)\): \d+ tokens, \d+ trained", heading)
+    if is_bytes:
+        assert lines == ["<|im_start|>user", "what is été?<|im_end|>", "<|im_start|>assistant",
+                         "[[it is \U0001f600 日本.<|im_end|>]]", ""]  # fmt: skip
     loaded = AutoTokenizer.from_pretrained(here / "tok")
     text = "\n".join(lines)
     tokens = [int(n) for n in re.sub(r"[\[\]]", " ", ids).split()]
@@ -122,10 +115,17 @@ def test_a_terminal_shows_it_in_green(variables, is_green, here, monkeypatch) ->
     assert ("[[" in stream.getvalue()) is not is_green
 
 
-def test_control_characters_of_a_row_reach_no_terminal(here, capsys) -> None:
+def test_hostile_and_bad_rows_are_shown_and_what_a_run_says_of_them(here, capsys) -> None:
+    """Whatever the model's vocabulary is."""
     hostile = {"messages": [{"role": "user", "content": "\x1b[2J\x1b[1;32mgreen"}, SAY]}
-    assert show(*chats(here, hostile), "--rows=9") == 0
-    assert "\x1b" not in capsys.readouterr().out
+    words = [*chats(here, hostile, {"messages": [ASK]}), "model.vocab_size=300"]
+    assert show(*words, "--rows=9") == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert "green" in told
+    assert told.endswith(
+        "A run refuses so many bad rows; eke plan with these overrides says more.\n"
+    )
 
 
 def test_the_counts(here, capsys) -> None:
@@ -144,13 +144,6 @@ def test_the_counts(here, capsys) -> None:
     share, trained, tokens = re.findall(r"trained: (\S+)% \((\d+) of (\d+) tokens\)", told)[0]
     assert int(tokens) == 10 * low
     assert float(share) == pytest.approx(100 * int(trained) / int(tokens), abs=0.06)
-
-
-def test_rows_that_a_run_refuses_are_shown_all_the_same(here, capsys) -> None:
-    assert show(*chats(here, {"messages": [ASK]})) == 0
-    assert capsys.readouterr().out.endswith(
-        "A run refuses so many bad rows; eke plan with these overrides says more.\n"
-    )
 
 
 def bytes_of(folder: Path, count: int = 4) -> list[str]:
@@ -225,8 +218,3 @@ def test_the_usage_is_shown(words: list[str], capsys) -> None:
         main(["data", *words])
     assert left.value.code == 2
     assert "usage: eke data show [--rows N]" in capsys.readouterr().err
-
-
-def test_the_vocabulary_of_the_model_does_not_matter(here, capsys) -> None:
-    assert show(*chats(here), "model.vocab_size=300") == 0
-    assert "row 3" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from functools import cache
 
 import pytest
 from unit.hardware.conftest import FakeGpu, FakeNvml
@@ -23,34 +24,36 @@ from eke.config.compose.catalogue import make_catalogue
 WIDTH = 100
 
 
-@pytest.fixture
-def found(monkeypatch):
+SECRET = "5ec4e7" * 7
+
+
+@pytest.fixture(scope="module")
+def found():
     """An examination of a machine with two GPUs, whose torch has a CUDA build."""
     answer = {"version": "2.13.0", "built_for_cuda": "13.0", "cuda_available": True, "num_gpus": 2,
               "cudnn": 91900, "nccl": "2.28.9"}  # fmt: skip
     gpus = [FakeGpu("NVIDIA H100 80GB HBM3", f"GPU-{n}", processes=[(7, 2**31)]) for n in range(2)]
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus, "", []))
-    monkeypatch.setattr("eke.cli.doctor.detect", lambda: dataclasses.replace(H200, count=2))
-    monkeypatch.setattr("eke.cli.doctor.ask_torch", lambda: None)
-    monkeypatch.setattr("eke.cli.doctor.torch_answer", lambda _: answer)
-    return examine()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_API_KEY", SECRET)
+        patch.setitem(sys.modules, "pynvml", FakeNvml(gpus, "", []))
+        patch.setattr("eke.cli.doctor.detect", lambda: dataclasses.replace(H200, count=2))
+        patch.setattr("eke.cli.doctor.ask_torch", lambda: None)
+        patch.setattr("eke.cli.doctor.torch_answer", lambda _: answer)
+        return examine()
 
 
+@cache
 def findings_of(device):
     present = dataclasses.replace(device, present=True)
     return {(f.group, f.option): f for f in find_options(present)}
 
 
 @pytest.mark.slow
-def test_every_option_is_put_to_the_rules() -> None:
+def test_every_option_is_put_to_the_rules_with_what_it_needs_beside_it() -> None:
     catalogue = make_catalogue()
     asked = {(g, o) for g, options in catalogue.options.items() for o in options}
     left_out = {(g, o) for g, o in asked if g in LEFT_OUT} | NEEDS_MORE
     assert set(findings_of(CPU)) == asked - left_out
-
-
-@pytest.mark.slow
-def test_the_fix_of_an_option_is_what_it_needs_beside_it() -> None:
     finding = findings_of(CPU)["memory", "max_savings"]
     assert not finding.usable
     assert finding.overrides == ("train.max_grad_norm=null",)
@@ -87,29 +90,22 @@ def test_what_runs_anywhere_is_usable_anywhere() -> None:
 @pytest.mark.slow
 def test_a_missing_package_makes_its_option_unusable(monkeypatch) -> None:
     monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
-    finding = findings_of(CPU)["tracker", "mlflow"]
+    finding = findings_of.__wrapped__(CPU)["tracker", "mlflow"]
     assert not finding.usable
     assert "pip install" in finding.fix
 
 
 @pytest.mark.slow
-def test_the_text_fits_its_columns(found) -> None:
+def test_the_text_fits_its_columns_and_shows_no_key(found) -> None:
     text = render_examination(found, WIDTH)
+    assert found["wandb_key"]
+    assert SECRET not in text + repr(found)
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     text = " ".join(text.split())
     assert "slowed down by power cap, hardware thermal" in text
     assert "2.00 GiB of 80.00 GiB in use" in text
     assert "not tf32" not in text
     assert "NCCL 2.28.9" in text
-
-
-@pytest.mark.slow
-def test_no_key_is_ever_shown(found, monkeypatch) -> None:
-    secret = "5ec4e7" * 7
-    monkeypatch.setenv("WANDB_API_KEY", secret)
-    again = examine()
-    assert again["wandb_key"]
-    assert secret not in render_examination(again) + repr(again)
 
 
 @pytest.mark.slow

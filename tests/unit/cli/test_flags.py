@@ -18,20 +18,17 @@ def shown(command: str, flag: str, capsys) -> str:
     return told.out
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize(
     "command",
-    [
-        "plan", "fit", "data", "schema", "doctor", "status", "logs", "cancel", "retry", "report",
-        "sync",
-    ],
-)  # fmt: skip
-def test_every_command_has_a_help_of_its_own(command: str, flag: str, capsys) -> None:
-    assert shown(command, flag, capsys).startswith(f"usage: eke {command} ")
+    ["fit", "data", "schema", "doctor", "status", "logs", "cancel", "retry", "report", "sync"],
+)
+def test_every_command_has_a_help_of_its_own(command: str, capsys) -> None:
+    assert shown(command, "--help", capsys).startswith(f"usage: eke {command} ")
 
 
 def test_the_help_of_a_plan_names_its_flags_and_where_groups_are_listed(capsys) -> None:
-    told = shown("plan", "--help", capsys)
+    told = shown("plan", "-h", capsys)
+    assert told.startswith("usage: eke plan ")
     for word in (*FLAGS, "-m", "hardware=all", "--config-dir", "eke train --help"):
         assert word in told
     assert len(told.splitlines()) <= 30

@@ -81,9 +81,11 @@ def world(monkeypatch, runs):
 
 
 def test_a_local_sweep_is_asked_once(world, capsys) -> None:
+    world.run("z", "ok")
+    assert cli.main(["cancel", "runs"]) == 0
+    assert capsys.readouterr().out == "nothing is queued or running\n"
     for name in "abc":
         world.run(name, pid="4711", where="process 9 on jobserver")
-    world.run("d", "ok")
     assert cli.main(["cancel", "runs"]) == 0
     assert world.signals == [(4711, signal.SIGINT)]
     assert world.cancelled == []
@@ -104,7 +106,6 @@ def test_jobs_are_cancelled_together(world, capsys) -> None:
     ("run", "said"),
     [
         pytest.param({"pid": "4711", "host": "there"}, "runs on there: cancel it there", id="host"),
-        pytest.param({"pid": ""}, "cannot be asked", id="no process"),
         pytest.param({"pid": "x"}, "cannot be asked", id="no number"),
         pytest.param({"pid": "4712"}, "process 4712 does not hold", id="another's by now"),
     ],
@@ -230,12 +231,6 @@ def test_who_would_submit_more_is_asked_before_jobs_are_cancelled(
         assert out == "asked 1 run to save and end; 1 run will not start\n"
 
 
-def test_nothing_to_cancel(world, capsys) -> None:
-    world.run("a", "ok")
-    assert cli.main(["cancel", "runs"]) == 0
-    assert capsys.readouterr().out == "nothing is queued or running\n"
-
-
 # --- retry ----------------------------------------------------------------------------------------
 
 
@@ -246,7 +241,7 @@ def test_failed_runs_are_set_aside_and_the_sweep_is_typed_again(
         n: make_run(n, o)
         for n, o in zip("1234", ("ok", "oom", "crashed", "preempted"), strict=True)
     }
-    folder = make_sweep(*made)
+    folder = make_sweep(*made, "2")  # two cells may be one run
     monkeypatch.chdir(runs)
     assert cli.main(["retry", "sweep-1"]) == 0
     assert typed == [(["-m", "seed=1,2"], str(runs.parent))]
@@ -269,22 +264,17 @@ def test_no_record_is_lost_however_often(make_run, make_sweep, typed) -> None:
     assert [json.loads(path.read_text())["steps_done"] for path in kept] == [0, 1, 2, 3]
 
 
-def test_cells_that_are_one_run_are_one(make_run, make_sweep, typed, capsys) -> None:
-    make_run("1", "crashed")
-    assert cli.main(["retry", str(make_sweep("1", "1"))]) == 0
-    assert capsys.readouterr().out.endswith("running again: 1 run\n")
-    assert len(typed) == 1
-
-
-def test_a_record_that_cannot_be_read_is_set_aside(make_run, make_sweep, typed) -> None:
-    paths, folder = make_run("1"), make_sweep("1")
-    paths.record.write_text('{"outcome": "o')
+def test_only_some_and_not_what_cannot_be_read(make_run, make_sweep, typed, capsys) -> None:
+    made = [make_run("1", "oom"), make_run("2", "crashed"), make_run("3")]
+    made[2].record.write_text('{"outcome": "o')
+    folder = make_sweep("1", "2", "3")
+    assert cli.main(["retry", "--only", "diverged", str(folder)]) == 0
+    assert capsys.readouterr().out == "nothing to run again: no run is diverged\n"
     assert cli.main(["retry", "--only", "oom", str(folder)]) == 0
-    assert paths.record.exists()
-    assert cli.main(["retry", str(folder)]) == 0
-    assert (paths.folder / "record.1.json").read_text() == '{"outcome": "o'
-    assert not paths.record.exists()
+    assert [paths.record.exists() for paths in made] == [False, True, True]
     assert len(typed) == 1
+    assert cli.main(["retry", str(folder)]) == 0
+    assert (made[2].folder / "record.1.json").read_text() == '{"outcome": "o'
 
 
 def test_what_could_not_be_started_has_no_record_to_set_aside(
@@ -313,16 +303,6 @@ def test_a_copy_is_left_as_it_is(runs_at, make_run, make_sweep, runs, typed, cap
     told = capsys.readouterr().err
     said = f"its command runs in /elsewhere/runs. Start it again with paths.runs={runs};"
     assert (said in told) is is_copy
-
-
-def test_only_some(make_run, make_sweep, typed, capsys) -> None:
-    made = [make_run("1", "oom"), make_run("2", "crashed")]
-    folder = make_sweep("1", "2")
-    assert cli.main(["retry", "--only", "diverged", str(folder)]) == 0
-    assert capsys.readouterr().out == "nothing to run again: no run is diverged\n"
-    assert cli.main(["retry", "--only", "oom", str(folder)]) == 0
-    assert [paths.record.exists() for paths in made] == [False, True]
-    assert len(typed) == 1
 
 
 @pytest.mark.parametrize("ended", [2, 75, KeyboardInterrupt], ids=str)

@@ -67,6 +67,14 @@ def test_a_narrow_terminal_shortens_what_was_typed_alone():
 def test_it_ends_when_nothing_is_active(monkeypatch, capsys):
     looks = [RUNS, RUNS, [standing("2", "ok", 100), standing("5", "crashed", 95)]]
     waited = []
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_commands, "find_standings", lambda _: RUNS)
+    monkeypatch.setattr(run_commands.time, "sleep", interrupt)
+    assert watch(Path("runs")) == 0, "Ctrl-C ends the looking alone"
+    capsys.readouterr()
     monkeypatch.setattr(run_commands, "find_standings", lambda _: looks[len(waited)])
     monkeypatch.setattr(run_commands.time, "sleep", waited.append)
     assert watch(Path("runs")) == 0
@@ -75,15 +83,6 @@ def test_it_ends_when_nothing_is_active(monkeypatch, capsys):
     assert "ok: -m precision=bf16 seed=2\n" in out
     assert "crashed: -m precision=bf16 seed=5\n" in out
     assert out.splitlines()[-1].startswith("2 runs: 1 ok, 1 crashed")
-
-
-def test_ctrl_c_ends_the_looking_alone(monkeypatch, capsys):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run_commands, "find_standings", lambda _: RUNS)
-    monkeypatch.setattr(run_commands.time, "sleep", interrupt)
-    assert watch(Path("runs")) == 0
 
 
 def test_json_and_live_exclude_each_other(tmp_path, capsys):

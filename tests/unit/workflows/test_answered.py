@@ -61,7 +61,7 @@ def test_other_problems_are_told_together_with_it(typed, full_disk, capsys) -> N
     assert "a run's own files need up to" in told
 
 
-@pytest.mark.parametrize("more", ["seed=5", "rerun=true", "batch=auto"])
+@pytest.mark.parametrize("more", ["rerun=true", "batch=auto"])
 def test_what_others_leave_no_memory_for_is_refused(more, typed, full_memory, capsys) -> None:
     assert workflows.main([*typed, more]) == 1, "nothing is wrong with the command"
     told = capsys.readouterr().err

@@ -84,22 +84,21 @@ def test_resources_that_are_not_asked_for_are_told(typed, no_gpu) -> None:
     assert code == 0, err
     assert out.count("#!/bin/bash") == 1
     assert "resources.partition=nosuch is not requested: the run is another cell's, too" in out
-    code, out, _ = typed(*SLURM, "resources.partition=spot", *cells[1:])
-    assert code == 0
-    assert "is not requested" not in out
 
 
 def test_what_sbatch_would_not_read_refuses_the_cell(typed, no_gpu) -> None:
-    code, out, _ = typed(*SLURM, "hardware=cpu", "resources.time=soon", "plan_only=true")
+    more = ("resources.time=soon", "resources.partition=spot", "plan_only=true")
+    code, out, _ = typed(*SLURM, "hardware=cpu", *more)
     assert code == 0
     assert "resources.time = soon is no time limit of sbatch's" in out
     assert "#!/bin/bash" not in out
+    assert "is not requested" not in out
 
 
 def test_without_a_cluster_nothing_is_started(typed, no_gpu, tmp_path) -> None:
     code, _, err = typed(*SLURM, "hardware=cpu")
     assert code == 1
-    assert err == "squeue is not there\n"
+    assert err.endswith("squeue is not there\n"), "after a count, on a slow machine"
     assert not list(tmp_path.glob("runs/*/plan.json"))
 
 
@@ -117,27 +116,25 @@ def test_detaching_a_single_run_is_refused(typed) -> None:
     assert "is for the runs of a sweep" in err
 
 
-CLUSTER = [
+CLUSTER = (
     "resources.time=2:00:00",
     "slurm.partition=x",
     "slurm=apptainer",
     "+slurm.options.nice=5",
-]
-HERE = ["launcher.cpu_slots=2", "launcher.runs_per_device=2"]
+)
+HERE = ("launcher.cpu_slots=2", "launcher.runs_per_device=2")
 
 
-@pytest.mark.parametrize("text", CLUSTER)
-def test_what_is_for_a_cluster_warns_here(text) -> None:
-    (said,) = unused_cluster_overrides(["seed=1", text])
-    assert said.startswith(f"{text} has no effect with hydra/launcher=local")
-    assert find_launcher("slurm").unused([text]) == []
-
-
-@pytest.mark.parametrize("text", HERE)
-def test_what_is_for_this_machine_warns_in_a_cluster(text) -> None:
-    (said,) = find_launcher("slurm").unused(["seed=1", text, "launcher.detach=true"])
-    assert said.startswith(f"{text} has no effect with hydra/launcher=slurm")
-    assert unused_cluster_overrides([text]) == []
+@pytest.mark.parametrize("text", [*CLUSTER, *HERE])
+def test_what_is_for_the_other_launcher_warns(text) -> None:
+    typed = ["seed=1", text, "launcher.detach=true"]
+    found = {
+        "local": unused_cluster_overrides(typed),
+        "slurm": find_launcher("slurm").unused(typed),
+    }
+    (said,) = found.pop("local" if text in CLUSTER else "slurm")
+    assert said.startswith(f"{text} has no effect with hydra/launcher=")
+    assert list(found.values()) == [[]]
 
 
 @pytest.mark.parametrize(
@@ -200,8 +197,8 @@ def submitted(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("room", "detach", "code"),
-    [(2, True, 0), (2, False, 75), (1, True, 75), (1, False, 75)],
-    ids=["detached", "ctrl-c", "detached, full", "ctrl-c, full"],
+    [(2, True, 0), (2, False, 75), (1, True, 75)],
+    ids=["detached", "ctrl-c", "detached, full"],
 )
 def test_leaving_says_what_goes_on_and_what_does_not(
     room, detach, code, submitted, typed, no_gpu

@@ -23,6 +23,10 @@ WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64"
         "train.steps=20", "tracker=none")  # fmt: skip
 
 
+FEW = ("compile=none", "memory=none", "kernels=none")
+"""With these a search has few candidates."""
+
+
 def wish(*typed: str, numerics: Numerics = Numerics.same) -> TuneRequest:
     return TuneRequest(typed, split_arguments([*WORK, *typed]), Objective.speed, numerics, 8)
 
@@ -46,10 +50,12 @@ def test_the_first_trial_is_what_was_typed_also_with_a_recipe(recipe, capsys) ->
 
 @pytest.mark.slow
 def test_the_same_command_is_the_same_search_wherever_its_trials_run(capsys) -> None:
-    one, same = prepare(wish("seed=1")), prepare(wish("seed=1", "launcher.cpu_slots=2"))
-    other = prepare(wish("seed=2"))
-    assert one.paths == same.paths
-    assert one.paths != other.paths
+    one, same, other = (
+        prepare(wish(*FEW, *typed)).paths
+        for typed in (("seed=1",), ("seed=1", "launcher.cpu_slots=2"), ("seed=2",))
+    )
+    assert one == same
+    assert one != other
 
 
 @pytest.mark.slow
@@ -187,20 +193,20 @@ def launcher_that(started) -> SimpleNamespace:
     return SimpleNamespace(start=started, place_of=None, trials_at_once=3)
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["undisturbed", "Ctrl-C"])
-def test_who_asks_to_stop_means_the_search(stopped, tmp_path, monkeypatch) -> None:
+def test_who_asks_to_stop_means_the_search(tmp_path, monkeypatch) -> None:
     """Also where the trial at hand has come to its own end before it could save and stop."""
-    fitting = prepare(wish(f"paths.runs={tmp_path}"))
-    launcher = launcher_that(lambda *_: Started(stopped))
-    monkeypatch.setattr("eke.workflows.autotune.Fitting.launcher", launcher)
+    fitting = prepare(wish(*FEW, f"paths.runs={tmp_path}"))
     job = SimpleNamespace(outcome=Outcome.ok, kind="cpu")
-    with pytest.raises(KeyboardInterrupt) if stopped else nullcontext():
-        fitting._run([job])
+    for stopped in (False, True):
+        launcher = launcher_that(lambda *_, stopped=stopped: Started(stopped))
+        monkeypatch.setattr("eke.workflows.autotune.Fitting.launcher", launcher)
+        with pytest.raises(KeyboardInterrupt) if stopped else nullcontext():
+            fitting._run([job])
 
 
 @pytest.mark.slow
 def test_a_launcher_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) -> None:
-    fitting = prepare(wish(f"paths.runs={tmp_path}"))
+    fitting = prepare(wish(*FEW, f"paths.runs={tmp_path}"))
 
     def start(books, *_) -> Started:
         for job in books.jobs[taken:]:
@@ -224,7 +230,7 @@ def test_a_launcher_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) ->
 def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
     """Of what was typed; candidates that lack theirs are left out."""
     monkeypatch.setattr("eke.rules.device._is_there", lambda name: name != "bitsandbytes")
-    typed = ("optimizer=adamw_8bit", "compile=none", "memory=none", "kernels=none")
+    typed = ("optimizer=adamw_8bit", *FEW)
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*typed))
     (problem,) = refused.value.problems
@@ -241,7 +247,7 @@ def test_a_full_disk_stops_only_what_no_record_answers(record, monkeypatch) -> N
     )
     refused = pytest.raises(ConfigError, match="the disk has 0 MiB")
     with refused if record is None else nullcontext():
-        prepare(wish("compile=none", "memory=none", "kernels=none"))
+        prepare(wish(*FEW))
 
 
 def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> None:
@@ -249,22 +255,20 @@ def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> No
     taken.parent.mkdir()
     taken.write_text("my own")
     monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: tmp_path)
-    typed = ("compile=none", "memory=none", "kernels=none")
-    named = replace(wish(*typed), name="mine")
+    named = replace(wish(*FEW), name="mine")
     with pytest.raises(ConfigError, match="did not write it"):
         prepare(named)
     monkeypatch.setattr("eke.tuning.search.result.os.access", lambda *_: False)
-    assert prepare(replace(wish(*typed, "plan_only=true"), name="free")).option == "free"
+    assert prepare(replace(wish(*FEW, "plan_only=true"), name="free")).option == "free"
     with pytest.raises(ConfigError, match="cannot be written"):
-        prepare(replace(wish(*typed), name="free"))
+        prepare(replace(wish(*FEW), name="free"))
     with pytest.raises(ConfigError, match="letters, digits"):
-        prepare(replace(wish(*typed, "plan_only=true"), name="no name"))
+        prepare(replace(wish(*FEW, "plan_only=true"), name="no name"))
 
 
 @pytest.mark.parametrize("is_found", [True, False])
 def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) -> None:
-    typed = ("compile=none", "memory=none", "kernels=none", f"paths.runs={tmp_path}")
-    fitting = prepare(replace(wish(*typed), name="mine"))
+    fitting = prepare(replace(wish(*FEW, f"paths.runs={tmp_path}"), name="mine"))
     fitting.paths.folder.mkdir()
     own = tmp_path / "own"
     monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: own)
@@ -288,12 +292,11 @@ def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) 
 def test_an_option_of_an_earlier_search_is_named_where_none_is_written(
     tmp_path, monkeypatch, capsys
 ) -> None:
-    typed = ("compile=none", "memory=none", "kernels=none", f"paths.runs={tmp_path}")
     older = tmp_path / "experiment" / "mine.yaml"
     older.parent.mkdir()
     older.write_text(f"# found by {MADE_BY}.\n")
     monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: tmp_path)
-    fitting = prepare(replace(wish(*typed), name="mine"))
+    fitting = prepare(replace(wish(*FEW, f"paths.runs={tmp_path}"), name="mine"))
     fitting.paths.folder.mkdir()
     keep_result(fitting, fit_of(fitting.search, fitting.candidates, [], Numerics.same))
     assert f"{older} is what an earlier search found, and stays as it is" in capsys.readouterr().out

@@ -54,11 +54,9 @@ def test_the_verdict_comes_first(plan) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
         ("batch.per_device=4096",),
         ("hardware=h100", "compile=inductor", "precision=fp8"),
         ("model=tiny_moe", "peft=lora", "hardware=rtx3090"),
-        ("precision=bf16", "model=tiny_qwen3", "hardware=b200"),
     ],
 )
 def test_it_is_read_in_80_columns(plan, overrides) -> None:
@@ -67,16 +65,9 @@ def test_it_is_read_in_80_columns(plan, overrides) -> None:
     assert not [line for line in of_memory(out) if len(line) > 80 and "http" not in line]
 
 
-def test_what_does_not_fit_is_planned_all_the_same(plan) -> None:
-    code, out, _ = plan("batch.per_device=4096")
-    assert (code, "memory: does not fit" in out) == (0, True)
-    code, out, _ = plan("model=llama2_7b")
-    assert (code, "memory: does not fit" in out) == (0, True)
-
-
 def test_why_proposes_what_can_be_typed(plan, capsys) -> None:
     code, out, _ = plan("batch.per_device=4096", "--why")
-    assert code == 0
+    assert (code, "memory: does not fit" in out) == (0, True), "it is planned all the same"
     assert "would make it fit, the same training, the cheapest first" in out
     after = out.partition("the cheapest first:")[2].splitlines()
     proposal = next(line.split() for line in after if line.startswith("  batch."))
@@ -111,6 +102,7 @@ def test_all_devices_in_one_table(plan) -> None:
     largest = [int(rows[option].split()[-1]) for option in ("t4", "a100_40", "a100_80", "b200")]
     assert largest == sorted(largest)
     assert max(map(len, out.splitlines())) <= 80
+    assert "samples/s not calibrated: no device has finished runs enough" in out
 
 
 @pytest.mark.slow
@@ -136,6 +128,10 @@ def test_several_devices_can_be_declared(strategy, plan) -> None:
     assert code == 0, err
     assert "memory: fits" in out
     assert "4 of them taken for granted" in out
+
+
+def test_several_of_all_devices_can_be_declared(plan) -> None:
+    typed = ("distributed=zero3", "distributed.num_processes=4")
     code, out, err = plan("hardware=all", *typed)
     assert code == 0, err
     assert "h100" in out
@@ -187,11 +183,6 @@ def test_devices_that_formulas_are_not_sure_of_are_traced(kept, capsys) -> None:
     assert cli([*typed, "--quick"]) == 0
     assert not kept
     assert "traced" not in capsys.readouterr().out
-
-
-def test_without_finished_runs_speeds_are_not_calibrated(plan) -> None:
-    _, out, _ = plan("hardware=all")
-    assert "samples/s not calibrated: no device has finished runs enough" in out
 
 
 def test_proposals_that_formulas_are_not_sure_of_are_traced(kept, capsys) -> None:

@@ -21,15 +21,11 @@ def test_rows_and_rounds() -> None:
     assert found == [("plain", 0), ("small", 0), ("small", 1), ("plain", 1)]
 
 
-@pytest.mark.parametrize(("seeds", "said"), [("1", "1 cell"), ("1,2", "2 cells")])
-def test_cells_are_counted_in_words_that_agree(seeds, said) -> None:
-    cells, expanded = cells_of(f"seed={seeds}")
+@pytest.mark.parametrize(("rounds", "said"), [("1", "1 cell"), ("0,3", "2 cells")])
+def test_cells_are_counted_in_words_that_agree(rounds, said) -> None:
+    cells, expanded = cells_of(f"repeat={rounds}")
     assert describe_sweep(cells, 0, expanded) == said
-
-
-def test_repetitions_that_were_typed_are_rounds() -> None:
-    cells, _ = cells_of("repeat=0,3")
-    assert [cell.round for cell in cells] == [0, 3]
+    assert [cell.round for cell in cells] == [int(text) for text in rounds.split(",")]
 
 
 @pytest.mark.slow

@@ -36,7 +36,6 @@ def refusal(*overrides: str) -> Problem:
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param((*SEVEN, "hardware=h100"), id="typed"),
         pytest.param((*SEVEN, "hardware=h100", "recipe=fastest"), id="a-recipe"),
         pytest.param((*SEVEN, "hardware=h100", "batch=auto"), id="auto"),
         pytest.param((*ONE, "hardware=t4"), id="a-small-device"),

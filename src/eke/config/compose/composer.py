@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ class Composed:
     """The overrides, unchanged."""
     config_dir: Path | None = None
     """Folder with the user's options, in addition to eke's."""
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        """The options that it was composed from."""
+        return make_catalogue(self.config_dir)
+
+    @cached_property
+    def set_paths(self) -> frozenset[str]:
+        """Groups and key paths set by overrides, experiment, sweep or recipe."""
+        presets = [(name, self.choices.get(name, "none")) for name in ("sweep", "recipe")]
+        paths = {path for preset in presets for path in set_by_preset(*preset, self.catalogue)}
+        return claims(self) | paths
 
 
 def compose(
@@ -366,20 +379,16 @@ def claims(composed: Composed) -> frozenset[str]:
     A named sweep precedes the recipe (docs/explanation/composing.md): of it, only rows are claims.
     """
     typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
-    catalogue = make_catalogue(composed.config_dir)
     experiment = composed.choices.get("experiment", "none")
-    return frozenset(typed | set(set_by_preset("experiment", experiment, catalogue)))
+    return frozenset(typed | set(set_by_preset("experiment", experiment, composed.catalogue)))
 
 
 def is_set(composed: Composed, key: str) -> bool:
     """Whether the user set `group.key`: by an override, experiment, sweep, recipe or own option."""
-    catalogue = make_catalogue(composed.config_dir)
     group = key.partition(".")[0]
-    file = catalogue.options.get(group, {}).get(composed.choices.get(group, ""))
+    file = composed.catalogue.options.get(group, {}).get(composed.choices.get(group, ""))
     own = file is not None and not file.is_relative_to(conf_folder())
-    presets = [(name, composed.choices.get(name, "none")) for name in ("sweep", "recipe")]
-    paths = {path for preset in presets for path in set_by_preset(*preset, catalogue)}
-    return own or key in paths | claims(composed)
+    return own or key in composed.set_paths
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:

@@ -1,4 +1,4 @@
-"""Claims of 500 made-up record sets with planted truth, recomputed from the runs by other code."""
+"""Claims of 250 made-up record sets with planted truth, recomputed from the runs by other code."""
 
 import math
 from statistics import fmean
@@ -13,7 +13,7 @@ from eke.results.report.compare.claims import Kind, find_claims, verdict_lines
 from eke.results.report.compare.load_records import Entry, Gathered
 from eke.results.report.compare.statistics import Significance
 
-SETS = 500
+SETS = 250
 
 pytestmark = pytest.mark.slow
 

@@ -37,7 +37,7 @@ def shares(effects, sigma):
     return claimed[:, ~differs].any(1).mean(), claimed[:, differs | ~differs.any()].mean(), noise
 
 
-@pytest.mark.parametrize("rows", [4, 12, 30])
+@pytest.mark.parametrize("rows", [4, 12])
 def test_three_repeats_find_ten_per_cent_among_many(rows):
     effects = [0.0, *([math.log(1.1), 0.0, math.log(0.9), 0.0] * 8)][:rows]
     false, found, _ = shares(effects, 0.02)
@@ -45,7 +45,7 @@ def test_three_repeats_find_ten_per_cent_among_many(rows):
     assert false <= ALLOWED
 
 
-@pytest.mark.parametrize(("rows", "pooled"), [(4, 0.34), (12, 0.66), (30, 0.87)])
+@pytest.mark.parametrize(("rows", "pooled"), [(4, 0.34), (12, 0.66)])
 def test_a_noisy_row_hides_no_more_than_one_variance_for_all_would(rows, pooled):
     effects = [0.0, *([math.log(1.1), 0.0, math.log(0.9), 0.0] * 8)][:rows]
     effects[-1] = 0.0

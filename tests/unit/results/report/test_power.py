@@ -39,15 +39,13 @@ def share_of_claims(effects, rounds, seed, **kind):
     return claimed / TRIALS
 
 
-@pytest.mark.parametrize("rounds", [3, 5, 8])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_same_configuration_twice_is_no_difference(rounds, seed):
-    assert share_of_claims([1.0], rounds, seed) <= 0.065  # 0.05 and two standard errors of TRIALS
+@pytest.mark.parametrize("rounds", [3, 8])
+def test_the_same_configuration_twice_is_no_difference(rounds):
+    assert share_of_claims([1.0], rounds, seed=1) <= 0.065  # 0.05 and two standard errors of TRIALS
 
 
-@pytest.mark.parametrize("rounds", [3, 5])
-def test_nor_are_twelve_of_them(rounds):
-    assert share_of_claims([1.0] * 11, rounds, seed=3) <= 0.065
+def test_nor_are_twelve_of_them():
+    assert share_of_claims([1.0] * 11, 3, seed=3) <= 0.065
 
 
 def test_nor_with_outliers():

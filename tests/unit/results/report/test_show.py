@@ -62,13 +62,7 @@ def test_a_terminal_shows_verdict_numbers_and_what_failed(ladder):
     assert "What each technique does" in text
     assert "13 runs of 5 configurations: 12 ok, 1 refused" in text
     assert "\x1b" not in text
-
-
-def test_a_terminal_has_colours_and_a_narrow_one_loses_nothing(ladder):
     assert "\x1b[" in render_terminal(ladder, terminal=True, width=100)
-    narrow = render_terminal(ladder, width=80)
-    assert max(map(len, narrow.splitlines())) <= 80
-    assert "2.05x" in narrow
 
 
 def test_no_name_and_no_error_moves_a_terminals_cursor(hostile):
@@ -181,10 +175,13 @@ def test_pictures_are_valid_and_there_where_there_is_something_to_see(ladder, tm
 def told(tmp_path):
     runs = [Run({"precision": "fp32"}, predicted_step=1.25),
             Run({"precision": "bf16"}, speed=200, predicted_step=0.9)]  # fmt: skip
-    return compare_runs([make_sweep(tmp_path, runs)])
+    return compare_runs([make_sweep(tmp_path / "told", runs)])
 
 
-def test_predicted_step_times_are_in_every_format(told):
+def test_predicted_step_times_are_in_every_format(told, ladder):
+    without = render_terminal(ladder, width=300) + json.dumps(table_data(ladder))
+    assert "predicted step" not in without
+    assert not [title for title, _, _ in charts(ladder) if "step time" in title]
     page, files = table_data(told), as_plain(told)["configurations"]
     titles = [column["title"] for column in page["columns"]]
     at = titles.index("predicted step")
@@ -198,12 +195,6 @@ def test_predicted_step_times_are_in_every_format(told):
     points = drawn["Predicted and measured step time"]["data"]["values"]
     assert {p["text"] for p in points} == {
         "100 ms predicted, 80 ms measured", "36 ms predicted, 40 ms measured"}  # fmt: skip
-
-
-def test_without_estimates_there_is_no_word_of_step_times(ladder):
-    for text in (render_terminal(ladder, width=300), json.dumps(table_data(ladder))):
-        assert "predicted step" not in text
-    assert not [title for title, _, _ in charts(ladder) if "step time" in title]
 
 
 def test_losses_are_drawn_from_the_steps(tmp_path):
@@ -260,8 +251,7 @@ TECHNIQUES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
-@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize(("width", "repeats"), [(80, 1), (80, 3), (100, 3), (120, 1)])
 def test_no_word_is_broken(width, repeats, tmp_path):
     """Whole lines for each configuration, without what has no room, which is named."""
     runs = [
@@ -305,7 +295,7 @@ def test_a_speed_that_is_absent_has_a_reason(tmp_path):
     assert "fp16" not in told
 
 
-@pytest.mark.parametrize("most", range(12, 60, 6))
+@pytest.mark.parametrize("most", [12, 24, 42])
 def test_labels_of_two_groups_stay_apart(most):
     """What two groups begin with tells them apart, and is cut from all of them."""
     rests = [f"optimizer=adamw memory={name} {'x' * 40}" for name in ("none", "checkpointing")]

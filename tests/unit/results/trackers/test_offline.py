@@ -32,76 +32,43 @@ def only_file(folder: Path) -> WandbFile:
     return read_wandb_file(path)
 
 
-class Finished:
-    """What a process left that logged 25 rows and ended in the ordinary way."""
-
-    def __init__(self, home: Path) -> None:
-        self.home, self.folder = home, home / "run"
-        self.folder.mkdir()
-        environment = {
-            "WANDB_API_KEY": SECRET,
-            "WANDB_ERROR_REPORTING": "true",
-            "WANDB_RESUME": "must",
-            "HOME": str(home),
-            "TMPDIR": str(home),
-        }
-        with serving() as server:
-            child = start_child(self.folder, WANDB_BASE_URL=server.url, **environment)
-            self.stdout, self.stderr = child.communicate("25\n", timeout=60)
-        self.requests = server.requests
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return Finished(tmp_path_factory.mktemp("home"))
-
-
-class TestFinished:
-    """One process, looked at from every side."""
-
-    @pytest.mark.slow
-    def test_it_says_nothing(self, finished):
-        assert (finished.stdout, finished.stderr) == ("logged\nproblem: \n", "")
-
-    @pytest.mark.slow
-    def test_rows_come_back(self, finished):
-        read = only_file(finished.folder)
-        pairs = [(row["train/global_step"], row["train/loss"]) for row in read.rows]
-        assert pairs == [(step, pytest.approx(1 / step)) for step in range(1, 26)]
-        assert read.summary["loss/train_final"] == 0.5
-
-    def test_identity_and_end(self, finished):
-        read = only_file(finished.folder)
-        assert (read.run_id, read.group) == ("0123456789abcdef", "sweep-1")
-        assert (read.exit_code, read.resumed, read.is_torn) == (3, False, False)
-        assert read.tags == ["cpu", "t" * 64]
-
-    def test_factors_are_scalars_and_the_configuration_is_whole(self, finished):
-        config = only_file(finished.folder).config
-        config.pop("_wandb")
-        assert config == {
-            "optim": "adafactor",
-            "deepspeed": "zero2",
-            "seed": "seven",
-            "a_b": "c",
-            "cfg": {"optim": {"lr": 1e-3}, "deepspeed": {"stage": 2}, "seed": 7, "path": None},
-        }
-
-    def test_no_request_was_made(self, finished):
-        assert finished.requests == []
-
-    def test_the_key_is_in_no_file(self, finished):
-        files = [file for file in finished.home.rglob("*") if file.is_file()]
-        assert find_wandb_files(finished.folder)[0] in files
-        assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
-        assert SECRET not in finished.stdout + finished.stderr
-
-    def test_everything_lies_in_the_run_folder(self, finished):
-        assert [path.name for path in finished.home.iterdir()] == ["run"]
-        assert [path.name for path in finished.folder.iterdir()] == ["wandb"]
-
-    def test_the_step_is_the_x_axis(self, finished):
-        assert only_file(finished.folder).step_metric == "train/global_step"
+def test_a_run_that_ends_in_the_ordinary_way(tmp_path):
+    """A process that logged 25 rows, looked at from every side."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    environment = {
+        "WANDB_API_KEY": SECRET,
+        "WANDB_ERROR_REPORTING": "true",
+        "WANDB_RESUME": "must",
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+    }
+    with serving() as server:
+        child = start_child(folder, WANDB_BASE_URL=server.url, **environment)
+        said = child.communicate("25\n", timeout=60)
+    assert said == ("logged\nproblem: \n", "")
+    assert server.requests == []
+    read = only_file(folder)
+    pairs = [(row["train/global_step"], row["train/loss"]) for row in read.rows]
+    assert pairs == [(step, pytest.approx(1 / step)) for step in range(1, 26)]
+    assert read.step_metric == "train/global_step"
+    assert read.summary["loss/train_final"] == 0.5
+    assert (read.run_id, read.group) == ("0123456789abcdef", "sweep-1")
+    assert (read.exit_code, read.resumed, read.is_torn) == (3, False, False)
+    assert read.tags == ["cpu", "t" * 64]
+    read.config.pop("_wandb")
+    assert read.config == {
+        "optim": "adafactor",
+        "deepspeed": "zero2",
+        "seed": "seven",
+        "a_b": "c",
+        "cfg": {"optim": {"lr": 1e-3}, "deepspeed": {"stage": 2}, "seed": 7, "path": None},
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert [path.name for path in folder.iterdir()] == ["wandb"]
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert find_wandb_files(folder)[0] in files
+    assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
 
 
 @pytest.fixture
@@ -153,25 +120,16 @@ def test_wandb_core_dies_in_mid_run(child, tmp_path):
     assert "Traceback" not in stderr
 
 
-def test_two_runs_in_one_process_are_two_runs(make_run):
-    for run_id, steps in (("a" * 16, (1, 2)), ("b" * 16, (3,))):
-        run = make_run(run_id=run_id, factors={"precision": run_id})
-        tracker = track(run, rows(*steps))
-        assert tracker.problem == ""
-    reads = {read.run_id: read for read in map(read_wandb_file, find_wandb_files(run.directory))}
-    assert {name: len(read.rows) for name, read in reads.items()} == {"a" * 16: 2, "b" * 16: 1}
-    assert reads["b" * 16].config["precision"] == "b" * 16
-
-
-def test_a_later_attempt_is_a_second_fragment_of_the_same_run(make_run):
-    for attempt in (0, 1):
-        run = make_run(attempt=attempt)
-        tracker = track(run, rows(attempt + 1))
-        assert tracker.problem == ""
+def test_another_run_is_another_file_and_a_later_attempt_a_fragment_of_the_same(make_run):
+    for run_id, attempt, step in (("a" * 16, 0, 1), ("a" * 16, 1, 2), ("b" * 16, 0, 3)):
+        run = make_run(run_id=run_id, attempt=attempt, factors={"precision": run_id})
+        assert track(run, rows(step)).problem == ""
     reads = [read_wandb_file(path) for path in find_wandb_files(run.directory)]
-    assert [read.run_id for read in reads] == [run.run_id, run.run_id]
-    resumed = {read.rows[0]["train/global_step"]: read.resumed for read in reads}
-    assert resumed == {1: False, 2: True}
+    found = [(r.run_id, r.rows[0]["train/global_step"], len(r.rows), r.resumed) for r in reads]
+    assert sorted(found) == [
+        ("a" * 16, 1, 1, False), ("a" * 16, 2, 1, True), ("b" * 16, 3, 1, False)
+    ]  # fmt: skip
+    assert [r.config["precision"] for r in reads] == [r.run_id for r in reads]
 
 
 def test_a_folder_that_cannot_be_written_is_not_replaced_by_the_temporary_one(

@@ -26,13 +26,10 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "metrics.jsonl"
 
 
-def test_it_grows_over_batches(file):
+def test_it_grows_over_batches_and_changes_nothing_else(file):
     clock = TrainTime(file, 0)
     assert times(clock.add([row(1), row(2, 1.0)])) == [0.5, 1.5]
     assert times(clock.add([row(3)])) == [2.0]
-
-
-def test_rows_are_not_changed_otherwise(file):
     given = [evaluation(0), row(1), evaluation(1)]
     assert TrainTime(file, 0).add(given) == [given[0], {**given[1], TIME: 0.5}, given[2]]
     assert TIME not in given[1]

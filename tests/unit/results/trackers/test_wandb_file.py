@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run-x.wandb"
 
 
-@pytest.mark.parametrize("padding", [0, 1000, 32761, 40_000, 100_000], ids=str)
+@pytest.mark.parametrize("padding", [0, 32761, 100_000], ids=str)
 def test_records_of_any_length(path, padding):
     path.write_bytes(make_frames([make_history(step, padding) for step in range(50)]))
     read = read_wandb_file(path)
@@ -53,7 +53,7 @@ def test_records_of_any_length(path, padding):
     assert count_rows(path) == 50
 
 
-@pytest.mark.parametrize("missing", range(1, 30))
+@pytest.mark.parametrize("missing", [1, 7, 8, 29])
 def test_a_torn_tail_costs_only_the_torn_record(path, missing):
     whole = make_frames([make_history(1), make_history(2)])
     tail = make_frames([make_history(1), make_history(2), make_history(3)])

@@ -156,14 +156,11 @@ def test_several_sweeps_are_found_by_their_groups(tmp_path):
     one = make_sweep(tmp_path / "a", [tracked("fp32", group="sweep-a")], "sweep-a")
     other = make_sweep(tmp_path / "b", [tracked("bf16", group="sweep-b")], "sweep-b")
     assert filter_of(compare_runs([one, other])) == ("group", "IN", ["sweep-a", "sweep-b"])
-
-
-def test_a_single_run_is_found_by_its_id(tmp_path):
     run = make_run(tmp_path / "0123456789abcdef-2", tracked("fp32", group=None))
     assert filter_of(compare_runs([run])) == ("name", "=", "0123456789abcdef-2")
 
 
-@pytest.mark.parametrize("name", ["a=b", "x<y", "q'uote", 'q"uote', "b\\s", "ü"])
+@pytest.mark.parametrize("name", ["a=b", "q'uote", 'q"uote', "ü"])
 def test_a_group_that_the_library_would_change_is_not_used(name, tmp_path):
     found = compare_runs([make_sweep(tmp_path, [tracked("fp32", group=name)], name)])
     assert filter_of(found) == ("name", "=", f"{0:016x}")
@@ -191,12 +188,9 @@ def test_the_words_are_those_of_the_other_formats(sweep):
     ]  # fmt: skip
 
 
-def test_every_run_is_listed_when_asked(sweep):
+def test_every_run_is_listed_when_asked_and_long_tables_are_cut(sweep, monkeypatch):
     assert "Every run" in headings(compare_runs([sweep]), repeats=True)
     assert f"{5:016x}" in text_of(compare_runs([sweep]), repeats=True)
-
-
-def test_long_tables_are_cut_and_say_so(sweep, monkeypatch):
     monkeypatch.setattr(module, "MAX_ROWS", 1)
     monkeypatch.setattr(module, "MAX_SECTION_ROWS", 2)
     text = text_of(compare_runs([sweep]), repeats=True)
