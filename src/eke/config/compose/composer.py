@@ -366,20 +366,25 @@ def claims(composed: Composed) -> frozenset[str]:
     A named sweep precedes the recipe (docs/explanation/composing.md): of it, only rows are claims.
     """
     typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
-    catalogue = make_catalogue(composed.config_dir)
+    catalogue = _catalogue_of(composed)
     experiment = composed.choices.get("experiment", "none")
     return frozenset(typed | set(set_by_preset("experiment", experiment, catalogue)))
 
 
 def is_set(composed: Composed, key: str) -> bool:
     """Whether the user set `group.key`: by an override, experiment, sweep, recipe or own option."""
-    catalogue = make_catalogue(composed.config_dir)
+    catalogue = _catalogue_of(composed)
     group = key.partition(".")[0]
     file = catalogue.options.get(group, {}).get(composed.choices.get(group, ""))
     own = file is not None and not file.is_relative_to(conf_folder())
     presets = [(name, composed.choices.get(name, "none")) for name in ("sweep", "recipe")]
     paths = {path for preset in presets for path in set_by_preset(*preset, catalogue)}
     return own or key in paths | claims(composed)
+
+
+def _catalogue_of(composed: Composed) -> Catalogue:
+    """The catalogue it was composed with; eke's own options are listed once for all."""
+    return make_trees(make_catalogue(composed.config_dir)).catalogue
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
