@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import make_tokenizer, save_checkpoint
-from unit.models.sizes.configs import TINY_CASES
+from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs
 
@@ -47,11 +47,13 @@ def assert_round_trip(model, option, task, folder, *overrides):
 
 UNTIED = "model.tie_word_embeddings=false"
 ROUND_TRIPS = [
-    *((option, task) for option, task in TINY_CASES),
-    *((option, task, UNTIED) for option, task in TINY_CASES
-      if task != "sequence_classification" and option != "tiny_t5"),
-    ("tiny", "causal_lm", "model.rope_scaling_factor=8"),
-]  # fmt: skip
+    *FAMILY_CASES,
+    ("tiny_bert", "sequence_classification"),
+    ("tiny_t5", "sequence_classification"),
+    ("tiny_bert", "masked_lm", UNTIED),
+    ("tiny_gpt2", "causal_lm", UNTIED),
+    ("tiny", "causal_lm", UNTIED, "model.rope_scaling_factor=8"),
+]
 
 
 @pytest.mark.parametrize("case", ROUND_TRIPS, ids=" ".join)

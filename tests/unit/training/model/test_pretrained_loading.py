@@ -25,13 +25,6 @@ from eke.training.model.unused import HEADS
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Family -> a checkpoint that no test changes."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    return {family: save_checkpoint(root / family, family) for family in FAMILIES}
-
-
 def load(path, *overrides, device=CPU):
     return build_model_and_report(checkpoint_plan(path, *overrides), device)
 
@@ -69,15 +62,15 @@ CLASSIFY = "task=sequence_classification"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "t5"])
 def test_a_new_head_is_named_and_seeded(saved, family):
-    model, report = load(saved[family], CLASSIFY, "task.num_labels=3")
+    three = (CLASSIFY, "task.num_labels=3")
+    model, report = load(saved[family], *three)
     assert set(report.new_weights) == HEAD.get(family, {"score.weight"})
     assert "random at the start" in report.warnings[0]
-    assert same_weights(model, load(saved[family], CLASSIFY, "task.num_labels=3")[0])
-    for technique in ("attention=eager", "precision=bf16", "compile=aot_eager"):
-        assert same_weights(model, load(saved[family], CLASSIFY, "task.num_labels=3", technique)[0])
-    other = load(saved[family], CLASSIFY, "task.num_labels=3", "seed=1")[0]
+    techniques = ("attention=eager", "precision=bf16", "compile=aot_eager")
+    assert same_weights(model, load(saved[family], *three, *techniques)[0])
+    other = load(saved[family], *three, "seed=1")[0]
     name = next(n for n in report.new_weights if n.endswith("weight"))
     assert not torch.equal(model.get_parameter(name), other.get_parameter(name))
     loss, gradients = step(model)
@@ -109,35 +102,36 @@ def test_a_classifier_keeps_its_head_unless_the_classes_differ(tmp_path):
     assert model(**make_inputs(model)).logits.shape == (2, 5)
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
-def test_pure_bfloat16_loads_rounded_weights_and_the_same_new_head(saved, family):
-    wide, _ = load(saved[family], CLASSIFY)
-    narrow, report = load(saved[family], CLASSIFY, "precision=bf16_pure")
+def test_pure_bfloat16_loads_rounded_weights_and_the_same_new_head(saved):
+    """transformers would keep some of T5's in float32."""
+    wide, _ = load(saved["t5"], CLASSIFY)
+    narrow, report = load(saved["t5"], CLASSIFY, "precision=bf16_pure")
     assert report.new_weights
     for name, weight in wide.named_parameters():
         assert narrow.get_parameter(name).dtype == torch.bfloat16
         assert torch.equal(weight.bfloat16(), narrow.get_parameter(name)), name
 
 
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
-def test_narrow_weights_are_loaded_as_float32(tmp_path, stored):
-    path = save_checkpoint(tmp_path / "narrow", "llama")
-    transformers.LlamaForCausalLM.from_pretrained(path, dtype=stored).save_pretrained(path)
-    assert json.loads((path / "config.json").read_text())["dtype"] == str(stored)[6:]
+def test_narrow_weights_are_loaded_as_float32(saved, tmp_path):
+    path, narrow = tmp_path / "narrow", torch.bfloat16
+    transformers.LlamaForCausalLM.from_pretrained(saved["llama"], dtype=narrow).save_pretrained(
+        path
+    )
+    assert json.loads((path / "config.json").read_text())["dtype"] == "bfloat16"
     model, _ = load(path)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_is_the_chosen_one(saved, attention):
-    model, _ = load(saved["gpt2"], f"attention={attention}")
-    assert model.config._attn_implementation == attention
+def test_attention_is_the_chosen_one(saved):
+    assert load(saved["gpt2"], "attention=eager")[0].config._attn_implementation == "eager"
+    assert load(saved["gpt2"])[0].config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "t5"])
-def test_dropout_is_the_checkpoints_until_it_is_typed(tmp_path, family):
-    names = {"llama": "attention_dropout", "bert": "hidden_dropout_prob", "gpt2": "resid_pdrop"}
-    name = names.get(family, "dropout_rate")
+@pytest.mark.parametrize(
+    ("family", "name"), [("llama", "attention_dropout"), ("t5", "dropout_rate")], ids=str
+)
+def test_dropout_is_the_checkpoints_until_it_is_typed(tmp_path, family, name):
+    """Below every dropout of many kinds of models is set."""
     path = save_checkpoint(tmp_path / "m", family, **{name: 0.125})
     task = f"task={own_task(family)}"
     assert getattr(load(path, task)[0].config, name) == 0.125
@@ -218,8 +212,7 @@ def test_a_file_cut_after_planning(saved, tmp_path):
         check_inputs(plan)
 
 
-TIES = [("llama", True), ("llama", False), ("gpt2", True), ("gpt2", False), ("bert", True),
-        ("bert", False), ("gpt_neox", True), ("gpt_neox", False)]  # fmt: skip
+TIES = [("llama", True), ("llama", False), ("bert", True), ("bert", False), ("gpt_neox", True)]
 
 
 @pytest.mark.parametrize(("kind", "tied"), TIES, ids=str)
@@ -319,10 +312,7 @@ def test_a_config_that_transformers_cannot_use(saved, tmp_path, changes):
     assert "\n" not in str(caught.value)
 
 
-BASES = {
-    "llama": "LlamaModel", "bert": "BertModel", "gpt2": "GPT2Model", "t5": "T5Model",
-    "mixtral": "MixtralModel",
-}  # fmt: skip
+BASES = {"bert": "BertModel", "t5": "T5Model", "mixtral": "MixtralModel"}
 
 
 @pytest.mark.parametrize("family", BASES)
@@ -345,7 +335,7 @@ def test_a_checkpoint_without_any_head(tmp_path, family):
     assert load(tmp_path / "saved", CLASSIFY)[1].warnings == []
 
 
-@pytest.mark.parametrize("kind", ["phi", "distilbert", "opt"])
+@pytest.mark.parametrize("kind", ["distilbert", "opt"])
 def test_architectures_without_closed_form_load_too(tmp_path, kind):
     config = transformers.AutoConfig.for_model(
         kind, vocab_size=320, hidden_size=32, dim=32, num_hidden_layers=2, n_layers=2,
