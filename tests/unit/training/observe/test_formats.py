@@ -37,8 +37,6 @@ STATES = {
     "pure": (PURE,),
     "master": (PURE, "precision.master=on"),
     "adafactor": (PURE, "optimizer=adafactor", "optimizer.lr=3e-3"),
-    "adafactor-master": (PURE, "optimizer=adafactor", "precision.master=on"),
-    "sgd": (PURE, "optimizer=sgd"),
     "sgd-master": (PURE, "optimizer=sgd", "precision.master=on"),
 }
 
@@ -138,7 +136,7 @@ def test_no_steps_are_skipped_where_nothing_is_scaled(trained) -> None:
 @pytest.mark.parametrize(("master", "moved"), [("off", False), ("on", True)])
 def test_normalisation_weights_stay_where_updates_are_lost(master, moved, trained) -> None:
     """Rule small_updates_are_lost: at a learning rate of 1e-3 no bfloat16 weight of 1 moves."""
-    job, _ = trained(PURE, "optimizer.lr=1e-3", f"precision.master={master}", "train.steps=20")
+    job, _ = trained(PURE, "optimizer.lr=1e-3", f"precision.master={master}", "train.steps=8")
     norms = [p for name, p in job.bare_model.named_parameters() if "norm" in name]
     assert norms
     assert any(not torch.all(p == 1) for p in norms) == moved
