@@ -174,12 +174,17 @@ def test_the_worker_answers_what_it_cannot_read() -> None:
     assert all("not a readable plan" in line["reason"] for line in lines)
 
 
-def test_the_true_worker_traces() -> None:
+def test_the_true_worker_traces(monkeypatch) -> None:
+    """Without its process, which tests/unit/workflows/test_forecasting.py starts."""
+    monkeypatch.setattr("eke.training.trace.trace_worker.import_libraries", lambda: None)
     plan = plan_of("model.hidden_size=64", "model.num_hidden_layers=1", "data.seq_len=16")
-    answer = trace_client.traced(plan)
+    answers = io.StringIO()
+    serve([json.dumps(plan_to_plain(plan))], answers)
+    answer = trace_client._read(answers.getvalue())
     assert answer.reason == ""
     assert answer.traced.reserved["forward"] >= answer.traced.allocated["forward"]
-    assert trace_client.traced(replace(plan, name="another")).traced == answer.traced
+    assert serve.__module__ == trace_client.MODULE
+    assert trace_client.trace_key(replace(plan, name="another")) == trace_client.trace_key(plan)
 
 
 def test_a_pytorch_that_lacks_what_traces_are_made_with_is_told(monkeypatch) -> None:

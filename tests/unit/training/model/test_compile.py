@@ -45,12 +45,11 @@ def test_none_is_the_model_itself():
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(["compile=eager"], id="eager"),
         pytest.param(["compile=inductor"], id="inductor", marks=[IGNORE_JIT, pytest.mark.slow]),
         pytest.param(["compile=aot_eager", "memory=checkpointing"], id="aot_eager checkpointing"),
         pytest.param(
-            ["compile=aot_eager", "model=tiny_t5", "task=seq2seq_lm", "model.num_decoder_layers=1"],
-            id="aot_eager t5",
+            ["compile=eager", "model=tiny_t5", "task=seq2seq_lm", "model.num_decoder_layers=1"],
+            id="eager t5",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from checkpoints import (
     make_model_config,
     save_checkpoint,
 )
-from unit.training.model.steps import make_inputs, step
+from unit.training.model.steps import make_inputs, same_weights, step
 
 from eke.common.errors import ChangedError, RunError
 from eke.data.sources import Vocabulary
@@ -27,11 +27,6 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 def load(path, *overrides, device=CPU):
     return build_model_and_report(checkpoint_plan(path, *overrides), device)
-
-
-def same_weights(one, other):
-    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
-    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
 
 
 def own_task(family):
@@ -152,9 +147,8 @@ def test_padding_of_a_classifier_is_that_of_the_rows(tmp_path):
     assert (made.pad_token_id, made.eos_token_id) == (7, 9)
 
 
-def test_on_meta_nothing_is_read(saved, tmp_path):
-    path = shutil.copytree(saved["t5"], tmp_path / "m")
-    plan = checkpoint_plan(path, "task=seq2seq_lm")
+def test_on_meta_nothing_is_read(saved):
+    plan = checkpoint_plan(saved["t5"], "task=seq2seq_lm")
     model = build_model(plan, META)
     assert {p.device.type for p in model.parameters()} == {"meta"}
     assert sum(p.numel() for p in model.parameters()) == plan.size.num_parameters
@@ -317,8 +311,6 @@ BASES = {"bert": "BertModel", "t5": "T5Model", "mixtral": "MixtralModel"}
 
 @pytest.mark.parametrize("family", BASES)
 def test_a_checkpoint_without_any_head(tmp_path, family):
-    from eke.training.model.save_model import load_weights, save_pretrained
-
     with torch.random.fork_rng():
         plain = getattr(transformers, BASES[family])(make_model_config(family))
     plain.save_pretrained(tmp_path / "base")
@@ -327,12 +319,6 @@ def test_a_checkpoint_without_any_head(tmp_path, family):
     shared = set(own) & set(plain.state_dict())
     assert len(shared) > 10
     assert all(torch.equal(own[name], plain.state_dict()[name]) for name in shared)
-    save_pretrained(model, tmp_path / "saved")
-    again, _ = load(tmp_path / "base", CLASSIFY, "seed=9")
-    assert not same_weights(again, model)
-    load_weights(again, tmp_path / "saved")
-    assert same_weights(again, model)
-    assert load(tmp_path / "saved", CLASSIFY)[1].warnings == []
 
 
 @pytest.mark.parametrize("kind", ["distilbert", "opt"])
