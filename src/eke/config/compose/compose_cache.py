@@ -2,8 +2,9 @@
 
 - Values (`optimizer.lr=0.1`) are set on a copy of a tree with the same options, as Hydra does last.
 - A section depends only on its group's option and on the presets. So a tree whose options have all
-  been seen in cached trees with the same presets is joined from their sections. This requires
-  options that stand alone, i.e. write into their own section only; otherwise Hydra composes.
+  been seen in cached trees with the same presets is joined from their sections; without presets,
+  Hydra composes the sections that are missing, and no others. This requires options that stand
+  alone, i.e. write into their own section only; otherwise Hydra composes the whole tree.
 """
 
 import pickle
@@ -147,7 +148,7 @@ class Trees:
         self._sections = catalogue.sections.keys() - PRESETS
         self._stands_alone = cache(partial(stands_alone, catalogue=catalogue))
         self.num_composed = 0
-        """Number of compositions by Hydra."""
+        """Number of whole trees composed by Hydra."""
 
     def tree(self, overrides: Sequence[str]) -> Tree:
         """Compose a tree inside `hydra_state`; NotSet for values that the options reject."""
@@ -206,7 +207,8 @@ class Trees:
         """Join a tree from sections of cached trees; None if a section is missing."""
         shared, typed = self._split(options)
         related = [kept for kept in self._kept.values() if kept.shared == shared]
-        if not {choice for kept in related for choice in kept.choices.items()} >= typed.items():
+        missing = typed.items() - {choice for kept in related for choice in kept.choices.items()}
+        if missing and not (related and self._are_alone(missing, shared)):
             return None  # without the check below, which reads the options' files
         related = [k for k in related if all(starmap(self._stands_alone, k.choices.items()))]
         sources = {choice: kept for kept in related for choice in kept.choices.items()}
@@ -215,14 +217,27 @@ class Trees:
         }
         wanted = {g: o for g, o in (defaults | typed).items() if g in self._sections}
         groups = {group for group, _ in sources if group in self._sections}
-        if not related or wanted.keys() != groups or not sources.keys() >= wanted.items():
+        if not related or wanted.keys() != groups or not sources.keys() | missing >= wanted.items():
             return None
         base = max(related, key=lambda kept: len(kept.choices.items() & wanted.items()))
         config: DictConfig = pickle.loads(base.content)
+        alone = compose_sections(missing) if missing else DictConfig({})
         with flag_override(config, ["struct", "readonly"], [False, False]):
             for group, option in wanted.items() - base.choices.items():
-                config[group] = pickle.loads(sources[group, option].content)._get_node(group)
+                source = sources.get((group, option))
+                tree = pickle.loads(source.content) if source else alone
+                config[group] = tree._get_node(group)
         return _Kept(pickle.dumps(config), base.choices | wanted, shared, typed)
+
+    def _are_alone(self, choices: Iterable[tuple[str, str]], shared: Sequence[str]) -> bool:
+        """Whether each option may be composed by itself: nothing else writes into its section."""
+        written = shared or self.catalogue.own_folder
+        return not written and all(starmap(self._stands_alone, choices))
+
+
+def compose_sections(choices: Iterable[tuple[str, str]]) -> DictConfig:
+    """Have Hydra compose options, each alone in its typed section, inside `hydra_state`."""
+    return hydra_compose("schema", overrides=[f"+{group}={option}" for group, option in choices])
 
 
 def make_trees(catalogue: Catalogue) -> Trees:

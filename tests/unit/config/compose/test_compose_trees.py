@@ -111,6 +111,17 @@ PARTS = [
 ]
 
 
+def test_sections_that_are_missing_are_composed_without_the_others() -> None:
+    trees, typed = Trees(CATALOGUE), ("model=tiny_bert", "task=masked_lm", "memory=max_savings")
+    with hydra_state():
+        trees.tree(())
+        joined = trees.tree(typed)
+    assert trees.num_composed == 1
+    expected, choices = all_at_once(*typed)
+    assert described(joined.config) == described(expected)
+    assert joined.choices == choices
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
@@ -126,7 +137,8 @@ def test_joined_trees_are_the_same_as_hydras(preset) -> None:
     expected, choices = all_at_once(*together)
     with hydra_state():
         joined = trees.tree(together)
-        assert trees.num_composed == len(PARTS), "no composition of Hydra's for the whole"
+        whole = len(PARTS) if preset else 2  # all default options are in one of these
+        assert trees.num_composed == whole, "no composition of Hydra's for the whole"
         assert described(joined.config) == described(expected)
         assert joined.choices == choices
         with pytest.raises(NotSet) as refused:

@@ -1,7 +1,7 @@
 """Random small trainings, really run: the truth lies within the bounds.
 
-The same as benchmarks/forecast_bounds.py does at length; four of them run with each change, the
-others in `make test-all`.
+The same as benchmarks/forecast_bounds.py does at length; four of them run with each change, twelve
+more in `make test-all`.
 """
 
 import sys
@@ -17,7 +17,7 @@ SEED = 21
 
 
 @pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.slow if n >= 4 else ()) for n
-                                    in range(40)])  # fmt: skip
+                                    in range(16)])  # fmt: skip
 def test_the_truth_lies_within_the_bounds(number, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     rng = Random(SEED * 1000 + number)

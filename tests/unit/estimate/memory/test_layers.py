@@ -1,6 +1,7 @@
 """The formulas of each layer against what autograd really keeps of it."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -69,10 +70,17 @@ def one_layer(*overrides: str) -> int:
     return kept_bytes(3, *overrides) - kept_bytes(2, *overrides)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_pure"])
-@pytest.mark.parametrize("model", FAMILIES)
+WAYS = list(itertools.product(["sdpa", "eager"], [0.0, 0.1]))
+PRECISIONS = ["fp32", "bf16", "bf16_pure"]
+LAYERS = [
+    (model, PRECISIONS[(i + j) % 3], *way)
+    for i, model in enumerate(FAMILIES)
+    for j, way in enumerate(WAYS)
+]
+"""Every family in each way, and both in each precision."""
+
+
+@pytest.mark.parametrize(("model", "precision", "attention", "dropout"), LAYERS)
 def test_a_layer_keeps_what_the_formula_says(model, precision, attention, dropout) -> None:
     overrides = (
         f"model={model}",

@@ -1,6 +1,7 @@
 """What a forecast promises: exact states, ends in order, components that add up, a verdict."""
 
 from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 from unit.plan.cases import CPU, GPU, plan_of
@@ -24,12 +25,16 @@ from eke.models.sizes import state_bytes
 SYNTHETIC = ("data=synthetic",)
 VOCABULARY = ("model.vocab_size=8000",)
 
+
+def options_of(group: str) -> list[str]:
+    return [f"{group}={path.stem}" for path in sorted((conf_folder() / group).glob("*.yaml"))]
+
+
 GROUPS = ("precision", "optimizer", "memory", "attention", "compile", "kernels", "peft")
-OPTIONS = [
-    f"{group}={path.stem}"
-    for group in GROUPS
-    for path in sorted((conf_folder() / group).glob("*.yaml"))
+TOGETHER = [
+    tuple(filter(None, several)) for several in zip_longest(*map(options_of, GROUPS), fillvalue="")
 ]
+"""Every option of these groups in one configuration, with another of each other group."""
 
 SHARED = (
     ("distributed=ddp", "distributed.num_processes=2"),
@@ -46,22 +51,20 @@ SHARED = (
 
 TASKS = {"bert": ("task=masked_lm",), "t5": ("task=seq2seq_lm",)}
 MODELS = [
-    (f"model={path.stem}", *next((TASKS[family] for family in TASKS if family in path.stem), ()))
-    for path in sorted((conf_folder() / "model").glob("*.yaml"))
-    if path.stem != "pretrained"
+    (option, *next((TASKS[family] for family in TASKS if family in option), ()))
+    for option in options_of("model")
+    if option != "model=pretrained"
 ]
 
 
-@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
-@pytest.mark.parametrize(
-    "overrides", [*((option,) for option in OPTIONS), *SHARED, *MODELS], ids=" ".join
-)
-def test_every_option_has_a_forecast(overrides, device) -> None:
-    found = forecast(plan_of(*SYNTHETIC, *overrides, device=device))
-    assert found.peak.low <= found.peak.expected <= found.peak.high
-    assert sum(found.components.values()) == found.peak.expected
-    assert set(found.phases) == set(PHASES)
-    assert found.method is Method.closed_form
+@pytest.mark.parametrize("overrides", [*TOGETHER, *SHARED, *MODELS], ids=" ".join)
+def test_every_option_has_a_forecast(overrides) -> None:
+    for device in (CPU, GPU):
+        found = forecast(plan_of(*SYNTHETIC, *overrides, device=device))
+        assert found.peak.low <= found.peak.expected <= found.peak.high
+        assert sum(found.components.values()) == found.peak.expected
+        assert set(found.phases) == set(PHASES)
+        assert found.method is Method.closed_form
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,17 @@
 """Fixtures of this folder."""
 
 import pytest
+from checkpoints import FAMILIES, save_checkpoint
 
 import eke.data.sources.request as asking
 from eke.data.preparation.rows import prepare_store
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """Family -> a checkpoint that no test changes."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {family: save_checkpoint(root / family, family) for family in FAMILIES}
 
 
 @pytest.fixture

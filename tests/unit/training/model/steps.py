@@ -30,6 +30,12 @@ def make_inputs(model, length=16, seed=0):
     return inputs
 
 
+def same_weights(one, other):
+    """Whether all names and numbers are the same."""
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
 def step(model, **inputs):
     """Loss and gradients of one training step; gradients by parameter name."""
     model.zero_grad()

@@ -64,7 +64,8 @@ def test_weights_and_small_tensors_stay(everything_is_away):
 def moved_under_autocast(family, dtype=torch.bfloat16):
     """Gradients with and without, and the bytes that were moved."""
     task = {"tiny_bert": "masked_lm", "tiny_t5": "seq2seq_lm"}.get(family, "causal_lm")
-    model = build_model(hand_plan(f"model={family}", f"task={task}"), CPU)
+    plan = hand_plan(f"model={family}", f"task={task}", "model.num_hidden_layers=2")
+    model = build_model(plan, CPU)
     inputs = make_inputs(model, length=32)
     autocast = torch.autocast("cpu", dtype=dtype)
     kept = gradients(model, inputs, autocast)

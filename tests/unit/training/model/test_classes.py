@@ -105,9 +105,15 @@ def labels_of(plan):
 
 
 @pytest.mark.parametrize(
-    "names", [NAMES, NAMES[::-1], NAMES[:2], ("neutral", "negative")], ids=" ".join
+    ("names", "typed"),
+    [
+        (NAMES, ()),
+        (NAMES[::-1], ("task.num_labels=3",)),
+        (NAMES[:2], ("task.num_labels=3",)),
+        (("neutral", "negative"), ()),
+    ],
+    ids=" ".join,
 )
-@pytest.mark.parametrize("typed", [(), ("task.num_labels=3",)], ids=["", "typed"])
 def test_rows_with_names_of_the_checkpoint_have_its_numbers_and_its_head(
     names, typed, tmp_path, three
 ) -> None:

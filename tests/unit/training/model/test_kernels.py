@@ -105,7 +105,7 @@ def _of_family(family: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("memory", ["checkpointing", "checkpointing_selective"])
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Mixtral", "Qwen3"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 def test_what_is_kept_must_not_be_rotated_in_place(family, memory, monkeypatch) -> None:
     """Only Qwen3 has a norm between the projections that are kept and their rotation."""
     plain_loss, plain = step(_of_family(family))

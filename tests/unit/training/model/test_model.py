@@ -8,7 +8,7 @@ import torch
 from support import environment
 from unit.models.sizes.configs import FAMILY_CASES, TINY_CASES
 from unit.training.model.plans import hand_plan, options_of
-from unit.training.model.steps import make_inputs
+from unit.training.model.steps import make_inputs, same_weights
 
 from eke.training.model.build_model import build_model
 from eke.training.model.unused import HEADS
@@ -19,11 +19,6 @@ META = torch.device("meta")
 
 def build(*overrides, device=CPU):
     return build_model(hand_plan(*overrides), device)
-
-
-def same_weights(one, other):
-    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
-    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
 
 
 @pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
@@ -48,18 +43,11 @@ def test_number_of_labels():
     assert model(**make_inputs(model)).logits.shape == (2, 5)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        pytest.param("attention=eager", id="attention"),
-        pytest.param("precision=bf16", id="precision"),
-        pytest.param("compile=inductor", id="compile"),
-        pytest.param("memory=checkpointing", id="memory"),
-        pytest.param("optimizer=adafactor", id="optimizer"),
-    ],
-)
-def test_weights_do_not_depend_on_techniques(override):
-    assert same_weights(build("model=tiny"), build("model=tiny", override))
+def test_weights_do_not_depend_on_techniques():
+    plain = build("model=tiny")
+    for override in ("attention=eager", "precision=bf16", "compile=inductor",
+                     "memory=checkpointing", "optimizer=adafactor"):  # fmt: skip
+        assert same_weights(plain, build("model=tiny", override)), override
 
 
 def test_building_leaves_the_random_state_alone():
@@ -80,19 +68,11 @@ def test_every_dropout_is_the_configured_one(option, task):
     assert attention == ({0.25} if decoder else set())
 
 
-@pytest.mark.parametrize(
-    ("override", "read", "value"),
-    [
-        pytest.param("model.num_key_value_heads=2", "num_key_value_heads", 2, id="kv-heads"),
-        pytest.param("model.head_dim=64", "head_dim", 64, id="head-dim"),
-        pytest.param("model.rms_norm_eps=1e-4", "rms_norm_eps", 1e-4, id="eps"),
-        pytest.param(
-            "model.max_position_embeddings=99", "max_position_embeddings", 99, id="positions"
-        ),
-    ],
-)
-def test_llama_fields_reach_the_model(override, read, value):
-    assert getattr(build(override, device=META).config, read) == value
+def test_llama_fields_reach_the_model():
+    typed = {"num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-4,
+             "max_position_embeddings": 99}  # fmt: skip
+    config = build(*(f"model.{key}={value}" for key, value in typed.items()), device=META).config
+    assert {key: getattr(config, key) for key in typed} == typed
 
 
 def test_rope_theta_reaches_the_frequencies():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from unit.models.sizes.configs import FAMILY_CASES, TINY_CASES
+from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs, step
 
@@ -45,12 +45,22 @@ METHODS = {
 }
 
 
-QUICK = ("lora", "dora", "qlora", "ia3")
+BY_FAMILY = ("lora", "dora", "qlora", "ia3")
+"""Methods whose layers or shapes differ from family to family; the others change numbers."""
+
+EVERYWHERE = [(method, *case) for method in BY_FAMILY for case in FAMILY_CASES]
+SOMEWHERE = [
+    ("biases", "tiny_bert", "masked_lm"),
+    ("biases", "tiny_gpt2", "sequence_classification"),
+    ("one scale", "tiny", "causal_lm"),
+    ("some layers", "tiny", "causal_lm"),
+    ("some layers", "tiny_t5", "seq2seq_lm"),
+]
 
 
-def slow_unless(quick, names):
-    """Marked for `make test-all`, but for those."""
-    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
+def slow_unless(quick, cases):
+    """Marked for `make test-all`, but for those methods."""
+    return [c if c[0] in quick else pytest.param(*c, marks=pytest.mark.slow) for c in cases]
 
 
 def plan_of(option, task, *more):
@@ -89,9 +99,10 @@ def make_inputs_of(model):
     return make_inputs(model.get_base_model() if is_adapted(model) else model)
 
 
-@pytest.mark.parametrize("method", slow_unless(("lora", "qlora"), METHODS))
-@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=str)
-def test_closed_forms_are_the_real_tensors(option, task, method):
+@pytest.mark.parametrize(
+    ("method", "option", "task"), slow_unless(("lora", "qlora"), EVERYWHERE + SOMEWHERE), ids=str
+)
+def test_closed_forms_are_the_real_tensors(method, option, task):
     plan, model = adapted(option, task, *known_targets(option, METHODS[method]))
     _, gradients = step(model, **make_inputs_of(model))
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -107,9 +118,8 @@ def test_closed_forms_are_the_real_tensors(option, task, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", slow_unless(("dora", "qlora"), QUICK))
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=str)
-def test_adapters_begin_as_the_model_and_merge_into_what_they_became(option, task, method):
+@pytest.mark.parametrize(("method", "option", "task"), EVERYWHERE, ids=str)
+def test_adapters_begin_as_the_model_and_merge_into_what_they_became(method, option, task):
     plan = plan_of(option, task, *METHODS[method])
     base = build_model(plan, CPU)
     before = logits(base)
@@ -128,13 +138,22 @@ def test_adapters_begin_as_the_model_and_merge_into_what_they_became(option, tas
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-@pytest.mark.parametrize("method", slow_unless(("lora",), QUICK))
 @pytest.mark.parametrize(
-    ("option", "task"),
-    [c for c in TINY_CASES if c[0] in ("tiny", "tiny_bert", "tiny_gpt2")],
+    ("method", "option", "task"),
+    slow_unless(
+        ("lora",),
+        [
+            ("lora", "tiny", "causal_lm"),
+            ("lora", "tiny_bert", "masked_lm"),
+            ("lora", "tiny_gpt2", "sequence_classification"),
+            ("dora", "tiny_gpt2", "causal_lm"),
+            ("qlora", "tiny", "sequence_classification"),
+            ("ia3", "tiny_bert", "sequence_classification"),
+        ],
+    ),
     ids=str,
 )
-def test_plain_peft_loads_what_is_written(option, task, method, tmp_path):
+def test_plain_peft_loads_what_is_written(method, option, task, tmp_path):
     from peft import PeftModel
 
     plan, model = adapted(option, task, *METHODS[method])

@@ -89,6 +89,7 @@ def planned(make_plan, folder: Path, kind: str, task: str, sizes) -> Plan:
     return make_plan(
         "model=pretrained", f"model.name_or_path={folder / 'mine'}", f"task={task}", "data=jsonl",
         f"data.path={path}", "data.seq_len=48", "train.steps=1", "tracker=none",
+        planning=True,  # what runs is traced first, where no formula knows the model
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from unit.models.sizes.configs import TINY_CASES
+from unit.models.sizes.configs import FAMILY_CASES
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 
 from eke.training.model.build_model import build_model
@@ -66,13 +66,7 @@ def test_a_cpu_leaves_the_global_flags_alone(option) -> None:
     assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
-@pytest.mark.parametrize(
-    ("option", "task"),
-    [
-        pytest.param(o, t, marks=pytest.mark.slow if t == "sequence_classification" else ())
-        for o, t in TINY_CASES
-    ],
-)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=str)
 def test_narrow_weights_are_the_float32_ones_rounded(option, task) -> None:
     """So that runs in several formats start from the same model."""
     assert task in HEADS

@@ -14,7 +14,7 @@ from checkpoints import (
     make_model_config,
     save_checkpoint,
 )
-from unit.training.model.steps import make_inputs, step
+from unit.training.model.steps import make_inputs, same_weights, step
 
 from eke.common.errors import ChangedError, RunError
 from eke.data.sources import Vocabulary
@@ -25,20 +25,8 @@ from eke.training.model.unused import HEADS
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Family -> a checkpoint that no test changes."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    return {family: save_checkpoint(root / family, family) for family in FAMILIES}
-
-
 def load(path, *overrides, device=CPU):
     return build_model_and_report(checkpoint_plan(path, *overrides), device)
-
-
-def same_weights(one, other):
-    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
-    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
 
 
 def own_task(family):
@@ -69,15 +57,15 @@ CLASSIFY = "task=sequence_classification"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "t5"])
 def test_a_new_head_is_named_and_seeded(saved, family):
-    model, report = load(saved[family], CLASSIFY, "task.num_labels=3")
+    three = (CLASSIFY, "task.num_labels=3")
+    model, report = load(saved[family], *three)
     assert set(report.new_weights) == HEAD.get(family, {"score.weight"})
     assert "random at the start" in report.warnings[0]
-    assert same_weights(model, load(saved[family], CLASSIFY, "task.num_labels=3")[0])
-    for technique in ("attention=eager", "precision=bf16", "compile=aot_eager"):
-        assert same_weights(model, load(saved[family], CLASSIFY, "task.num_labels=3", technique)[0])
-    other = load(saved[family], CLASSIFY, "task.num_labels=3", "seed=1")[0]
+    techniques = ("attention=eager", "precision=bf16", "compile=aot_eager")
+    assert same_weights(model, load(saved[family], *three, *techniques)[0])
+    other = load(saved[family], *three, "seed=1")[0]
     name = next(n for n in report.new_weights if n.endswith("weight"))
     assert not torch.equal(model.get_parameter(name), other.get_parameter(name))
     loss, gradients = step(model)
@@ -109,35 +97,36 @@ def test_a_classifier_keeps_its_head_unless_the_classes_differ(tmp_path):
     assert model(**make_inputs(model)).logits.shape == (2, 5)
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
-def test_pure_bfloat16_loads_rounded_weights_and_the_same_new_head(saved, family):
-    wide, _ = load(saved[family], CLASSIFY)
-    narrow, report = load(saved[family], CLASSIFY, "precision=bf16_pure")
+def test_pure_bfloat16_loads_rounded_weights_and_the_same_new_head(saved):
+    """transformers would keep some of T5's in float32."""
+    wide, _ = load(saved["t5"], CLASSIFY)
+    narrow, report = load(saved["t5"], CLASSIFY, "precision=bf16_pure")
     assert report.new_weights
     for name, weight in wide.named_parameters():
         assert narrow.get_parameter(name).dtype == torch.bfloat16
         assert torch.equal(weight.bfloat16(), narrow.get_parameter(name)), name
 
 
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
-def test_narrow_weights_are_loaded_as_float32(tmp_path, stored):
-    path = save_checkpoint(tmp_path / "narrow", "llama")
-    transformers.LlamaForCausalLM.from_pretrained(path, dtype=stored).save_pretrained(path)
-    assert json.loads((path / "config.json").read_text())["dtype"] == str(stored)[6:]
+def test_narrow_weights_are_loaded_as_float32(saved, tmp_path):
+    path, narrow = tmp_path / "narrow", torch.bfloat16
+    transformers.LlamaForCausalLM.from_pretrained(saved["llama"], dtype=narrow).save_pretrained(
+        path
+    )
+    assert json.loads((path / "config.json").read_text())["dtype"] == "bfloat16"
     model, _ = load(path)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_is_the_chosen_one(saved, attention):
-    model, _ = load(saved["gpt2"], f"attention={attention}")
-    assert model.config._attn_implementation == attention
+def test_attention_is_the_chosen_one(saved):
+    assert load(saved["gpt2"], "attention=eager")[0].config._attn_implementation == "eager"
+    assert load(saved["gpt2"])[0].config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "t5"])
-def test_dropout_is_the_checkpoints_until_it_is_typed(tmp_path, family):
-    names = {"llama": "attention_dropout", "bert": "hidden_dropout_prob", "gpt2": "resid_pdrop"}
-    name = names.get(family, "dropout_rate")
+@pytest.mark.parametrize(
+    ("family", "name"), [("llama", "attention_dropout"), ("t5", "dropout_rate")], ids=str
+)
+def test_dropout_is_the_checkpoints_until_it_is_typed(tmp_path, family, name):
+    """Below every dropout of many kinds of models is set."""
     path = save_checkpoint(tmp_path / "m", family, **{name: 0.125})
     task = f"task={own_task(family)}"
     assert getattr(load(path, task)[0].config, name) == 0.125
@@ -158,9 +147,8 @@ def test_padding_of_a_classifier_is_that_of_the_rows(tmp_path):
     assert (made.pad_token_id, made.eos_token_id) == (7, 9)
 
 
-def test_on_meta_nothing_is_read(saved, tmp_path):
-    path = shutil.copytree(saved["t5"], tmp_path / "m")
-    plan = checkpoint_plan(path, "task=seq2seq_lm")
+def test_on_meta_nothing_is_read(saved):
+    plan = checkpoint_plan(saved["t5"], "task=seq2seq_lm")
     model = build_model(plan, META)
     assert {p.device.type for p in model.parameters()} == {"meta"}
     assert sum(p.numel() for p in model.parameters()) == plan.size.num_parameters
@@ -218,8 +206,7 @@ def test_a_file_cut_after_planning(saved, tmp_path):
         check_inputs(plan)
 
 
-TIES = [("llama", True), ("llama", False), ("gpt2", True), ("gpt2", False), ("bert", True),
-        ("bert", False), ("gpt_neox", True), ("gpt_neox", False)]  # fmt: skip
+TIES = [("llama", True), ("llama", False), ("bert", True), ("bert", False), ("gpt_neox", True)]
 
 
 @pytest.mark.parametrize(("kind", "tied"), TIES, ids=str)
@@ -319,16 +306,11 @@ def test_a_config_that_transformers_cannot_use(saved, tmp_path, changes):
     assert "\n" not in str(caught.value)
 
 
-BASES = {
-    "llama": "LlamaModel", "bert": "BertModel", "gpt2": "GPT2Model", "t5": "T5Model",
-    "mixtral": "MixtralModel",
-}  # fmt: skip
+BASES = {"bert": "BertModel", "t5": "T5Model", "mixtral": "MixtralModel"}
 
 
 @pytest.mark.parametrize("family", BASES)
 def test_a_checkpoint_without_any_head(tmp_path, family):
-    from eke.training.model.save_model import load_weights, save_pretrained
-
     with torch.random.fork_rng():
         plain = getattr(transformers, BASES[family])(make_model_config(family))
     plain.save_pretrained(tmp_path / "base")
@@ -337,15 +319,9 @@ def test_a_checkpoint_without_any_head(tmp_path, family):
     shared = set(own) & set(plain.state_dict())
     assert len(shared) > 10
     assert all(torch.equal(own[name], plain.state_dict()[name]) for name in shared)
-    save_pretrained(model, tmp_path / "saved")
-    again, _ = load(tmp_path / "base", CLASSIFY, "seed=9")
-    assert not same_weights(again, model)
-    load_weights(again, tmp_path / "saved")
-    assert same_weights(again, model)
-    assert load(tmp_path / "saved", CLASSIFY)[1].warnings == []
 
 
-@pytest.mark.parametrize("kind", ["phi", "distilbert", "opt"])
+@pytest.mark.parametrize("kind", ["distilbert", "opt"])
 def test_architectures_without_closed_form_load_too(tmp_path, kind):
     config = transformers.AutoConfig.for_model(
         kind, vocab_size=320, hidden_size=32, dim=32, num_hidden_layers=2, n_layers=2,

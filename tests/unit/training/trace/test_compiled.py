@@ -79,11 +79,6 @@ def test_what_cannot_be_compiled_is_traced_eagerly(monkeypatch) -> None:
     assert "eager model" in found.notes[0]
 
 
-def test_cuda_graphs_are_traced_eagerly() -> None:
-    found = trace(plan_of("compile=cudagraphs", "hardware=h100"))
-    assert found.method is Method.upper_bound
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama_1b_4096", "llama_1b_4096_fused_loss"])
 def test_an_h100s_peak_is_that_of_the_trace(name) -> None:
