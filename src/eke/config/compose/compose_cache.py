@@ -201,7 +201,14 @@ class Trees:
                 typed[key] = str(override.value())
             else:
                 shared.append(text)
+        if all(map(self._is_default, shared)):  # `recipe=none` is the same as no recipe
+            shared = []
         return tuple(shared), typed
+
+    def _is_default(self, text: str) -> bool:
+        override = self._parsed(text)
+        group = override.key_or_group
+        return group in PRESETS and str(override.value()) == self.catalogue.defaults[group]
 
     def _joined(self, options: tuple[str, ...]) -> _Kept | None:
         """Join a tree from sections of cached trees; None if a section is missing."""

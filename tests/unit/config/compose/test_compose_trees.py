@@ -146,6 +146,21 @@ def test_joined_trees_are_the_same_as_hydras(preset) -> None:
     assert list(refused.value.errors) == ["optimizer.beta1=0.5"]
 
 
+def test_a_preset_at_its_default_is_joined_with_trees_without_it() -> None:
+    """A recipe is composed again as `recipe=none` and its choices."""
+    trees = Trees(CATALOGUE)
+    with hydra_state():
+        for options in [("optimizer=sgd",), ("memory=checkpointing",)]:
+            trees.tree(options)
+    typed = ("recipe=none", "memory=checkpointing", "optimizer=sgd")
+    expected, choices = all_at_once(*typed)
+    with hydra_state():
+        joined = trees.tree(typed)
+    assert trees.num_composed == 2
+    assert described(joined.config) == described(expected)
+    assert joined.choices == choices
+
+
 def test_each_of_ekes_options_stands_alone() -> None:
     """Else sweeps over it would cost a composition of Hydra's for each combination."""
     for group, options in CATALOGUE.options.items():

@@ -21,7 +21,6 @@ FASTEST = "recipe=fastest"
         ("t4", "fp16", "no units for bfloat16"),
         ("rtx3090", "bf16", "2.0 times as fast as float32 (71 and 35.6 TFLOP/s"),
         ("h100", "bf16", "14.8 times as fast"),
-        ("b200", "bf16", "30.0 times as fast"),
     ],
 )
 def test_the_format_is_the_devices(hardware, precision, words) -> None:
@@ -140,13 +139,14 @@ MASKED = ("model=bert_large", "task=masked_lm", "data=synthetic", "data.seq_len=
 def test_positions_without_a_label_are_left_out(recipe) -> None:
     """On every device: it is the same training, and less of it."""
     asked = (f"recipe={recipe}", "batch.per_device=8")
-    for hardware in ("h100", "cpu"):
+    for hardware in ("h100", "cpu") if recipe == "fastest" else ("h100",):
         plan = planned(*asked, *MASKED, f"hardware={hardware}", "ignore_forecast=true")
         assert plan.config.kernels.sparse_prediction
         assert "85% of the positions have no label" in said(plan, "kernels").reason
-    typed = planned(*asked, *MASKED, "hardware=h100", "kernels=none")
-    assert not typed.config.kernels.sparse_prediction
-    assert not planned(*asked, *LLAMA, "hardware=h200").config.kernels.sparse_prediction
+    if recipe == "fastest":
+        typed = planned(*asked, *MASKED, "hardware=h100", "kernels=none")
+        assert not typed.config.kernels.sparse_prediction
+        assert not planned(*asked, *LLAMA, "hardware=h200").config.kernels.sparse_prediction
 
 
 @pytest.mark.slow

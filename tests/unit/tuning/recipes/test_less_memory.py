@@ -28,7 +28,7 @@ def planned_with(capacity: int, *overrides: str) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hardware", ["v100_16", "rtx3090", "h200", "cpu"])
+@pytest.mark.parametrize("hardware", ["rtx3090", "cpu"])
 def test_low_memory_needs_less_than_without_and_than_each_choice_left_out(hardware) -> None:
     asked = (*BERT, "batch.per_device=4", f"hardware={hardware}")
     plan = planned(LOW, *asked)
