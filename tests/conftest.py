@@ -11,7 +11,6 @@ import pytest
 from equivalence_compare import Curve
 from hypothesis import settings
 from live import Live
-from option_rows import compose_rows
 from random_tally import of_reports
 from rank_server import RankServer
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
@@ -37,16 +36,6 @@ sys.dont_write_bytecode = False
 # the tests that interrupt a process would wait for its end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-MANY = 300
-"""Tests that compose more than rows of options cost."""
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Compose each option once for all tests of this process."""
-    if len(session.items) > MANY:
-        compose_rows()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,17 +1,15 @@
 """The files of conf/: each option composes, names itself, and technique options carry a card."""
 
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
-from option_rows import option_rows
 from reference.cards import LINES, TECHNIQUES
 
 from eke.common.paths import conf_folder
 from eke.config.compose.catalogue import GROUPS, headline, make_catalogue
 from eke.config.compose.compose_cache import make_trees
-from eke.config.compose.composer import Composed, compose_cells
+from eke.config.compose.composer import compose_cells
 
 CATALOGUE = make_catalogue()
 PRESETS = ("recipe", "experiment", "sweep")
@@ -36,20 +34,10 @@ def needed(group: str, option: str) -> list[str]:
     return [f"{group}.{key}=FOLDER"] if key else []
 
 
-ROWS = {choice: row for row in option_rows() for choice in row}
-
-
-@cache
-def composed_row(row: tuple[str, ...]) -> Composed:
-    typed = [*row, *(key for choice in row for key in needed(*choice.split("=")))]
-    [composed] = compose_cells([tuple(typed)], make_trees(CATALOGUE))
-    return composed
-
-
 @pytest.mark.parametrize(("group", "option", "file"), ALL, ids=IDS)
-def test_every_option_composes_and_names_itself(group: str, option: str, file: Path) -> None:
-    choice = f"{group}={option}"
-    composed = composed_row(ROWS.get(choice, (choice,)))
+def test_every_option_composes_alone_and_names_itself(group: str, option: str, file: Path) -> None:
+    typed = (f"{group}={option}", *needed(group, option))
+    [composed] = compose_cells([typed], make_trees(CATALOGUE))
     # Models of random weights all have sdpa.
     taken = "sdpa" if (group, option) == ("attention", "auto") else option
     assert composed.choices[group] == taken
