@@ -16,9 +16,6 @@ def sample(*tokens, labels=None):
     }
 
 
-# --- collator -----------------------------------------------------------------------------------
-
-
 def test_samples_are_padded_to_the_longest() -> None:
     batch = Collator(needs_mask=True)(
         [sample(5, 6, 7, labels=[6, 7, IGNORED]), sample(8, labels=[9])]
@@ -81,8 +78,6 @@ def test_moving_keeps_the_counts() -> None:
     assert len(moved.tensors) == 4, "ids, mask, labels and their places"
     assert (moved.num_samples, moved.num_targets, moved.num_tokens) == (2, 3, 3)
 
-
-# --- order --------------------------------------------------------------------------------------
 
 orders = st.builds(Order, st.integers(1, 40), st.integers(1, 12), st.integers(0, 2**31))
 
