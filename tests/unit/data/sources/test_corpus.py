@@ -191,7 +191,7 @@ def test_windows_are_counted_class_by_class() -> None:
     assert sources.count_windows([], 8) == 0
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 60), st.sampled_from("xy")), max_size=6),
     length=st.integers(4, 40),

@@ -325,7 +325,7 @@ KEYS = (
 )  # fmt: skip
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(changes=st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1, max_size=3))
 @pytest.mark.slow
 def test_whatever_config_json_says_there_is_a_plan_or_a_refusal(saved, tmp_path_factory, changes):
@@ -341,7 +341,7 @@ def test_whatever_config_json_says_there_is_a_plan_or_a_refusal(saved, tmp_path_
     assert all(problem.why and str(problem.fix) for problem in problems)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 @pytest.mark.slow
 def test_whatever_the_weights_start_with_they_are_refused(saved, tmp_path_factory, data):

@@ -121,15 +121,12 @@ def test_active_parameters_of_mixtral_are_the_published_ones():
     assert model_size(make_config("model=tiny")).num_active_parameters == 844928
 
 
-def test_matmul_parameters_of_a_tied_decoder():
+def test_matmul_parameters_are_those_multiplied_with_every_token():
     # 4 layers of 4 x 128 x 128 and 3 x 128 x 352, and the embedding that is also the projection.
     expected = 4 * (4 * 128 * 128 + 3 * 128 * 352) + 320 * 128
     assert model_size(make_config("model=tiny")).num_matmul_parameters == expected
-
-
-def test_a_head_behind_pooling_is_not_multiplied_with_every_token():
     size = model_size(make_config("model=tiny_bert", "task=sequence_classification"))
-    assert size.num_matmul_parameters == 4 * (4 * 128 * 128 + 2 * 128 * 512)
+    assert size.num_matmul_parameters == 4 * (4 * 128 * 128 + 2 * 128 * 512), "no pooled head"
 
 
 def test_task_without_a_head_is_refused_with_its_fix():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eke.data.sources import Draws
-from eke.training.batches.batches import Order, cut_step
+from eke.training.batches.batches import Order
 
 SIZES, SHARES = (40, 7, 300), (0.6, 0.3, 0.1)
 MIX = Draws(SIZES, SHARES, 5)
@@ -54,14 +54,6 @@ def test_the_draws_do_not_depend_on_where_one_begins() -> None:
         part = MIX.take(first, 500)
         assert part[0].tolist() == epochs[first : first + 500].tolist()
         assert part[1].tolist() == numbers[first : first + 500].tolist()
-
-
-@pytest.mark.parametrize(("per_device", "world"), [(4, 1), (1, 2), (2, 2)])
-def test_ranks_and_micro_batches_only_cut(per_device, world) -> None:
-    steps = list(order().steps(3, 9))
-    cuts = [cut_step(keys, per_device, rank, world) for keys in steps for rank in range(world)]
-    held = [key for cut in cuts for batch in cut for key in batch]
-    assert Counter(held) == Counter(keys_of(order(), 3, 9))
 
 
 @pytest.mark.parametrize("source", range(3))

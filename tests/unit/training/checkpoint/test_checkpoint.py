@@ -6,15 +6,14 @@ import json
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
-import subprocess
-import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
-from support import REPO, environment
 from torch import nn
 
 from eke.common.errors import RunError
@@ -45,11 +44,6 @@ def tiny_gpt2(seed=0, vocabulary=11):
         bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
-
-
-def with_tests(environment):
-    """The same, where the tests' own modules can be imported."""
-    return {**environment, "PYTHONPATH": os.pathsep.join([f"{REPO}/src", f"{REPO}/tests"])}
 
 
 def make(seed=0):
@@ -282,36 +276,41 @@ def test_a_checkpoint_of_another_model_is_refused(saved) -> None:
         load_checkpoint(path, tiny_gpt2(vocabulary=13), optimizer, None)
 
 
-@pytest.mark.slow
+def in_a_fork(work) -> int:
+    """The exit code of a process that does this alone: a new one would import for ten seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads, if any
+        pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 @pytest.mark.parametrize("limit", [-100, 100], ids=["weights", "optimizer"])
 def test_a_full_disk_leaves_the_earlier_checkpoint_and_nothing_else(limit, tmp_path) -> None:
     """The libraries hide the system's error, or lose it; it must reach the user as what it is."""
-    code = """
-import resource, signal, sys
-from pathlib import Path
-import torch
-from eke.training.checkpoint import save_checkpoint
-from unit.training.checkpoint.test_checkpoint import tiny_gpt2
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-model = tiny_gpt2()
-optimizer = torch.optim.AdamW(model.parameters())
-save_checkpoint(Path(sys.argv[1]), 1, model, optimizer, None, 2)
-model(torch.ones(1, 4, dtype=torch.long)).logits.sum().backward()
-optimizer.step()
-first = Path(sys.argv[1]) / "step-00000001"
-size = (first / "model/model.safetensors").stat().st_size
-assert size < (first / "optimizer.pt").stat().st_size
-resource.setrlimit(resource.RLIMIT_FSIZE, (size + int(sys.argv[2]), resource.RLIM_INFINITY))
-try:
-    save_checkpoint(Path(sys.argv[1]), 2, model, optimizer, None, 2)
-except OSError as error:
-    print(error.errno, error.filename)
-"""
-    folder = tmp_path / "checkpoints"
-    command, env = [sys.executable, "-c", code, str(folder), str(limit)], environment(tmp_path)
-    done = subprocess.run(command, env=with_tests(env), capture_output=True, text=True, check=True)
-    # deepspeed 0.19.8, where it is installed, is imported by other libraries and prints first.
-    assert done.stdout.splitlines()[-1] == f"{errno.EFBIG} {folder / checkpoint_name(2)}"
+    folder, told = tmp_path / "checkpoints", tmp_path / "told"
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        model, optimizer = make()
+        first = save_checkpoint(folder, 1, model, optimizer, None, keep=2)
+        train(model, optimizer, 1)
+        size = (first / MODEL).stat().st_size
+        assert size < (first / OPTIMIZER).stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + limit, resource.RLIM_INFINITY))
+        try:
+            save_checkpoint(folder, 2, model, optimizer, None, keep=2)
+        except OSError as error:
+            told.write_text(f"{error.errno} {error.filename}")
+
+    assert in_a_fork(work) == 0
+    assert told.read_text() == f"{errno.EFBIG} {folder / checkpoint_name(2)}"
     assert os.listdir(folder) == [checkpoint_name(1)]
     assert newest_complete(folder) is not None
 
@@ -328,26 +327,19 @@ def test_an_error_that_is_not_the_systems_stays_what_it_is(tmp_path, monkeypatch
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_killed_while_saving_leaves_no_half_checkpoint(tmp_path) -> None:
-    code = """
-import os, signal, sys
-from pathlib import Path
-import torch
-import eke.training.checkpoint as module
-from unit.training.checkpoint.test_checkpoint import tiny_gpt2
-model = tiny_gpt2()
-optimizer = torch.optim.AdamW(model.parameters())
-module.write_json = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-module.save_checkpoint(Path(sys.argv[1]), 1, model, optimizer, None, 2)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=with_tests(environment(tmp_path))
-    )
-    assert done.returncode == -signal.SIGKILL
-    assert newest_complete(tmp_path) is None
-    assert not list(tmp_path.glob("step-*"))
+def test_killed_while_saving_leaves_no_half_checkpoint(tmp_path, monkeypatch) -> None:
     model, optimizer = make()
+
+    def work() -> None:
+        import eke.training.checkpoint as module
+
+        monkeypatch.setattr(module, "write_json", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        save_checkpoint(tmp_path, 1, model, optimizer, None, keep=2)
+
+    assert in_a_fork(work) == -signal.SIGKILL
+    assert newest_complete(tmp_path) is None
+    assert list(tmp_path.glob(".step-*"))
+    assert not list(tmp_path.glob("step-*"))
     save_checkpoint(tmp_path, 1, model, optimizer, None, keep=2)
     assert os.listdir(tmp_path) == [checkpoint_name(1)], "what the kill left is swept up"
 
