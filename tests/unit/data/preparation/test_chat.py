@@ -20,7 +20,7 @@ from eke.data.preparation.chat import (
 from eke.data.preparation.lines import BadRowError
 from eke.data.preparation.tokenizers import Encoded
 
-COUNT = 400
+COUNT = 80
 """Conversations for each template."""
 
 WORDS = ["the", "cat", "saw", "4", "\n", "\n\n", " ", "  ", "été", "日本", "\U0001f600", "{", "}",
@@ -105,12 +105,14 @@ def test_the_oracle_agrees(name: str) -> None:
         assert mask.tolist() == expected, ([text[a:b] for a, b in spans], messages)
 
 
-def one(messages: list[Message], name: str = "chatml", train_on: str = "assistant", **row: Any):
-    given = read_conversation({"messages": messages, **row}, "messages")
+def encoded(given, name: str = "chatml", train_on: str = "assistant", limit: int = 10**6):
     family = FAMILIES[name]
-    return encode_conversation(
-        template_of(family), Characters(family.specials), given, train_on, row.get("limit", 10**6)
-    )
+    tokenizer = Characters(family.specials)
+    return encode_conversation(template_of(family), tokenizer, given, train_on, limit)
+
+
+def one(messages: list[Message], *how: str, **more: Any):
+    return encoded(read_conversation({"messages": messages}, "messages"), *how, **more)
 
 
 ASK = {"role": "user", "content": "why?"}
@@ -236,12 +238,7 @@ def test_an_instruction_with_input_and_calls_of_tools() -> None:
 
 def test_answers_in_a_prompt_are_not_trained() -> None:
     row = {"prompt": [ASK, SAY, ASK], "completion": [{"role": "assistant", "content": "end"}]}
-    given = read_conversation(row, "completion")
-    family = FAMILIES["chatml"]
-    _, mask = encode_conversation(
-        template_of(family), Characters(family.specials), given, "assistant", 10**6
-    )
-    assert mask.sum() == len("end") + 1
+    assert encoded(read_conversation(row, "completion"))[1].sum() == len("end") + 1
 
 
 def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path) -> None:
@@ -256,7 +253,7 @@ def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path) -> No
     assert whole.num_bad == 0
 
 
-@pytest.mark.parametrize("more", [(), ("data.streaming=true",)])
+@pytest.mark.parametrize("more", [(), ("data.streaming=true",)], ids=["stored", "streamed"])
 def test_conversations_of_the_hub_are_those_of_a_file(more, tmp_path: Path) -> None:
     saved(FAMILIES["chatml"], tmp_path / "tokenizer")
     rows = [{"id": n, "messages": [{**ASK, "content": f"{n}?"}, SAY]} for n in range(20)]

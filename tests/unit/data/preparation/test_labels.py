@@ -37,9 +37,16 @@ def classes_of(store) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    "option", ["jsonl", "csv, commas", "csv, semicolons", "csv, JSON", "parquet"]
+    ("option", "kind"),
+    [
+        ("jsonl", "names"),
+        ("jsonl", "numbers"),
+        ("csv, commas", "numbers"),
+        ("csv, semicolons", "names"),
+        ("csv, JSON", "numbers"),
+        ("parquet", "names"),
+    ],
 )
-@pytest.mark.parametrize("kind", ["names", "numbers"])
 def test_lists_of_classes_are_read_from_every_format(option, kind, tmp_path) -> None:
     lists = [["zoo", "art"], [], ["art"], ["zoo"]] if kind == "names" else [[1, 0], [], [0], [1]]
     option, _, how = option.partition(", ")

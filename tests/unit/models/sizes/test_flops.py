@@ -43,7 +43,8 @@ def full_attention(parts):
 
 @pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
 def test_formula_counts_what_the_real_model_computes(option, task):
-    config = make_config(f"model={option}", f"task={task}", f"data.seq_len={SEQ}")
+    overrides = (f"data.seq_len={SEQ}", "model.num_hidden_layers=2")
+    config = make_config(f"model={option}", f"task={task}", *overrides)
     expected = training_flops(config, full_attention(structure(config)))[0]
     # Exact: what the formula leaves out (norms, softmax, ...) the counter does not count either.
     assert counted_flops(config, SEQ) == pytest.approx(expected, rel=1e-9)
@@ -52,29 +53,23 @@ def test_formula_counts_what_the_real_model_computes(option, task):
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(["task.target_len=32"], id="short-target"),
-        pytest.param(["task.target_len=32", "model.num_decoder_layers=4"], id="deep-decoder"),
-        pytest.param(["task.target_len=32", "model.gated=true"], id="gated"),
+        pytest.param(["model.num_decoder_layers=3"], id="deep-decoder"),
+        pytest.param(["model.gated=true"], id="gated"),
     ],
 )
 def test_t5_counts_encoder_and_decoder_tokens_apart(overrides):
-    config = make_config("model=tiny_t5", "task=seq2seq_lm", f"data.seq_len={SEQ}", *overrides)
+    short = (f"data.seq_len={SEQ}", f"task.target_len={TARGET}", "model.num_hidden_layers=2")
+    config = make_config("model=tiny_t5", "task=seq2seq_lm", *short, *overrides)
     expected = training_flops(config, full_attention(structure(config)))[0]
     assert counted_flops(config, TARGET) == pytest.approx(expected, rel=1e-9)
 
 
 def test_formula_is_the_number():
+    words = (" active", " decoder tokens", " tokens", " per sample", " layers", " (causal)")
     for option, task in TINY_CASES:
         size = model_size(make_config(f"model={option}", f"task={task}", "data.seq_len=48"))
         arithmetic = size.flops_formula
-        for word in (
-            " active",
-            " decoder tokens",
-            " tokens",
-            " per sample",
-            " layers",
-            " (causal)",
-        ):
+        for word in words:
             arithmetic = arithmetic.replace(word, "")
         assert eval(arithmetic.replace("x", "*")) == size.flops_per_sample
 
@@ -98,7 +93,7 @@ def test_numbers_of_the_default_model_by_hand():
     )
 
 
-@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES[::2], ids=lambda value: value)
 def test_adapters_cost_what_they_say(option, task):
     """Frozen weights have no gradient of their own; at most the first layers' is left out, too."""
     from unit.training.model.plans import hand_plan

@@ -14,19 +14,13 @@ SPARSE = "kernels=sparse_prediction"
 
 @pytest.mark.parametrize(
     ("typed", "share"),
-    [
-        ((*BERT, SPARSE), 0.15),
-        ((*BERT, SPARSE, "task.mask_frac=0.3"), 0.3),
-        (BERT, 1.0),
-        ((SPARSE,), 1.0),
-        (("model=tiny_t5", "task=seq2seq_lm", SPARSE), 1.0),
-    ],
+    [((*BERT, SPARSE, "task.mask_frac=0.3"), 0.3), (BERT, 1.0), ((SPARSE,), 1.0)],
 )
 def test_only_masks_are_known_beforehand(typed, share) -> None:
     assert predicted_frac(hand_plan(*typed).config) == share
 
 
-@pytest.mark.parametrize("length", [5, 10, 100])
+@pytest.mark.parametrize("length", [5, 100])
 def test_short_rows_have_one_target_at_least(length) -> None:
     """The share of the very samples that a run is given, within 3 standard errors."""
     typed = (*BERT, SPARSE, "data=synthetic", f"data.seq_len={length}")
@@ -39,7 +33,7 @@ def test_short_rows_have_one_target_at_least(length) -> None:
     assert sum(count > most for count in counts) <= 0.01 * len(counts)
 
 
-@pytest.mark.parametrize("frac", [0.05, 0.15, 0.5, 0.9])
+@pytest.mark.parametrize("frac", [0.05, 0.9])
 def test_the_most_is_seldom_exceeded_and_not_far_above(frac) -> None:
     typed = (*BERT, SPARSE, f"task.mask_frac={frac}", "data=synthetic", "data.seq_len=64")
     plan = long_plan(128, *typed)

@@ -16,9 +16,6 @@ def sample(*tokens, labels=None):
     }
 
 
-# --- collator -----------------------------------------------------------------------------------
-
-
 def test_samples_are_padded_to_the_longest() -> None:
     batch = Collator(needs_mask=True)(
         [sample(5, 6, 7, labels=[6, 7, IGNORED]), sample(8, labels=[9])]
@@ -50,7 +47,7 @@ def test_source_and_target_are_padded_on_their_own() -> None:
     assert batch.num_targets == 3
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(8, 99), min_size=1, max_size=6), min_size=1, max_size=5))
 def test_counts_are_sums_over_samples(rows) -> None:
     batch = Collator(needs_mask=True)([sample(*row) for row in rows])
@@ -82,12 +79,10 @@ def test_moving_keeps_the_counts() -> None:
     assert (moved.num_samples, moved.num_targets, moved.num_tokens) == (2, 3, 3)
 
 
-# --- order --------------------------------------------------------------------------------------
-
 orders = st.builds(Order, st.integers(1, 40), st.integers(1, 12), st.integers(0, 2**31))
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(order=orders)
 def test_every_epoch_sees_every_sample_once(order) -> None:
     per_epoch = order.steps_per_epoch
@@ -98,14 +93,14 @@ def test_every_epoch_sees_every_sample_once(order) -> None:
     assert all(1 <= len(step) <= order.samples_per_step for step in steps)
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(order=orders, start=st.integers(0, 30), count=st.integers(0, 10))
 def test_a_resume_at_any_step_sees_the_same_samples(order, start, count) -> None:
     whole = list(order.steps(0, start + count))
     assert list(order.steps(start, start + count)) == whole[start:]
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(
     order=orders,
     per_device=st.integers(1, 8),

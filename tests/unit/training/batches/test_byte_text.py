@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eke.common.errors import ChangedError, RunError
@@ -36,6 +36,7 @@ def test_the_stream_is_the_bytes_with_a_separator_after_each_piece(tmp_path, mon
         assert stream[0:7].tolist() == expected
 
 
+@settings(max_examples=40)
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=6), st.data())
 def test_every_stretch_is_the_same_in_memory_and_in_place(tmp_path_factory, contents, data) -> None:
     pieces = files(tmp_path_factory.mktemp("text"), *contents)

@@ -39,24 +39,18 @@ def test_a_batch_has_what_a_real_one_has_and_is_no_shorter(typed) -> None:
             assert tensor.numel() >= real.inputs[name].numel()
 
 
-def test_rows_of_unequal_length_have_a_mask_with_padding() -> None:
+def test_rows_are_padded_hold_two_sequences_and_end_as_real_ones() -> None:
     mask = batches(CASES["masked, ragged"], True)[1].inputs["attention_mask"]
     assert mask[:, 0].all()
     assert mask.sum() == mask.numel() - 1, "one row is one token shorter"
-
-
-def test_packed_rows_hold_two_sequences() -> None:
     positions = batches(CASES["causal, packed"], True)[1].inputs["position_ids"]
     assert (positions == 0).sum() == 2 * len(positions)
-
-
-def test_each_row_has_one_end_of_text_where_t5_pools() -> None:
-    ids = batches(CASES["classification"], True)[1].inputs["input_ids"]
+    ids = batches(CASES["classification"], True)[1].inputs["input_ids"]  # T5 pools at its end
     assert (ids[:, -1] != ids[:, 0]).all()
     assert torch.unique(ids[:, :-1]).numel() == 1
 
 
-def test_there_is_a_sample_for_each_step(monkeypatch) -> None:
+def test_there_is_a_sample_for_each_step() -> None:
     data, _, _ = batches(CASES["causal"], True)
     assert len(data.train) == data.plan.steps.num_train_samples
     assert len(list(data.train_steps(0))) == data.plan.steps.total

@@ -17,16 +17,12 @@ def random_tokens(**changes):
     return RandomTokens(data, length=32, vocab_size=1000, num_labels=3, count=200, split=0)
 
 
-def test_tokens_are_within_their_limits() -> None:
+def test_tokens_are_within_their_limits_and_the_vocabularys() -> None:
     source = random_tokens(min_token=100, max_token=120)
-    tokens = np.concatenate([source.row(index).tokens for index in range(50)])
-    assert tokens.dtype == np.int64
-    assert set(tokens.tolist()) == set(range(100, 120)), "every id, and no other"
-
-
-def test_the_vocabulary_is_a_limit() -> None:
-    source = dataclasses.replace(random_tokens(), vocab_size=110)
-    assert max(int(source.row(index).tokens.max()) for index in range(20)) == 109
+    for each, most in ((source, 120), (dataclasses.replace(source, vocab_size=110), 110)):
+        tokens = np.concatenate([each.row(index).tokens for index in range(50)])
+        assert tokens.dtype == np.int64
+        assert set(tokens.tolist()) == set(range(100, most)), "every id, and no other"
 
 
 def test_samples_depend_on_their_number_alone() -> None:
@@ -69,9 +65,6 @@ def test_seeds_are_mixed_apart() -> None:
     assert mix_seed(1, 23) != mix_seed(12, 3)
 
 
-# --- text ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def pieces(tmp_path):
     made = []
@@ -86,17 +79,13 @@ def coded(text: str) -> list[int]:
     return [BOS if c == "|" else ord(c) + NUM_SPECIAL_TOKENS for c in text]
 
 
-def test_pieces_are_packed_class_by_class(pieces) -> None:
-    windows = pack_windows(pieces, 3, ["x", "y"])
-    found = [windows.row(index).tokens.tolist() for index in range(len(windows))]
-    assert found == [coded("abc"), coded("de|"), coded("hij"), coded("kl|"), coded("fg|")]
-    assert [windows.label(index) for index in range(5)] == [0, 0, 0, 0, 1]
-
-
-def test_what_does_not_fill_a_window_is_left_out(pieces) -> None:
-    windows = pack_windows(pieces, 5, ["x", "y"])
-    found = [windows.row(index).tokens.tolist() for index in range(len(windows))]
-    assert found == [coded("abcde"), coded("|hijk")]
+def test_whole_windows_are_packed_class_by_class(pieces) -> None:
+    for length, texts in ((3, ["abc", "de|", "hij", "kl|", "fg|"]), (5, ["abcde", "|hijk"])):
+        windows = pack_windows(pieces, length, ["x", "y"])
+        found = [windows.row(index).tokens.tolist() for index in range(len(windows))]
+        assert found == list(map(coded, texts))
+        labels = [windows.label(index) for index in range(len(windows))]
+        assert labels == [int(text.startswith("f")) for text in texts]
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,6 @@ def test_causal_labels_are_the_next_tokens() -> None:
     assert made["labels"].tolist() == [*range(9, 32), IGNORED]
 
 
-# --- masking ------------------------------------------------------------------------------------
-
 MASKED = ("task=masked_lm", "model=tiny_bert")
 
 
@@ -75,7 +73,7 @@ def test_masks_differ_between_epochs_samples_and_seeds() -> None:
     assert source[0, 0]["input_ids"].tolist() == made[0]["input_ids"].tolist(), "the same twice"
 
 
-@pytest.mark.parametrize("length", [3, 5, 10, 100])
+@pytest.mark.parametrize("length", [3, 100])
 def test_no_token_is_predicted_too_many(length) -> None:
     """The share that was asked for; one token at least where none was chosen."""
     frac, count = 0.15, 1000
@@ -84,9 +82,6 @@ def test_no_token_is_predicted_too_many(length) -> None:
     expected = length * frac + (1 - frac) ** length
     error = np.std(chosen) / count**0.5
     assert np.mean(chosen) == pytest.approx(expected, abs=3 * error)
-
-
-# --- the others ---------------------------------------------------------------------------------
 
 
 def test_classification_ends_in_eos_and_keeps_the_source() -> None:
@@ -105,19 +100,15 @@ def test_the_target_continues_the_source_and_is_shifted() -> None:
     made = samples(*SEQ2SEQ, "data.seq_len=16", "task.target_len=8")[0, 0]
     assert made["input_ids"].tolist() == list(range(8, 24))
     assert made["labels"].tolist() == [*range(24, 31), EOS]
-
-
-def test_an_open_target_is_as_long_as_the_source() -> None:
-    made = samples(*SEQ2SEQ, "data.seq_len=12")[0, 0]
+    made = samples(*SEQ2SEQ, "data.seq_len=12")[0, 0]  # the target is as long as the source
     assert len(made["input_ids"]) == len(made["labels"]) == 12
 
 
-@pytest.mark.parametrize("length", [2, 3, 11, 23], ids=str)
-def test_ragged_samples_keep_the_proportion_and_both_parts(length) -> None:
-    made = samples(*SEQ2SEQ, "data.seq_len=16", "task.target_len=8", length=length)[0, 0]
-    source, target = len(made["input_ids"]), len(made["labels"])
-    assert source + target == length
-    assert source >= 1
-    assert target >= 1
-    assert abs(source - length * 2 / 3) <= 1
-    assert made["labels"][-1] == EOS
+def test_ragged_samples_keep_the_proportion_and_both_parts() -> None:
+    for length in (2, 3, 11, 23):
+        made = samples(*SEQ2SEQ, "data.seq_len=16", "task.target_len=8", length=length)[0, 0]
+        source, target = len(made["input_ids"]), len(made["labels"])
+        assert source + target == length
+        assert min(source, target) >= 1
+        assert abs(source - length * 2 / 3) <= 1
+        assert made["labels"][-1] == EOS

@@ -6,7 +6,7 @@ from support import TINY, last_wins
 
 from eke.training.model import adapters
 
-BASE = (*TINY, *RAGGED, "batch.per_device=6", "train.steps=3", "peft=lora")
+BASE = (*TINY, *RAGGED, "batch.per_device=6", "train.steps=2", "peft=lora")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_effective_tells_what_is_there(method, job_of) -> None:
     assert 0 < found["trained_frac"] < 0.5
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lion", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_an_optimizer_of_float32_copies_knows_its_adapters(optimizer, job_of) -> None:
     job = job_of("precision=bf16_pure", "precision.master=on", f"optimizer={optimizer}")
     assert not [warning for warning in job.warnings if "adapters" in warning]
@@ -86,9 +86,9 @@ def test_a_run_continues_from_its_adapters_to_the_bit(job_of, tmp_path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
-    more = ("train.steps=6", "schedule=constant", "peft.dropout=0.1", "train.checkpoint_every=3")
+    more = ("train.steps=4", "schedule=constant", "peft.dropout=0.1", "train.checkpoint_every=2")
     job_of(*more, folder=whole)
-    job_of(*last_wins(*more, "train.steps=3", "train.save_final=true"), folder=cut)
+    job_of(*last_wins(*more, "train.steps=2", "train.save_final=true"), folder=cut)
     job_of(*more, folder=cut)
     rows = [metrics.read_rows(f / "metrics.jsonl")[0] for f in (whole, cut)]
     one, other = (metrics.latest(r, metrics.LOSS) for r in rows)

@@ -35,6 +35,8 @@ def test_it_says_what_it_was_made_from_and_what_was_measured(record) -> None:
     for told in ("causal_lm", "hub imdb", ": 1.5", ": 12.345", "samples/s", "3.00 MiB", "ab12"):
         assert told in card
     assert "license" not in card.lower()
+    record.config["data"]["option"] = record.choices["data"] = "chat_hub"
+    assert metadata(render_card(record))["datasets"] == ["imdb"]
 
 
 def test_what_lies_on_this_machine_is_no_name_of_the_hub(record, tmp_path) -> None:
@@ -45,11 +47,6 @@ def test_what_lies_on_this_machine_is_no_name_of_the_hub(record, tmp_path) -> No
     card = render_card(record)
     assert metadata(card) == {"library_name": "peft"}
     assert "samples/s" not in card
-
-
-def test_conversations_of_the_hub_are_named(record) -> None:
-    record.config["data"]["option"] = record.choices["data"] = "chat_hub"
-    assert metadata(render_card(record))["datasets"] == ["imdb"]
 
 
 def test_each_export_has_one(record, tmp_path) -> None:

@@ -27,7 +27,9 @@ TYPED = (
 
 
 @pytest.mark.parametrize("more", [(), ("data.packing=padding_free",)], ids=["padded", "free"])
-def test_the_profiled_step_has_the_longest_rows(more, make_plan, tmp_path) -> None:
+def test_the_forecast_is_of_the_step_that_is_profiled_and_has_the_longest_rows(
+    more, make_plan, tmp_path
+) -> None:
     job = train_job(make_plan(*TYPED, *more), tmp_path / "run")
     steps = list(job.data.train_steps(0))
     tokens = [max(batch.size.tokens for batch in cut) for cut in steps]
@@ -36,15 +38,11 @@ def test_the_profiled_step_has_the_longest_rows(more, make_plan, tmp_path) -> No
     assert job.profiled == max((b.size for b in steps[job.longest]), key=lambda size: size.tokens)
     record = record_of(job)
     measured = record.memory.measured.peak_allocated_bytes
-    assert record.memory.predicted.allocated_bytes == pytest.approx(measured, rel=0.2)
-
-
-def test_what_is_compared_is_the_forecast_of_what_was_measured(make_plan, tmp_path) -> None:
-    job = train_job(make_plan(*TYPED), tmp_path / "run")
-    whole = record_of(job).memory.predicted.allocated_bytes
+    predicted = record.memory.predicted.allocated_bytes
+    assert predicted == pytest.approx(measured, rel=0.2)
     longest = drawn(job.plan).longest
     job.profiled = Micro(longest.rows, longest.source // 3, longest.target // 3)
-    assert record_of(job).memory.predicted.allocated_bytes < whole
+    assert record_of(job).memory.predicted.allocated_bytes < predicted
 
 
 @pytest.mark.parametrize(

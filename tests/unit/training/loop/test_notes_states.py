@@ -1,5 +1,6 @@
 """What a run says of its optimizer is read from it: another one in its place shows."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -18,10 +19,15 @@ def replace_builder(monkeypatch, option: str, build) -> None:
     monkeypatch.setattr(builders, OPTIMIZER_REGISTRY[option].builder.partition(":")[2], build)
 
 
+@cache
+def shared_model():
+    """One for all optimizers: it does not matter which steps have changed its weights."""
+    return build_model(plan_of(*SYNTHETIC), torch.device("cpu"))
+
+
 def noted(*overrides):
     """What the note says after a step, and its warnings."""
-    plan = plan_of(*SYNTHETIC, *overrides)
-    model = build_model(plan, torch.device("cpu"))
+    plan, model = plan_of(*SYNTHETIC, *overrides), shared_model()
     optimizer = build_optimizer(plan, model)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
