@@ -147,14 +147,14 @@ def test_two_ranks_with_parts_of_the_model_train_like_one(case, baseline_of, ran
         ("distributed.exchange=every",),
         ("distributed.reshard_after_forward=false",),
         ("optimizer=adamw_foreach",),
-        ("optimizer=muon",),
+        ("optimizer=muon", "train.steps=24"),
         ("optimizer=schedule_free",),
         ("peft=qlora",),
         ("peft=lora", "memory=checkpointing"),
         COMPILED,
         ("model=tiny_moe",),
         ("model.tie_word_embeddings=true",),
-        ("precision=fp16",),
+        ("precision=fp16", "train.steps=24"),
     ],
     ids=lambda technique: technique[0],
 )
@@ -177,7 +177,7 @@ def test_float8_layers_of_parts_scale_like_whole_ones(curve_of, ranks_curve) -> 
     Float8 rounds more coarsely than bfloat16: what that is allowed after some steps is enough here.
     """
     pytest.importorskip("torchao", reason="an extra")
-    base = (*CASES["causal_lm-llama"], *TINY, *UNEVEN, "precision=fp8")
+    base = (*CASES["causal_lm-llama"], *TINY, *UNEVEN, "precision=fp8", "train.steps=24")
     one = curve_of(*base, "batch.per_device=2", "batch.accumulation=6")
     two = ranks_curve(*base, *SHARDED)
     assert largest_difference(one[:3], two[:3]) < 1e-5
