@@ -14,7 +14,6 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from eke.training.trace.allocator import NAME
@@ -71,7 +70,7 @@ def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwar
         patches |= {
             "torch._inductor.utils.GPU_TYPES": [*utils.GPU_TYPES, NAME],
             "torch._inductor.fx_passes.post_grad.get_gpu_type": lambda: NAME,
-            "torch._inductor.compile_fx.get_input_idxs_to_check": lambda *_: (),  # by address
+            "torch._inductor.compile_fx.get_input_idxs_to_check": lambda *_: (),  # their addresses
             "torch._prims.rng_prims.get_device": lambda *_: "cpu",  # a generator's state
             # Triton is asked for its version, and imported.
             "torch._inductor.scheduler.has_triton": lambda: True,
@@ -82,17 +81,7 @@ def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwar
         for name, stand_in in patches.items():
             stack.enter_context(mock.patch(name, stand_in))
         stack.enter_context(patch_inductor(SETTINGS))
-        return compile_fx.compile_fx_inner(graph, [*map(_apart, inputs)], *args, **kwargs)
-
-
-def _apart(value: Any) -> Any:
-    """A tensor without the memory of the trace's: what compiles keeps it until it is collected."""
-    if type(value) is not FakeTensor:
-        return value
-    with torch._C._DisableTorchDispatch():
-        form = value.shape, value.stride()
-        empty = torch.empty_strided(*form, dtype=value.dtype, device="meta")
-        return FakeTensor(value.fake_mode, empty, value.fake_device)
+        return compile_fx.compile_fx_inner(graph, inputs, *args, **kwargs)
 
 
 class _NoKernel:
