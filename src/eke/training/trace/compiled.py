@@ -1,178 +1,159 @@
-"""torch.compile in a memory trace: the graphs a run would have, and what their code allocates.
+"""torch.compile in a memory trace: inductor's own code, around kernels that do nothing.
 
-All up to the partitioner works as in a run, and decides what is kept for the backward pass; no code
-is generated. Products, attention and all else with its own kernel run on fake tensors. A
-result of what inductor fuses has memory where such a kernel reads it, where it is an output or a
-reduction, or where inductor would not compute it again for each of its readers. Inductor's code may
-run in another order, which needs less.
+All up to the generated Python code works as in a run. It allocates, overwrites and frees memory
+around its kernels, and calls those of PyTorch; it runs on fake tensors. Its own kernels are written
+and not compiled, so that neither a C++ compiler nor Triton is needed.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from functools import partial
-from operator import getitem
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
-from torch.utils._pytree import tree_map_only
+from torch.fx import GraphModule
 
-from eke.training.trace.fakes import UNMARKED_VIEWS
-from eke.training.trace.operations import PRODUCTS
+from eke.training.trace.allocator import NAME
 
 TRACED = ("eager", "aot_eager", "inductor")
 """Options of `compile` that `compile_for_trace` can stand in for."""
 
 _TRUE_COMPILE: Any = torch.compile
+_TRUE_GENERATOR = torch.Generator
 
 
 def compile_for_trace(function: Any = None, backend: str = "inductor", **_: Any) -> Any:
     """In place of `torch.compile`. Every length is compiled by itself."""
     if function is None:
-        return partial(compile_for_trace, backend=backend)
-    chosen = _without_code if backend == "inductor" else backend
+        return functools.partial(compile_for_trace, backend=backend)
+    chosen = _without_kernels if backend == "inductor" else backend
     return _TRUE_COMPILE(function, backend=chosen, dynamic=False)
 
 
-def _without_code(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Inductor, without code generation."""
+def _without_kernels(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Inductor, without its kernels."""
     from torch._functorch.config import patch as patch_autograd
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.config import patch as patch_inductor
 
     whole: Any = compile_fx  # torch 2.13: annotated for inductor's own inner function
-    with (
-        patch_autograd(enable_autograd_cache=False),  # which has code of true runs
-        patch_inductor(joint_graph_constant_folding=False),  # which computes on the device
-    ):
-        return cast(Callable[..., Any], whole(graph, inputs, inner_compile=_interpreted))
+    # Autograd's cache has code of true runs.
+    with patch_autograd(enable_autograd_cache=False), patch_inductor(SETTINGS):
+        return cast(Callable[..., Any], whole(graph, inputs, inner_compile=_compile_graph))
 
 
-def _interpreted(graph: GraphModule, *_: Any, is_backward: bool = False, **__: Any) -> Any:
-    from torch._inductor.utils import get_donated_idxs
+SETTINGS = {
+    "compile_threads": 1,  # others would wait in processes of their own for kernels to compile
+    "joint_graph_constant_folding": False,  # computes on the device
+    "fx_graph_cache": False,  # has code of true runs
+    "cpp.simdlen": 1,  # vector instructions change kernels, and nothing around them
+    "cpp.vec_isa_ok": True,  # else something is compiled to find out
+}
+"""Of inductor."""
 
-    return FusedGraph(graph, (get_donated_idxs() or ()) if is_backward else ())
 
+def _compile_graph(graph: GraphModule, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    """Inductor's own function for the graph of one pass."""
+    from torch._inductor import compile_fx, utils
+    from torch._inductor.config import patch as patch_inductor
 
-class FusedGraph:
-    """Allocates and frees what inductor's code of a graph would; results may overwrite `given`."""
-
-    def __init__(self, graph: GraphModule, given: Sequence[int] = ()) -> None:
-        self._boxed_call = True  # arguments come as one list: how AOTAutograd knows it
-        self._owner = graph
-        self._inputs = graph.graph.find_nodes(op="placeholder")
-        self._fixed = {node for at, node in enumerate(self._inputs) if at not in given}
-        needed = {
-            _behind_views(read)
-            for node in graph.graph.nodes
-            if node.op == "output" or _has_own_kernel(node)
-            for read in node.all_input_nodes
+    patches: dict[str, Any] = {
+        "torch._inductor.graph.GraphLowering.compile_to_module": _load,
+        "torch.Generator": _TRUE_GENERATOR,  # inductor asks for its instances
+    }
+    if any(isinstance(x, Tensor) and x.device.type == NAME for x in inputs):
+        _register_gpu()
+        wrapper = "torch._inductor.codegen.wrapper.PythonWrapperCodegen"
+        patches |= {
+            "torch._inductor.utils.GPU_TYPES": [*utils.GPU_TYPES, NAME],
+            "torch._inductor.fx_passes.post_grad.get_gpu_type": lambda: NAME,
+            "torch._inductor.compile_fx.get_input_idxs_to_check": lambda *_: (),  # their addresses
+            "torch._prims.rng_prims.get_device": lambda *_: "cpu",  # a generator's state
+            # Triton is asked for its version, and imported.
+            "torch._inductor.scheduler.has_triton": lambda: True,
+            "torch.utils._triton.triton_hash_with_backend": lambda: "",
+            f"{wrapper}.write_triton_header_once": _nothing,
         }
-        self._read: dict[Node, tuple[Node, ...]] = {}
-        """Node -> those with memory that its value is computed from: itself, if it has some."""
-        self._steps: list[Node] = []
-        """What allocates memory, and the output."""
-        for node in graph.graph.nodes:
-            inputs = self._inputs_of(node)
-            part = node.target is getitem and not _is_view(node)
-            is_call = node.op == "call_function" and not part
-            is_fused = is_call and (_is_view(node) or not _allocates(node, len(inputs), needed))
-            if node.op == "output" or (is_call and not is_fused):
-                self._steps.append(node)
-            self._read[node] = inputs if is_fused else (node,)
-        self._ends: dict[Node, list[Node]] = {}
-        """Step -> what nothing reads after it."""
-        later: set[Node] = set()
-        for step in reversed(self._steps):
-            read = dict.fromkeys((*self._inputs_of(step), step, *step.users))
-            self._ends[step] = [node for node in read if node not in later]
-            later.update(read)
-
-    def _inputs_of(self, node: Node) -> tuple[Node, ...]:
-        reads = (read for each in node.all_input_nodes for read in self._read[each])
-        return tuple(dict.fromkeys(reads))
-
-    def __call__(self, arguments: list[Any]) -> Any:
-        """The outputs. What nothing else holds of the arguments goes when it was last read."""
-        memory: dict[Node, Any] = dict(zip(self._inputs, arguments, strict=True))
-        arguments.clear()
-        for step in self._steps[:-1]:
-            if _has_own_kernel(step):
-                made = self._call(step, memory)
-            else:
-                made = step.meta["val"]
-                gone = [n for n in self._ends[step] if n in memory and n not in self._fixed]
-                same = [n for n in gone if _bytes(memory[n]) == _bytes(made)]
-                for node in same[:1]:  # the result overwrites it
-                    del memory[node]
-                made = tree_map_only(Tensor, _like, made)
-            if isinstance(made, tuple | list):
-                memory.update((user, made[cast(int, user.args[1])]) for user in step.users)
-            else:
-                memory[step] = made
-            del made
-            for node in self._ends[step]:
-                memory.pop(node, None)
-        return map_arg(self._steps[-1].args[0], partial(self._value, memory=memory))
-
-    def _value(self, node: Node, memory: dict[Node, Any]) -> Any:
-        """A node's, which has memory or is a view of one that has."""
-        if node in memory:
-            return memory[node]
-        if node.op == "get_attr":
-            return getattr(self._owner, str(node.target))
-        return self._call(node, memory)
-
-    def _call(self, node: Node, memory: dict[Node, Any]) -> Any:
-        target: Any = node.target
-        args, kwargs = map_arg((node.args, node.kwargs), partial(self._value, memory=memory))
-        return target(*args, **kwargs)
+    with ExitStack() as stack:
+        for name, stand_in in patches.items():
+            stack.enter_context(mock.patch(name, stand_in))
+        stack.enter_context(patch_inductor(SETTINGS))
+        return compile_fx.compile_fx_inner(graph, inputs, *args, **kwargs)
 
 
-def _allocates(node: Node, num_inputs: int, needed: set[Node]) -> bool:
-    """Whether a call has memory; the limits are inductor's (ir.py, `mark_reuse`)."""
-    from torch._inductor import config
+class _NoKernel:
+    """In place of a compiled kernel, which writes into memory that is there."""
 
-    target: Any = node.target
-    several = len(node.users) > 1 and num_inputs > config.realize_reads_threshold
-    many = num_inputs > config._realize_acc_reads_threshold_default
-    is_tuple = isinstance(node.meta.get("val"), tuple | list)  # a saved random state has none
-    reduces = is_tuple or torch.Tag.reduction in getattr(target, "tags", ())
-    return _has_own_kernel(node) or node in needed or reduces or several or many
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __call__(self, *_: Any, **__: Any) -> None: ...
+
+    run = __call__
 
 
-def _has_own_kernel(node: Node) -> bool:
-    """Whether inductor calls a kernel, where it would else generate code."""
-    from torch._inductor import lowering
-
-    if node.op != "call_function" or node.target is getitem or _is_view(node):
-        return False
-    kernel: Any = node.target
-    called: Any = (PRODUCTS, lowering.needs_realized_inputs, lowering.fallbacks)
-    return kernel not in lowering.lowerings or any(kernel in each for each in called)
-
-
-def _is_view(node: Node) -> bool:
-    """Whether a node's memory is that of its first argument."""
-    if node.target is getitem:
-        return _is_view(cast(Node, node.args[0]))
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    results = [result.alias_info for result in node.target._schema.returns]
-    return node.target in UNMARKED_VIEWS or (bool(results) and None not in results)
+def _load(graph: Any) -> SimpleNamespace:
+    """The code of a `GraphLowering` as a module."""
+    text, _ = graph.codegen()
+    scope: dict[str, Any] = dict(graph.constants)
+    compiler = "torch._inductor.async_compile.AsyncCompile"
+    with (
+        mock.patch(f"{compiler}.cpp_pybinding", _NoKernel),
+        mock.patch(f"{compiler}.triton", _NoKernel),
+    ):
+        exec(text.value, scope)
+    scope |= STAND_INS
+    return SimpleNamespace(call=scope["call"], runner=scope.get("runner"))
 
 
-def _behind_views(node: Node) -> Node:
-    while _is_view(node):
-        node = cast(Node, node.args[0])
-    return node
+def _empty_on_cpu(shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
 
 
-def _bytes(value: Any) -> int:
-    return value.untyped_storage().nbytes() if isinstance(value, Tensor) else -1
+def _reinterpret(tensor: Tensor, shape: Any, strides: Any, offset: int = 0) -> Tensor:
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
-def _like(tensor: Tensor) -> Tensor:
-    made = tensor.shape, tensor.stride()
-    return torch.empty_strided(*made, dtype=tensor.dtype, device=tensor.device)
+def _nothing(*_: Any, **__: Any) -> None:
+    """Addresses and strides are not checked."""
+
+
+STAND_INS = {
+    "empty_strided_cpu": _empty_on_cpu,
+    "reinterpret_tensor": _reinterpret,
+    "assert_size_stride": _nothing,
+    "assert_alignment": _nothing,
+}
+"""In place of functions in C++ that pass the trace by."""
+
+
+@functools.cache
+def _register_gpu() -> None:
+    """Tells inductor that the trace's GPU has Triton's kernels, and an H100's processors.
+
+    Their number decides how reductions are split, of which only partial results are stored.
+    """
+    from torch._dynamo.device_interface import CpuInterface, register_interface_for_device
+    from torch._inductor.codegen import common
+    from torch._inductor.codegen.cpu_device_op_overrides import CpuDeviceOpOverrides
+    from torch._inductor.codegen.triton import TritonScheduling
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    properties = SimpleNamespace(
+        multi_processor_count=132, max_threads_per_multi_processor=2048, warp_size=32, major=9
+    )
+
+    class Interface(CpuInterface):
+        @staticmethod
+        def get_device_properties(device: Any = None) -> Any:
+            return properties
+
+        @staticmethod
+        def get_compute_capability(device: Any = None) -> Any:
+            return 10 * properties.major
+
+    register_interface_for_device(NAME, Interface)
+    common.register_device_op_overrides(NAME, CpuDeviceOpOverrides())
+    common.register_backend_for_device(NAME, TritonScheduling, PythonWrapperCodegen)

@@ -86,7 +86,10 @@ def _picks_by_truth(indices: Any) -> bool:
 
 HALF = (torch.float16, torch.bfloat16)
 
-PRODUCTS = {getattr(aten, name).default for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm")}
+PRODUCTS = {
+    *(getattr(aten, name).default for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm")),
+    *(getattr(aten, name).out for name in ("mm", "addmm", "bmm", "baddbmm")),
+}
 """In 16 bits they are oneDNN's; in float32 the BLAS library takes nothing from PyTorch."""
 
 OTHERS = {

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
 from eke.common.runtime import lacking
-from eke.config.schema import Backend, Checkpointing
+from eke.config.schema import Backend
 from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, optimizer_entry
@@ -102,9 +102,7 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
     found, config = TraceablePlan(plan), plan.config
     processes, compiler = config.distributed.option, config.compile.option
     replays = plan.device.kind == "cuda" and config.compile.replays_graphs
-    # Inductor takes more than its graphs tell where layers are computed again (docs/lab/memory.md).
-    again = config.memory.checkpointing is not Checkpointing.off and compiler == "inductor"
-    if is_compiled(plan) and (compiler not in TRACED or replays or again):
+    if is_compiled(plan) and (compiler not in TRACED or replays):
         found.leave_uncompiled()
     if processes != "none":
         if plan.compute.optimizer_implementation == "deepspeed_cpu":
