@@ -1,6 +1,8 @@
 """The files of conf/: each option composes, names itself, and technique options carry a card."""
 
 import re
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from reference.cards import LINES, TECHNIQUES
 from eke.common.paths import conf_folder
 from eke.config.compose.catalogue import GROUPS, headline, make_catalogue
 from eke.config.compose.compose_cache import make_trees
-from eke.config.compose.composer import compose_cells
+from eke.config.compose.composer import Composed, compose_cells
 
 CATALOGUE = make_catalogue()
 PRESETS = ("recipe", "experiment", "sweep")
@@ -34,10 +36,26 @@ def needed(group: str, option: str) -> list[str]:
     return [f"{group}.{key}=FOLDER"] if key else []
 
 
+COLUMNS = [
+    [f"{group}={option}" for option in options]
+    for group, options in CATALOGUE.options.items()
+    if group not in PRESETS
+]
+ROWS = {choice: row for row in map(tuple, zip_longest(*COLUMNS)) for choice in row if choice}
+"""Row n has the n-th option of every group: each writes into its own section only (below)."""
+
+
+@cache
+def composed_row(row: tuple[str | None, ...]) -> Composed:
+    choices = [choice for choice in row if choice]
+    keys = [key for choice in choices for key in needed(*choice.split("="))]
+    [composed] = compose_cells([(*choices, *keys)], make_trees(CATALOGUE))
+    return composed
+
+
 @pytest.mark.parametrize(("group", "option", "file"), ALL, ids=IDS)
-def test_every_option_composes_alone_and_names_itself(group: str, option: str, file: Path) -> None:
-    typed = (f"{group}={option}", *needed(group, option))
-    [composed] = compose_cells([typed], make_trees(CATALOGUE))
+def test_every_option_composes_and_names_itself(group: str, option: str, file: Path) -> None:
+    composed = composed_row(ROWS.get(f"{group}={option}", (f"{group}={option}",)))
     # Models of random weights all have sdpa.
     taken = "sdpa" if (group, option) == ("attention", "auto") else option
     assert composed.choices[group] == taken
