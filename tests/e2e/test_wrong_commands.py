@@ -207,7 +207,9 @@ def test_version(command, capsys) -> None:
         pytest.param(["nonsense"], 2, "eke: no command 'nonsense'", id="nonsense"),
         pytest.param(["plan", "model=tiny_bert"], 2, "-> task=masked_lm", id="plan, refused"),
         pytest.param(["plan", "batch.target=64"], 0, "batch.accumulation", id="plan"),
-        pytest.param(["plan", "hardware=h200", "model=llama_1b"], 0, "H200", id="plan for a GPU"),
+        pytest.param(
+            ["plan", "hardware=h200", "model=llama_1b", "--quick"], 0, "H200", id="plan for a GPU"
+        ),
         pytest.param(["train", "precison=bf16"], 2, "-> precision=bf16", id="train, refused"),
         pytest.param(["train", "plan_only=true"], 0, "samples per step", id="train, plan only"),
         pytest.param(["train", "--help"], 0, "precision", id="train, help"),

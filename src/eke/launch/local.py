@@ -1,7 +1,6 @@
 """Launcher `local`: runs of a sweep on this machine, which one process starts and supervises.
 
-First come first served: small runs fill gaps, and devices are kept for a large one as they get
-free.
+First come first served: small runs fill gaps; devices are kept for a large one as they get free.
 """
 
 import os

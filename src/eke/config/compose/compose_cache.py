@@ -199,23 +199,17 @@ class Trees:
             key = override.key_or_group
             if key in self._sections and key not in typed:
                 typed[key] = str(override.value())
-            else:
-                shared.append(text)
-        if all(map(self._is_default, shared)):  # `recipe=none` is the same as no recipe
-            shared = []
+            elif key not in PRESETS or str(override.value()) != self.catalogue.defaults[key]:
+                shared.append(text)  # `recipe=none` is the same as no recipe
         return tuple(shared), typed
-
-    def _is_default(self, text: str) -> bool:
-        override = self._parsed(text)
-        group = override.key_or_group
-        return group in PRESETS and str(override.value()) == self.catalogue.defaults[group]
 
     def _joined(self, options: tuple[str, ...]) -> _Kept | None:
         """Join a tree from sections of cached trees; None if a section is missing."""
         shared, typed = self._split(options)
         related = [kept for kept in self._kept.values() if kept.shared == shared]
         missing = typed.items() - {choice for kept in related for choice in kept.choices.items()}
-        if missing and not (related and self._are_alone(missing, shared)):
+        alone = not shared and not self.catalogue.own_folder  # nothing else writes into a section
+        if missing and not (related and alone and all(starmap(self._stands_alone, missing))):
             return None  # without the check below, which reads the options' files
         related = [k for k in related if all(starmap(self._stands_alone, k.choices.items()))]
         sources = {choice: kept for kept in related for choice in kept.choices.items()}
@@ -228,23 +222,14 @@ class Trees:
             return None
         base = max(related, key=lambda kept: len(kept.choices.items() & wanted.items()))
         config: DictConfig = pickle.loads(base.content)
-        alone = compose_sections(missing) if missing else DictConfig({})
+        absent = [f"+{group}={option}" for group, option in missing]  # each in its typed section
+        made = hydra_compose("schema", overrides=absent) if missing else DictConfig({})
         with flag_override(config, ["struct", "readonly"], [False, False]):
             for group, option in wanted.items() - base.choices.items():
                 source = sources.get((group, option))
-                tree = pickle.loads(source.content) if source else alone
+                tree = pickle.loads(source.content) if source else made
                 config[group] = tree._get_node(group)
         return _Kept(pickle.dumps(config), base.choices | wanted, shared, typed)
-
-    def _are_alone(self, choices: Iterable[tuple[str, str]], shared: Sequence[str]) -> bool:
-        """Whether each option may be composed by itself: nothing else writes into its section."""
-        written = shared or self.catalogue.own_folder
-        return not written and all(starmap(self._stands_alone, choices))
-
-
-def compose_sections(choices: Iterable[tuple[str, str]]) -> DictConfig:
-    """Have Hydra compose options, each alone in its typed section, inside `hydra_state`."""
-    return hydra_compose("schema", overrides=[f"+{group}={option}" for group, option in choices])
 
 
 def make_trees(catalogue: Catalogue) -> Trees:

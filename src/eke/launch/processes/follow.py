@@ -1,7 +1,4 @@
-"""Live view of runs, and the processes that watch a sweep.
-
-On a terminal a bar or a table, elsewhere a line for each event.
-"""
+"""Live view of a run (a bar on a terminal, else lines), and the processes that watch a sweep."""
 
 import contextlib
 import os
