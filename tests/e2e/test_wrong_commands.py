@@ -206,7 +206,7 @@ def test_version(command, capsys) -> None:
         pytest.param(["--help"], 0, "eke train [overrides]", id="help"),
         pytest.param(["nonsense"], 2, "eke: no command 'nonsense'", id="nonsense"),
         pytest.param(["plan", "model=tiny_bert"], 2, "-> task=masked_lm", id="plan, refused"),
-        pytest.param(["plan", "batch.target=64"], 0, "batch.accumulation", id="plan"),
+        pytest.param(["plan", "batch.target=64", "--quick"], 0, "batch.accumulation", id="plan"),
         pytest.param(
             ["plan", "hardware=h200", "model=llama_1b", "--quick"], 0, "H200", id="plan for a GPU"
         ),

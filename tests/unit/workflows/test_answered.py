@@ -7,6 +7,7 @@ import pytest
 from eke import workflows
 from eke.common.paths import RunPaths
 from eke.config.compose import compose
+from eke.estimate.memory import trace_client
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, write_record
 from eke.rules import training
@@ -34,7 +35,8 @@ def full_disk(monkeypatch) -> None:
 
 @pytest.fixture
 def full_memory(monkeypatch) -> None:
-    """Others hold all of it, of a machine that the test says."""
+    """Others hold all of it, of a machine that the test says; formulas alone are asked."""
+    monkeypatch.setattr(trace_client, "traced", lambda _: trace_client.Answer(None, "not here"))
     monkeypatch.setattr("eke.hardware.cpu.memory_limit", lambda: 8 * 2**30)
     monkeypatch.setattr("eke.hardware.cpu.memory_available", lambda: 0)
 
