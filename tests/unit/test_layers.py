@@ -33,10 +33,10 @@ def parsed(path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def modules_after(code: str, tmp_path) -> set[str]:
-    """Top-level modules that a fresh process has imported after some code, and eke's packages."""
+def lines_of(code: str, tmp_path, *arguments: str) -> list[str]:
+    """What a fresh process prints that runs some code."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
+        [sys.executable, "-W", "error", "-c", code, *arguments],
         env=environment(tmp_path),
         cwd=tmp_path,
         capture_output=True,
@@ -44,7 +44,12 @@ def modules_after(code: str, tmp_path) -> set[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    names = done.stdout.splitlines()[-1].split()
+    return done.stdout.splitlines()
+
+
+def modules_after(code: str, tmp_path) -> set[str]:
+    """Top-level modules that a fresh process has imported after some code, and eke's packages."""
+    names = lines_of(f"{code}\nimport sys\nprint(*sys.modules)", tmp_path)[-1].split()
     own = {".".join(name.split(".")[:2]) for name in names if name.startswith("eke.")}
     return own | {name.partition(".")[0] for name in names}
 
@@ -58,21 +63,13 @@ for name in sys.argv[1:]:
     importlib.import_module(f"eke.{name}")
     print(name, *{m.partition(".")[0] for m in {*sys.modules} - before})
 """
-"""Each module is the first of eke's to be imported, as in a process of its own."""
+"""Each module is the first of eke's to be imported, as in a fresh process."""
 
 
 def new_imports(modules, tmp_path) -> dict[str, set[str]]:
     """Of each of eke's modules, the top-level modules that are imported with it."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", EACH, *modules],
-        env=environment(tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = {name: set(new) for name, *new in map(str.split, done.stdout.splitlines())}
+    lines = lines_of(EACH, tmp_path, *modules)
+    found = {name: set(new) for name, *new in map(str.split, lines)}
     assert sorted(found) == sorted(modules)
     return found
 

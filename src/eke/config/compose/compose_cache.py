@@ -199,8 +199,10 @@ class Trees:
             key = override.key_or_group
             if key in self._sections and key not in typed:
                 typed[key] = str(override.value())
-            elif key not in PRESETS or str(override.value()) != self.catalogue.defaults[key]:
-                shared.append(text)  # `recipe=none` is the same as no recipe
+            else:
+                shared.append(text)
+        if {f"{name}={self.catalogue.defaults[name]}" for name in PRESETS}.issuperset(shared):
+            shared = []  # only `recipe=none` or the like; behind an experiment it may undo a recipe
         return tuple(shared), typed
 
     def _joined(self, options: tuple[str, ...]) -> _Kept | None:

@@ -20,16 +20,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from eke.common.files import open_file, own_folder
 from eke.data.sources import cache_folder
 from eke.hardware.cpu import cpu_name
 from eke.hardware.fingerprint import installed_versions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -167,8 +164,8 @@ def in_memory(engine: Engine, piece: int, write: bool = False) -> Iterator[bool]
             engine.optimizer._release_swap_buffers(piece)
 
 
-def swap_buffers(engine: Engine) -> "tuple[list[Tensor], list[Tensor]]":
-    """Buffers in host memory that optimizer state and weights pass through."""
+def swap_buffers(engine: Engine) -> tuple[list[Any], list[Any]]:
+    """Tensors in host memory that optimizer state and weights pass through."""
     swapper = getattr(engine.optimizer, "optimizer_swapper", None)
     mine = list(swapper.swap_buffer_manager.all_buffers) if swapper is not None else []
     weights = (getattr(p, "nvme_swapper", None) for p in engine.module.parameters())

@@ -196,6 +196,17 @@ def test_which_files_stand_alone(tmp_path, group, text, alone) -> None:
     assert stands_alone(group, "mine", make_catalogue(tmp_path)) is alone
 
 
+def test_a_preset_at_its_default_undoes_that_of_an_experiment(tmp_path) -> None:
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    text = "defaults:\n  - override /recipe: fastest\n  - _self_\n"
+    file.write_text(f"# @package _global_\n# experiment=mine -- it has a recipe.\n{text}")
+    trees = Trees(make_catalogue(tmp_path))
+    with hydra_state():
+        found = [trees.tree(("experiment=mine", *more)) for more in ((), ("recipe=none",))]
+    assert [tree.choices["recipe"] for tree in found] == ["fastest", "none"]
+
+
 @pytest.mark.slow
 def test_what_writes_elsewhere_is_joined_with_nothing(tmp_path) -> None:
     """Here it writes what is the default, so that nothing is to be seen of it by itself."""
