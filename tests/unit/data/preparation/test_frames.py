@@ -13,7 +13,13 @@ from eke.common.errors import ConfigError
 from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS
 from eke.data.preparation.lines import Fields
 from eke.data.preparation.rows import Sequences
-from eke.data.preparation.tokenizers import encode_stream, is_doubled, load_request_tokenizer
+from eke.data.preparation.tokenizers import (
+    Encoded,
+    _agreement,
+    encode_stream,
+    is_doubled,
+    load_request_tokenizer,
+)
 from eke.data.sources import PrepareRequest
 
 TEXTS = ["the cat saw a bird", "what is 4 plus 52?", " hello  world\n", "a"]
@@ -155,6 +161,15 @@ def test_a_document_in_chunks_has_the_tokens_of_the_whole(kind, kinds) -> None:
     chunks = [text[a:b] for a, b in pairwise(edges)]
     found = np.concatenate(list(encode_stream(loaded, chunks)))
     assert found.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_chunks_are_not_joined_where_equal_tokens_stand_for_other_texts() -> None:
+    """Unknown words are one token, whatever they are."""
+    ids, ends = np.full(40, 3), np.arange(1, 41) * 3
+    shifted = np.where(np.arange(40) == 20, ends, ends + 1)  # they agree at one end alone
+    pair = Encoded(ids, ends), Encoded(ids, shifted)
+    assert _agreement(*pair, 0, 120) is None
+    assert _agreement(pair[0], pair[0], 0, 120) == (19, 19)
 
 
 @pytest.mark.parametrize("kind", KINDS)

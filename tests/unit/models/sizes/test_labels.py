@@ -5,7 +5,9 @@ from statistics import fmean, stdev
 import pytest
 from unit.training.model.plans import hand_plan, long_plan
 
+from eke.models.families import Tokens
 from eke.models.sizes import most_predicted, predicted_frac
+from eke.models.sizes.parameters import SampleMeans, tokens_per_sample
 from eke.training.batches.dataset import build_data
 
 BERT = ("model=tiny_bert", "task=masked_lm")
@@ -52,3 +54,9 @@ def test_model_flops_lack_what_is_left_out() -> None:
     assert "predicted tokens" in sparse.flops_formula
     assert "predicted" not in dense.flops_formula
     assert dense.num_parameters == sparse.num_parameters
+
+
+def test_of_short_samples_a_larger_share_is_predicted() -> None:
+    config = hand_plan(*BERT, SPARSE, "task.mask_frac=0.1").config
+    counts = tokens_per_sample(config, SampleMeans(2, 2, 4, 4, 4))
+    assert counts[Tokens.predicted] == pytest.approx(2 * 0.1 + 0.9**2)  # one, if by chance none

@@ -127,6 +127,14 @@ def test_bytes_per_parameter_are_what_each_is_known_for(optimizer, low, high):
     assert low <= state_bytes(config).optimizer / size.num_parameters <= high
 
 
+def test_the_last_block_of_8_bit_states_has_a_scale_of_its_own():
+    """64 x 66 numbers are 16 blocks of 256 and a half."""
+    model = ("model=tiny", "model.hidden_size=64", "model.intermediate_size=66")
+    config = make_config(*model, "optimizer=lion_8bit")
+    network = trained_model("tiny", "causal_lm", *model[1:])
+    assert predicted_bytes(config) == held_bytes(config, network)
+
+
 def test_a_gradient_at_a_time_is_the_largest():
     config = make_config("model=tiny", "memory=optimizer_in_backward")
     largest = max(p.nbytes for p in trained_model("tiny", "causal_lm").parameters())
