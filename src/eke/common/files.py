@@ -56,16 +56,16 @@ def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
     Links in the path are followed if this user or root made them, else Refused is raised; `own`
     requires a folder of this user that is not a link.
     """
-    with contextlib.ExitStack() as stack:
+    opened: list[int] = []
 
-        def open_(name: str, flags: int, within: int | None = None) -> int:
-            try:
-                descriptor = os.open(name, flags | os.O_CLOEXEC, dir_fd=within)
-            except OSError as error:
-                raise _named(error, path) from error
-            stack.callback(os.close, descriptor)
-            return descriptor
+    def open_(name: str, flags: int, within: int | None = None) -> int:
+        try:
+            opened.append(os.open(name, flags | os.O_CLOEXEC, dir_fd=within))
+        except OSError as error:
+            raise _named(error, path) from error
+        return opened[-1]
 
+    try:
         at, rest, links = open_(path.anchor or ".", os.O_RDONLY), deque(_steps(path)), 0
         while rest:
             name = rest.popleft()
@@ -87,6 +87,9 @@ def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
         if own and not _is_mine(found := os.fstat(folder), folder):
             raise Refused(f"belongs to {_owner(found)}, and only its owner may write there", path)
         yield folder
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def _steps(path: PurePath) -> tuple[str, ...]:

@@ -53,9 +53,16 @@ PHASE_KEYS = {phase: f"train/{phase}_time_s" for phase in PHASES}
 """Phase -> row key of the seconds a step spent in it."""
 
 
-def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+_ENCODE = json.JSONEncoder(allow_nan=False).encode
+
+
+def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Append rows with one unbuffered write; OSError: the disk is full."""
-    if lines := [json.dumps(plain(dict(row)), allow_nan=False) for row in rows]:
+    try:
+        lines = [_ENCODE(dict(row)) for row in rows]
+    except ValueError:  # some number is not finite
+        lines = [_ENCODE(plain(dict(row))) for row in rows]
+    if lines:
         append_line(path, "\n".join(lines))
 
 

@@ -47,6 +47,12 @@ class MicroBatch:
     """Rows of a stream that were skipped before."""
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """Targets, samples and tokens; samples of each source, then targets of each."""
+        sizes = self.num_targets, self.num_samples, self.num_tokens
+        return sizes + self.samples_of + self.targets_of
+
+    @property
     def tensors(self) -> list[Tensor]:
         """All tensors."""
         found = (*self.inputs.values(), self.labels, self.places, self.sources)

@@ -8,6 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.htm
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -57,19 +58,19 @@ class Ranks:
         """Whether this process writes: record, metrics, checkpoints, tracker, log."""
         return self.rank == 0
 
-    def totals(self, mine: StepTotals) -> StepTotals:
-        """Sums over all ranks, in one collective between hosts; every rank must call it."""
-        if self.world_size == 1:
-            return mine
-        asked = [int(mine.stop is stop) for stop in STOPS]
-        counts = mine.num_targets, mine.num_samples, mine.num_tokens
-        numbers = torch.tensor([*counts, *asked, *mine.samples_of, *mine.targets_of])
-        dist.all_reduce(numbers)
-        targets, samples, tokens, *more = numbers.tolist()
-        wanted, of = more[: len(STOPS)], more[len(STOPS) :]
-        stop = next((stop for stop, count in zip(STOPS, wanted, strict=True) if count), None)
-        first, last = of[: len(of) // 2], of[len(of) // 2 :]
-        return StepTotals(targets, samples, tokens, stop, tuple(first), tuple(last))
+    def totals(self, counts: Iterable[int], stop: Outcome | None) -> StepTotals:
+        """Sums over all ranks, in one collective between hosts; every rank must call it.
+
+        `counts` are in the order of `MicroBatch.counts`; `stop` is what this rank was asked for.
+        """
+        if self.world_size > 1:
+            numbers = torch.tensor([*(int(stop is each) for each in STOPS), *counts])
+            dist.all_reduce(numbers)
+            wanted, counts = numbers[: len(STOPS)].tolist(), numbers[len(STOPS) :].tolist()
+            stop = next((each for each, count in zip(STOPS, wanted, strict=True) if count), None)
+        targets, samples, tokens, *of = counts
+        half = len(of) // 2
+        return StepTotals(targets, samples, tokens, stop, tuple(of[:half]), tuple(of[half:]))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all ranks, element by element, where `values` lives; every rank must call it."""

@@ -157,15 +157,8 @@ def next_step(
     made = next(batches) or job.data.placeholders(1)
     job.largest = max((batch.size for batch in made), key=lambda size: size.tokens)
     cut = [job.transfer(batch) for batch in made]
-    mine = StepTotals(
-        sum(batch.num_targets for batch in cut),
-        sum(batch.num_samples for batch in cut),
-        sum(batch.num_tokens for batch in cut),
-        job.stop.outcome,
-        tuple(map(sum, zip(*(batch.samples_of for batch in cut), strict=True))),
-        tuple(map(sum, zip(*(batch.targets_of for batch in cut), strict=True))),
-    )
-    return cut, job.ranks.totals(mine)
+    counts = map(sum, zip(*[batch.counts for batch in cut], strict=True))
+    return cut, job.ranks.totals(counts, job.stop.outcome)
 
 
 def evaluate_at(job: TrainingState, step: int) -> None:

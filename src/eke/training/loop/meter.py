@@ -4,7 +4,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,10 @@ class Clock:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.has_stream = device is not None and device.type == "cuda"
-
-    def stamp(self) -> Any:
+        self.stamp: Callable[[], Any] = self._record if self.has_stream else time.perf_counter
         """This moment, in the current stream if there is one."""
-        if not self.has_stream:
-            return time.perf_counter()
+
+    def _record(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch 2.13
         event.record()
         return event
@@ -59,7 +57,7 @@ class StepNote:
 
 def _stack(values: list[Tensor]) -> Tensor:
     """Float32, shape (tensors, elements), from tensors of equal size."""
-    return torch.stack(values).detach().float().reshape(len(values), -1)
+    return torch.stack(values).float().reshape(len(values), -1)
 
 
 @dataclass
@@ -113,14 +111,13 @@ class Meter:
         """
         if not self.notes:
             return []
+        measured = [note.grad_norm for note in self.notes if note.grad_norm is not None]
+        # Both are queued before the first wait.
         losses = ranks.sum(_stack([note.loss for note in self.notes]))
-        norms = [note.grad_norm for note in self.notes if note.grad_norm is not None]
-        flat = [losses.flatten(), *([_stack(norms).flatten()] if norms else [])]
-        values = iter(torch.cat(flat).tolist())  # one wait
-        each = [list(islice(values, losses.shape[1])) for _ in self.notes]
+        norms = iter((_stack(measured) if measured else torch.empty(0, 1)).tolist())
         rows = []
-        for note, (loss, *parts) in zip(self.notes, each, strict=True):
-            norm = None if note.grad_norm is None else next(values)
+        for note, (loss, *parts) in zip(self.notes, losses.tolist(), strict=True):
+            norm = None if note.grad_norm is None else next(norms)[0]
             rows.append(self._row(note, loss, parts, norm))
         self.notes = []
         return rows
