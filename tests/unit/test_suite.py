@@ -57,12 +57,6 @@ def test_the_tests_that_see_it_exist(each) -> None:
     assert [test for test in each.tests if not exists(test)] == []
 
 
-def test_the_longest_tests_exist() -> None:
-    """CI leaves them out at first; one that is not there would end it."""
-    named = (REPO / "tests" / "long_tests.txt").read_text().splitlines()
-    assert [test for test in named if not exists(test.removeprefix("tests/"))] == []
-
-
 def test_the_table_is_up_to_date() -> None:
     assert mutants.TABLE.read_text() == table(), "run python tests/mutants.py write"
 
