@@ -1,5 +1,6 @@
 """The named sweeps there are: a new file in sweeps/ is tested without being named anywhere."""
 
+import re
 import shlex
 from collections.abc import Iterable
 from functools import cache
@@ -25,16 +26,7 @@ def rows_of(name: str) -> dict[str, list[str]]:
 
 def words_of(overrides: Iterable[str]) -> set[str]:
     """What is typed; of a number the key alone, since no number has code of its own."""
-    pairs = (word.partition("=") for word in overrides)
-    return {key if is_number(value) else f"{key}={value}" for key, _, value in pairs}
-
-
-def is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return {re.sub(r"=[-+]?[\d.]+(e[-+]?\d+)?$", "", word) for word in overrides}
 
 
 def words_before(name: str) -> set[str]:
