@@ -1,12 +1,16 @@
 """The named sweeps there are: a new file in sweeps/ is tested without being named anywhere."""
 
+import re
 import shlex
+from collections.abc import Iterable
 from functools import cache
+from itertools import takewhile
 
 import yaml
 
 from eke.config.compose.catalogue import headline, make_catalogue
 from eke.config.sweep import SweepCell, expand
+from eke.config.sweep.definition import value_text
 from eke.launch.processes.sweep import Cell
 from eke.plan.planner import Plan
 from eke.workflows.sweep import plan_cells
@@ -14,9 +18,21 @@ from eke.workflows.sweep import plan_cells
 FILES = {name: file for name, file in make_catalogue().options["sweep"].items() if name != "none"}
 
 
-def rows_of(name: str) -> list[str]:
-    """The rows that a file names, in order."""
-    return list(yaml.safe_load(FILES[name].read_text())["sweep"]["rows"])
+def rows_of(name: str) -> dict[str, list[str]]:
+    """Row -> its overrides, of the rows that a file names, in order."""
+    rows = yaml.safe_load(FILES[name].read_text())["sweep"]["rows"]
+    return {row: [f"{k}={value_text(v)}" for k, v in said.items()] for row, said in rows.items()}
+
+
+def words_of(overrides: Iterable[str]) -> set[str]:
+    """What is typed; of a number the key alone, since no number has code of its own."""
+    return {re.sub(r"=[-+]?[\d.]+(e[-+]?\d+)?$", "", word) for word in overrides}
+
+
+def words_before(name: str) -> set[str]:
+    """Words of the rows of all earlier files: they are trained there."""
+    earlier = takewhile(lambda other: other != name, FILES)
+    return {word for each in earlier for row in rows_of(each).values() for word in words_of(row)}
 
 
 def command_of(name: str) -> list[str]:

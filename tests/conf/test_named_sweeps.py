@@ -22,7 +22,7 @@ def test_the_first_line_is_a_command_that_composes(name) -> None:
     assert (script, flag) == ("train.py", "-m")
     assert f"sweep={name}" in overrides
     cells = expanded(*overrides)
-    assert list(dict.fromkeys(cell.row for cell in cells)) == rows_of(name)
+    assert list(dict.fromkeys(cell.row for cell in cells)) == list(rows_of(name))
     assert {cell.composed.choices["sweep"] for cell in cells} == {name}
 
 

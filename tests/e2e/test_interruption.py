@@ -30,7 +30,7 @@ def kill_worker(live, folder) -> None:
     assert record["steps_done"] == len(seen) >= live.before + 15, "a logged row was lost"
 
 
-def ask_to_stop(live, folder, number, outcome) -> None:
+def ask_to_stop(live, folder, number, outcome) -> str:
     live.signal(number)
     out = live.finish()
     assert live.process.returncode == 75, out
@@ -39,6 +39,7 @@ def ask_to_stop(live, folder, number, outcome) -> None:
     assert "the same command continues" in out
     steps = record["steps_done"]
     assert (folder / "checkpoints" / f"step-{steps:08d}").is_dir(), "stopped without a checkpoint"
+    return out
 
 
 def kill_supervisor(live, folder) -> None:
@@ -51,6 +52,17 @@ def kill_supervisor(live, folder) -> None:
     assert record_of(folder)["outcome"] == "preempted", "the orphan left no record"
 
 
+def ask_twice(live, folder) -> None:
+    os.kill(live.worker_pid(), signal.SIGSTOP)  # it would save, and end by itself
+    live.signal(signal.SIGINT)
+    time.sleep(1)  # the first one has been heard
+    live.signal(signal.SIGINT)
+    out = live.finish()
+    assert live.process.returncode == 75, out
+    assert "killed by a second signal" in out
+    assert record_of(folder)["outcome"] == "cancelled"
+
+
 def test_however_it_ends_the_same_command_continues_the_same_curve(
     start, train_py, tmp_path, train_ranks
 ) -> None:
@@ -61,13 +73,22 @@ def test_however_it_ends_the_same_command_continues_the_same_curve(
         return live, folder
 
     live, folder = going(30)
+    os.kill(live.worker_pid(), signal.SIGSTOP)
+    second = train_py(*LONG)
+    assert second.code == 2, second.text
+    assert "is being worked on" in second.text
     kill_worker(live, folder)
     shutil.rmtree(folder / "checkpoints")  # then it starts over
     ask_to_stop(*going(), signal.SIGINT, "cancelled")
     assert {(r["attempt"], r["train/global_step"]) for r in rows_of(folder)} >= {(0, 1), (1, 1)}
-    ask_to_stop(*going(), signal.SIGTERM, "preempted")
+    steps = record_of(folder)["steps_done"]
+    first = curve(folder)[:steps]
+    (folder / "metrics.jsonl").unlink()
+    said = f"metrics.jsonl lacks {steps} of the {steps} steps"
+    assert said in ask_to_stop(*going(), signal.SIGTERM, "preempted")
+    assert any(said in warning for warning in record_of(folder)["warnings"])
     kill_supervisor(*going())
-    kill_worker(*going(45))
+    ask_twice(*going(45))
     newest, older = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
     weights = newest / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
@@ -76,36 +97,7 @@ def test_however_it_ends_the_same_command_continues_the_same_curve(
     assert f"skipping checkpoint {newest.name}" in done.text
     assert f"({older.name})" in done.text
     assert record_of(folder)["attempt"] == 5
-    found = curve(folder)
+    found = first + curve(folder)
     assert len(found) == 400
     shutil.move(folder, tmp_path / "interrupted")
     assert found == curve(train_ranks(*LONG))
-
-
-def test_a_run_that_is_worked_on_killed_by_who_asks_twice_and_loses_its_curve(
-    start, train_py, tmp_path
-) -> None:
-    endless = last_wins(*LONG, "train.steps=1000000")
-    live = start(*endless)
-    live.wait_for_step(25)
-    second = train_py(*endless)
-    assert second.code == 2, second.text
-    assert "is being worked on" in second.text
-    os.kill(live.worker_pid(), signal.SIGSTOP)  # it would save, and end by itself
-    live.signal(signal.SIGINT)
-    time.sleep(1)  # the first one has been heard
-    live.signal(signal.SIGINT)
-    out = live.finish()
-    assert live.process.returncode == 75, out
-    assert "killed by a second signal" in out
-    (folder,) = run_folders(tmp_path)
-    assert record_of(folder)["outcome"] == "cancelled"
-
-    newest = int(max(folder.glob("checkpoints/step-*")).name.removeprefix("step-"))
-    (folder / "metrics.jsonl").unlink()
-    live = start(*endless)
-    live.wait_for_step(newest + 1)
-    live.signal(signal.SIGINT)
-    said = f"metrics.jsonl lacks {newest} of the {newest} steps"
-    assert said in live.finish()
-    assert any(said in warning for warning in record_of(folder)["warnings"])

@@ -39,10 +39,9 @@ def test_refused_and_failing_cells_do_not_stop_the_others(train_py, tmp_path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("typed", [("-m",), ()], ids=["sweep", "run"])
-def test_what_is_started_ends_well_when_nobody_reads_its_lines(typed, start, tmp_path) -> None:
-    """As behind `| head`, or when the other end of a pipe is killed."""
-    going = start(*typed, "seed=0", *SHORT)
+def test_what_is_started_ends_well_when_nobody_reads_its_lines(start, tmp_path) -> None:
+    """As behind `| head`, or when the other end of a pipe is killed; a single run: test_run.py."""
+    going = start("-m", "seed=0", *SHORT)
     going.process.stdout.close()
     assert going.process.wait(PATIENCE_S) == 0
     assert [record_of(run)["outcome"] for run in single_runs(tmp_path)] == ["ok"]

@@ -49,7 +49,7 @@ def afternoon(tmp_path: Path) -> Path:
     loaded.save_pretrained(tmp_path / "my_model")
     save_checkpoint(tmp_path / "my_model", "llama", vocab_size=330)
     shown, chance, rows = json.loads(fenced("json")), random.Random(0), []
-    for _ in range(400):
+    for _ in range(160):
         a, b = chance.randint(0, 9), chance.randint(0, 9)
         texts = (f"what is {a} plus {b}?", f"it is {a + b}")
         pairs = zip(shown["messages"], texts, strict=True)
@@ -79,7 +79,7 @@ def test_the_afternoon(afternoon: Path) -> None:
     (plan,) = commands("Plan")
     planned = typed(afternoon, plan)
     assert planned.code == 0, planned.text
-    told = ("of 401 read; 0 bad", "data trained", "learning rate", "usual for LoRA", "memory: ")
+    told = ("of 161 read; 0 bad", "data trained", "learning rate", "usual for LoRA", "memory: ")
     for what in told:
         assert what in planned.out, what
     assert not (afternoon / "runs").exists()

@@ -107,8 +107,7 @@ def _explained(overrides: Sequence[str]) -> Iterator[None]:
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
     """Catalogue with the user's options; raises ConfigError if their folder is invalid."""
-    config_dir = config_dir.resolve() if config_dir else None
-    if problems := (check_folder(config_dir) if config_dir else []):
+    if config_dir and (problems := check_folder(config_dir := config_dir.resolve())):
         raise ConfigError(problems)
     return make_catalogue(config_dir)
 

@@ -111,10 +111,12 @@ PARTS = [
 ]
 
 
-def test_sections_that_are_missing_are_composed_without_the_others() -> None:
-    trees, typed = Trees(CATALOGUE), ("model=tiny_bert", "task=masked_lm", "memory=max_savings")
+@pytest.mark.parametrize("preset", [(), ("experiment=smoke",)], ids=["none", "experiment"])
+def test_sections_that_are_missing_are_composed_without_the_others(preset) -> None:
+    trees = Trees(CATALOGUE)
+    typed = (*preset, "model=tiny_bert", "task=masked_lm", "memory=max_savings")
     with hydra_state():
-        trees.tree(())
+        trees.tree(preset)
         joined = trees.tree(typed)
     assert trees.num_composed == 1
     expected, choices = all_at_once(*typed)

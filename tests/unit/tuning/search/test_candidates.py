@@ -37,7 +37,7 @@ def of_class():
 
 @pytest.mark.slow
 def test_the_typed_configuration_is_among_them_and_all_keep_its_samples(own_machine):
-    plan, found = candidates("batch.per_device=4", "batch.accumulation=3")
+    plan, found = candidates("compile=none", "batch.per_device=4", "batch.accumulation=3")
     first = found.found[found.first]
     assert not [text for value in first.values for text in value.overrides]
     assert first.point.micro_batch == 4
@@ -105,11 +105,12 @@ def test_rules_are_asked_of_each_micro_batch(cut):
 
 @pytest.mark.slow
 def test_what_cannot_fit_is_left_out_and_the_rest_keeps_its_room(own_machine):
-    _, everything = candidates("batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
+    typed = ("compile=none", "batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
+    _, everything = candidates(*typed)
     assert everything.too_large == 0
     peaks = sorted(each.point.peak_bytes for each in everything.found)
     own_machine(peaks[len(peaks) // 2] + 700 * 2**20)  # the interpreter's own share is kept free
-    _, some = candidates("batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
+    _, some = candidates(*typed)
     assert some.too_large > 0
     assert some.found, "smaller micro-batches are left"
     assert all(each.point.room is not Verdict.does_not_fit for each in some.found)
@@ -172,19 +173,19 @@ def test_gpus_can_be_shared_out_where_there_are_several():
     ],
 )
 def test_what_rules_say_has_no_effect_takes_no_trial(own_machine, typed, useless):
-    _, found = candidates(*typed)
+    _, found = candidates("compile=none", *typed)
     names = {value.name for each in found.found for value in each.values}
     assert not names & useless
     assert "memory=checkpointing" in names
     assert found.first is not None
-    _, kept = candidates(*typed, min(useless))  # typed, it is the user's
+    _, kept = candidates("compile=none", *typed, min(useless))  # typed, it is the user's
     assert kept.first is not None
 
 
 @pytest.mark.slow
 def test_advice_about_a_model_is_no_objection_to_a_format(own_machine):
     """Sizes that tensor cores like are the model's matter, and 16 bits pay all the same."""
-    odd = ("hardware=h100", "model.vocab_size=333")
+    odd = ("hardware=h100", "model.vocab_size=333", "compile=none")
     _, found = candidates(*odd, numerics=Numerics.mixed)
     assert "precision=bf16" in {v.name for each in found.found for v in each.values}
 
@@ -192,6 +193,6 @@ def test_advice_about_a_model_is_no_objection_to_a_format(own_machine):
 @pytest.mark.slow
 def test_a_technique_whose_package_is_missing_takes_no_trial(own_machine, monkeypatch):
     monkeypatch.setattr("eke.rules.device._is_there", lambda name: name != "bitsandbytes")
-    _, found = candidates(numerics=Numerics.reduced)
+    _, found = candidates("compile=none", numerics=Numerics.reduced)
     assert "optimizer=adamw_8bit" not in {v.name for each in found.found for v in each.values}
     assert found.refused["package_missing"] > 0
