@@ -133,12 +133,8 @@ def test_preempted_killed_and_cancelled_it_loses_nothing(
     kill -9 of what the job runs: the worker saves, the job fails, the run is submitted again. It
     goes on where it was; then somebody cancels its job, which is never put back.
     """
-    live = start(
-        *CLUSTER,
-        *last_wins(*LONG, "tracker=wandb"),
-        "resources.partition=spot",
-        "resources.gpus=2",
-    )
+    spot = ("resources.partition=spot", "resources.gpus=2")
+    live = start(*CLUSTER, *last_wins(*LONG, "tracker=wandb"), *spot)
     live.wait_for_step(50)
     blocker = cluster.sbatch("-N2", "--gres=gpu:2", "--time=5", script="sleep 3")
     cluster.wait_for(blocker, "RUNNING", "COMPLETED", timeout=PATIENCE_S)
