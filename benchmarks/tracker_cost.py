@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from accelerate import Accelerator
-
 from eke.config import schema
 from eke.results.trackers import TrackedRun
 from eke.results.trackers.accelerate import MLflowRun, TensorBoardRun, TrackioRun
@@ -31,6 +29,8 @@ def seconds(work: Callable[[], object]) -> float:
 
 def main(option: str) -> None:
     """Measure one tracker, offline and in a new folder."""
+    from accelerate import Accelerator  # slow: after what was typed has been looked at
+
     os.environ["WANDB_MODE"] = "offline"
     Accelerator(cpu=True)
     with tempfile.TemporaryDirectory() as folder:

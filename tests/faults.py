@@ -10,7 +10,7 @@ is typed again. It must end with every run done, and then:
 - no final record has changed since it was first seen, and no run that had one was started again;
 - no two attempts of one run overlap: their rows follow each other, and their numbers differ;
 - a last repetition without faults ends with exit code 0;
-- every curve equals the one of the undisturbed run, bit for bit.
+- every curve equals the one of a run of the same plan that nothing disturbs, bit for bit.
 """
 
 import argparse
@@ -32,7 +32,12 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 from live import SHORT, curve, rows_of  # noqa: E402  # the path makes it a script, too
+from rank_server import RankServer  # noqa: E402  # as above
 from support import REPO, environment, last_wins  # noqa: E402  # as above
+from trained_ranks import undisturbed_curve  # noqa: E402  # as above
+
+from eke.common.paths import RunPaths  # noqa: E402  # as above
+from eke.plan.planner import read_plan  # noqa: E402  # as above
 
 COMMON = last_wins(
     *SHORT, "train.steps=120", "train.checkpoint_every=10", "train.log_every=5",
@@ -332,42 +337,33 @@ def settle(round_: Round) -> None:
             raise BrokenPromise(f"{run}: rows of two attempts between each other")
 
 
-Curves = dict[str, list[tuple[float, float]]]
-
-
-def curves(folder: Path) -> Curves:
-    """Run -> loss and gradient norm at each step, of the newest attempt that did it."""
-    return {run.name: curve(run) for run in runs_of(folder)}
-
-
 def campaign(
-    where: str, faults: int, seed: int, root: Path, per_round: int = 8, pause=(0.5, 6.0),
-    expected: Curves | None = None,
-) -> Counter[str]:  # fmt: skip
-    """So many faults; what they were. Without the curves to expect, a first round has none.
+    where: str, faults: int, seed: int, root: Path, per_round: int = 8, pause=(0.5, 6.0)
+) -> Counter[str]:
+    """So many faults; what they were.
 
     Raises:
         BrokenPromise: something was lost, done twice, or came out different.
     """
     rng = random.Random(f"{where} {seed}")
-    if expected is None:
-        reference = Round(root / "undisturbed", where, rng)
-        reference.folder.mkdir(parents=True)
-        run_round(reference, 0, pause)
-        expected = curves(reference.folder)
-        shutil.rmtree(reference.folder)
+    expected: dict[str, list[tuple[float, float]]] = {}
     total: Counter[str] = Counter()
-    while total.total() < faults:
-        folder = Path(tempfile.mkdtemp(prefix=f"{where}-", dir=root))
-        one = Round(folder, where, rng)
-        run_round(one, min(per_round, faults - total.total()), pause)
-        if curves(folder) != expected:
-            raise BrokenPromise(f"{folder}: a curve differs from the undisturbed one")
-        total += one.counts
-        shutil.rmtree(folder)
-        sys.stderr.write(f"{time.strftime('%T')} {where}: {total.total()} of {faults} faults\n")
-        if not one.counts:
-            break
+    with contextlib.closing(RankServer(root)) as server:
+        while total.total() < faults:
+            folder = Path(tempfile.mkdtemp(prefix=f"{where}-", dir=root))
+            one = Round(folder, where, rng)
+            run_round(one, min(per_round, faults - total.total()), pause)
+            for run in one.runs():
+                if run.name not in expected:
+                    plan = read_plan(RunPaths(run))
+                    expected[run.name] = undisturbed_curve(server, plan, root / "undisturbed")
+            if {run.name: curve(run) for run in one.runs()} != expected:
+                raise BrokenPromise(f"{folder}: a curve differs from the undisturbed one")
+            total += one.counts
+            shutil.rmtree(folder)
+            sys.stderr.write(f"{time.strftime('%T')} {where}: {total.total()} of {faults} faults\n")
+            if not one.counts:
+                break
     return total
 
 

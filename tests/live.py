@@ -51,16 +51,6 @@ def curve(folder: Path) -> list[tuple[float, float]]:
     return [(best[s]["train/loss"], best[s]["train/grad_norm"]) for s in sorted(best)]
 
 
-def undisturbed_curve(tmp: Path, *overrides: str) -> list[tuple[float, float]]:
-    """The curve of a run on this machine that nothing interrupts."""
-    subprocess.run(
-        [sys.executable, str(REPO / "train.py"), *overrides],
-        cwd=tmp, env=environment(tmp), check=True, capture_output=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    (folder,) = run_folders(tmp)
-    return curve(folder)
-
-
 def attempts(folder: Path) -> list[dict[str, Any]]:
     """What each attempt has noted at its start."""
     lines = (folder / "attempts.jsonl").read_text().splitlines()

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from live import curve
 from rank_server import RankServer, modules_of
-from support import PATIENCE_S
+from support import PATIENCE_S, environment
 
 from eke.common.paths import RunPaths
 from eke.launch.processes.run_dir import claim
@@ -38,3 +39,10 @@ def train_in_ranks(
         )
         record = settle(paths, plan, next(filter(None, codes), 0), before)
     return paths.folder, record, codes
+
+
+def undisturbed_curve(server: RankServer, plan: Plan, tmp: Path) -> list[tuple[float, float]]:
+    """The curve of a run on this machine that nothing interrupts, in a folder of its own."""
+    folder, record, _ = train_in_ranks(server, plan, tmp / "runs", environment(tmp))
+    assert record.outcome == "ok", record
+    return curve(folder)

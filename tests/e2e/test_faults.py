@@ -3,17 +3,14 @@
 import random
 
 import pytest
-from faults import COMMON, PAIR, BrokenPromise, Round, campaign, curves
+from faults import BrokenPromise, Round, campaign
 
 FAULTS = 3
 
 
 @pytest.mark.slow
-def test_faults_on_this_machine(train_ranks, tmp_path) -> None:
-    pair = PAIR["local"].replace(":", "=").split(",")
-    for words in (["seed=1"], ["seed=2"], pair):
-        train_ranks(*COMMON, *words)
-    counts = campaign("local", FAULTS, seed=11, root=tmp_path, expected=curves(tmp_path))
+def test_faults_on_this_machine(tmp_path) -> None:
+    counts = campaign("local", FAULTS, seed=11, root=tmp_path)
     assert counts.total() == FAULTS
 
 

@@ -5,17 +5,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
-from live import SHORT, attempts, curve, record_of, single_runs, undisturbed_curve
+from live import SHORT, attempts, curve, record_of, single_runs
 from slurm_support import CLUSTER, pids_of, wait_until
-from support import PATIENCE_S, environment, last_wins
+from support import PATIENCE_S, Finished, last_wins
+
+from eke.cli import main
 
 pytestmark = pytest.mark.slow
 
 LONG = last_wins(
-    *SHORT, "train.steps=400", "train.log_every=5", "train.checkpoint_every=50",
+    *SHORT, "train.steps=600", "train.log_every=5", "train.checkpoint_every=50",
     "model.dropout=0.1",
 )  # fmt: skip
 
@@ -25,35 +26,34 @@ def cells_of(tmp_path) -> list[dict]:
     return json.loads(file.read_text())["cells"]
 
 
-def eke(tmp_path, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "eke", *arguments],
-        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
+@pytest.fixture
+def eke(train_main, capsys):
+    """`python -m eke ...` in this process, in the folder and with the environment of its runs."""
+
+    def run(*arguments: str) -> Finished:
+        code = main(list(arguments))
+        said = capsys.readouterr()
+        return Finished(code, said.out, said.err)
+
+    return run
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> list[tuple[float, float]]:
-    """The curve of the same run on this machine, never interrupted."""
-    return undisturbed_curve(tmp_path_factory.mktemp("undisturbed"), *LONG, "hardware=cpu")
-
-
-def test_a_search_tries_its_candidates_on_nodes(cluster, tmp_path) -> None:
+def test_a_search_tries_its_candidates_on_nodes(cluster, eke, tmp_path) -> None:
     """Their CPUs are shared, so that one trial waits for the other."""
     cluster_alone = (word for word in CLUSTER if word != "-m")
     typed = last_wins(*cluster_alone, *SHORT, "train.steps=40", "resources.time=5")
     fixed = ("attention=sdpa", "compile=none", "kernels=none", "precision=fp32")
-    done = eke(tmp_path, "fit", *typed, *fixed, "--budget-trials", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("submitted 1 run as job") == 2
+    done = eke("fit", *typed, *fixed, "--budget-trials", "2")
+    assert done.code == 0, done.text
+    assert done.out.count("submitted 1 run as job") == 2
     (report,) = tmp_path.glob("runs/sweep-*/fit.json")
     trials = json.loads(report.read_text())["trials"]
     assert [trial["outcome"] for trial in trials] == ["ok"] * 2
     # The record is written before the job has ended.
     wait_until(lambda: not cluster.ask("squeue", "--noheader"), "its jobs have ended")
-    again = eke(tmp_path, "fit", *typed, *fixed, "--budget-trials", "2")
-    assert again.returncode == 0
-    assert "submitted" not in again.stdout
+    again = eke("fit", *typed, *fixed, "--budget-trials", "2")
+    assert again.code == 0
+    assert "submitted" not in again.out
 
 
 SHELL = {
@@ -65,7 +65,9 @@ SHELL = {
 }  # fmt: skip
 
 
-def test_a_sweep_ends_with_every_run_done_once(cluster, train_py, tmp_path, monkeypatch) -> None:
+def test_a_sweep_ends_with_every_run_done_once(
+    cluster, train_py, train_main, tmp_path, monkeypatch
+) -> None:
     """No variable of the shell changes what is asked for."""
     for name, value in SHELL.items():
         monkeypatch.setenv(name, value)
@@ -75,7 +77,7 @@ def test_a_sweep_ends_with_every_run_done_once(cluster, train_py, tmp_path, monk
     assert done.code == 0, done.text
     assert [c["outcome"] for c in cells_of(tmp_path)] == ["ok"] * 3
     assert done.out.count("submitted 2 runs as job") == 1, "equal cells are one run, one array"
-    again = train_py(*command)
+    again = train_main(*command)
     assert again.code == 0
     assert "submitted" not in again.out
     assert again.out.count("answered from its record") == 2
@@ -92,86 +94,76 @@ def test_a_sweep_ends_with_every_run_done_once(cluster, train_py, tmp_path, monk
 
 
 def test_jobs_need_nobody_and_the_same_command_finds_them(
-    cluster, train_py, tmp_path, monkeypatch
+    cluster, train_py, train_main, eke, tmp_path, monkeypatch
 ) -> None:
     """Held back, they cost no time here; a controller that is down is told, and asked again."""
     held = ("slurm.options={begin: now+1hour}", "seed=0,1")
     first = train_py(*CLUSTER, *SHORT, *held, "launcher.detach=true")
     assert first.code == 0, first.text
     assert "eke status" in first.out
-    second = train_py(*CLUSTER, *SHORT, *held, "launcher.detach=true")
+    second = train_main(*CLUSTER, *SHORT, *held, "launcher.detach=true")
     assert second.code == 0, second.text
     assert "submitted" not in second.out
     assert len(cluster.ask("squeue", "--noheader", "--array").splitlines()) == 2
-    status = eke(tmp_path, "status", "runs").stdout
+    status = eke("status", "runs").out
     assert "2 runs: 2 queued" in status
     assert status.count(": BeginTime") == 2, status
     down = tmp_path / "down.conf"
     down.write_text(f"{cluster.conf.read_text()}\nSlurmctldPort=1\nMessageTimeout=2\n")
     monkeypatch.setenv("SLURM_CONF", str(down))
-    shown = eke(tmp_path, "status", "runs")
-    assert shown.returncode == 1
-    assert "2 runs: 2 unknown" in shown.stdout
-    assert "slurm does not answer: squeue reaches no SLURM controller" in shown.stdout
-    ended = eke(tmp_path, "cancel", "runs")
-    assert ended.returncode == 1
-    assert ended.stdout.startswith("not asked: 2 runs with a job that may wait or run: squeue")
+    shown = eke("status", "runs")
+    assert shown.code == 1
+    assert "2 runs: 2 unknown" in shown.out
+    assert "slurm does not answer: squeue reaches no SLURM controller" in shown.out
+    ended = eke("cancel", "runs")
+    assert ended.code == 1
+    assert ended.out.startswith("not asked: 2 runs with a job that may wait or run: squeue")
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     (sweep,) = tmp_path.glob("runs/sweep-*")
-    assert eke(tmp_path, "cancel", str(sweep)).stdout == "asked 2 runs to save and end\n"
+    assert eke("cancel", str(sweep)).out == "asked 2 runs to save and end\n"
     wait_until(lambda: not cluster.ask("squeue", "--noheader"), "an empty queue")
-    assert "2 not started" in eke(tmp_path, "status", str(sweep)).stdout
+    assert "2 not started" in eke("status", str(sweep)).out
 
 
-def test_preempted_and_continued_to_the_same_curve(cluster, start, tmp_path, undisturbed) -> None:
-    """SLURM wants the node, the run saves, its job is put back, and goes on by itself."""
-    live = start(
-        *CLUSTER,
-        *last_wins(*LONG, "tracker=wandb"),
-        "resources.partition=spot",
-        "resources.gpus=2",
-    )
+def test_preempted_killed_and_cancelled_it_loses_nothing(
+    cluster, start, tmp_path, curve_of
+) -> None:
+    """SLURM wants the node, the run saves, its job is put back, and goes on by itself.
+
+    kill -9 of what the job runs: the worker saves, the job fails, the run is submitted again. It
+    goes on where it was; then somebody cancels its job, which is never put back.
+    """
+    spot = ("resources.partition=spot", "resources.gpus=2")
+    live = start(*CLUSTER, *last_wins(*LONG, "tracker=wandb"), *spot)
     live.wait_for_step(50)
     blocker = cluster.sbatch("-N2", "--gres=gpu:2", "--time=5", script="sleep 3")
     cluster.wait_for(blocker, "RUNNING", "COMPLETED", timeout=PATIENCE_S)
-    out = live.finish()
-    assert live.process.returncode == 0, out
-    (folder,) = single_runs(tmp_path)
-    assert curve(folder) == undisturbed
-    assert record_of(folder)["attempt"] == 1
-    mirrored = [each.name for each in folder.glob("wandb/offline-run-*")]
-    assert len(mirrored) == 2, "a file for each attempt, of one W&B run"
-    assert {name.rpartition("-")[2] for name in mirrored} == {folder.name}
-    (log,) = tmp_path.glob("runs/sweep-*/slurm/*.log")
-    assert "preempted after" in log.read_text()
-
-
-def test_a_killed_watcher_loses_nothing_and_scancel_ends_the_run(
-    cluster, start, tmp_path, undisturbed
-) -> None:
-    """kill -9 of what a job runs: the worker saves, the job fails, the run is submitted again.
-
-    It goes on where it was; then somebody cancels its job, which is never put back.
-    """
-    live = start(*CLUSTER, *LONG)
-    live.wait_for_step(50)
-    (watcher,) = pids_of("eke.launch.slurm.watcher", str(tmp_path))
-    os.kill(watcher, signal.SIGKILL)
     (folder,) = single_runs(tmp_path)
     wait_until(lambda: len(attempts(folder)) == 2, "the second attempt", PATIENCE_S)
+    live.wait_for_step(len(curve(folder)) + 20)
+    (watcher,) = pids_of("eke.launch.slurm.watcher", str(tmp_path))
+    os.kill(watcher, signal.SIGKILL)
+    wait_until(lambda: len(attempts(folder)) == 3, "the third attempt", PATIENCE_S)
     live.wait_for_step(len(curve(folder)) + 20)
     cluster.ask("scancel", "--user", str(os.getuid()))
     out = live.finish()
     assert live.process.returncode == 75, out
     assert out.count("submitted 1 run as") == 2, out
     found, record = curve(folder), record_of(folder)
-    assert (record["outcome"], record["attempt"]) == ("cancelled", 1)
-    assert found == undisturbed[: len(found)]
+    assert (record["outcome"], record["attempt"]) == ("cancelled", 2)
+    assert found == curve_of(*LONG)[: len(found)]
     assert (folder / "model").exists(), "it saved first"
     assert not cluster.ask("squeue", "--noheader")
+    mirrored = [each.name for each in folder.glob("wandb/offline-run-*")]
+    assert len(mirrored) == 3, "a file for each attempt, of one W&B run"
+    assert {name.rpartition("-")[2] for name in mirrored} == {folder.name}
+    first, _ = sorted(tmp_path.glob("runs/sweep-*/slurm/*.log"))
+    assert "preempted after" in first.read_text()
 
 
-def test_killed_between_sbatch_and_the_ledger(cluster, train_py, tmp_path, monkeypatch) -> None:
+def test_killed_between_sbatch_and_the_ledger(
+    cluster, train_py, train_main, eke, tmp_path, monkeypatch
+) -> None:
     """The job is in the queue and nobody has written its number down: it is found by its name.
 
     So it is by another sweep that has its run, and by `eke status`.
@@ -187,17 +179,17 @@ def test_killed_between_sbatch_and_the_ledger(cluster, train_py, tmp_path, monke
     killed = train_py(*command, "seed=0")
     assert killed.code == -signal.SIGKILL
     monkeypatch.setenv("PATH", path)
-    assert "1 queued" in eke(tmp_path, "status", "runs").stdout
+    assert "1 queued" in eke("status", "runs").out
     for typed, cells in (("seed=0,1", 2), ("seed=0", 1)):
-        done = train_py(*command, typed)
+        done = train_main(*command, typed)
         assert done.code == 0, done.text
         assert ("submitted 1 run as job" in done.out) == (cells == 2), done.out
         assert len(cluster.ask("squeue", "--noheader", "--array").splitlines()) == 2
-    assert "2 queued" in eke(tmp_path, "status", "runs").stdout
+    assert "2 queued" in eke("status", "runs").out
 
 
-def test_what_slurm_refuses_is_told_and_nothing_is_left(cluster, train_py, tmp_path) -> None:
-    done = train_py(*CLUSTER, *SHORT, "resources.partition=nowhere")
+def test_what_slurm_refuses_is_told_and_nothing_is_left(cluster, train_main, tmp_path) -> None:
+    done = train_main(*CLUSTER, *SHORT, "resources.partition=nowhere")
     assert done.code == 1, done.text
     assert "crashed" in done.out, "there is a summary"
     assert "partition" in done.out

@@ -7,9 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import SHORT, attempts, curve, record_of, run_folders, single_runs, undisturbed_curve
+from live import SHORT, attempts, curve, record_of, run_folders, single_runs
+from rank_server import RankServer
 from slurm_support import CLUSTER, Cluster, pids_of, wait_until
 from support import PATIENCE_S, REPO, environment, last_wins
+from trained_ranks import undisturbed_curve
+
+from eke.config.compose import compose
+from eke.workflows.planning import plan_for
 
 pytestmark = pytest.mark.slow  # a real SLURM
 
@@ -22,9 +27,10 @@ NODES = (*RANKS, "distributed.num_nodes=2")
 
 
 @pytest.fixture(scope="module")
-def on_one_machine(tmp_path_factory) -> list[tuple[float, float]]:
+def on_one_machine(rank_server: RankServer, tmp_path_factory) -> list[tuple[float, float]]:
     """The curve of two processes on this machine, never interrupted."""
-    return undisturbed_curve(tmp_path_factory.mktemp("one"), *RANKS, "hardware=cpu")
+    plan = plan_for(compose([*RANKS, "hardware=cpu"]), False)
+    return undisturbed_curve(rank_server, plan, tmp_path_factory.mktemp("one"))
 
 
 def run_of(tmp_path: Path) -> Path:

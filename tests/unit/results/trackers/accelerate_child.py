@@ -26,7 +26,13 @@ from eke.results.trackers import TrackedRun, build_tracker
 from eke.results.trackers.tracker import Row
 
 RUN_ID = "0123456789abcdef"
-LIBRARIES = {"mlflow": ("alembic.command", "pandas", "sqlalchemy.orm"), "trackio": ("pandas",)}
+LIBRARIES = {
+    "mlflow": (
+        "alembic.command", "click", "fastapi", "opentelemetry.sdk.trace", "pandas", "requests",
+        "scipy.sparse", "sqlalchemy.orm", "sqlparse",
+    ),
+    "trackio": ("pandas",),
+}  # fmt: skip
 """What trackers import. Themselves they are eke's to import, after it has set the environment."""
 
 
