@@ -63,7 +63,8 @@ BERT = "model=tiny_bert task=masked_lm model.vocab_size=320 batch.per_device=6 p
 T5 = "model=tiny_t5 task=seq2seq_lm model.vocab_size=320 data.seq_len=160 batch.per_device=6"
 REGIONAL = "compile=inductor compile.regional=true"
 COMPILED = {
-    "lora": f"{LLAMA} compile=inductor peft=lora",
+    "llama": f"{LLAMA} compile=inductor",
+    "lora": f"{LLAMA} {REGIONAL} peft=lora",
     "masked bert": f"{BERT} {REGIONAL} data.seq_len=150 data.pad_to_multiple_of=16",
     "whole again": f"{LLAMA_32} compile=inductor memory=checkpointing",
     "t5 again": f"{T5} precision=bf16 {REGIONAL} memory=checkpointing",

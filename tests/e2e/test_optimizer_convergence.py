@@ -9,7 +9,6 @@ from unit.training.model.test_optimizer import COMPILED, HERE
 
 LEARN = (
     *TINY,
-    "model.num_hidden_layers=1",
     "model.hidden_size=64",
     "data.seq_len=64",
     "data.num_samples=4000",
