@@ -203,7 +203,7 @@ LOADED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.bert.modeling_bert", "transformers.models.t5.modeling_t5",
     "transformers.models.gpt2.modeling_gpt2", "transformers.models.mixtral.modeling_mixtral",
-    "bitsandbytes", "peft",
+    "bitsandbytes", "peft", "torch._inductor.compile_fx",
 )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from unit.training.model.test_optimizer import COMPILED, HERE
 LEARN = (
     *TINY,
     "model.hidden_size=64",
-    "model.intermediate_size=128",
     "data.seq_len=64",
     "data.num_samples=4000",
     "data.num_eval_samples=32",

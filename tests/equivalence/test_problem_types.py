@@ -17,7 +17,7 @@ from tokenizer_kinds import save_kind
 from trained import continue_job, record_of, steps_of, train_job
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from eke.estimate.memory.trace_client import trace_all
+from eke.estimate.memory.trace_client import traced
 from eke.plan.record import metrics
 from eke.results.report.show.sections import _classes
 from eke.training.batches.dataset import build_data
@@ -293,22 +293,20 @@ def test_a_model_without_token_types_gets_none(model, own_rows, make_plan) -> No
     assert "token_type_ids" not in next(iter(build_data(plan).eval_batches())).inputs
 
 
-TRACED = (
-    "task.problem=multi_label task.num_labels=5", "task.problem=regression", "task.num_labels=5",
-)  # fmt: skip
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "words"), [
-    ("tiny_bert", TRACED[0]), ("tiny", TRACED[1]), ("tiny_bert", TRACED[2]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("tiny_bert", "task.problem=multi_label task.num_labels=5"),
+     ("tiny", "task.problem=regression")],
+)  # fmt: skip
 def test_memory_is_predicted(words, model, tmp_path, monkeypatch) -> None:
+    """Single classes: `test_memory_of_pairs_is_predicted`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     case = Case("", (f"model={model}", "task=sequence_classification", *words.split(),
                      "batch.per_device=4", "data.seq_len=64", "data.num_samples=32",
                      "model.vocab_size=1000", "precision=bf16", *COMMON))  # fmt: skip
-    (answer,) = trace_all([plan_of(case)])
+    answer = traced(plan_of(case))
     assert answer.traced is not None, answer.reason
     assert step_peak(answer.traced.allocated) == pytest.approx(measured_apart(case), rel=0.01)
 
@@ -319,7 +317,7 @@ def test_memory_of_pairs_is_predicted(own_rows, monkeypatch) -> None:
     _, overrides = own_rows("single", pairs=True)
     typed = last_wins(*overrides, "train.steps=3", "train.save_final=false", "hardware=cpu")
     case = Case("", typed)
-    (answer,) = trace_all([plan_of(case)])
+    answer = traced(plan_of(case))
     assert answer.traced is not None, answer.reason
     assert step_peak(answer.traced.allocated) == pytest.approx(measured_apart(case), rel=0.01)
 
