@@ -97,20 +97,14 @@ TECHNIQUES = {
     "lora": ("peft=lora",),
     "qlora": ("peft=qlora",),
     "dora, selective": ("peft=dora", "memory=checkpointing_selective"),
-    "wide base, checkpointing": (
-        "peft=lora", "peft.base_weights=float32", "memory=checkpointing",
-    ),
+    "wide base, checkpointing": ("peft=lora", "peft.base_weights=float32", "memory=checkpointing"),
     "checkpointing, fused loss": ("memory=checkpointing", "kernels=fused_linear_cross_entropy"),
     "untied": ("model.tie_word_embeddings=false",),
     "moe, schedule-free": ("model=tiny_moe", "optimizer=schedule_free", "schedule=constant"),
     "muon, float32 evaluation": ("optimizer=muon", "precision.evaluation=float32"),
-    "frozen, selective": (
-        "model.freeze=[embed_tokens,layers.0]", "memory=checkpointing_selective",
-    ),
-    "regional": (
-        "compile=aot_eager", "compile.regional=true", "model.num_hidden_layers=1",
-        "data.lengths=fixed", "data.min_len=null",
-    ),
+    "frozen, selective": ("model.freeze=[embed_tokens,layers.0]", "memory=checkpointing_selective"),
+    "regional": ("compile=aot_eager", "compile.regional=true", "model.num_hidden_layers=1",
+                 "data.lengths=fixed", "data.min_len=null"),
     **{name: case for name, case in CASES.items() if "classification" not in name},
 }  # fmt: skip
 QUICK = ("causal_lm-llama", "fp16", "lora", "untied")

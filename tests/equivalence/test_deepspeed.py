@@ -64,10 +64,8 @@ def evaluated(job):
 
 
 TECHNIQUES = {
-    "sgd, clipped": (
-        "distributed=zero2", "optimizer=sgd", "optimizer.weight_decay=0.5",
-        "train.max_grad_norm=0.1",
-    ),
+    "sgd, clipped": ("distributed=zero2", "optimizer=sgd", "optimizer.weight_decay=0.5",
+                     "train.max_grad_norm=0.1"),
     "lion, checkpointing": ("distributed=zero3", "optimizer=lion", "memory=checkpointing"),
     "bf16": ("distributed=zero2", "precision=bf16"),
     "fp8": ("distributed=zero2", "precision=fp8"),

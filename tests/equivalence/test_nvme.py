@@ -112,9 +112,7 @@ def test_a_run_is_the_plain_loop_and_continues_bit_for_bit(nvme, baseline_of, jo
     assert curve(again) == first
 
 
-def test_two_ranks_train_like_one_and_leave_nothing(
-    nvme, baseline_of, train_ranks, tmp_path
-) -> None:
+def test_two_ranks_train_like_one_and_leave_nothing(nvme, baseline_of, train_ranks, tmp_path):
     one = baseline_of(*BASE, *CUT)
     two = (*BASE, "distributed=zero3", "batch.per_device=2", "batch.accumulation=3", *nvme)
     folder = train_ranks(*two)

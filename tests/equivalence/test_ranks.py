@@ -82,9 +82,8 @@ def test_trainer_on_two_ranks_is_one_loop(case, baseline_of, ranks_curve) -> Non
     assert largest_difference(one, two) < 1e-5
 
 
-COMPILED = (
-    "compile=aot_eager", "model.num_hidden_layers=1", "data.lengths=fixed", "data.min_len=null",
-)  # fmt: skip
+COMPILED = ("compile=aot_eager", "model.num_hidden_layers=1", "data.lengths=fixed",
+            "data.min_len=null")  # fmt: skip
 """One layer and one length: each other one is traced again."""
 
 
