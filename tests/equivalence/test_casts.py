@@ -95,21 +95,18 @@ TECHNIQUES = {
     "fp16": ("precision=fp16",),
     "fp8": ("precision=fp8",),
     "lora": ("peft=lora",),
-    "dora": ("peft=dora",),
     "qlora": ("peft=qlora",),
-    "wide base": ("peft=lora", "peft.base_weights=float32"),
-    "checkpointing": ("memory=checkpointing",),
-    "selective": ("memory=checkpointing_selective",),
-    "fused loss": ("kernels=fused_linear_cross_entropy",),
+    "dora, selective": ("peft=dora", "memory=checkpointing_selective"),
+    "wide base, checkpointing": ("peft=lora", "peft.base_weights=float32", "memory=checkpointing"),
+    "checkpointing, fused loss": ("memory=checkpointing", "kernels=fused_linear_cross_entropy"),
     "untied": ("model.tie_word_embeddings=false",),
-    "moe": ("model=tiny_moe",),
-    "muon": ("optimizer=muon",),
-    "schedule-free": ("optimizer=schedule_free", "schedule=constant"),
-    "float32 evaluation": ("precision.evaluation=float32",),
-    "frozen": ("model.freeze=[embed_tokens,layers.0]",),
-    "regional": ("compile=aot_eager", "compile.regional=true", "model.num_hidden_layers=1"),
+    "moe, schedule-free": ("model=tiny_moe", "optimizer=schedule_free", "schedule=constant"),
+    "muon, float32 evaluation": ("optimizer=muon", "precision.evaluation=float32"),
+    "frozen, selective": ("model.freeze=[embed_tokens,layers.0]", "memory=checkpointing_selective"),
+    "regional": ("compile=aot_eager", "compile.regional=true", "model.num_hidden_layers=1",
+                 "data.lengths=fixed", "data.min_len=null"),
     **{name: case for name, case in CASES.items() if "classification" not in name},
-}
+}  # fmt: skip
 QUICK = ("causal_lm-llama", "fp16", "lora", "untied")
 
 

@@ -64,20 +64,18 @@ def evaluated(job):
 
 
 TECHNIQUES = {
-    "sgd": ("distributed=zero2", "optimizer=sgd", "optimizer.weight_decay=0.5"),
-    "lion": ("distributed=zero3", "optimizer=lion"),
-    "checkpointing": ("distributed=zero3", "memory=checkpointing"),
-    "clipped": ("distributed=zero2", "train.max_grad_norm=0.1"),
+    "sgd, clipped": ("distributed=zero2", "optimizer=sgd", "optimizer.weight_decay=0.5",
+                     "train.max_grad_norm=0.1"),
+    "lion, checkpointing": ("distributed=zero3", "optimizer=lion", "memory=checkpointing"),
     "bf16": ("distributed=zero2", "precision=bf16"),
     "fp8": ("distributed=zero2", "precision=fp8"),
     "lora": ("distributed=zero2", "peft=lora"),
-    "dora": ("distributed=zero3", "peft=dora"),
+    "dora, selective": ("distributed=zero3", "peft=dora", "memory=checkpointing_selective"),
     "ia3": ("distributed=zero1", "peft=ia3"),
-    "lora selective": ("distributed=zero3", "peft=lora", "memory=checkpointing_selective"),
     "optimizer on the host": ("distributed=zero2", "offload=optimizer_cpu"),
     "torch's on the host": ("distributed=zero1", "offload=optimizer_cpu", "optimizer=adamw_fused"),
     "weights on the host": ("distributed=zero3", "offload=params_cpu"),
-}
+}  # fmt: skip
 KEPT = ("optimizer=", "optimizer.", "precision=", "train.max_grad_norm=", "peft=")
 """What the plain run has, too."""
 
@@ -97,7 +95,7 @@ def test_one_process_is_the_plain_loop(technique, baseline_of, job_of) -> None:
 @pytest.mark.slow
 def test_matrix_products_that_are_repeated_are_counted(job_of) -> None:
     """T5's attention is not fused: its products stand in ZeRO-3's own autograd function."""
-    case = (*CASES["seq2seq-t5"], *TINY, *SHORT, *CUT, "distributed=zero3")
+    case = (*CASES["seq2seq-t5"], *TINY, *SHORT, *CUT, "distributed=zero3", "train.steps=1")
     jobs = [job_of(m, *case, f"memory={m}") for m in ("checkpointing", "checkpointing_selective")]
     full, selective = (job.effective["matmuls_recomputed_per_micro_batch"] for job in jobs)
     assert selective == 0 < full
@@ -283,7 +281,7 @@ def same_tensors(first: Path, second: Path) -> None:
 def test_zero_runs_the_model_uncompiled(distributed, compiled, train_ranks, monkeypatch) -> None:
     """In a process of its own: graphs are counted for a whole process."""
     switch_off("zero_with_compile", monkeypatch)
-    more = (f"distributed={distributed}", "compile=eager", *CUT[1:])
+    more = (f"distributed={distributed}", "compile=eager", *CUT[1:], "train.steps=1")
     folder = train_ranks(*LLAMA, *SHORT, *more)
     effective = json.loads((folder / "record.json").read_text())["effective"]
     assert (effective["compile"]["graphs"] > 0) is compiled

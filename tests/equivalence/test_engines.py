@@ -41,17 +41,16 @@ def test_trainer_is_the_loop_to_the_last_bit(name, cut, curve_of) -> None:
 
 
 TECHNIQUES = {
-    "bf16": ("precision=bf16",),
     "fp16": ("precision=fp16", "optimizer=adamw_foreach"),
-    "no clipping": ("train.max_grad_norm=null", "optimizer=sgd"),
-    "adafactor": ("optimizer=adafactor", "optimizer.lr=1e-3"),
-    "wsd": ("schedule=wsd", "schedule.warmup_steps=3"),
-    "checkpointing": ("memory=checkpointing",),
-    "loader processes": ("dataloader=workers",),
+    "bf16, wsd": ("precision=bf16", "schedule=wsd", "schedule.warmup_steps=3"),
+    "unclipped, checkpointing": ("train.max_grad_norm=null", "optimizer=sgd",
+                                 "memory=checkpointing"),
+    "adafactor, grouped by loader processes": ("optimizer=adafactor", "optimizer.lr=1e-3",
+                                               "data.length_grouping=true", "dataloader=workers"),
     "padding-free": ("data.packing=padding_free",),
-    "grouped": ("data.length_grouping=true",),
-    "aot_eager": ("compile=aot_eager", "model.num_hidden_layers=1"),
-}
+    "aot_eager": ("compile=aot_eager", "model.num_hidden_layers=1", "data.lengths=fixed",
+                  "data.min_len=null"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_leaving_out_next_to_nothing_is_warned_about(trained) -> None:
 
 @pytest.mark.slow
 def test_compiled_code_is_looked_into(trained) -> None:
-    job = trained("compile=aot_eager", "attention.backend=math")
+    job = trained("compile=aot_eager", "attention.backend=math", "model.num_hidden_layers=1")
     assert job.effective["attention_kernels"] == ["math"]
     assert job.effective["matmul_dtypes"] == ["float32"]
     assert "layer_calls_per_micro_batch" not in job.effective
@@ -109,6 +109,7 @@ def test_random_numbers_that_compiled_code_draws_twice_are_looked_into(trained) 
     job = trained(
         "model=tiny_bert", "task=sequence_classification", "compile=aot_eager",
         "memory=checkpointing_selective", "model.dropout=0.1", "attention=eager",
+        "model.num_hidden_layers=1",
     )  # fmt: skip
     assert job.effective["attention_kernels"] in ([], ["eager"]), "a compiler may decompose it"
     assert job.effective["matmul_dtypes"] == ["float32"]

@@ -186,7 +186,7 @@ def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch)
         )
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-    job = trained("compile=eager")
+    job = trained("compile=eager", "model.num_hidden_layers=1")
     said = [warning for warning in job.warnings if "compile" in warning]
     assert said == ([] if compiled else ["compile=eager had no effect: no graph was captured"])
 
@@ -194,7 +194,7 @@ def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch)
 @pytest.mark.slow
 def test_what_a_compiler_hides_is_said_not_to_be_looked_into(trained) -> None:
     """Its calls of kernels are seen; a hook that counts its layers' would be compiled with it."""
-    job = trained("compile=eager", "memory=checkpointing")
+    job = trained("compile=eager", "memory=checkpointing", "model.num_hidden_layers=1")
     assert job.effective["not_looked_into"] == "recomputation, fused kernels: compile=eager"
     assert job.effective["matmul_dtypes"] == ["float32"]
     assert "layer_calls_per_micro_batch" not in job.effective
