@@ -1,5 +1,6 @@
 """What all tests share: plans for small models, and trainings in this process or in a fresh one."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -28,6 +29,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # huggingface_hub reads it once, when it is imported: later it would look for a server, and wait.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# Inductor compiles a probe of the processor in each new cache, and loads it in each process.
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
+
 # Hundreds of processes are started: each would compile eke, and pytest rewrite the tests, anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -36,6 +40,12 @@ sys.dont_write_bytecode = False
 # the tests that interrupt a process would wait for its end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look again at a million objects that stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
