@@ -366,7 +366,7 @@ def test_a_process_that_is_slow_to_start_is_told_of_and_gets_all_of_its_request(
             listener.close()
         assert open_store(request).manifest.num_rows == 50
         if heard:
-            assert listener.readline().startswith("preparing data=jsonl /")
+            assert listener.readline().startswith("preparing data=jsonl ")
 
 
 def test_the_next_preparation_removes_what_a_kill_left(rows_file) -> None:
