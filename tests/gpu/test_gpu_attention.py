@@ -76,8 +76,8 @@ def test_the_fused_loss_is_the_same_step(precision, trained) -> None:
 
 
 def test_the_fused_loss_lowers_the_peak_by_the_logits(trained) -> None:
-    """4 x 512 tokens x 131072 entries are 1 GiB of float32 logits; on a CPU 32 MiB."""
-    vocabulary, length = sized((131072, 512), (16384, 128))
+    """4 x 512 tokens x 131072 entries are 1 GiB of float32 logits; on a CPU 128 MiB. Two chunks."""
+    vocabulary, length = sized(131072, 16384), 512
     large = (f"model.vocab_size={vocabulary}", f"data.seq_len={length}", "train.steps=4")
     fused = trained(*large, "kernels=fused_linear_cross_entropy")
     assert trained(*large).peak_bytes - fused.peak_bytes > 4 * length * vocabulary * 4

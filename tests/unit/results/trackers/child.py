@@ -5,6 +5,7 @@ of input finishes the run.
 """
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def main() -> None:
     tracker.summary({"loss/train_final": 0.5})
     tracker.finish(3)
     print(f"problem: {tracker.problem}", flush=True)
+    print(f"telemetry: {os.environ['WANDB_ERROR_REPORTING']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def test_a_run_that_ends_in_the_ordinary_way(tmp_path):
     with serving() as server:
         child = start_child(folder, WANDB_BASE_URL=server.url, **environment)
         said = child.communicate("25\n", timeout=60)
-    assert said == ("logged\nproblem: \n", "")
+    assert said == ("logged\nproblem: \ntelemetry: false\n", "")
     assert server.requests == []
     read = only_file(folder)
     pairs = [(row["train/global_step"], row["train/loss"]) for row in read.rows]
