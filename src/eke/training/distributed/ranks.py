@@ -59,10 +59,7 @@ class Ranks:
         return self.rank == 0
 
     def totals(self, counts: Iterable[int], stop: Outcome | None) -> StepTotals:
-        """Sums over all ranks, in one collective between hosts; every rank must call it.
-
-        `counts` are in the order of `MicroBatch.counts`; `stop` is what this rank was asked for.
-        """
+        """Sums of `MicroBatch.counts` over all ranks, and any stop request; all must call it."""
         if self.world_size > 1:
             numbers = torch.tensor([*(int(stop is each) for each in STOPS), *counts])
             dist.all_reduce(numbers)

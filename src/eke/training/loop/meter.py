@@ -115,12 +115,11 @@ class Meter:
         # Both are queued before the first wait.
         losses = ranks.sum(_stack([note.loss for note in self.notes]))
         norms = iter((_stack(measured) if measured else torch.empty(0, 1)).tolist())
-        rows = []
-        for note, (loss, *parts) in zip(self.notes, losses.tolist(), strict=True):
-            norm = None if note.grad_norm is None else next(norms)[0]
-            rows.append(self._row(note, loss, parts, norm))
-        self.notes = []
-        return rows
+        notes, self.notes = self.notes, []
+        return [
+            self._row(note, loss, parts, None if note.grad_norm is None else next(norms)[0])
+            for note, (loss, *parts) in zip(notes, losses.tolist(), strict=True)
+        ]
 
     def _row(
         self, note: StepNote, loss: float, parts: list[float], grad_norm: float | None
