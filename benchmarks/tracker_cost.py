@@ -29,7 +29,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def main(option: str) -> None:
     """Measure one tracker, offline and in a new folder."""
-    from accelerate import Accelerator  # slow: after what was typed has been looked at
+    from accelerate import Accelerator  # slow: after the arguments are checked
 
     os.environ["WANDB_MODE"] = "offline"
     Accelerator(cpu=True)

@@ -25,12 +25,12 @@ def rows_of(name: str) -> dict[str, list[str]]:
 
 
 def words_of(overrides: Iterable[str]) -> set[str]:
-    """What is typed; of a number the key alone, since no number has code of its own."""
+    """Overrides; of a number the key alone, since no number has code of its own."""
     return {re.sub(r"=[-+]?[\d.]+(e[-+]?\d+)?$", "", word) for word in overrides}
 
 
 def words_before(name: str) -> set[str]:
-    """Words of the rows of all earlier files: they are trained there."""
+    """Words of the rows of all earlier files, where they are trained if they run on a CPU."""
     earlier = takewhile(lambda other: other != name, FILES)
     return {word for each in earlier for row in rows_of(each).values() for word in words_of(row)}
 

@@ -107,7 +107,8 @@ def _explained(overrides: Sequence[str]) -> Iterator[None]:
 
 def open_catalogue(config_dir: Path | None) -> Catalogue:
     """Catalogue with the user's options; raises ConfigError if their folder is invalid."""
-    if config_dir and (problems := check_folder(config_dir := config_dir.resolve())):
+    config_dir = config_dir.resolve() if config_dir else None
+    if config_dir and (problems := check_folder(config_dir)):
         raise ConfigError(problems)
     return make_catalogue(config_dir)
 

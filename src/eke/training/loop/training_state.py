@@ -264,7 +264,8 @@ def _start_deepspeed(
     """Load weights before they are shared out, the rest into what the engine has made of it."""
     if checkpoint is not None:
         load_weights(model, checkpoint / EXPORT)
-    remove_swap(swap := swap_folder(plan, paths), ranks.rank)  # of an attempt that was killed
+    swap = swap_folder(plan, paths)
+    remove_swap(swap, ranks.rank)  # of an attempt that was killed
     ranks.gather(None)  # or a late one would remove the folder that another has just made
     engine = build_engine(plan, model, optimizer, formats, device, swap)
     update = DeepSpeedUpdate(plan, engine, device)
