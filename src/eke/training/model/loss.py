@@ -44,10 +44,9 @@ def loss_sum(
         each = take(found, labels.nan_to_num(), reduction="none")
         each = torch.where(labels.isnan(), 0.0, each)
         return with_parts(each.sum(), each, sources)
-    flat = logits.reshape(-1, logits.shape[-1])
     losses = F.cross_entropy(
-        flat.to(torch.float32),
-        labels.reshape(-1),
+        logits.flatten(0, -2).to(torch.float32),
+        labels.flatten(),
         ignore_index=IGNORED,
         reduction="sum" if sources is None else "none",
         label_smoothing=smoothing,
