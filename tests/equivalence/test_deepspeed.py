@@ -159,7 +159,9 @@ def test_a_sum_that_is_not_scaled_by_ranks_would_be_seen(baseline_of, job_of, mo
     from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 
     plain = baseline_of(*LLAMA, *SHORT, "batch.per_device=12")
-    monkeypatch.setattr(DeepSpeedUpdate, "backward", lambda self, loss: self.engine.backward(loss))
+    monkeypatch.setattr(
+        DeepSpeedUpdate, "backward", lambda self, loss, num: self.engine.backward(loss / num)
+    )
     job = job_of("run", *LLAMA, *SHORT, "distributed=zero2", *CUT)
     assert largest_difference(plain, curve(job)) > 1e-2
 

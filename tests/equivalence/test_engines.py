@@ -81,7 +81,7 @@ def test_trainers_own_loss_would_be_found(curve_of, monkeypatch) -> None:
 
     monkeypatch.setattr(PlanTrainer, "compute_loss", mean_of_micro_batch)
     trainer = curve_of(*case, *CUTS["3x4"], "engine=trainer")
-    assert trainer[0][0] == pytest.approx(4 * loop[0][0], rel=0.2)
+    assert trainer[0][1] > 2 * loop[0][1]  # the norm of the gradient
     assert largest_difference(loop, trainer) > 1e-2
 
 

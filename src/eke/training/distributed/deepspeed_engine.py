@@ -176,11 +176,11 @@ class DeepSpeedUpdate(Update):
         self.engine.set_gradient_accumulation_boundary(last)
         yield
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, num_targets: int) -> None:
         """Multiply the loss by the ranks: DeepSpeed averages over them instead of summing."""
         if self.scale:
             self.engine.optimizer.override_loss_scale(self.scale.value)
-        self.engine.backward(loss * self.world_size, scale_wrt_gas=False)
+        self.engine.backward(loss * (self.world_size / num_targets), scale_wrt_gas=False)
 
     def apply(self) -> Tensor:
         """One step of the engine; with float16, a step whose gradients overflowed is skipped."""
@@ -293,9 +293,9 @@ class ShardedUpdate(Update):
         sharded.set_requires_gradient_sync(last or self.every)  # else they add up here, whole
         return nullcontext()
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, num_targets: int) -> None:
         """Ranks average their gradients here, too, where they should sum them."""
-        self.plain.backward(loss)
+        self.plain.backward(loss, num_targets)
 
     def apply(self) -> Tensor | None:
         """One step on the parts; the norm is that of the whole gradient."""

@@ -46,7 +46,7 @@ class StepNote:
     stamps: list[tuple[str, Any]]
     """Phase that starts, and when; the last one is the end."""
     loss: Tensor
-    """Of a mix (1 + sources,), as of `eke.training.model.loss.LossFunction`."""
+    """Summed over this rank's targets; of a mix (1 + sources,), as of `with_parts`."""
     grad_norm: Tensor | None
     """None if not needed."""
     learning_rate: float
@@ -130,7 +130,7 @@ class Meter:
         row: metrics.Row = {
             metrics.STEP: note.step + 1,
             metrics.ATTEMPT: self.attempt,
-            metrics.LOSS: loss,
+            metrics.LOSS: loss / max(1, note.totals.num_targets),
             **({} if grad_norm is None else {metrics.GRAD_NORM: grad_norm}),
             "train/learning_rate": note.learning_rate,
             metrics.STEP_TIME: sum(seconds.values()),
@@ -141,8 +141,8 @@ class Meter:
         counts = note.totals.samples_of, note.totals.targets_of, parts
         for name, count, targets, part in zip(self.sources, *counts, strict=True):
             row[f"{metrics.SAMPLES}/{name}"] = count
-            if targets:  # the parts are shares of the mean over all
-                row[f"{metrics.LOSS}/{name}"] = part * note.totals.num_targets / targets
+            if targets:
+                row[f"{metrics.LOSS}/{name}"] = part / targets
         if note.step < self.timed_from or note.unsteady:
             row[metrics.WARMUP] = 1
         return row

@@ -42,12 +42,13 @@ def take_step(
 ) -> tuple[Tensor, Tensor | None]:
     """One optimizer step; nothing in it waits for the device.
 
-    The loss is the mean over all `num_targets` of the global batch, so that it is the same however
-    the batch is `cut` into this rank's micro-batches. `enter` is called when a phase begins.
+    The gradient is that of the mean over all `num_targets` of the global batch, so that it is the
+    same however the batch is `cut` into this rank's micro-batches. `enter` is called when a phase
+    begins.
 
     Returns:
-        This rank's part of the loss, of a mix with that of each source behind it, and the norm of
-        the whole gradient, on the device; None if the norm is not needed.
+        The loss summed over this rank's targets, of a mix with that of each source behind it, and
+        the norm of the whole gradient, on the device; None if the norm is not needed.
     """
     total: Tensor | None = None
     with job.formats.copies:
@@ -55,10 +56,10 @@ def take_step(
             with job.update.exchange(last=number == len(cut)):
                 enter("forward")
                 with job.formats.autocast(), job.offload:
-                    loss = job.loss(job.model, batch) / num_targets
+                    loss = job.loss(job.model, batch)
                 job.cache_release.after_forward(step)
                 enter("backward")
-                job.update.backward(total_loss(loss))
+                job.update.backward(total_loss(loss), num_targets)
             total = loss.detach() if total is None else total + loss.detach()
             del loss
     assert total is not None, "a rank without samples has a placeholder"

@@ -110,7 +110,7 @@ class Steps:
         """Optimizer step in progress, counted from 0."""
         self.totals = StepTotals(0, 0, 0)
         self.loss = torch.zeros((), device=job.device)
-        """This rank's share of the step's mean loss so far."""
+        """Of the step so far, summed over this rank's targets."""
         self.grad_norm: Tensor | None = None
         self.copies = ExitStack()
         """Holds the weights to compute with, from the first micro-batch of a step to its last."""
@@ -228,12 +228,12 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         enter(job, "forward")
         with job.offload:
             smoothing = self.args.label_smoothing_factor
-            share = job.loss(model, inputs[MICRO_BATCH], smoothing) / self.steps.num_targets
+            loss = job.loss(model, inputs[MICRO_BATCH], smoothing)
         job.cache_release.after_forward(self.steps.step)
         job.meter.enter("backward")
-        self.steps.loss = self.steps.loss + share.detach()
+        self.steps.loss = self.steps.loss + loss.detach()
         # Ranks average their gradients where they should sum them.
-        return total_loss(share) * job.ranks.world_size
+        return total_loss(loss) * (job.ranks.world_size / self.steps.num_targets)
 
     def training_step(
         self, model: nn.Module, inputs: Inputs, num_items_in_batch: int | None = None

@@ -27,8 +27,8 @@ class Update(Protocol):
         """Context of one micro-batch: ranks exchange gradients in the last one of a step."""
         return nullcontext()
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`: this rank's share of the global batch's mean, a scalar."""
+    def backward(self, loss: Tensor, num_targets: int) -> None:
+        """Add the gradients of `loss / num_targets`; a scalar, and all targets of the step."""
 
     def apply(self) -> Tensor | None:
         """Clip, step and forget the gradients; returns their norm before clipping, on the device.
@@ -79,11 +79,11 @@ class PlainUpdate(Update):
         apart: AbstractContextManager[None] = getattr(self.model, "no_sync", nullcontext)()
         return apart
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, num_targets: int) -> None:
         """Ranks average their gradients where they should sum them, hence the factor."""
-        shared = loss * self.world_size if self.world_size > 1 else loss
         # Not Accelerate's: it divides by its accumulation steps, also where there is one.
-        (self.scaler.scale(shared) if self.scaler else shared).backward()  # type: ignore[no-untyped-call]  # torch 2.13
+        scaled = self.scaler.scale(loss) if self.scaler else loss
+        scaled.backward(torch.full_like(scaled, self.world_size / num_targets))  # type: ignore[no-untyped-call]  # torch 2.13
 
     def apply(self) -> Tensor | None:
         """One step of the optimizer."""
@@ -163,9 +163,9 @@ class InBackwardUpdate(Update):
             hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: no annotations
             hook(self._step)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, num_targets: int) -> None:
         """Gradients come into being, update their weights and go."""
-        loss.backward()  # type: ignore[no-untyped-call]  # torch 2.13
+        loss.backward(torch.full_like(loss, 1 / num_targets))  # type: ignore[no-untyped-call]  # torch 2.13
 
     def apply(self) -> Tensor | None:
         """Only the norm is left: of the gradients there were, in the order of the weights."""

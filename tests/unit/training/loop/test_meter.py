@@ -36,7 +36,7 @@ def do_step(meter: Meter, step: int = 0, phases=metrics.PHASES[1:], loss=2.5, no
     for phase in phases:
         meter.enter(phase)
     norm = None if norm is None else torch.tensor(norm)
-    meter.end_step(step, torch.tensor(loss), norm, 1e-3, StepTotals(1, 8, 256))
+    meter.end_step(step, torch.tensor(4 * loss), norm, 1e-3, StepTotals(4, 8, 256))
 
 
 def seconds_of(row: metrics.Row) -> dict[str, float]:

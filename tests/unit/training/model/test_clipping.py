@@ -136,7 +136,7 @@ def test_it_is_left_to_others_where_they_need_the_place(plan, scaler) -> None:
 
 @pytest.mark.parametrize(("plan", "factor"), [(PLAN, 1), (several(PLAN), 2)], ids=["one", "two"])
 def test_ranks_that_average_gradients_add_them_up(plan, factor) -> None:
-    """DistributedDataParallel divides by the number of processes; the loss is a sum's share."""
+    """DistributedDataParallel divides by the number of processes; the loss is a sum."""
     model, update = make(IN_KERNEL["sgd"], plan)
-    update.backward(model[0].bias.sum())
-    assert torch.equal(model[0].bias.grad, torch.full((5,), float(factor)))
+    update.backward(model[0].bias.sum(), 4)
+    assert torch.equal(model[0].bias.grad, torch.full((5,), factor / 4))
