@@ -36,6 +36,7 @@ class StepTotals:
     """Totals of one optimizer step over all ranks."""
 
     num_targets: int
+    """At least 1: losses are divided by it."""
     num_samples: int
     num_tokens: int
     stop: Outcome | None = None
@@ -66,8 +67,8 @@ class Ranks:
             wanted, counts = numbers[: len(STOPS)].tolist(), numbers[len(STOPS) :].tolist()
             stop = next((each for each, count in zip(STOPS, wanted, strict=True) if count), None)
         targets, samples, tokens, *of = counts
-        half = len(of) // 2
-        return StepTotals(targets, samples, tokens, stop, tuple(of[:half]), tuple(of[half:]))
+        of_sources = tuple(of[: len(of) // 2]), tuple(of[len(of) // 2 :])
+        return StepTotals(max(1, targets), samples, tokens, stop, *of_sources)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all ranks, element by element, where `values` lives; every rank must call it."""

@@ -139,10 +139,9 @@ def enter(job: TrainingState, phase: str) -> None:
 def train_step(job: TrainingState, batches: Iterator[list[MicroBatch]], step: int) -> StepTotals:
     """One optimizer step over all micro-batches of the global batch; returns what it held."""
     cut, totals = next_step(job, batches)
-    num_targets = max(1, totals.num_targets)
     rate = job.plan.config.optimizer.lr * job.multiplier(step)
     set_learning_rate(job.optimizer, rate)  # before the backward pass: an update may step within it
-    total, grad_norm = take_step(job, cut, num_targets, step, partial(enter, job))
+    total, grad_norm = take_step(job, cut, totals.num_targets, step, partial(enter, job))
     job.meter.end_step(step, total, grad_norm, rate, totals)
     return totals
 

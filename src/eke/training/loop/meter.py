@@ -130,7 +130,7 @@ class Meter:
         row: metrics.Row = {
             metrics.STEP: note.step + 1,
             metrics.ATTEMPT: self.attempt,
-            metrics.LOSS: loss / max(1, note.totals.num_targets),
+            metrics.LOSS: loss / note.totals.num_targets,
             **({} if grad_norm is None else {metrics.GRAD_NORM: grad_norm}),
             "train/learning_rate": note.learning_rate,
             metrics.STEP_TIME: sum(seconds.values()),

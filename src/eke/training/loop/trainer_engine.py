@@ -108,7 +108,7 @@ class Steps:
         self.batches = job.data.train_steps(job.start_step, job.ranks.rank)
         self.step = job.start_step
         """Optimizer step in progress, counted from 0."""
-        self.totals = StepTotals(0, 0, 0)
+        self.totals = StepTotals(1, 0, 0)
         self.loss = torch.zeros((), device=job.device)
         """Of the step so far, summed over this rank's targets."""
         self.grad_norm: Tensor | None = None
@@ -118,11 +118,6 @@ class Steps:
         """As the optimizer had it in this step."""
         self.stopped: Stopped | None = None
         """Why training is to end before its last step."""
-
-    @property
-    def num_targets(self) -> int:
-        """Targets of the whole global batch: the loss is the mean over all of them."""
-        return max(1, self.totals.num_targets)
 
     def take(self) -> list[Inputs]:
         """Begin a step: this rank's micro-batches of it, always `accumulation` of them."""
@@ -208,7 +203,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Inputs], int]:
         """The micro-batches of one optimizer step, and the targets of the global batch."""
-        return self.steps.take(), self.steps.num_targets
+        return self.steps.take(), self.steps.totals.num_targets
 
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
@@ -233,7 +228,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         job.meter.enter("backward")
         self.steps.loss = self.steps.loss + loss.detach()
         # Ranks average their gradients where they should sum them.
-        return total_loss(loss) * (job.ranks.world_size / self.steps.num_targets)
+        return total_loss(loss) * (job.ranks.world_size / self.steps.totals.num_targets)
 
     def training_step(
         self, model: nn.Module, inputs: Inputs, num_items_in_batch: int | None = None

@@ -30,6 +30,7 @@ def test_alone_nothing_is_sent() -> None:
     assert not dist.is_initialized()
     totals = StepTotals(3, 2, 1, Outcome.preempted, (2, 0), (3, 0))
     values = torch.arange(3.0)
+    assert ALONE.totals([0, 2, 1], None) == StepTotals(1, 2, 1), "a loss of 0 / 0 is no number"
     assert ALONE.totals([3, 2, 1, 2, 0, 3, 0], Outcome.preempted) == totals
     assert ALONE.sum(values) is values
     assert ALONE.tell("word") == "word"
