@@ -28,7 +28,7 @@ class Update(Protocol):
         return nullcontext()
 
     def backward(self, loss: Tensor, num_targets: int) -> None:
-        """Add the gradients of `loss / num_targets`; a scalar, and all targets of the step."""
+        """Add the gradients of the scalar `loss`, divided by the targets of the whole step."""
 
     def apply(self) -> Tensor | None:
         """Clip, step and forget the gradients; returns their norm before clipping, on the device.
