@@ -25,7 +25,7 @@ def rows_of(name: str) -> dict[str, list[str]]:
 
 
 def words_of(overrides: Iterable[str]) -> set[str]:
-    """Overrides; of a number the key alone, since no number has code of its own."""
+    """Overrides; of a number only the key, since code does not depend on the number."""
     return {re.sub(r"=[-+]?[\d.]+(e[-+]?\d+)?$", "", word) for word in overrides}
 
 
