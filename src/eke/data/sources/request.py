@@ -43,7 +43,7 @@ from eke.data.sources.source_files import (
 )
 from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, tokenizer_of
 
-STORE_VERSION = 3
+STORE_VERSION = 4
 """Increase it when preparation changes its result."""
 
 Named = tuple[tuple[str, str], ...]

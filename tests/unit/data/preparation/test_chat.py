@@ -10,13 +10,8 @@ import pytest
 from chat_templates import FAMILIES, Family, Message, saved
 from prepared import store_of, write_jsonl
 
-from eke.data.preparation.chat import (
-    ChatTemplate,
-    columns_of,
-    encode_conversation,
-    generated_spans,
-    read_conversation,
-)
+from eke.data.preparation.chat import ChatTemplate, encode_conversation, generated_spans
+from eke.data.preparation.conversations import columns_of, read_conversation
 from eke.data.preparation.lines import BadRowError
 from eke.data.preparation.tokenizers import Encoded
 
