@@ -429,7 +429,7 @@ class ChatRows:
         ids, trained = encode_conversation(
             template, self.tokenizer, given, self.request.train_on, self.request.seq_len
         )
-        self.ignored.update(self._ignored(template, given))
+        self.ignored.update(sorted(self._ignored(template, given)))
         self.num_trained += int(trained[1:].sum())  # the first token is no target
         self.ends.add(int(ids[trained][-1]))
         return Fields((given.identity,), ids=ids, trained=trained)

@@ -186,6 +186,8 @@ def _message(given: Mapping[str, Any], place: str) -> Message:
     if isinstance(content, list):
         if any(not isinstance(c, dict) or not isinstance(c.get("text"), str) for c in content):
             raise BadRowError(f"{place} has content other than text")
+        if any(key in _FLAGS for part in content for key in part):
+            raise BadRowError(f"{place} has parts that say whether they are trained")
         message |= {f"content.{k}": v for c in content for k, v in c.items() if k not in _PART}
         content = "".join(c["text"] for c in content)
     if content is not None and not isinstance(content, str):

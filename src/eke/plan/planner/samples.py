@@ -178,16 +178,16 @@ def _other_classes(configs: Sequence[Config], parts: Sequence[DataPlan]) -> list
 
 def _other_templates(mix: Mix, parts: Sequence[DataPlan]) -> list[Problem]:
     """Sources with another chat template than the first one's: a model is saved with one."""
+    from eke.config.sweep.definition import value_text  # imports Hydra, needed for errors only
+
     found = [sources.read_manifest(sources.store_folder(part.store)) for part in parts]
     chats = {n: m.chat_template for n, m in enumerate(found) if m and m.chat_template}
-    typed = [source.get("chat_template") or "null" for source in mix.sources]
-    first, key = next(iter(chats), 0), "data.sources{}.chat_template"
+    typed = [value_text(source.get("chat_template")) for source in mix.sources]
+    first = next(iter(chats), 0)
     why = f"is not the template of data.sources[{first}], and a model is saved with one"
-    fix = typed[first]
+    fixes = [Fix(f"data.sources.{n}.chat_template={typed[first]}") for n in range(len(typed))]
     return [
-        Problem(
-            key.format(f"[{n}]"), typed[n], why, Fix(f"{key.format(f'.{n}')}={fix}"), "templates"
-        )
+        Problem(f"data.sources[{n}].chat_template", typed[n], why, fixes[n])
         for n, template in chats.items()
         if template != chats[first]
     ]
