@@ -262,17 +262,17 @@ def _aligned(
     return found if at == len(rendered) else None
 
 
-def _answers(conversation: Conversation, train_on: str) -> list[int]:
+def _answers(given: Conversation, train_on: str) -> list[int]:
     """Numbers of the answers that are trained."""
-    messages, flags = conversation.messages, conversation.flags
-    said = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-    for number, flag in flags.items():
-        if not flag if train_on == "all" else flag and number not in said:
+    flags = dict(zip(range(len(given.messages)), given.flags, strict=False))
+    said = [n for n, message in enumerate(given.messages) if message["role"] == "assistant"]
+    for n, flag in flags.items():
+        if flag is False if train_on == "all" else flag and n not in said:
             what = "trained" if flag else "context"
-            raise BadRowError(f"messages[{number}] is to be {what}, unlike train_on={train_on}")
-    found = [n for n in said if flags.get(n) or n >= conversation.first_trained]
+            raise BadRowError(f"messages[{n}] is to be {what}, unlike train_on={train_on}")
+    found = [n for n in said if flags.get(n) or n >= given.first_trained]
     found = found[-1:] if train_on == "last_assistant" else found
-    found = [n for n in found if flags.get(n, True)]
+    found = [n for n in found if flags.get(n) is not False]
     if not found and train_on != "all":
         raise BadRowError("has no answer of the assistant to train on")
     return found

@@ -1,7 +1,8 @@
 """Conversations of rows, as OpenAI, ShareGPT, Alpaca, axolotl, ms-swift and TRL write them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ _FLAGS = ("weight", "train", "train_on", "training", "trainable", "loss", "loss_
           "train_detail", "training_detail")  # fmt: skip
 """Keys of a message that say whether it is trained: OpenAI's, axolotl's and ms-swift's."""
 
+_KINDS = {str: "a text", list: "a list", dict: "an object"}
+
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 """Values that say nothing."""
 
@@ -41,8 +44,8 @@ class Conversation:
     tools: list[Any] | None = None
     first_trained: int = 0
     """Messages before this one are a prompt."""
-    flags: Mapping[int, bool] = field(default_factory=dict)
-    """Number of a message -> whether it is trained, where the row says so."""
+    flags: Sequence[bool | None] = ()
+    """Whether each message is to be trained; None where the row does not say."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the template."""
     identity: str = ""
@@ -71,11 +74,9 @@ def columns_of(row: Mapping[str, Any]) -> list[str]:
 
 def without_nulls(value: Any) -> Any:
     """A row without the nulls of Arrow, which gives each object the keys of all of them."""
-    if isinstance(value, list):
-        return [without_nulls(each) for each in value]
     if isinstance(value, dict):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
-    return value
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def read_conversation(
@@ -87,12 +88,12 @@ def read_conversation(
     """
     if row.get(column) is None:
         raise BadRowError(f"has no {column}")
-    question = _PROMPT_OF.get(column)
-    if question is None or (question not in row and is_conversation(parse_list(row[column]))):
-        question = None
-    elif row.get(question) is None:
+    question, asked = _PROMPT_OF.get(column, ""), None
+    if question not in row and is_conversation(parse_list(row[column])):
+        question = ""
+    if question and (asked := row.get(question)) is None:
         raise BadRowError(f"has {column} and no {question}")
-    asked, used = row.get(question or ""), {column, question, *_BESIDE}
+    used = {column, question, *_BESIDE}
     if column == "output" and isinstance(asked, str):
         used.add("input")
         asked = f"{asked}\n{row['input']}" if row.get("input") else asked
@@ -111,16 +112,14 @@ def read_conversation(
     # What was read when there were fewer keys, so that rows stay in their splits.
     given = [{k: v for k, v in m.items() if not k.startswith("content.")} for m in turns]
     listed = parse_list(row.get("tools"))
-    known = [given, listed if isinstance(listed, list) and listed else None]
-    identity = json.dumps(known, sort_keys=True, default=str)
-    flags = {number: _flag(message, number) for number, message in enumerate(turns)}
+    known = [given, (listed or None) if isinstance(listed, list) else None]
     return Conversation(
         [_with_calls(message, number, parses_calls) for number, message in enumerate(turns)],
         _tools(row),
         num_asked,
-        {number: flag for number, flag in flags.items() if flag is not None},
+        [_flag(message, number) for number, message in enumerate(turns)],
         _column(row, (dict,), "chat_template_kwargs") or {},
-        identity,
+        json.dumps(known, sort_keys=True, default=str),
         frozenset(name for name, value in row.items() if name not in used and value not in EMPTY),
     )
 
@@ -137,12 +136,11 @@ def _parsed(value: Any, place: str, *kinds: type) -> Any:
     """A value of one of these kinds, or what a text in JSON stands for; None where it is empty."""
     found = value
     if isinstance(value, str) and str not in kinds:
-        try:
+        with suppress(ValueError, RecursionError):
             found = json.loads(value.strip() or "null")
-        except (ValueError, RecursionError) as error:
-            raise BadRowError(f"{place} is text that is not JSON: {value[:30]!r}") from error
     if found not in EMPTY and not isinstance(found, kinds):
-        raise BadRowError(f"{place} cannot be {str(value)[:30]!r}")
+        wanted = " or ".join(_KINDS[kind] for kind in kinds)
+        raise BadRowError(f"{place} is {str(value)[:30]!r}, not {wanted}")
     return None if found in EMPTY else found
 
 
@@ -198,9 +196,8 @@ def _message(given: Mapping[str, Any], place: str) -> Message:
             call = {"name": call["name"], "arguments": call.get("arguments", {})}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadRowError(f"{place} is no tool call in JSON") from error
-        calls = [{"type": "function", "function": call}]
-        return {**message, "role": role, "content": "", "tool_calls": calls}
-    calls = role == "assistant" and (given.get("tool_calls") or given.get("function_call"))
+        message, content = message | {"tool_calls": [{"type": "function", "function": call}]}, ""
+    calls = role == "assistant" and (message.get("tool_calls") or message.get("function_call"))
     if not content and role == "assistant" and not calls:
         raise BadRowError(f"{place} is an empty answer")
     check_unicode(content or "", place)
@@ -216,13 +213,13 @@ def _with_calls(message: Message, number: int, parses: bool) -> Message:
         raise BadRowError(f"{place} has tool_calls and function_call, of which one is read")
     made = []
     for call in [{"type": "function", "function": older}] if older else calls or ():
-        called = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(called, dict) or not isinstance(called.get("name"), str):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRowError(f"{place} has a tool call without the name of a function")
-        if parses and isinstance(called.get("arguments"), str):
-            arguments = _parsed(called["arguments"], f"{place}: a call's arguments", dict)
-            called = {**called, "arguments": arguments or {}}
-        made.append({**call, "function": called} if "function" in call else called)
+        if parses and isinstance(given := function.get("arguments"), str):
+            arguments = _parsed(given, f"{place}.tool_calls: arguments", dict) or {}
+            function = {**function, "arguments": arguments}
+        made.append({**call, "function": function} if "function" in call else function)
     others = {k: v for k, v in message.items() if k not in ("function_call", *_FLAGS)}
     return {**others, "tool_calls": made} if made else others
 
