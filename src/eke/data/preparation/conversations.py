@@ -216,7 +216,7 @@ def _with_calls(message: Message, number: int, parses: bool) -> Message:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRowError(f"{place} has a tool call without the name of a function")
-        if parses and isinstance(given := function.get("arguments"), str):
+        if parses and (given := function.get("arguments")) is not None:
             arguments = _parsed(given, f"{place}.tool_calls: arguments", dict) or {}
             function = {**function, "arguments": arguments}
         made.append({**call, "function": function} if "function" in call else function)
