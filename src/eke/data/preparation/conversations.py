@@ -30,7 +30,7 @@ _FLAGS = ("weight", "train", "train_on", "training", "trainable", "loss", "loss_
           "train_detail", "training_detail")  # fmt: skip
 """Keys of a message that say whether it is trained: OpenAI's, axolotl's and ms-swift's."""
 
-_KINDS = {str: "a text", list: "a list", dict: "an object"}
+_KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 """Values that say nothing."""
