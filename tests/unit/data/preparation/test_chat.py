@@ -325,6 +325,9 @@ CALLED = 'user why?. assistant [find {"n": 1}.] tool 7. assistant [so.]'
              "history": [["why?", "so"]]}, f"system be. {PAIR} user and?. assistant [no.]"),
             ("history of messages", {"history": [ASK, say()], "messages": [ASK, say()]},
              f"{PAIR} {PAIR}"),
+            ("history behind a system message", {"history": [["why?", "so"]],
+             "messages": [{"role": "system", "content": "be"}, ASK, say()]},
+             f"system be. {PAIR} {PAIR}"),
             ("history before a prompt", {"history": [["why?", "so"]], "prompt": [ASK],
              "completion": [say()]}, f"user why?. assistant so. {PAIR}"),
             ("arguments in JSON",
@@ -411,7 +414,8 @@ def test_a_template_that_joins_texts_gets_arguments_as_they_are() -> None:
 
 def test_rows_stay_in_the_splits_they_were_in() -> None:
     answer = {**SAY, "name": "x", "weight": 1}
-    row = {"messages": [ASK, {**answer, "y": None}], "tools": '[{"name": "t"}]', "id": 7}
+    asked = {"role": "user", "content": [{"type": "text", "text": "why?", "cache": 1}]}
+    row = {"messages": [asked, {**answer, "y": None}], "tools": '[{"name": "t"}]', "id": 7}
     said = [[ASK, answer], [{"name": "t"}]]
     assert json.loads(read_conversation(row, "messages").identity) == said
 
