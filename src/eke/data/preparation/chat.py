@@ -385,7 +385,7 @@ def encode_conversation(
     return ids[:limit], mask[:limit]
 
 
-ENOUGH_ROWS = 100
+_ENOUGH_ROWS = 100
 """Rows with a key of a message after which it is not tried again whether the template reads it."""
 
 
@@ -405,7 +405,10 @@ class ChatRows:
         self.template = ChatTemplate(
             self._source(), tokenizer.special_names, frozenset(tokenizer.special_texts)
         )
-        self._with_settings = lru_cache(self._set_up)
+        names = tokenizer.special_names
+        self._with_settings = lru_cache(
+            lambda text: replace(self.template, variables={**names, **json.loads(text)})
+        )
 
     def _source(self) -> str:
         named, chosen = self.tokenizer.chat_templates, self.request.chat_template
@@ -434,20 +437,15 @@ class ChatRows:
         self.ends.add(int(ids[trained][-1]))
         return Fields((given.identity,), ids=ids, trained=trained)
 
-    def _set_up(self, settings: str) -> ChatTemplate:
-        """The template with settings of a row, in JSON, as variables."""
-        variables = {**self.template.variables, **json.loads(settings)}
-        return replace(self.template, variables=variables)
-
     def _ignored(self, template: ChatTemplate, given: Conversation) -> frozenset[str]:
         """Keys of a row without which its text is the same."""
         names = self.template.names
         found = {f"chat_template_kwargs.{key}" for key in given.settings.keys() - names}
         keys = {
             (message["role"], key) for message in given.messages for key, value in message.items()
-            if key not in ("role", "content") and value not in EMPTY
+            if key != "role" and value not in EMPTY
         } - self._read  # fmt: skip
-        tried = [each for each in keys if self._tried[each] < ENOUGH_ROWS]
+        tried = [each for each in keys if self._tried[each] < _ENOUGH_ROWS]
         whole = template.render(given)[0] if tried else ""
         for role, name in tried:
             less, text = [dict(message) for message in given.messages], ""
@@ -458,7 +456,7 @@ class ChatRows:
             self._read |= {(role, name)} if text != whole else set()
         self._tried.update(tried)
         found |= {"tools"} if given.tools and "tools" not in names else set()
-        return given.ignored | found | {f"messages.{key}" for _, key in keys - self._read}
+        return given.ignored | found | {".".join(each) for each in keys - self._read}
 
     def _find(self, row: Mapping[str, Any]) -> str:
         found = columns_of(row)
