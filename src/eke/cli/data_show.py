@@ -88,6 +88,7 @@ def _row(config: Config, store: Store, join: Join, number: int, with_ids: bool) 
     trained = [place >= cut for place in range(len(ids))]
     if store.has("trained"):
         trained = store.array("trained")[start:end].astype(bool).tolist()
+    trained[0] &= config.task.option != "causal_lm"  # no token predicts the first one
     use = "evaluation" if number in store.array("evaluation") else "training"
     heading = f"row {number + 1} ({use}): {format_number(len(ids), 'token')}"
     heading += f", {sum(trained)} trained" if config.task.option in TOKEN_TASKS else ""
@@ -137,10 +138,13 @@ def _summary(config: Config, store: Store) -> str:
         bar = "#" * round(40 * size / max(sizes))
         lines.append(f"  {first:>7} to {first + step - 1:<7} {size:>9}  {bar}".rstrip())
     if config.task.option in TOKEN_TASKS:
-        trained = found.num_trained or total - int(store.array("cuts").sum())
+        first = int(config.task.option == "causal_lm")  # no token predicts it
+        cuts = np.maximum(store.array("cuts"), first)
+        trained = found.num_trained or total - int(cuts.sum())
         lines.append(f"trained: {trained / total:.1%} ({trained} of {total} tokens)")
     counts = f"{found.num_bad} bad, {found.num_empty} empty, {found.num_truncated} truncated"
     lines.append(f"rows: {found.num_rows} read; {counts}")
+    lines += [f"ignored: {printable(', '.join(found.ignored))}"] if found.ignored else []
     lines += [f"first bad row: {printable(row)}" for row in found.bad_rows[:1]]
     if found.num_bad > getattr(config.data, "max_bad_frac", 1) * found.num_rows:
         lines.append("A run refuses so many bad rows; eke plan with these overrides says more.")

@@ -146,6 +146,25 @@ def test_the_counts(here, capsys) -> None:
     assert float(share) == pytest.approx(100 * int(trained) / int(tokens), abs=0.06)
 
 
+def test_the_first_token_is_no_target_and_ignored_keys_are_listed(here, capsys) -> None:
+    words = chats(
+        here, *[{"messages": [ASK, SAY], "lang": "\x1b[2Jfr", "\x1b[2Jid": n} for n in (1, 2)]
+    )
+    assert show(*words, "--rows=1", "data.train_on=all") == 0
+    told = capsys.readouterr().out
+    tokens, trained = map(int, re.findall(r"\): (\d+) tokens, (\d+) trained", told)[0])
+    assert trained == tokens - 1
+    whole, tokens = map(int, re.findall(r"\((\d+) of (\d+) tokens\)", told)[0])
+    assert whole == tokens - 6
+    assert "\nignored: \ufffd[2Jid (2 rows), lang (2 rows)\n" in told
+
+
+def test_the_first_token_of_texts_is_no_target(here, capsys) -> None:
+    assert show(*bytes_of(here), "--rows=0") == 0
+    trained, tokens = map(int, re.findall(r"\((\d+) of (\d+) tokens\)", capsys.readouterr().out)[0])
+    assert trained == tokens - 4
+
+
 def bytes_of(folder: Path, count: int = 4) -> list[str]:
     rows = [{"q": f"é{n}?", "a": f"ü{n}", "text": f"row {n}", "label": n % 2} for n in range(count)]
     write_jsonl(folder / "rows.jsonl", rows)
@@ -156,7 +175,7 @@ def bytes_of(folder: Path, count: int = 4) -> list[str]:
     ("more", "expected"),
     [
         pytest.param(["data.prompt=q", "data.response=a"], "<bos>é0?\n[[ü0<eos>]]", id="answers"),
-        pytest.param([], "[[<bos>row 0<eos>]]", id="texts"),
+        pytest.param([], "7 tokens, 6 trained\n<bos>[[row 0<eos>]]", id="texts"),
         pytest.param(
             ["task=seq2seq_lm", "model=tiny_t5", "data.prompt=q", "data.response=a"],
             "é0?<eos>[[ü0<eos>]]", id="seq2seq",

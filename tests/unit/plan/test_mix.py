@@ -1,7 +1,9 @@
 """Plans of a mix: samples by weight, the identity, forecasts, changed inputs, refused sources."""
 
 import pytest
+from chat_templates import FAMILIES, saved
 from prepared import numbered, write_jsonl
+from transformers import AutoTokenizer
 from unit.plan.cases import config_of, plan_of
 
 from eke.cli import main
@@ -19,7 +21,8 @@ from eke.plan.planner import (
     write_plan,
 )
 from eke.rules import Facts, check
-from eke.training.batches.dataset import build_data
+from eke.training.batches.dataset import build_data, load_plan_tokenizer
+from eke.training.batches.tasks import chat_manifest
 
 SHORT = ("data=mix", "data.seq_len=32", "batch.per_device=4", "train.steps=50")
 
@@ -239,3 +242,34 @@ def test_packing_that_helps_another_source_is_no_warning() -> None:
     config = config_of(*SHORT, "data.packing=on", listed(5, 3, 2))
     _, warned = check(Facts(config, detect(), planning=True))
     assert [problem.key for problem in warned if "packing" in problem.key] == []
+
+
+def talks(folder, *templates: str) -> str:
+    """A mix of conversations of a file, of the hub, and of a text."""
+    saved(FAMILIES["chatml"], folder / "tok")
+    for word in ("be", "so"):
+        (folder / f"{word}.jinja").write_text(f"{{{{ '{word} ' }}}}{FAMILIES['chatml'].template}")
+    (folder / "set").mkdir()
+    rows = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "so."}]
+            for n in range(12)]  # fmt: skip
+    for place in ("chat.jsonl", "set/train.jsonl"):
+        write_jsonl(folder / place, [{"messages": each} for each in rows])
+    both = zip(("option:chat_hub,name:set", "option:chat,path:chat.jsonl"), templates, strict=True)
+    each = [f"{{{place},chat_template:{template}}}" for place, template in both]
+    return f"data.sources=[{{option:jsonl,path:a.jsonl}},{','.join(each)}]"
+
+
+def test_conversations_have_one_template(folder) -> None:
+    typed = (*SHORT, "data.tokenizer=tok", "model.vocab_size=330")
+    given = talks(folder, "be.jinja", "so.jinja")
+    with pytest.raises(ConfigError) as error:
+        plan_of(*typed, given)
+    (problem,) = error.value.problems
+    assert (problem.key, problem.value) == ("data.sources[2].chat_template", "so.jinja")
+    assert problem.overrides == ("data.sources.2.chat_template=be.jinja",)
+    plan = plan_of(*typed, given, *problem.overrides)
+    assert load_plan_tokenizer(plan).chat_template == (folder / "be.jinja").read_text()
+    manifest = chat_manifest(plan)
+    assert manifest is not None
+    words = AutoTokenizer.from_pretrained("tok").convert_ids_to_tokens(manifest.ends_of_turn)
+    assert words == ["<|im_end|>"]

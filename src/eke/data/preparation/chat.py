@@ -9,41 +9,33 @@ gpt-oss change earlier text when messages are added.
 import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import first_line
-from eke.data.preparation.lines import (
-    BadRowError,
-    Fields,
-    TooLongError,
-    check_unicode,
-    parse_list,
+from eke.common.text import first_line, format_number
+from eke.data.preparation.conversations import (
+    EMPTY,
+    Conversation,
+    Message,
+    columns_of,
+    read_conversation,
 )
+from eke.data.preparation.lines import BadRowError, Fields, TooLongError
 from eke.data.preparation.tokenizers import Tokenizer
 from eke.data.sources import PrepareRequest
 
-Message = dict[str, Any]
 Span = tuple[int, int]
 """Start and end, in characters."""
 Places = Mapping[int, list[Span]]
 """Number of a message -> where its texts stand, in order."""
-
-ROLES = {
-    "system": "system", "developer": "developer", "user": "user", "human": "user",
-    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
-    "model": "assistant", "function_call": "assistant", "tool": "tool", "function": "tool",
-    "ipython": "tool", "observation": "tool", "function_response": "tool",
-}  # fmt: skip
-"""Names of roles in OpenAI's and ShareGPT's formats -> role of a template."""
-
-PROMPT_OF = {"completion": "prompt", "output": "instruction"}
-"""Usual columns of an answer -> of its question."""
 
 THINKING = ("reasoning_content", "thinking", "reasoning")
 """Names of an assistant's thinking in a separate field."""
@@ -52,92 +44,7 @@ _TAGGED = re.compile(r"<think>(.*?)</think>(.*)", re.DOTALL)
 _EMPTY_TAGS = re.compile(r"<(\w+)>\s*</\1>\s*")
 _MARKERS = re.compile("<[|\uff5c][^<>\\s|\uff5c]+[|\uff5c]>")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Messages as templates read them."""
-
-    messages: list[Message]
-    tools: list[Any] | None = None
-    first_trained: int = 0
-    """Messages before this one are a prompt."""
-
-
-def is_conversation(value: Any) -> bool:
-    """Whether a value is a list of messages."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(m, dict) and ("role" in m or "from" in m) for m in value)
-    )
-
-
-def columns_of(row: Mapping[str, Any]) -> list[str]:
-    """Candidates for `data.messages` in a row: columns of messages, or of question and answer."""
-    found = [name for name, value in row.items() if is_conversation(parse_list(value))]
-    pairs = [a for a, q in PROMPT_OF.items() if None not in (row.get(q), row.get(a))]
-    # Lists of messages in `prompt` and `completion` are two halves of one conversation.
-    return pairs if pairs and set(found) <= {*PROMPT_OF, *PROMPT_OF.values()} else found
-
-
-def read_conversation(row: Mapping[str, Any], column: str) -> Conversation:
-    """The conversation of a row; `column` has messages, or answers (`completion`, `output`)."""
-    if row.get(column) is None:
-        raise BadRowError(f"has no {column}")
-    tools = parse_list(row.get("tools"))
-    tools = tools if isinstance(tools, list) and tools else None
-    question = PROMPT_OF.get(column)
-    if question is None or (question not in row and is_conversation(parse_list(row[column]))):
-        return Conversation(_messages(row[column], column), tools)
-    if row.get(question) is None:
-        raise BadRowError(f"has {column} and no {question}")
-    asked = row[question]
-    if column == "output" and isinstance(asked, str) and row.get("input"):
-        asked = f"{asked}\n{row['input']}"
-    prompt = _messages(asked, question, "user")
-    if isinstance(row.get("system"), str) and row["system"]:
-        prompt.insert(0, {"role": "system", "content": row["system"]})
-    answer = _messages(row[column], column, "assistant")
-    return Conversation(prompt + answer, tools, first_trained=len(prompt))
-
-
-def _messages(value: Any, column: str, role: str = "") -> list[Message]:
-    """A list of messages; a text is one message of `role`."""
-    value = parse_list(value)
-    if isinstance(value, str) and role:
-        return [{"role": role, "content": value}]
-    if not is_conversation(value):
-        raise BadRowError(f"{column} is not a list of messages with role and content")
-    return [_message(m, f"{column}[{n}]") for n, m in enumerate(value)]
-
-
-def _message(given: Mapping[str, Any], place: str) -> Message:
-    name = given.get("role", given.get("from"))
-    role = ROLES.get(str(name).lower())
-    if role is None:
-        raise BadRowError(f"{place} has the unknown role {name!r}")
-    # Data sets with one type a column fill missing fields with null.
-    message = {k: v for k, v in given.items() if v is not None and k not in ("from", "value")}
-    content = given.get("content", given.get("value"))
-    if isinstance(content, list):
-        if any(not isinstance(c, dict) or not isinstance(c.get("text"), str) for c in content):
-            raise BadRowError(f"{place} has content other than text")
-        content = "".join(c["text"] for c in content)
-    if content is not None and not isinstance(content, str):
-        raise BadRowError(f"{place} has no text as its content")
-    if name == "function_call":
-        try:
-            call = json.loads(content or "")
-            call = {"name": call["name"], "arguments": call.get("arguments", {})}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BadRowError(f"{place} is no tool call in JSON") from error
-        return {"role": role, "content": "", "tool_calls": [{"type": "function", "function": call}]}
-    calls = role == "assistant" and given.get("tool_calls")
-    if not content and role == "assistant" and not calls:
-        raise BadRowError(f"{place} is an empty answer")
-    check_unicode(content or "", place)
-    return {**message, "role": role, "content": content if calls else content or ""}
+_MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
 
 
 @dataclass(frozen=True)
@@ -160,6 +67,27 @@ class ChatTemplate:
     def bos(self) -> str:
         """Text of the token that begins a row; empty if there is none."""
         return str(self.variables.get("bos_token") or "")
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Variables that it reads: `messages`, `tools`, settings of a row."""
+        from jinja2 import Environment, meta
+
+        environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+        return frozenset(
+            meta.find_undeclared_variables(environment.parse(_MARKS.sub("", self.source)))
+        )
+
+    @cached_property
+    def parses_calls(self) -> bool:
+        """Whether arguments of a tool call may be an object; to DeepSeek-R1's they are text."""
+        call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {}}}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            self.render(Conversation([{"role": "user", "content": "?"}, said]))
+        except BadRowError as error:
+            return not isinstance(error.__cause__, TypeError)
+        return True
 
     @cached_property
     def generation_prompt(self) -> str:
@@ -334,26 +262,44 @@ def _aligned(
     return found if at == len(rendered) else None
 
 
+def _answers(given: Conversation, train_on: str) -> list[int]:
+    """Numbers of the answers that are trained."""
+    flags = dict(zip(range(len(given.messages)), given.flags, strict=False))
+    said = [n for n, message in enumerate(given.messages) if message["role"] == "assistant"]
+    for n, flag in flags.items():
+        if flag is False if train_on == "all" else flag and n not in said:
+            what = "trained" if flag else "context"
+            raise BadRowError(f"messages[{n}] is to be {what}, unlike train_on={train_on}")
+    found = [n for n in said if flags.get(n) or n >= given.first_trained]
+    found = found[-1:] if train_on == "last_assistant" else found
+    found = [n for n in found if flags.get(n) is not False]
+    if not found and train_on != "all":
+        raise BadRowError("has no answer of the assistant to train on")
+    return found
+
+
 def generated_spans(
     template: ChatTemplate, conversation: Conversation, train_on: str
 ) -> tuple[str, list[Span]]:
     """The rendered conversation, and the spans that are trained; BadRowError if uncertain."""
     text, marked = template.render(conversation)
     messages = conversation.messages
+    answers = _answers(conversation, train_on)
     if train_on == "all":
         return text, [(0, len(text))]
-    after_prompt = range(conversation.first_trained, len(messages))
-    answers = [n for n in after_prompt if messages[n]["role"] == "assistant"]
-    answers = answers[-1:] if train_on == "last_assistant" else answers
-    if not answers:
-        raise BadRowError("has no answer of the assistant")
     places = _places(template, conversation, text)
     if missing := [n for n in answers if n not in places]:
         raise BadRowError(f"messages[{missing[0]}] is not in the text that the chat template makes")
     if not template.is_marked:
         calls = {n: bool(messages[n].get("tool_calls")) for n in answers}
         return text, [_turn(template, text, places, *each) for each in calls.items()]
-    spans = [span for span in marked if span[1] > places[answers[0]][0][0]]
+    said = {n for n, message in enumerate(messages) if message["role"] == "assistant"}
+    others = said.difference(answers)
+    after = places[answers[0]][0][0]
+    spans = [s for s in marked if s[1] > after and _owner(places, s, said) not in others]
+    for number, (start, end) in product(others & {*places}, spans):
+        if start <= places[number][0][0] < end:
+            raise BadRowError(f"messages[{number}] is marked together with an answer to train on")
     if not spans:
         raise BadRowError("has no text that the chat template marks as generated")
     joined: list[Span] = []
@@ -364,6 +310,12 @@ def generated_spans(
         if not answer.rstrip().endswith(tuple(template.special)):
             raise BadRowError(f"ends an answer without its end-of-turn token: {answer[-30:]!r}")
     return text, spans
+
+
+def _owner(places: Places, span: Span, said: Container[int]) -> int | None:
+    """The message of a marked text: the last one before its end, or the answer that is due."""
+    before = max((n for n, spans in places.items() if spans[0][0] < span[1]), default=-1)
+    return before if before in said else min((n for n in places if n > before), default=None)
 
 
 def _turn(template: ChatTemplate, text: str, places: Places, number: int, calls: bool) -> Span:
@@ -433,19 +385,29 @@ def encode_conversation(
     return ids[:limit], mask[:limit]
 
 
+_ENOUGH_ROWS = 100
+"""Rows with a key of a message after which it is not tried again whether the template reads it."""
+
+
 class ChatRows:
     """The reader of conversations from rows."""
 
     def __init__(self, request: PrepareRequest, tokenizer: Tokenizer) -> None:
         self.request, self.tokenizer = request, tokenizer
         self.column = request.messages
-        self.num_trained, self.ends = 0, set[int]()
+        self.num_trained, self.ends, self.ignored = 0, set[int](), Counter[str]()
+        # Roles and keys of messages: those that the template reads, and rows where that was tried.
+        self._read, self._tried = set[tuple[str, str]](), Counter[tuple[str, str]]()
         if not tokenizer.knows_ends:
             why = "does not say which characters its tokens stand for, so answers are not found"
             fix = Fix("data.tokenizer=FOLDER", remark="one with a tokenizer.json")
             raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix))
         self.template = ChatTemplate(
             self._source(), tokenizer.special_names, frozenset(tokenizer.special_texts)
+        )
+        names = tokenizer.special_names
+        self._with_settings = lru_cache(
+            lambda text: replace(self.template, variables={**names, **json.loads(text)})
         )
 
     def _source(self) -> str:
@@ -465,14 +427,36 @@ class ChatRows:
         """Read and tokenize the conversation of a row."""
         if self.column is None:
             self.column = self._find(row)
-        given = read_conversation(row, self.column)
+        given = read_conversation(row, self.column, self.template.parses_calls)
+        template = self._with_settings(json.dumps(given.settings, sort_keys=True, default=str))
         ids, trained = encode_conversation(
-            self.template, self.tokenizer, given, self.request.train_on, self.request.seq_len
+            template, self.tokenizer, given, self.request.train_on, self.request.seq_len
         )
-        self.num_trained += int(trained.sum())
+        self.ignored.update(sorted(self._ignored(template, given)))
+        self.num_trained += int(trained[1:].sum())  # the first token is no target
         self.ends.add(int(ids[trained][-1]))
-        text = json.dumps([given.messages, given.tools], sort_keys=True, default=str)
-        return Fields((text,), ids=ids, trained=trained)
+        return Fields((given.identity,), ids=ids, trained=trained)
+
+    def _ignored(self, template: ChatTemplate, given: Conversation) -> frozenset[str]:
+        """Keys of a row without which its text is the same."""
+        names = self.template.names
+        found = {f"chat_template_kwargs.{key}" for key in given.settings.keys() - names}
+        keys = {
+            (message["role"], key) for message in given.messages for key, value in message.items()
+            if key != "role" and value not in EMPTY
+        } - self._read  # fmt: skip
+        tried = [each for each in keys if self._tried[each] < _ENOUGH_ROWS]
+        whole = template.render(given)[0] if tried else ""
+        for role, name in tried:
+            less, text = [dict(message) for message in given.messages], ""
+            for message in less:
+                message.pop(name if message["role"] == role else "", None)
+            with suppress(BadRowError):
+                text = template.render(replace(given, messages=less))[0]
+            self._read |= {(role, name)} if text != whole else set()
+        self._tried.update(tried)
+        found |= {"tools"} if given.tools and "tools" not in names else set()
+        return given.ignored | found | {".".join(each) for each in keys - self._read}
 
     def _find(self, row: Mapping[str, Any]) -> str:
         found = columns_of(row)
@@ -493,6 +477,9 @@ class ChatRows:
         return {
             "num_trained": self.num_trained,
             "chat_template": template.source,
+            "ignored": tuple(
+                f"{key} ({format_number(n, 'row')})" for key, n in self.ignored.most_common()
+            ),
             "ends_of_turn": tuple(end for end, word in words if word in template.special),
             # Markers (`<|user|>`) that are not special tokens: the tokenizer splits them.
             "plain_markers": tuple(sorted({*_MARKERS.findall(template.source)} - template.special)),

@@ -12,6 +12,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number
 from eke.config.schema import ENDINGS
 from eke.data.preparation.chat import ChatRows
+from eke.data.preparation.conversations import without_nulls
 from eke.data.preparation.lines import (
     BATCH_ROWS,
     BadRowError,
@@ -268,12 +269,18 @@ SEEN_ROWS = 1000
 def all_rows(request: PrepareRequest, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
     """Yield the rows of local files, or of a data set of the hub."""
     if request.hub is not None:
-        yield from hub_rows(request.hub, evaluation, columns)
+        yield from _of_arrow(request, hub_rows(request.hub, evaluation, columns))
     endings = ENDINGS if request.option == "chat" else {}
     for name, file in request.evaluation if evaluation else request.train:
         kinds = [kind for kind in READERS if file.lower().endswith(endings.get(kind, ()))]
         reader = READERS[kinds[0]] if kinds else READERS.get(request.option, jsonl_rows)
-        yield from reader(name, file, columns)
+        found = reader(name, file, columns)
+        yield from _of_arrow(request, found) if reader is parquet_rows else found
+
+
+def _of_arrow(request: PrepareRequest, rows: Iterator[Row | None]) -> Iterator[Row | None]:
+    """Rows; conversations without the nulls that Arrow adds."""
+    return ((row[0], without_nulls(row[1])) if row and request.train_on else row for row in rows)
 
 
 class RowStore:

@@ -43,7 +43,7 @@ from eke.data.sources.source_files import (
 )
 from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, tokenizer_of
 
-STORE_VERSION = 3
+STORE_VERSION = 4
 """Increase it when preparation changes its result."""
 
 Named = tuple[tuple[str, str], ...]
@@ -116,14 +116,6 @@ class PrepareRequest:
         content = dataclasses.asdict(self)
         for place in ("path", "train", "evaluation", "corpus", "max_row_bytes"):
             del content[place]
-        if not self.train_on:
-            for place in ("messages", "chat_template", "train_on"):
-                del content[place]
-        if content["hub"]:  # what it had before
-            content["hub"] |= {"num_samples": None, "num_eval_samples": 0}
-        for place, former in (("text_pair", None), ("problem", "single"), ("streamed", 0)):
-            if content[place] == former:  # stores from before these were there keep their keys
-                del content[place]
         if self.tokenizer_content:
             del content["tokenizer"]
         if self.hub and self.content:

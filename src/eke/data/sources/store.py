@@ -143,6 +143,8 @@ class Manifest:
     """Special tokens that end the last trained answer of a conversation."""
     plain_markers: tuple[str, ...] = ()
     """Markers of the chat template that are ordinary tokens."""
+    ignored: tuple[str, ...] = ()
+    """Keys of rows that change nothing of a conversation: `id (12 rows)`."""
     num_doubled: int = 0
     """Rows with a repeated special token at the beginning or the end."""
     first_row: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())

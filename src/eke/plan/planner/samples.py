@@ -130,7 +130,7 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
         except ConfigError as error:
             problems += [in_source(problem, number) for problem in error.problems]
         decisions += [replace(note, key=f"{note.key} of {name}") for note in own]
-    if problems := problems or _other_classes(configs, parts):
+    if problems := problems or _other_classes(configs, parts) + _other_templates(mix, parts):
         raise ConfigError(list(dict.fromkeys(problems)))
     shares, available = source_shares(mix, [p.train for p in parts]), sum(p.train for p in parts)
     made = tuple(
@@ -174,6 +174,23 @@ def _other_classes(configs: Sequence[Config], parts: Sequence[DataPlan]) -> list
     fix = Fix(remark="name or number the classes alike in all sources")
     numbered = [each for each in enumerate(found) if each[1] != found[0]]
     return [Problem(f"data.sources[{number}]", names, why, fix) for number, names in numbered]
+
+
+def _other_templates(mix: Mix, parts: Sequence[DataPlan]) -> list[Problem]:
+    """Sources with another chat template than the first one's: a model is saved with one."""
+    from eke.config.sweep.definition import value_text  # imports Hydra, needed for errors only
+
+    found = [sources.read_manifest(sources.store_folder(part.store)) for part in parts]
+    chats = {n: m.chat_template for n, m in enumerate(found) if m and m.chat_template}
+    typed = [value_text(source.get("chat_template")) for source in mix.sources]
+    first = next(iter(chats), 0)
+    why = f"is not the template of data.sources[{first}], and a model is saved with one"
+    fixes = [Fix(f"data.sources.{n}.chat_template={typed[first]}") for n in range(len(typed))]
+    return [
+        Problem(f"data.sources[{n}].chat_template", typed[n], why, fixes[n])
+        for n, template in chats.items()
+        if template != chats[first]
+    ]
 
 
 def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Problem]:
@@ -280,6 +297,9 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         tokens = manifest.counts["tokens"]
         reason = f"{manifest.num_trained} of {tokens} tokens; the others are read as context"
         decisions.append(Decision("data trained", f"{manifest.num_trained / tokens:.1%}", reason))
+    if manifest.ignored:
+        keys = format_number(len(manifest.ignored), "key")
+        decisions.append(Decision("data ignored", keys, f"ignored: {', '.join(manifest.ignored)}"))
     if manifest.label_names:
         own = list(manifest.label_names) == getattr(config.model, "label_names", [])
         order = "the checkpoint's own numbers" if own else "texts in sorted order"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from eke.config.schema import Chat, Packing, Synthetic
+from eke.config.schema import Conversations, Packing, Synthetic
 from eke.data.sources import Draws
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
@@ -232,7 +232,8 @@ def load_plan_tokenizer(plan: Plan) -> Any:
     if plan.vocabulary.pad_is_eos:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(plan.vocabulary.pad)
     chat, parts = chat_manifest(plan), plans_of_sources(plan) or [plan]
-    chats = [part.config.data for part in parts if isinstance(part.config.data, Chat)]
-    if chat and chats[0].chat_template:  # else its own one was chosen
+    data = [part.config.data for part in parts]
+    # Else its own one was chosen.
+    if chat and any(isinstance(each, Conversations) and each.chat_template for each in data):
         tokenizer.chat_template = chat.chat_template
     return tokenizer

@@ -1,7 +1,7 @@
 """Training samples of each task from token sequences; labels are aligned with the logits."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -10,8 +10,8 @@ import torch
 from eke.common.errors import ChangedError
 from eke.common.text import IGNORED
 from eke.config.schema import (
-    Chat,
     Config,
+    Conversations,
     MaskedLM,
     Packing,
     Rows,
@@ -295,9 +295,11 @@ def class_names(plan: Plan) -> tuple[str, ...]:
 
 
 def chat_manifest(plan: Plan) -> Manifest | None:
-    """What is known of the plan's (first) conversations; None for other data."""
+    """What is known of all conversations of a plan, which have one template; None without any."""
     parts = plans_of_sources(plan) or [plan]
-    return next((_open(p).manifest for p in parts if isinstance(p.config.data, Chat)), None)
+    found = [_open(p).manifest for p in parts if isinstance(p.config.data, Conversations)]
+    ends = dict.fromkeys(end for manifest in found for end in manifest.ends_of_turn)
+    return replace(found[0], ends_of_turn=tuple(ends)) if found else None
 
 
 def _random(

@@ -1,22 +1,21 @@
 """Chat data: what is trained on, beside an oracle that works on characters."""
 
 import csv
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from chat_templates import FAMILIES, Family, Message, saved
 from prepared import store_of, write_jsonl
 
-from eke.data.preparation.chat import (
-    ChatTemplate,
-    columns_of,
-    encode_conversation,
-    generated_spans,
-    read_conversation,
-)
+from eke.data.preparation.chat import ChatTemplate, encode_conversation, generated_spans
+from eke.data.preparation.conversations import columns_of, read_conversation
 from eke.data.preparation.lines import BadRowError
 from eke.data.preparation.tokenizers import Encoded
 
@@ -239,6 +238,235 @@ def test_an_instruction_with_input_and_calls_of_tools() -> None:
 def test_answers_in_a_prompt_are_not_trained() -> None:
     row = {"prompt": [ASK, SAY, ASK], "completion": [{"role": "assistant", "content": "end"}]}
     assert encoded(read_conversation(row, "completion"))[1].sum() == len("end") + 1
+
+
+TOOLS = (
+    "{% if effort is defined %}{{ '<|im_start|>effort ' + effort + '<|im_end|>\n' }}{% endif %}"
+    "{% for t in tools or [] %}{{ t | tojson + '\n' }}{% endfor %}{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\n' + (m.reasoning_content or '') }}{% for c in m.tool_calls or "
+    "[] %}{{ c.function.name + ' ' + c.function.arguments | tojson }}{% endfor %}"
+    "{{ (m.content or '') + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML with tools, calls, thinking and a setting of a row."""
+
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{% generation %}{{ '<|im_end|>' }}"
+    "{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+"""The same without them; it marks what is generated, in two parts."""
+
+
+def shown(row: dict[str, Any], template: str = TOOLS, train_on: str = "assistant") -> str:
+    """The row's text in short, what is trained in brackets."""
+    made = ChatTemplate(template, {"eos_token": "<|im_end|>"}, frozenset(["<|im_end|>"]))
+    (column,) = columns_of(row)
+    given = read_conversation(row, column, made.parses_calls)
+    made = replace(made, variables={**made.variables, **given.settings})
+    text, spans = generated_spans(made, given, train_on)
+    for start, end in reversed(spans):
+        text = f"{text[:start]}[{text[start:end]}]{text[end:]}"
+    text = text.replace("<|im_start|>", "").replace("<|im_end|>", ".")
+    return " ".join(text.replace("][", "").split())
+
+
+def say(content: str | None = "so", **more: Any) -> Message:
+    return {"role": "assistant", "content": content, **more}
+
+
+def call(arguments: Any, **more: Any) -> Message:
+    function = {"name": "find", "arguments": arguments}
+    return say(None, tool_calls=[{"type": "function", "function": function}], **more)
+
+
+TOOL = {"type": "function", "function": {"name": "find"}}
+FOUR = [ASK, say("bad"), ASK, say("good")]
+BOTH = "user why?. assistant [bad.] user why?. assistant [good.]"
+LAST = "user why?. assistant bad. user why?. assistant [good.]"
+PAIR = "user why?. assistant [so.]"
+CALLED = 'user why?. assistant [find {"n": 1}.] tool 7. assistant [so.]'
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        pytest.param({"messages": [ASK, {**FOUR[1], key: off}, *FOUR[2:]]}, LAST, id=f"{key}={off}")
+        for key, off in (("weight", 0), ("weight", 0.0), ("train", False), ("train_on", False),
+                         ("training", False), ("loss", False))
+    ]
+    + [
+        pytest.param({"messages": [ASK, {**FOUR[1], key: on}, *FOUR[2:]]}, BOTH, id=f"{key}={on}")
+        for key, on in (("weight", 1), ("weight", None), ("train", True))
+    ]
+    + [
+        pytest.param(row, text, id=name)
+        for name, row, text in (
+            ("system", {"system": "be", "messages": [ASK, say()]}, f"system be. {PAIR}"),
+            ("system_prompt", {"system_prompt": "be", "conversations": SHAREGPT},
+             "system be. user why?. assistant [so..]"),
+            ("system is empty", {"system": "", "messages": [ASK, say()]}, PAIR),
+            ("tools", {"tools": [TOOL], "messages": [ASK, say()]},
+             '{"type": "function", "function": {"name": "find"}} ' + PAIR),
+            ("one tool", {"tools": {"name": "find"}, "messages": [ASK, say()]},
+             '{"name": "find"} ' + PAIR),
+            ("tools in JSON", {"tools": '[{"name": "find"}]', "messages": [ASK, say()]},
+             '{"name": "find"} ' + PAIR),
+            ("functions", {"functions": [TOOL["function"]], "messages": [ASK, say()]},
+             '{"type": "function", "function": {"name": "find"}} ' + PAIR),
+            ("no tools", {"tools": "[]", "messages": [ASK, say()]}, PAIR),
+            ("settings", {"chat_template_kwargs": {"effort": "low"}, "messages": [ASK, say()]},
+             f"effort low. {PAIR}"),
+            ("settings in JSON", {"chat_template_kwargs": '{"effort": "low"}',
+             "messages": [ASK, say()]}, f"effort low. {PAIR}"),
+            ("history", {"instruction": "and?", "input": "", "output": "no",
+             "history": [["why?", "so"]]}, f"{PAIR} user and?. assistant [no.]"),
+            ("history with a system", {"query": "and?", "response": "no", "system": "be",
+             "history": [["why?", "so"]]}, f"system be. {PAIR} user and?. assistant [no.]"),
+            ("history of messages", {"history": [ASK, say()], "messages": [ASK, say()]},
+             f"{PAIR} {PAIR}"),
+            ("history behind a system message", {"history": [["why?", "so"]],
+             "messages": [{"role": "system", "content": "be"}, ASK, say()]},
+             f"system be. {PAIR} {PAIR}"),
+            ("history before a prompt", {"history": [["why?", "so"]], "prompt": [ASK],
+             "completion": [say()]}, f"user why?. assistant so. {PAIR}"),
+            ("arguments in JSON",
+             {"messages": [ASK, call('{"n":1}'), {"role": "tool", "content": "7"}, say()]}, CALLED),
+            ("an older call", {"messages": [
+                ASK, say(None, function_call={"name": "find", "arguments": '{"n": 1}'}),
+                {"role": "function", "name": "find", "content": "7"}, say()]}, CALLED),
+            ("calls in JSON", {"messages": [ASK, say(None, tool_calls=(
+                '[{"function": {"name": "find", "arguments": {"n": 1}}}]')),
+                {"role": "tool", "content": "7"}, say()]}, CALLED),
+            ("a call is context",
+             {"messages": [ASK, call({"n": 1}, weight=0), {"role": "tool", "content": "7"}, say()]},
+             CALLED.replace("[", "").replace(".] tool", ". tool").replace("so.", "[so.")),
+            ("a typed null", {"messages": [ASK, call({"n": None}), say()]},
+             'user why?. assistant [find {"n": null}.] assistant [so.]'),
+            ("no arguments", {"messages": [ASK, call(""), say()]},
+             "user why?. assistant [find {}.] assistant [so.]"),
+            ("thinking", {"messages": [ASK, say(reasoning_content="hm ")]},
+             "user why?. assistant [hm so.]"),
+        )
+    ],
+)  # fmt: skip
+def test_what_a_row_says_is_read(row: dict[str, Any], text: str) -> None:
+    assert shown(row) == text
+
+
+@pytest.mark.parametrize(
+    ("row", "how", "reason"),
+    [
+        ({"messages": [ASK, say(weight=0.5)]}, {}, "weight = 0.5"),
+        ({"messages": [ASK, say(weight="0")]}, {}, "weight = 0"),
+        ({"messages": [ASK, say(weight=0, train=True)]}, {}, "weight = 0, train = True"),
+        ({"messages": [ASK, say(train_detail=[{"train": False}])]}, {}, "train_detail"),
+        ({"messages": [ASK, say([{"text": "so", "train": False}])]}, {}, "parts that say"),
+        ({"messages": [ASK, say(weight=0)]}, {}, "no answer of the assistant to train on"),
+        ({"messages": [*FOUR[:3], say(loss=False)]}, {"train_on": "last_assistant"}, "no answer"),
+        ({"messages": [{**ASK, "train": True}, say()]}, {}, r"messages\[0\] is to be trained"),
+        ({"messages": [ASK, say(weight=0)]}, {"train_on": "all"}, "is to be context"),
+        ({"system": "be", "messages": [{"role": "system", "content": "x"}, ASK, say()]}, {},
+         "another one in a column"),
+        ({"system": "be", "system_prompt": "so", "messages": [ASK, say()]}, {}, "of which one"),
+        ({"system": ["be"], "messages": [ASK, say()]}, {}, "system is .* not a text"),
+        ({"tools": "find(x)", "messages": [ASK, say()]}, {}, "tools is .* not a list or an object"),
+        ({"tools": ["find"], "messages": [ASK, say()]}, {}, "a tool is .* not an object"),
+        ({"tools": [TOOL], "functions": [TOOL], "messages": [ASK, say()]}, {}, "of which one"),
+        ({"chat_template_kwargs": ["low"], "messages": [ASK, say()]}, {}, "is .* not an object"),
+        ({"chat_template_kwargs": {"tools": []}, "messages": [ASK, say()]}, {}, "rejected"),
+        ({"history": [["why?"]], "messages": [ASK, say()]}, {}, "not a list of pairs"),
+        ({"messages": [ASK, call([["n", 1]])]}, {}, "arguments is .* not an object"),
+        ({"messages": [ASK, call("find it")]}, {}, "arguments is .* not an object"),
+        ({"messages": [ASK, say(None, tool_calls=["find"])]}, {}, "without the name"),
+        ({"messages": [ASK, call({}, function_call={"name": "find"})]}, {}, "of which one"),
+    ],
+)  # fmt: skip
+def test_what_a_row_says_is_refused_where_it_is_unclear(row, how, reason) -> None:
+    with pytest.raises(BadRowError, match=reason):
+        shown(row, **how)
+
+
+@pytest.mark.parametrize(
+    ("off", "text"), [(1, LAST), (3, "assistant [bad.] user why?. assistant good.")]
+)
+def test_a_marked_answer_may_be_context(off: int, text: str) -> None:
+    messages = [{**m, "weight": 0} if n == off else m for n, m in enumerate(FOUR)]
+    assert shown({"messages": messages}, MARKED).endswith(text)
+
+
+def test_answers_that_are_marked_as_one_are_trained_together_or_not_at_all() -> None:
+    template = (
+        "{{ messages[0].content + '<|im_end|>' }}{% generation %}{% for m in messages[1:] %}"
+        "{{ m.content + '<|im_end|>' }}{% endfor %}{% endgeneration %}"
+    )
+    assert shown({"messages": [ASK, say("a"), say("b")]}, template) == "why?.[a.b.]"
+    with pytest.raises(BadRowError, match="marked together"):
+        shown({"messages": [ASK, say("a", weight=0), say("b")]}, template)
+
+
+def test_a_template_that_joins_texts_gets_arguments_as_they_are() -> None:
+    """As DeepSeek-R1's."""
+    template = TOOLS.replace("c.function.arguments | tojson", "c.function.arguments")
+    row = {"messages": [ASK, call('{"n":1}'), say()]}
+    assert shown(row, template) == 'user why?. assistant [find {"n":1}.] assistant [so.]'
+
+
+def test_rows_stay_in_the_splits_they_were_in() -> None:
+    answer = {**SAY, "name": "x", "weight": 1}
+    asked = {"role": "user", "content": [{"type": "text", "text": "why?", "cache": 1}]}
+    row = {"messages": [asked, {**answer, "y": None}], "tools": '[{"name": "t"}]', "id": 7}
+    said = [[ASK, answer], [{"name": "t"}]]
+    assert json.loads(read_conversation(row, "messages").identity) == said
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    saved(replace(FAMILIES["chatml"], template=TOOLS), folder)
+    return f"data.tokenizer={folder}"
+
+
+def test_keys_that_change_nothing_are_counted(tokenizer, tmp_path) -> None:
+    one = {"messages": [{**ASK, "name": "Ann"}, say(id=7)], "source": "web", "score": None}
+    read = {"messages": [ASK, say(reasoning_content="hm")], "tools": [TOOL], "system": "be"}
+    settings = {"messages": [ASK, say()], "chat_template_kwargs": {"effort": "low", "date": "1"}}
+    file = write_jsonl(tmp_path / "rows.jsonl", [one, one, read, settings] * 3)
+    typed = ("data=chat", f"data.path={file}", tokenizer)
+    assert sorted(store_of(*typed).manifest.ignored) == [
+        "assistant.id (6 rows)", "chat_template_kwargs.date (3 rows)", "source (6 rows)",
+        "user.name (6 rows)",
+    ]  # fmt: skip
+    plain = tmp_path / "plain.jinja"
+    plain.write_text(
+        FAMILIES["chatml"].template.replace("m in messages", "m in messages if m.role != 'system'")
+    )
+    found = store_of(*typed, f"data.chat_template={plain}").manifest.ignored
+    assert {
+        "assistant.reasoning_content (3 rows)",
+        "system.content (3 rows)",
+        "tools (3 rows)",
+    } < set(found)
+
+
+def test_nulls_that_arrow_adds_are_no_part_of_a_row(tokenizer, tmp_path) -> None:
+    rows = [
+        {"messages": [ASK, call({"town" if n % 2 else "stock": f"{n}"}), say()], "tools": [TOOL],
+         "chat_template_kwargs": {"effort" if n % 2 else "date": "x"}}
+        for n in range(12)
+    ]  # fmt: skip
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (tmp_path / "hub").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "hub" / "train.parquet")
+    stores = [
+        store_of("data=chat", f"data.path={file}", tokenizer),
+        store_of("data=chat", f"data.path={tmp_path}/rows.parquet", tokenizer),
+        store_of("data=chat_hub", f"data.name={tmp_path}/hub", tokenizer),
+    ]
+    for name in ("tokens", "trained", "train"):
+        first, *others = (store.array(name).tolist() for store in stores)
+        assert others == [first, first], name
 
 
 def test_the_fix_of_rows_that_are_too_long_is_their_length(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from chat_templates import Family, conversations, saved
 
-from eke.data.preparation.chat import ChatTemplate, encode_conversation, read_conversation
+from eke.data.preparation.chat import ChatTemplate, encode_conversation
+from eke.data.preparation.conversations import read_conversation
 from eke.data.preparation.tokenizers import load_request_tokenizer
 from eke.data.sources import PrepareRequest
 

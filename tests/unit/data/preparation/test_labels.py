@@ -7,11 +7,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from prepared import store_of, write_jsonl
-from unit.plan.cases import config_of, plan_of
+from unit.plan.cases import plan_of
 
 from eke.cli.data_show import _label
 from eke.common.errors import ConfigError
-from eke.data.sources import request_of
 from eke.training.batches.dataset import build_data
 from eke.training.batches.sampler import StoredRows
 
@@ -146,9 +145,3 @@ def test_a_row_is_shown_with_its_label(labels, tmp_path) -> None:
              ", class b", ", class 1", ", class 0"}  # fmt: skip
     assert {_label(store, 0), _label(store, 1)} < shown
     assert _label(store_of("data=jsonl", labelled(tmp_path, labels)), 0) == ""
-
-
-def test_stores_of_before_keep_their_keys(tmp_path) -> None:
-    """The keys of the version before, of the same content."""
-    path = labelled(tmp_path, [0, 1])
-    assert request_of(config_of(*CLASSIFY, path)).key == "d2b01faa2da95924b7771e1ca1b775ac"
