@@ -29,11 +29,12 @@ from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import (
     READ_LIMIT,
     Refused,
-    has_open,
+    is_locked,
     last_bytes,
     read_bytes,
     read_json,
     read_text,
+    who_has_open,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
 from eke.common.streams import is_heard, printable, speak, unfiltered
@@ -42,6 +43,7 @@ from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, watchers_in
 from eke.launch.processes.status import (
     ACTIVE,
+    INTERRUPTED,
     NO_FOLDER,
     NOT_STARTED,
     QUEUED,
@@ -453,7 +455,10 @@ def _cancel(options: argparse.Namespace) -> int:
     said += [f"{format_number(waiting, 'run')} will not start"] if waiting and not refused else []
     said += ["asked the sweep to end"] if locks and not active and not refused else []
     if not active and not locks and not unseen:
-        said = ["nothing is queued or running"]
+        # Their names are no longer in the queue: their numbers may be other jobs' by now.
+        gone = [s for s in found.values() if s.launcher and s.state in (NOT_STARTED, INTERRUPTED)]
+        lost = f"; the jobs of {format_number(len(gone), 'run')} are gone" if gone else ""
+        said = [f"nothing is queued or running{lost}"]
     speak("\n".join(line for line in ("; ".join(said), *refused) if line))
     return EXIT_FAILED if refused else EXIT_OK
 
@@ -474,13 +479,22 @@ def _interrupt(watcher: tuple[str, str], lock: Path) -> str:
     if host != socket.gethostname():
         return f"process {process} runs on {host}: cancel it there"
     try:
-        # The process may have ended, and its id may belong to another one.
-        if not has_open(int(process), lock):
-            return f"process {process} does not hold {lock}; its worker ends by itself"
-        os.kill(int(process), signal.SIGINT)
-    except (OSError, ValueError) as error:
+        # The process may have ended, and its id may belong to another one. A container's process
+        # has another number here.
+        found = who_has_open(lock)
+        number = next((n for n, own in found.items() if process in (str(n), own)), None)
+        if number is not None:
+            os.kill(number, signal.SIGINT)
+            return ""
+    except OSError as error:
         return f"process {process} cannot be asked: {error}"
-    return ""
+    if found or not is_locked(lock):
+        return f"process {process or 'unknown'} has ended, and its worker ends by itself"
+    again = shlex.join(["eke", "cancel", str(lock.parent)])
+    return (
+        f"process {process or 'unknown'} is alive and holds {lock}, but is not visible here: it is "
+        f"another user's, or in another PID namespace (a container). There: {again}"
+    )
 
 
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
