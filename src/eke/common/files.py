@@ -373,7 +373,9 @@ def who_has_open(path: Path) -> dict[int, str]:
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):  # closed in the meantime
                     if os.path.samestat(descriptor.stat(), wanted):
-                        numbers = re.search(r"^NSpid:.*\b(\d+)$", (process / "status").read_text(), re.M)
+                        numbers = re.search(
+                            r"^NSpid:.*\b(\d+)$", (process / "status").read_text(), re.M
+                        )
                         found[int(process.name)] = numbers[1] if numbers else process.name
                         break
     return found

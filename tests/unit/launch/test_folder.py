@@ -216,6 +216,17 @@ def test_no_record_of_this_run_is_kept_and_the_run_goes_beside_it(
     assert find_place(runs, plan, rerun=False).paths == second, "the run beside it answers"
 
 
+def test_the_checkpoints_of_another_run_are_not_continued(runs, plan, leave) -> None:
+    """An unfinished run was copied into this run's folder."""
+    paths = leave()
+    write_plan(paths, plan)
+    assert find_place(runs, plan, rerun=False).note == f"continuing {paths.folder}"
+    write_plan(paths, dataclasses.replace(plan, run_id="0123456789abcdef"))
+    place = find_place(runs, plan, rerun=False)
+    assert place.paths.folder.name == f"{plan.run_id}-2"
+    assert f"{paths.plan}: the plan of run 0123456789abcdef" in place.note
+
+
 def test_a_renamed_folder_is_of_the_run_that_its_plan_names(runs, plan, leave_as) -> None:
     paths = leave_as("kept")
     write_plan(paths, dataclasses.replace(plan, run_id="0123456789abcdef"))

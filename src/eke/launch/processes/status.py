@@ -16,7 +16,6 @@ from eke.plan.record import (
     RECORD_LIMIT,
     NoRecord,
     Outcome,
-    Record,
     UnreadableRecord,
     missing_run,
     no_runs,
@@ -106,20 +105,9 @@ def stand(
     """One run; `cell` is its entry in the sweep, empty outside of a sweep."""
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
         return RunStatus(paths, label, cell["outcome"], note=cell.get("reason", ""))
-    record, damage = _record(paths)
-    known = RunStatus(paths, label, "")
-    if record:
-        known = RunStatus(
-            paths,
-            label,
-            record.outcome,
-            record.steps_done,
-            int(record.plan.get("steps", {}).get("total", 0)),
-            as_number(record.loss.train_final),
-            note=record.failure.message if record.failure else "",
-        )
-        if Outcome[known.state].is_final:
-            return known
+    known, damage = _recorded(paths, label)
+    if known.state and Outcome[known.state].is_final:
+        return known
     known = replace(known, total=known.total or _planned_steps(paths))
     open_end = replace(known, note="")
     if is_locked(paths.lock):
@@ -134,7 +122,7 @@ def stand(
         return replace(open_end, state=UNKNOWN, where=job.where, silent=job.silent)
     if goes_on and not cell.get("outcome"):
         return replace(open_end, state=WAITING)
-    if record:
+    if known.state:
         return known
     if damage:
         return replace(known, state=UNREADABLE, note=damage)
@@ -145,9 +133,8 @@ def stand(
     state = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
     step, loss, _ = newest_step(paths)
     note = missing_run(cell.get("outcome", ""), paths.folder)
-    if job.where and not job.name:
-        note = note or f"its {job.where} is gone"
-    return replace(known, state=state, step=step, loss=loss, note=note)
+    gone = f"its {job.where} is gone" if job.where and not job.name else ""
+    return replace(known, state=state, step=step, loss=loss, note=note or gone)
 
 
 def goes_on(folder: Path, standings: Sequence[RunStatus]) -> bool:
@@ -194,14 +181,22 @@ def _overrides(paths: RunPaths) -> str:
     return ""
 
 
-def _record(paths: RunPaths) -> tuple[Record | None, str]:
-    """Return the record of a run, and why it cannot be read with the fix."""
+def _recorded(paths: RunPaths, label: str) -> tuple[RunStatus, str]:
+    """Return a run by its record, without a state if it has none, and why that is unreadable."""
+    record, damage = None, ""
     try:
-        return read_record(paths), ""
+        record = read_record(paths)
     except NoRecord as error:
-        return None, f"{error}; the same command runs beside it, `eke retry SWEEP` sets it aside"
+        damage = f"{error}; the same command runs beside it, `eke retry SWEEP` sets it aside"
     except UnreadableRecord as error:
-        return None, str(error)
+        damage = str(error)
+    if record is None:
+        return RunStatus(paths, label, ""), damage
+    total = int(record.plan.get("steps", {}).get("total", 0))
+    note = record.failure.message if record.failure else ""
+    loss = as_number(record.loss.train_final)
+    outcome, done = record.outcome, record.steps_done
+    return RunStatus(paths, label, outcome, done, total, loss, note=note), damage
 
 
 def _planned_steps(paths: RunPaths) -> int:

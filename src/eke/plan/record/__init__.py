@@ -397,9 +397,11 @@ def read_record(paths: RunPaths) -> Record | None:
     """Return the record of this run, None without one; the only reader of `record.json`.
 
     Raises:
-        NoRecord: the file holds no record (empty, torn, a list), or the record of another run.
+        NoRecord: the file holds no record (empty, torn, a list), or the record of another run; or
+            there is none, and the plan is another run's, as its checkpoints then are.
         UnreadableRecord: the file cannot be read now, or is of a newer version.
     """
+    named, planned = _ids(paths)
     try:
         content = read_json(paths.record, RECORD_LIMIT)
         if not isinstance(content, dict):
@@ -413,23 +415,25 @@ def read_record(paths: RunPaths) -> Record | None:
         record = _converter().structure(content, Record)
         Outcome(record.outcome)  # a ValueError for a word that is none
     except FileNotFoundError:
+        if named and planned not in ("", named):
+            raise NoRecord(f"{paths.plan}: the plan of run {planned}, not of {named}") from None
         return None
     except OSError as error:
         raise UnreadableRecord(f"{paths.record}: not a readable record ({error})") from error
     except (ValueError, ArithmeticError, AttributeError, cattrs.BaseValidationError) as error:
         raise NoRecord(f"{paths.record}: not a readable record ({error})") from error
-    if record.run_id != (own := _own_id(paths) or record.run_id):
+    if record.run_id != (own := named or planned or record.run_id):
         raise NoRecord(f"{paths.record}: the record of run {record.run_id}, not of {own}")
     return record
 
 
-def _own_id(paths: RunPaths) -> str:
-    """Return a folder's run id by its name, else by its plan; empty if neither has one."""
-    if usual := USUAL_NAME.fullmatch(paths.folder.name):
-        return usual[1]
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # a renamed folder
-        return str(read_json(paths.plan, RECORD_LIMIT)["run_id"])
-    return ""
+def _ids(paths: RunPaths) -> tuple[str, str]:
+    """Return a folder's run id by its name and by its plan, which a renamed folder has."""
+    named, planned = USUAL_NAME.fullmatch(paths.folder.name), ""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        if named is None or not paths.record.exists():
+            planned = str(read_json(paths.plan, RECORD_LIMIT)["run_id"])
+    return named[1] if named else "", planned
 
 
 def missing_run(outcome: str, folder: Path) -> str:

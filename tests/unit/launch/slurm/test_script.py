@@ -111,7 +111,9 @@ def test_odd_paths_arrive_as_they_are(text_of, run, stubs, tmp_path) -> None:
     started = (stubs.folder / "started").read_text().splitlines()
     path = str(folder / "eke-0123456789ab-00000000.json")
     assert started == ["/opt/venv/bin/python", "-P", "-u", "-m", "eke.launch.slurm.watcher", path]
-    assert (stubs.folder / "output").read_text().splitlines()[-1] == f"{folder}/eke-0123456789ab-00000000_%a.log"
+    assert (stubs.folder / "output").read_text().splitlines()[
+        -1
+    ] == f"{folder}/eke-0123456789ab-00000000_%a.log"
     assert not list(tmp_path.rglob("injected"))
 
 
