@@ -144,6 +144,16 @@ def test_a_supervisor_in_another_pid_namespace(
     assert ("eke cancel" in out) == (not visible)
 
 
+def test_process_1_of_two_containers_is_two_processes(world, monkeypatch, capsys) -> None:
+    found = {"a": {9000: "1"}, "b": {9100: "1"}, "c": {9100: "1"}}
+    monkeypatch.setattr(run_commands, "who_has_open", lambda lock: found[lock.parent.name])
+    for name in found:
+        world.run(name, pid="1")
+    assert cli.main(["cancel", "runs"]) == 0
+    assert world.signals == [(9000, signal.SIGINT), (9100, signal.SIGINT)]
+    assert capsys.readouterr().out == "asked 3 runs to save and end\n"
+
+
 def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
     def fail(elements) -> None:
         raise EkeError("scancel gave no answer")

@@ -302,11 +302,10 @@ def holder(paths, tmp_path):
 
 
 def test_a_second_process_is_told_who_works_on_it(holder, paths) -> None:
-    with (
-        pytest.raises(BusyError, match=f"run {paths.folder.name} .* by process {holder.pid}$"),
-        claim(paths),
-    ):
+    said = f"run {paths.folder.name} .* by process {holder.pid}$"
+    with pytest.raises(BusyError, match=said) as busy, claim(paths):
         pytest.fail("two processes hold one run")
+    assert busy.value.exit_code == 16, "neither invalid (2) nor interrupted (75)"
     holder.kill()
     holder.wait()
     with claim(paths):

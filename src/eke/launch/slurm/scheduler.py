@@ -240,11 +240,6 @@ def _joined(same: list[Element]) -> Element:
     return replace(same[0], ids=tuple(number for each in alive for number in each.ids))
 
 
-def ids_by_name(found: Mapping[str, Element]) -> dict[str, str]:
-    """Job id of each name that is in the queue."""
-    return {element.name: element.ids[0].split("_")[0] for element in found.values()}
-
-
 def last_states(elements: Mapping[str, str]) -> dict[str, str]:
     """The last state of jobs no longer in the queue, by `NAME_4`; unknown jobs are absent.
 
@@ -297,7 +292,7 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
     """Job id of each name that SLURM has ever taken, absent others; EkeError without an answer."""
     if not names:
         return {}
-    found = ids_by_name(queue())
+    found = {each.name: each.ids[0].split("_")[0] for each in queue().values()}
     missing = [name for name in names if name not in found]
     if not missing:  # no name at all would mean every job
         return {name: found[name] for name in names}

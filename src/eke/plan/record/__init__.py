@@ -419,7 +419,7 @@ def read_record(paths: RunPaths) -> Record | None:
             raise NoRecord(f"{paths.plan}: the plan of run {planned}, not of {named}") from None
         return None
     except OSError as error:
-        raise UnreadableRecord(f"{paths.record}: not a readable record ({error})") from error
+        raise UnreadableRecord(f"{paths.record}: {error.strerror or error}") from error
     except (ValueError, ArithmeticError, AttributeError, cattrs.BaseValidationError) as error:
         raise NoRecord(f"{paths.record}: not a readable record ({error})") from error
     if record.run_id != (own := named or planned or record.run_id):
