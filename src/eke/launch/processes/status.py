@@ -187,7 +187,7 @@ def _recorded(paths: RunPaths, label: str) -> tuple[RunStatus, str]:
     try:
         record = read_record(paths)
     except NoRecord as error:
-        damage = f"{error}; the same command runs beside it, `eke retry SWEEP` sets it aside"
+        damage = f"{error}. The same command uses a new folder, `eke retry SWEEP` this one."
     except UnreadableRecord as error:
         damage = str(error)
     if record is None:
