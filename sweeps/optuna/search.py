@@ -5,12 +5,15 @@
 
 Everything but the flags is handed to train.py. A trial is an ordinary run under `runs/`: its losses
 are read from `metrics.jsonl` while it trains, and a median pruner ends the worse half. The study is
-in `runs/optuna.db`: the same command goes on with it. Search spaces are Python: change `suggest`.
+in `runs/optuna.db`: the same command goes on with it, and tries an interrupted trial's point again.
+Search spaces are Python: change `suggest`.
 
 Source: https://optuna.readthedocs.io/en/stable/tutorial/20_recipes/009_ask_and_tell.html
 """
 
 import argparse
+import dataclasses
+import fcntl
 import json
 import math
 import signal
@@ -19,15 +22,29 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
+from urllib.parse import quote
 
 import optuna
+
+from eke.common.errors import BusyError, EkeError
+from eke.config.schema.codec import make_converter
+from eke.launch.processes.run_dir import find_place
+from eke.plan.planner import Plan
+from eke.plan.record.metrics import EVAL_LOSS, STEP, parse_row
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 POLL_S = 0.2
 """Between two looks at a run's metrics."""
 
-FINISHED, RESUMABLE = 0, 75
-"""train.py's exit codes for a run that is done, and for one that was asked to stop."""
+BUSY_S = 2.0
+"""Pause before a run that another process works on is started again."""
+
+FINISHED, RESUMABLE, BUSY = 0, 75, BusyError.exit_code
+"""train.py's exit codes: the run is done, was asked to stop, or another process works on it."""
+
+AGAIN = "again"
+"""User attribute of a trial: number of the interrupted trial whose point it has."""
 
 
 def suggest(trial: optuna.Trial) -> list[str]:
@@ -40,14 +57,18 @@ def suggest(trial: optuna.Trial) -> list[str]:
 
 
 def folder_of(overrides: Sequence[str]) -> Path:
-    """Where a run's files are, or will be; a command that is refused ends this program."""
+    """Return where a run's files are, or will be; a rejected command ends this program."""
     command = [sys.executable, str(TRAIN), *overrides, "plan_only=true"]
     eke = [sys.executable, "-m", "eke", "plan", "--json", "--quick", *overrides]
     plan = subprocess.run(eke, capture_output=True, text=True, check=False)
     if plan.returncode:
         sys.exit(plan.stderr or f"{' '.join(command)} is refused")
     content = json.loads(plan.stdout)
-    return Path(content["config"]["paths"]["runs"]) / content["run_id"]
+    fields = {field.name: content[field.name] for field in dataclasses.fields(Plan)}
+    try:
+        return find_place(make_converter().structure(fields, Plan)).paths.folder
+    except EkeError:  # an unreadable record, which train.py reports
+        return Path(content["config"]["paths"]["runs"]) / content["run_id"]
 
 
 class Curve:
@@ -66,15 +87,27 @@ class Curve:
                 if not line.endswith(b"\n"):
                     return  # still being written
                 self.position += len(line)
-                row = json.loads(line)
-                if "eval/loss" in row:
-                    self.last = float(row["eval/loss"])  # what is not finite is written as text
-                    yield row["train/global_step"], self.last
+                row = parse_row(line.decode(errors="replace"))  # None for a torn or empty line
+                if row and EVAL_LOSS in row and STEP in row:
+                    self.last = float(row[EVAL_LOSS])
+                    yield int(row[STEP]), self.last
 
 
 def run(trial: optuna.Trial, overrides: Sequence[str]) -> tuple[optuna.trial.TrialState, float]:
-    """Train one point and follow it; returns how it ended, and its last evaluation loss."""
+    """Train one point and follow it; returns how it ended, and its last evaluation loss.
+
+    A run that an interrupted search has left behind goes on without it: its end is waited for.
+    """
     curve = Curve(folder_of(overrides) / "metrics.jsonl")
+    while (ended := run_once(trial, overrides, curve)) is None:
+        time.sleep(BUSY_S)
+    return ended, curve.last
+
+
+def run_once(
+    trial: optuna.Trial, overrides: Sequence[str], curve: Curve
+) -> optuna.trial.TrialState | None:
+    """Return how one start of the run ended; None if another process works on it."""
     process = subprocess.Popen([sys.executable, str(TRAIN), *overrides])
     pruned = False
     try:
@@ -91,12 +124,36 @@ def run(trial: optuna.Trial, overrides: Sequence[str]) -> tuple[optuna.trial.Tri
         if process.poll() is None:
             process.terminate()
             process.wait()
+    if process.returncode == BUSY:
+        return None
     if pruned:
-        return optuna.trial.TrialState.PRUNED, curve.last
+        return optuna.trial.TrialState.PRUNED
     if process.returncode == RESUMABLE:
         raise KeyboardInterrupt
     good = process.returncode == FINISHED and math.isfinite(curve.last)
-    return optuna.trial.TrialState.COMPLETE if good else optuna.trial.TrialState.FAIL, curve.last
+    return optuna.trial.TrialState.COMPLETE if good else optuna.trial.TrialState.FAIL
+
+
+def take_up(study: optuna.Study, lock: TextIO) -> None:
+    """Enqueue the points of interrupted trials again; searches of a study share its lock.
+
+    Only a search that is alone can tell that a RUNNING trial has no search any more.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
+    except BlockingIOError:
+        pass
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+
+
+def num_tried(study: optuna.Study) -> int:
+    """Return the number of ended trials, without those that were interrupted."""
+    repeats = sum(AGAIN in trial.user_attrs for trial in study.trials)
+    return sum(trial.state.is_finished() for trial in study.trials) - repeats
 
 
 def refuse_other_runs(study: optuna.Study, overrides: Sequence[str]) -> None:
@@ -131,14 +188,17 @@ def main() -> None:
     refuse_other_runs(study, overrides)
     # The storage does not keep the sampler's state: with the same seed it would begin anew.
     study.sampler = optuna.samplers.TPESampler(seed=options.seed + len(study.trials))
-    while len([t for t in study.trials if t.state.is_finished()]) < options.trials:
-        trial = study.ask()
-        point = suggest(trial)
-        trial.set_user_attr("overrides", point)
-        state, loss = run(trial, [*overrides, *point])
-        told = loss if state is optuna.trial.TrialState.COMPLETE else None
-        study.tell(trial, told, state=state)
-        print(f"trial {trial.number}: {state.name.lower()}, loss {loss:.4f}: {' '.join(point)}")
+    with open(f"runs/.optuna-{quote(options.study, safe='')}.lock", "w") as lock:
+        take_up(study, lock)
+        while num_tried(study) < options.trials:
+            trial = study.ask()
+            point = suggest(trial)
+            trial.set_user_attr("overrides", point)
+            state, loss = run(trial, [*overrides, *point])
+            told = loss if state is optuna.trial.TrialState.COMPLETE else None
+            study.tell(trial, told, state=state)
+            print(f"trial {trial.number}: {state.name.lower()}, loss {loss:.4f}: {' '.join(point)}")
+            take_up(study, lock)
     done = [t for t in study.trials if t.state is optuna.trial.TrialState.COMPLETE]
     if not done:
         sys.exit("no trial came to its end; their logs say why")

@@ -75,7 +75,7 @@ def test_however_it_ends_the_same_command_continues_the_same_curve(
     live, folder = going(30)
     os.kill(live.worker_pid(), signal.SIGSTOP)
     second = train_py(*LONG)
-    assert second.code == 2, second.text
+    assert second.code == 16, second.text
     assert "is being worked on" in second.text
     kill_worker(live, folder)
     shutil.rmtree(folder / "checkpoints")  # then it starts over

@@ -1,5 +1,7 @@
 """sweeps/optuna: ask and tell around train.py, with pruning by what metrics.jsonl says."""
 
+import fcntl
+import importlib.util
 import json
 import os
 import sys
@@ -21,6 +23,69 @@ def search(tmp_path):
 
 def study_of(tmp_path):
     return optuna.load_study(study_name="eke", storage=f"sqlite:///{tmp_path}/runs/optuna.db")
+
+
+@pytest.fixture
+def script():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("search", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '\n{"train/global_step": 0, "eval/loss": 5.5}\n\n{"tra\n3\n[]\n{"eval/loss": 1}\n'
+        '{"train/global_step": 4, "eval/loss": "nan"}\n{"train/global_step": 8, "eva',
+        '{"train/global_step": 0, "eval/loss": 5.5}\n{"train/global_step": 2, "train/loss": 5.0}\n'
+        '{"train/global_step": 4, "eval/loss": "nan"}\n',
+    ],
+    ids=["damaged", "good"],
+)
+def test_a_line_that_is_no_row_is_skipped(text, script, tmp_path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(text)
+    found = list(script.Curve(tmp_path / "metrics.jsonl").new())
+    assert str(found) == "[(0, 5.5), (4, nan)]"
+
+
+def test_a_point_that_was_interrupted_is_tried_again(script, tmp_path) -> None:
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/optuna.db")
+    killed = study.ask()
+    point = script.suggest(killed)
+    with open(tmp_path / "lock", "w") as lock, open(tmp_path / "lock") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # another search, which may be at it
+        script.take_up(study, lock)
+        assert [trial.state.name for trial in study.trials] == ["RUNNING"]
+        fcntl.flock(other, fcntl.LOCK_UN)
+        script.take_up(study, lock)
+    assert script.num_tried(study) == 0
+    again = study.ask()
+    assert script.suggest(again) == point
+    study.tell(again, 1.0)
+    assert script.num_tried(study) == 1
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+
+
+def test_a_run_that_goes_on_without_its_search_is_waited_for(script, tmp_path, monkeypatch) -> None:
+    lines = (
+        "import sys, pathlib",
+        "count = pathlib.Path(sys.argv[1])",
+        "count.write_text(count.read_text() + 'x')",
+        "sys.exit(0 if count.stat().st_size == 3 else 16)",
+    )
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    (tmp_path / "count").write_text("")
+    (tmp_path / "metrics.jsonl").write_text('{"train/global_step": 4, "eval/loss": 2.5}\n')
+    monkeypatch.setattr(script, "TRAIN", tmp_path / "train.py")
+    monkeypatch.setattr(script, "folder_of", lambda _: tmp_path)
+    monkeypatch.setattr(script, "BUSY_S", 0.0)
+    monkeypatch.setattr(script, "POLL_S", 0.01)
+    trial = optuna.create_study().ask()
+    ended = script.run(trial, [str(tmp_path / "count")])
+    assert ended == (optuna.trial.TrialState.COMPLETE, 2.5)
+    assert (tmp_path / "count").read_text() == "xxx"
 
 
 @pytest.mark.slow

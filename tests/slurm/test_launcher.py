@@ -125,6 +125,29 @@ def test_jobs_need_nobody_and_the_same_command_finds_them(
     assert "2 not started" in eke("status", str(sweep)).out
 
 
+def test_all_jobs_of_a_submissions_name_are_its_own(cluster, train_main, eke, tmp_path) -> None:
+    """Put back by hand, and submitted once more by hand; another job is left alone."""
+    other = cluster.sbatch("--begin=now+1hour", "--array=0", script="true")
+    done = train_main(*CLUSTER, *LONG, "launcher.detach=true")
+    assert done.code == 0, done.text
+    (script,) = tmp_path.glob("runs/sweep-*/slurm/eke-*.sbatch")
+    job = cluster.ask("squeue", "--noheader", "--format=%A", f"--name={script.stem}")
+    cluster.wait_for(f"{job}_0", "RUNNING")
+    before = cluster.job(f"{job}_0")["SubmitTime"]
+    cluster.ask("scontrol", "requeuehold", f"{job}_0")
+    cluster.wait_for(f"{job}_0", "PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT")
+    status = eke("status", "runs").out
+    assert "1 run: 1 queued" in status, status
+    assert f"job {job}_0: " in status
+    assert cluster.job(f"{job}_0")["SubmitTime"] >= before
+    cluster.sbatch("--begin=now+1hour", str(script))
+    assert f"job {job}_0: " in eke("status", "runs").out
+    assert eke("cancel", "runs").out == "asked 1 run to save and end\n"
+    wait_until(
+        lambda: cluster.ask("squeue", "--noheader", "--format=%A") == other, "one job is left"
+    )
+
+
 def test_preempted_killed_and_cancelled_it_loses_nothing(
     cluster, start, tmp_path, curve_of
 ) -> None:

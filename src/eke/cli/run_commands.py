@@ -29,19 +29,21 @@ from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import (
     READ_LIMIT,
     Refused,
-    has_open,
+    is_locked,
     last_bytes,
     read_bytes,
     read_json,
     read_text,
+    who_has_open,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
 from eke.common.streams import is_heard, printable, speak, unfiltered
 from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
-from eke.launch.processes.follow import Tail, watchers_in
+from eke.launch.processes.follow import Tail, Watcher, watchers_in
 from eke.launch.processes.status import (
     ACTIVE,
+    INTERRUPTED,
     NO_FOLDER,
     NOT_STARTED,
     QUEUED,
@@ -432,11 +434,11 @@ def _cancel(options: argparse.Namespace) -> int:
     waiting = len(active) - len(begun)
     # One process supervises all runs of a local sweep; a second signal would kill them.
     watchers = {s.paths.folder: _watcher(s.paths) for s in begun if not s.job}
-    locks = {watchers[s.paths.folder]: s.paths.lock for s in begun if not s.job}
+    locks = [*watchers.values()]
     if waiting or locks or not active:  # other cells may wait for these runs to continue them
-        locks |= {(w.host, w.process): w.lock for w in watchers_in(folder)}
-    answers = {watcher: _interrupt(watcher, lock) for watcher, lock in locks.items()}
-    refused = [text for text in answers.values() if text]
+        locks += watchers_in(folder)
+    answers = _interrupt(locks)
+    refused = [text for text in dict.fromkeys(answers.values()) if text]
     asked = {run for run, watcher in watchers.items() if not answers[watcher]}
     # Only now: a supervisor would submit other jobs in place of these.
     for launcher in dict.fromkeys(s.launcher for s in begun if s.job):
@@ -453,34 +455,58 @@ def _cancel(options: argparse.Namespace) -> int:
     said += [f"{format_number(waiting, 'run')} will not start"] if waiting and not refused else []
     said += ["asked the sweep to end"] if locks and not active and not refused else []
     if not active and not locks and not unseen:
-        said = ["nothing is queued or running"]
+        # Their names are no longer in the queue: their numbers may be other jobs' by now.
+        gone = [s for s in found.values() if s.launcher and s.state in (NOT_STARTED, INTERRUPTED)]
+        lost = f"; the jobs of {format_number(len(gone), 'run')} are gone" if gone else ""
+        said = [f"nothing is queued or running{lost}"]
     speak("\n".join(line for line in ("; ".join(said), *refused) if line))
     return EXIT_FAILED if refused else EXIT_OK
 
 
-def _watcher(paths: RunPaths) -> tuple[str, str]:
-    """Host and process id of a run's supervisor."""
+def _watcher(paths: RunPaths) -> Watcher:
+    """A run's supervisor."""
     attempts = read_attempts(paths)
     host = attempts[-1].get("host") if attempts else None
     try:
-        return host or socket.gethostname(), read_text(paths.lock).split()[-1]
+        process = read_text(paths.lock).split()[-1]
     except (OSError, IndexError):
-        return host or socket.gethostname(), ""
+        process = "unknown"
+    return Watcher(host or socket.gethostname(), process, paths.lock)
 
 
-def _interrupt(watcher: tuple[str, str], lock: Path) -> str:
-    """Interrupt a process of this machine (Ctrl-C); return the reason if impossible."""
-    host, process = watcher
+def _interrupt(watchers: Sequence[Watcher]) -> dict[Watcher, str]:
+    """Interrupt processes of this machine (Ctrl-C), each once; return why not, empty if done."""
+    # All are found before one is asked. Several containers may each have a process 1.
+    found = {watcher: _find_process(*watcher) for watcher in watchers}
+    failed: dict[int | str, str] = {}
+    for number in dict.fromkeys(each for each in found.values() if isinstance(each, int)):
+        try:
+            os.kill(number, signal.SIGINT)
+        except OSError as error:
+            failed[number] = f"process {number} cannot be asked: {error}"
+    return {w: n if isinstance(n, str) else failed.get(n, "") for w, n in found.items()}
+
+
+def _find_process(host: str, process: str, lock: Path) -> int | str:
+    """Return the number that the holder of a lock has here, or the reason why it has none."""
     if host != socket.gethostname():
         return f"process {process} runs on {host}: cancel it there"
     try:
-        # The process may have ended, and its id may belong to another one.
-        if not has_open(int(process), lock):
-            return f"process {process} does not hold {lock}; its worker ends by itself"
-        os.kill(int(process), signal.SIGINT)
-    except (OSError, ValueError) as error:
+        # The process may have ended, and its id may belong to another one. A container's process
+        # has another number here.
+        found = who_has_open(lock)
+        number = next((n for n, own in found.items() if process in (str(n), own)), None)
+        if number is not None:
+            return number
+    except OSError as error:
         return f"process {process} cannot be asked: {error}"
-    return ""
+    if found or not is_locked(lock):
+        return f"process {process} has ended, and its worker ends by itself"
+    again = shlex.join(["eke", "cancel", str(lock.parent)])
+    return (
+        f"process {process} is alive and holds {lock}, but is not visible here: it is "
+        f"another user's, or in another PID namespace (a container). There: {again}"
+    )
 
 
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {

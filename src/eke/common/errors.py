@@ -3,7 +3,7 @@
 EkeError                    base of every error shown to the user; has an exit code
 |-- ConfigError             the user's input is wrong: a list of problems, all at once (exit 2; 1
 |                           where only the machine's state is the cause, e.g. a full disk)
-|-- BusyError               another process is working on the same run (exit 2)
+|-- BusyError               another process is working on the same run (exit 16)
 `-- RunError                a run could not be finished (exit 1)
     `-- ChangedError        its input or software has changed since planning (exit 2)
 """
@@ -158,7 +158,8 @@ class ConfigError(EkeError):
 class BusyError(EkeError):
     """Another process holds the run folder."""
 
-    exit_code = 2
+    exit_code = errno.EBUSY
+    """16: neither an invalid command nor 75, on which `slurm/train.sbatch` requeues."""
 
 
 class RunError(EkeError):

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
@@ -297,7 +298,7 @@ def append_line(path: Path, line: str) -> None:
 
 def seal(path: Path) -> None:
     """End a torn last line, so that the next row starts on a new line."""
-    if path.exists() and not last_bytes(path, 1).endswith(b"\n"):
+    if path.exists() and last_bytes(path, 1) not in (b"", b"\n"):
         append_line(path, "")
 
 
@@ -361,12 +362,20 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def has_open(process: int, path: Path) -> bool:
-    """Whether a process of this machine has a file open; OSError where that is not known."""
-    wanted = path.stat()
-    for descriptor in Path(f"/proc/{process}/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed in the meantime
-            found = descriptor.stat()
-            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
-                return True
-    return False
+def who_has_open(path: Path) -> dict[int, str]:
+    """Return the visible processes that have a file open; OSError where that is not known.
+
+    Each number maps to the process's number in its own PID namespace, a container's.
+    """
+    wanted, found = path.stat(), {}
+    for process in [Path("/proc/self").resolve(strict=True), *Path("/proc").glob("[0-9]*")]:
+        with contextlib.suppress(OSError):  # another user's, or over in the meantime
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):  # closed in the meantime
+                    if os.path.samestat(descriptor.stat(), wanted):
+                        numbers = re.search(
+                            r"^NSpid:.*\b(\d+)$", (process / "status").read_text(), re.M
+                        )
+                        found[int(process.name)] = numbers[1] if numbers else process.name
+                        break
+    return found

@@ -18,6 +18,7 @@ from eke.common.files import try_lock
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.status import RunStatus
 from eke.launch.slurm import scheduler
+from eke.launch.slurm.scheduler import Element
 from eke.plan.record import read_record, start_attempt, write_record
 
 
@@ -73,9 +74,11 @@ def world(monkeypatch, runs):
 
     made = World()
     monkeypatch.setattr(run_commands, "find_standings", lambda _: made.found)
-    monkeypatch.setattr(run_commands, "has_open", lambda pid, _: pid == 4711)
+    monkeypatch.setattr(run_commands, "who_has_open", lambda _: {4711: "4711"})
     monkeypatch.setattr(run_commands.socket, "gethostname", lambda: "here")
     monkeypatch.setattr(os, "kill", lambda pid, number: made.signals.append((pid, number)))
+    queue = {f"eke-s_{n}": Element("RUNNING", "n1", "eke-s", "", (f"5_{n}",)) for n in range(2)}
+    monkeypatch.setattr(scheduler, "queue", lambda: queue)
     monkeypatch.setattr(scheduler, "cancel", lambda elements: made.cancelled.extend(elements))
     return made
 
@@ -93,8 +96,8 @@ def test_a_local_sweep_is_asked_once(world, capsys) -> None:
 
 
 def test_jobs_are_cancelled_together(world, capsys) -> None:
-    world.run("a", where="n1, job 5_0", job="5_0", pid="77", host="n1")
-    world.run("b", "queued", where="job 5_1", job="5_1")
+    world.run("a", where="n1, job 5_0", job="eke-s_0", pid="77", host="n1")
+    world.run("b", "queued", where="job 5_1", job="eke-s_1")
     world.found.append(dataclasses.replace(world.found[1], label="the same run"))
     world.run("c", pid="4711")
     assert cli.main(["cancel", "runs"]) == 0
@@ -106,8 +109,8 @@ def test_jobs_are_cancelled_together(world, capsys) -> None:
     ("run", "said"),
     [
         pytest.param({"pid": "4711", "host": "there"}, "runs on there: cancel it there", id="host"),
-        pytest.param({"pid": "x"}, "cannot be asked", id="no number"),
-        pytest.param({"pid": "4712"}, "process 4712 does not hold", id="another's by now"),
+        pytest.param({"pid": "x"}, "process x has ended", id="no number"),
+        pytest.param({"pid": "4712"}, "process 4712 has ended", id="another's by now"),
     ],
 )
 def test_a_process_that_cannot_be_asked(run, said, world, capsys) -> None:
@@ -119,13 +122,45 @@ def test_a_process_that_cannot_be_asked(run, said, world, capsys) -> None:
     assert said in out
 
 
+@pytest.mark.parametrize(
+    ("visible", "asked", "said"),
+    [
+        pytest.param({9000: "1", 9001: "7"}, 9000, "asked 1 run to save", id="seen from outside"),
+        pytest.param({}, None, "is alive and holds", id="beside it"),
+        pytest.param({9001: "7"}, None, "has ended", id="only its worker"),
+    ],
+)
+def test_a_supervisor_in_another_pid_namespace(
+    visible, asked, said, world, monkeypatch, capsys
+) -> None:
+    """Process 1 of a container: here 1 is another process."""
+    monkeypatch.setattr(run_commands, "who_has_open", lambda _: visible)
+    world.run("a", pid="1")
+    with open(world.found[0].paths.lock) as lock:
+        assert try_lock(lock.fileno())
+        assert cli.main(["cancel", "runs"]) == (0 if asked else 1)
+    assert world.signals == ([(asked, signal.SIGINT)] if asked else [])
+    assert said in (out := capsys.readouterr().out)
+    assert ("eke cancel" in out) == (not visible)
+
+
+def test_process_1_of_two_containers_is_two_processes(world, monkeypatch, capsys) -> None:
+    found = {"a": {9000: "1"}, "b": {9100: "1"}, "c": {9100: "1"}}
+    monkeypatch.setattr(run_commands, "who_has_open", lambda lock: found[lock.parent.name])
+    for name in found:
+        world.run(name, pid="1")
+    assert cli.main(["cancel", "runs"]) == 0
+    assert world.signals == [(9000, signal.SIGINT), (9100, signal.SIGINT)]
+    assert capsys.readouterr().out == "asked 3 runs to save and end\n"
+
+
 def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
     def fail(elements) -> None:
         raise EkeError("scancel gave no answer")
 
     monkeypatch.setattr(scheduler, "cancel", fail)
     world.run("a", pid="4711")
-    world.run("b", "queued", job="5_1")
+    world.run("b", "queued", job="eke-s_1")
     assert cli.main(["cancel", "runs"]) == 1
     assert capsys.readouterr().out == (
         "asked 1 run to save and end\n1 run may not have been asked: scancel gave no answer\n"
@@ -192,7 +227,7 @@ def test_who_watches_over_a_sweep_is_asked_once(states, said, world, make_sweep,
 
 def test_who_would_go_on_with_a_run_is_asked_as_well(world, runs, make_sweep, monkeypatch) -> None:
     """The sweep was typed twice: the second waits for the runs of the first."""
-    monkeypatch.setattr(run_commands, "has_open", lambda pid, _: pid in (4711, 4712))
+    monkeypatch.setattr(run_commands, "who_has_open", lambda _: {4711: "4711", 4712: "4712"})
     sweep = SweepPaths(make_sweep("1"))
     world.run("1", pid="4711")
     with watched(sweep), watched(sweep, process=4712):
@@ -203,7 +238,7 @@ def test_who_would_go_on_with_a_run_is_asked_as_well(world, runs, make_sweep, mo
 @pytest.mark.parametrize("waits", [False, True])
 def test_who_watches_over_jobs_sees_them_end(waits, world, make_sweep) -> None:
     sweep = SweepPaths(make_sweep("1", "2"))
-    world.run("1", "queued", job="5_0")
+    world.run("1", "queued", job="eke-s_0")
     if waits:
         world.run("2", "waiting")
     with watched(sweep):
@@ -216,7 +251,7 @@ def test_who_would_submit_more_is_asked_before_jobs_are_cancelled(
     elsewhere, world, make_sweep, monkeypatch, capsys
 ) -> None:
     sweep = SweepPaths(make_sweep("1", "2"))
-    world.run("1", "queued", job="5_0")
+    world.run("1", "queued", job="eke-s_0")
     world.run("2", "waiting")
     order = world.cancelled
     monkeypatch.setattr(os, "kill", lambda pid, _: order.append(pid))

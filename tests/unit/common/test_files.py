@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import environment
 
-from eke.common.files import append_line, has_open, plain, read_json, write_atomic, write_json
+from eke.common.files import (
+    append_line,
+    plain,
+    read_json,
+    seal,
+    who_has_open,
+    write_atomic,
+    write_json,
+)
 
 
 def test_text_and_bytes_are_written(tmp_path) -> None:
@@ -143,12 +151,32 @@ def test_reading_what_is_not_json(tmp_path) -> None:
 def test_who_has_a_file_open(tmp_path) -> None:
     path = tmp_path / "lock"
     path.write_text("")
-    assert not has_open(os.getpid(), path)
+    assert who_has_open(path) == {}
     with open(path), open(tmp_path / "other", "w"):
-        assert has_open(os.getpid(), path)
-        assert not has_open(os.getppid(), path)
+        assert who_has_open(path) == {os.getpid(): str(os.getpid())}
     with pytest.raises(FileNotFoundError):
-        has_open(2**22 + 1, path)  # above the kernel's largest process number
+        who_has_open(tmp_path / "nothing")
+
+
+def test_who_has_a_file_open_in_another_pid_namespace(tmp_path) -> None:
+    path = tmp_path / "lock"
+    path.write_text("")
+    script = f"exec 3< {path}; echo ready; read end"
+    command = ["unshare", "-pf", "--kill-child", "sh", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        if process.stdout.readline() != b"ready\n":
+            pytest.skip("unshare -p needs root")
+        ((number, own),) = who_has_open(path).items()
+        assert (number > 1, own) == (True, "1")
+        process.kill()
+
+
+@pytest.mark.parametrize(("left", "sealed"), [("", ""), ("{}\n", "{}\n"), ("{", "{\n")])
+def test_only_a_torn_line_is_ended(left, sealed, tmp_path) -> None:
+    """A disk that was full before the first row leaves an empty file."""
+    (tmp_path / "rows").write_text(left)
+    seal(tmp_path / "rows")
+    assert (tmp_path / "rows").read_text() == sealed
 
 
 def test_a_text_that_names_other_bytes_can_be_written(tmp_path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import environment
+from unit.launch.scripted import QuietBoard, QuietLedger
 from unit.plan.record.samples import bare_record
 
 import eke.plan.record
@@ -19,7 +20,9 @@ from eke.common.paths import RunPaths
 from eke.config.schema import Tracker
 from eke.launch.processes import run_dir
 from eke.launch.processes.run_dir import Place, claim
-from eke.plan.record import read_record, start_attempt, write_record
+from eke.launch.processes.sweep_state import Books
+from eke.plan.planner import write_plan
+from eke.plan.record import NoRecord, Outcome, read_record, start_attempt, write_record
 
 
 @pytest.fixture
@@ -39,7 +42,8 @@ def leave(runs, plan):
             start_attempt(paths, plan.machine)
         if outcome:
             machine = plan.machine if machine is None else machine
-            write_record(paths, bare_record(outcome=outcome, machine=dict(machine)))
+            facts = {"run_id": plan.run_id, "outcome": outcome, "machine": dict(machine)}
+            write_record(paths, bare_record(**facts))
         return paths
 
     return leave
@@ -117,14 +121,11 @@ def test_rerun_goes_beside_a_final_record(runs, plan, leave) -> None:
 
 
 @pytest.fixture
-def leave_as(runs, plan, leave):
+def leave_as(runs, leave):
     """A run of the plan in a folder that somebody has given another name."""
 
     def leave_as(name, outcome="ok", **more):
-        paths = leave(outcome, **more)
-        if outcome:
-            write_record(paths, dataclasses.replace(read_record(paths), run_id=plan.run_id))
-        return RunPaths(paths.folder.rename(runs / name))
+        return RunPaths(leave(outcome, **more).folder.rename(runs / name))
 
     return leave_as
 
@@ -187,16 +188,78 @@ def test_a_final_record_is_never_written_over(runs, plan, leave) -> None:
         assert place.record is not None or not place.paths.record.exists()
 
 
+def foreign(paths) -> str:
+    """The record of another run, copied here."""
+    write_record(RunPaths(paths.folder.parent), bare_record(run_id="0123456789abcdef"))
+    return (paths.folder.parent / "record.json").read_text()
+
+
+@pytest.mark.parametrize("rerun", [False, True])
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"schema_version": 99}'], ids=["torn", "list", "version"]
+    "content",
+    ["", "{", "[]", "3", "{}", '"\\ud800"', "\0", '{"schema_version": "2"}', foreign],
+    ids=["empty", "torn", "list", "number", "object", "text", "zeros", "version", "foreign"],
 )
-def test_an_unreadable_record_stops_everything(content, runs, plan, leave) -> None:
+def test_no_record_of_this_run_is_kept_and_the_run_goes_beside_it(
+    content, rerun, runs, plan, leave
+) -> None:
     paths = leave("ok")
+    content = content if isinstance(content, str) else content(paths)
     paths.record.write_text(content)
+    place = find_place(runs, plan, rerun)
+    assert place.paths.folder.name == f"{plan.run_id}-2"
+    assert place.record is None
+    assert str(paths.record) in place.note
+    assert str(paths.record) in place.outdated[0], "a sweep names it"
+    assert paths.record.read_text() == content
+    second = leave("ok", number=2)
+    assert find_place(runs, plan, rerun=False).paths == second, "the run beside it answers"
+
+
+def test_the_checkpoints_of_another_run_are_not_continued(runs, plan, leave) -> None:
+    """An unfinished run was copied into this run's folder."""
+    paths = leave()
+    write_plan(paths, plan)
+    assert find_place(runs, plan, rerun=False).note == f"continuing {paths.folder}"
+    write_plan(paths, dataclasses.replace(plan, run_id="0123456789abcdef"))
+    place = find_place(runs, plan, rerun=False)
+    assert place.paths.folder.name == f"{plan.run_id}-2"
+    assert f"{paths.plan}: the plan of run 0123456789abcdef" in place.note
+
+
+def test_a_renamed_folder_is_of_the_run_that_its_plan_names(runs, plan, leave_as) -> None:
+    paths = leave_as("kept")
+    write_plan(paths, dataclasses.replace(plan, run_id="0123456789abcdef"))
+    with pytest.raises(NoRecord, match=f"run {plan.run_id}, not of 0123456789abcdef"):
+        read_record(paths)
+    assert find_place(runs, plan, rerun=False).record is None
+
+
+def make_folder(record) -> None:
+    record.unlink()
+    record.mkdir()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda record: record.write_text('{"schema_version": 99}'), make_folder],
+    ids=["newer version", "folder"],
+)
+def test_a_record_that_may_be_read_later_fails_its_run_alone(
+    spoil, runs, plan, leave, make_jobs
+) -> None:
+    paths = leave("ok")
+    spoil(paths.record)
     with pytest.raises(EkeError, match="Nothing was changed") as caught:
         find_place(runs, plan, rerun=False)
     assert str(paths.record) in str(caught.value)
-    assert paths.record.read_text() == content
+    assert "delete" not in str(caught.value)
+    jobs = make_jobs(1, 1)
+    jobs[1].plan = plan
+    board = QuietBoard()
+    books = Books(jobs, board, QuietLedger(), lambda each: find_place(runs, each, rerun=False))
+    books.answer_from_records()
+    assert [job.outcome for job in jobs] == [None, Outcome.crashed], "the other goes on"
 
 
 def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monkeypatch) -> None:
@@ -239,11 +302,10 @@ def holder(paths, tmp_path):
 
 
 def test_a_second_process_is_told_who_works_on_it(holder, paths) -> None:
-    with (
-        pytest.raises(BusyError, match=f"run {paths.folder.name} .* by process {holder.pid}$"),
-        claim(paths),
-    ):
+    said = f"run {paths.folder.name} .* by process {holder.pid}$"
+    with pytest.raises(BusyError, match=said) as busy, claim(paths):
         pytest.fail("two processes hold one run")
+    assert busy.value.exit_code == 16, "neither invalid (2) nor interrupted (75)"
     holder.kill()
     holder.wait()
     with claim(paths):

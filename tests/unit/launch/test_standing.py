@@ -16,7 +16,7 @@ from eke.launch.processes.status import find_standings, goes_on
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
-from eke.plan.planner import write_plan
+from eke.plan.planner import read_plan, write_plan
 from eke.plan.record import Failure, start_attempt, write_record
 
 
@@ -25,6 +25,11 @@ class Queue(dict):
 
     asked = 0
     down = ""
+
+    def put(self, number: str, state: str, node: str, reason: str, name: str = "eke-s-1") -> None:
+        """A job of this submission in this state."""
+        key = f"{name}_{number.partition('_')[2]}"
+        self[key] = Element(state, node, name, reason, (number,))
 
     def __call__(self):
         """What squeue says."""
@@ -53,7 +58,8 @@ def run(tmp_path, plan, queue):
             paths.config.write_text("# seed=3 optimizer=sgd\nmodel: {}\n")
         if element is not None:
             file = tmp_path / "eke-s-1.json"
-            write_submission(file, Submission("eke-s-1", (), 5, 0.0, "5"))
+            runs = ("", *[str(paths.folder)] * 2)  # elements 1 and 2
+            write_submission(file, Submission("eke-s-1", runs, 5, 0.0, "5"))
             write_ticket(paths, Ticket(str(file), element))
         return paths
 
@@ -61,7 +67,7 @@ def run(tmp_path, plan, queue):
 
 
 def leave(paths: RunPaths, outcome: str, steps: int = 0, message: str = "") -> None:
-    record = record_for(paths.folder.name, outcome, steps)
+    record = record_for(read_plan(paths).run_id, outcome, steps)
     record.failure = Failure("forward", message) if message else None
     record.loss.train_final = 2.5
     write_record(paths, record)
@@ -119,20 +125,20 @@ def test_what_runs_here(before, run) -> None:
 
 def test_what_runs_there(run, queue) -> None:
     paths = run(element=2)
-    queue["5_2"] = Element("RUNNING", "n1", "", "None")
+    queue.put("5_2", "RUNNING", "n1", "None")
     with claim(paths):
         found = only(paths.folder)
-    assert (found.state, found.where, found.job) == ("running", "n1, job 5_2", "5_2")
+    assert (found.state, found.where, found.job) == ("running", "n1, job 5_2", "eke-s-1_2")
 
 
 @pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "NEW_IN_26"])
 def test_what_is_queued(state, run, queue) -> None:
     paths = run(element=2)
     leave(paths, "preempted", 3)
-    queue["5_2"] = Element(state, "", "", "Priority")
+    queue.put("5_2", state, "", "Priority")
     found = only(paths.folder)
     assert (found.state, found.step, found.where) == ("queued", 3, "job 5_2: Priority")
-    assert (found.note, found.job) == ("", "5_2")
+    assert (found.note, found.job) == ("", "eke-s-1_2")
     assert found.is_active
 
 
@@ -145,18 +151,19 @@ def test_what_the_queue_no_longer_says(left, queued, state, run, queue) -> None:
     paths = run(element=2)
     if left:
         leave(paths, left, 20)
-    queue["5_2"] = Element(queued, "", "", "None")
+    queue.put("5_2", queued, "", "None")
     assert only(paths.folder).state == state
 
 
 def test_a_job_whose_number_nobody_has_written_down(run, queue, tmp_path) -> None:
     """Its launcher was killed behind sbatch."""
     paths = run(element=2)
-    write_submission(tmp_path / "eke-s-1.json", Submission("eke-s-1", (), 5, 0.0))
+    runs = ("", "", str(paths.folder))
+    write_submission(tmp_path / "eke-s-1.json", Submission("eke-s-1", runs, 5, 0.0))
     assert only(paths.folder).state == "not started"
-    queue["5_2"] = Element("PENDING", "", "eke-s-1", "Priority")
+    queue.put("5_2", "PENDING", "", "Priority")
     found = only(paths.folder)
-    assert (found.state, found.where, found.job) == ("queued", "job 5_2: Priority", "5_2")
+    assert (found.state, found.where, found.job) == ("queued", "job 5_2: Priority", "eke-s-1_2")
     queue.down = "squeue: no controller"
     found = only(paths.folder)
     assert (found.state, found.where) == ("unknown", "job eke-s-1")
@@ -171,7 +178,7 @@ def test_a_record_that_cannot_be_read_is_told(text, run, queue) -> None:
     assert (found.state, found.total, found.is_active) == ("unreadable", 20, False)
     assert found.note.startswith(f"{paths.record}: ")
     assert "eke retry" in found.note
-    queue["5_2"] = Element("PENDING", "", "", "Priority")
+    queue.put("5_2", "PENDING", "", "Priority")
     assert only(paths.folder).state == "queued"
     with claim(paths):
         assert only(paths.folder).state == "running"
@@ -214,7 +221,7 @@ def test_what_could_not_be_started_is_called_as_its_sweep_calls_it(run, tmp_path
     found = find_standings(sweep.folder)
     assert [s.state for s in found] == ["crashed", "preempted", "crashed"], "a record knows better"
     assert [s.note for s in found] == [why["reason"], "", full["reason"]]
-    queue["5_1"] = Element("PENDING", "", "", "Priority")
+    queue.put("5_1", "PENDING", "", "Priority")
     assert find_standings(sweep.folder)[0].state == "queued", "somebody has submitted it since"
 
 
@@ -229,7 +236,7 @@ def test_what_a_sweep_has_not_come_to_yet_waits(run, tmp_path, queue) -> None:
         assert [s.state for s in found] == ["ok", "waiting", "waiting", "waiting"]
         assert [s.is_active for s in found] == [False, True, True, True]
         assert goes_on(sweep.folder, found[:1])
-        queue["5_1"] = Element("PENDING", "", "", "Priority")
+        queue.put("5_1", "PENDING", "", "Priority")
         assert find_standings(sweep.folder)[2].state == "queued"
     found = find_standings(sweep.folder)
     assert [s.state for s in found] == ["ok", "crashed", "queued", "not started"]

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import shlex
 import time
 from collections.abc import Callable, Container, Iterator
@@ -16,7 +15,14 @@ from eke.common.files import Refused, is_locked, open_file, own_folder, read_tex
 from eke.common.paths import RunPaths, user_path
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
-from eke.plan.record import Outcome, Record, UnreadableRecord, read_record
+from eke.plan.record import (
+    USUAL_NAME,
+    NoRecord,
+    Outcome,
+    Record,
+    UnreadableRecord,
+    read_record,
+)
 
 LOCK_LIMIT = 1 << 10
 """Largest lock file that is read: a word and a number."""
@@ -24,9 +30,6 @@ LOCK_LIMIT = 1 << 10
 LOCK_TRIES = 4
 LOCK_PAUSE_S = 0.02
 """Between two tries."""
-
-USUAL_NAME = re.compile(r"[0-9a-f]{16}(-\d+)?")
-"""Of a run's folder."""
 
 
 class Place(NamedTuple):
@@ -38,7 +41,7 @@ class Place(NamedTuple):
     note: str = ""
     """Why this folder, for the user; empty for a new run."""
     outdated: tuple[str, ...] = ()
-    """Differences since the finished run it is placed alongside; empty if there is none."""
+    """Why the run it is placed alongside does not answer; empty if there is none."""
 
 
 def changes_since(_: RunPaths, record: Record, plan: Plan) -> list[str]:
@@ -56,12 +59,12 @@ def find_place(
     old: Container[str] | None = None,
     changes_since: Callable[[RunPaths, Record, Plan], list[str]] = changes_since,
 ) -> Place:
-    """The folder for a plan. A final record is never written over.
+    """The folder for a plan. A final record is never written over, nor a file that is no record.
 
     Unfinished runs are continued. A final record, also in a renamed folder, answers when nothing
-    has changed since; otherwise, or with `rerun`, the run goes to a new folder. `old` are the
-    folders that existed before `rerun` was requested; None for all. EkeError: a record cannot be
-    read.
+    has changed since; otherwise, or with `rerun`, the run goes to a new folder, as it does if the
+    file is no record or another run's. `old` are the folders that existed before `rerun` was
+    requested; None for all. EkeError: a record cannot be read now, or is of a newer version.
     """
     runs, rerun = user_path(plan.config.paths.runs), plan.config.rerun
     passed, outdated = "", tuple[str, ...]()
@@ -69,7 +72,12 @@ def find_place(
         paths = RunPaths(runs / name)
         if not paths.folder.exists():
             break
-        record = _readable(paths)
+        try:
+            record = _readable(paths)
+        except NoRecord as error:
+            outdated = (str(error),)
+            passed = f"beside {name}: {error}"
+            continue
         if record is None or not Outcome[record.outcome].is_final:
             note = f"continuing {paths.folder}" if paths.attempts.exists() else passed
             return Place(paths, None, note)
@@ -127,11 +135,13 @@ def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
 def _readable(paths: RunPaths) -> Record | None:
     try:
         return read_record(paths)
+    except NoRecord:
+        raise
     except UnreadableRecord as error:
-        fix = "Move the folder away, or delete the file, to run again."
+        fix = "Nothing was changed. paths.runs=FOLDER runs it elsewhere."
         if isinstance(error.__cause__, PermissionError):
-            fix = "It answers once its owner lets you read it; paths.runs=FOLDER runs it elsewhere."
-        raise EkeError(f"{error}\nNothing was changed. {fix}") from error
+            fix += " It answers once its owner lets you read it."
+        raise EkeError(f"{error}\n{fix}") from error
 
 
 @contextmanager

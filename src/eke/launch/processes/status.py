@@ -14,6 +14,7 @@ from eke.launch.interface import JobStatus, job_statuses
 from eke.launch.processes.follow import NewestStep, as_number, newest_step, watchers_in, watchers_of
 from eke.plan.record import (
     RECORD_LIMIT,
+    NoRecord,
     Outcome,
     UnreadableRecord,
     missing_run,
@@ -92,7 +93,7 @@ def find_standings(folder: Path) -> list[RunStatus]:
             launcher, job = jobs.get(paths.folder, ("", JobStatus("")))
             return replace(stand(paths, cell, label, job, goes_on), launcher=launcher)
         except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-            why = _damage(paths) or f"{paths.folder}: not readable ({error})"
+            why = f"{paths.folder}: not readable ({error})"
             return RunStatus(paths, label, UNREADABLE, note=why)
 
     return [of(*each) for each in found]
@@ -104,17 +105,7 @@ def stand(
     """One run; `cell` is its entry in the sweep, empty outside of a sweep."""
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
         return RunStatus(paths, label, cell["outcome"], note=cell.get("reason", ""))
-    record = _record(paths)
-    failure = record.get("failure") or {}
-    known = RunStatus(
-        paths,
-        label,
-        record.get("outcome", ""),
-        int(record.get("steps_done", 0)),
-        int(record.get("plan", {}).get("steps", {}).get("total", 0)),
-        as_number(record.get("loss", {}).get("train_final")),
-        note=failure.get("message", ""),
-    )
+    known, damage = _recorded(paths, label)
     if known.state and Outcome[known.state].is_final:
         return known
     known = replace(known, total=known.total or _planned_steps(paths))
@@ -131,10 +122,10 @@ def stand(
         return replace(open_end, state=UNKNOWN, where=job.where, silent=job.silent)
     if goes_on and not cell.get("outcome"):
         return replace(open_end, state=WAITING)
-    if record:
+    if known.state:
         return known
-    if why := _damage(paths):
-        return replace(known, state=UNREADABLE, note=why)
+    if damage:
+        return replace(known, state=UNREADABLE, note=damage)
     if cell.get("outcome") == Outcome.crashed.name:
         # Its sweep could not start it, or not write down how it ended, and knows why.
         return replace(known, state=Outcome.crashed.name, note=cell.get("reason", ""))
@@ -142,7 +133,8 @@ def stand(
     state = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
     step, loss, _ = newest_step(paths)
     note = missing_run(cell.get("outcome", ""), paths.folder)
-    return replace(known, state=state, step=step, loss=loss, note=note)
+    gone = f"its {job.where} is gone" if job.where and not job.name else ""
+    return replace(known, state=state, step=step, loss=loss, note=note or gone)
 
 
 def goes_on(folder: Path, standings: Sequence[RunStatus]) -> bool:
@@ -189,22 +181,22 @@ def _overrides(paths: RunPaths) -> str:
     return ""
 
 
-def _record(paths: RunPaths) -> dict[str, Any]:
-    """The record as plain values; empty where there is none that can be read."""
-    with suppress(OSError, ValueError):
-        record = read_json(paths.record, RECORD_LIMIT)
-        if isinstance(record, dict) and record.get("outcome") in Outcome.__members__:
-            return record
-    return {}
-
-
-def _damage(paths: RunPaths) -> str:
-    """Why the record cannot be read, and the fix; empty if there is none."""
+def _recorded(paths: RunPaths, label: str) -> tuple[RunStatus, str]:
+    """Return a run by its record, without a state if it has none, and why that is unreadable."""
+    record, damage = None, ""
     try:
-        read_record(paths)
+        record = read_record(paths)
+    except NoRecord as error:
+        damage = f"{error}. The same command uses a new folder, `eke retry SWEEP` this one."
     except UnreadableRecord as error:
-        return f"{error}; delete it, or have `eke retry SWEEP` set it aside, to run again"
-    return ""
+        damage = str(error)
+    if record is None:
+        return RunStatus(paths, label, ""), damage
+    total = int(record.plan.get("steps", {}).get("total", 0))
+    note = record.failure.message if record.failure else ""
+    loss = as_number(record.loss.train_final)
+    outcome, done = record.outcome, record.steps_done
+    return RunStatus(paths, label, outcome, done, total, loss, note=note), damage
 
 
 def _planned_steps(paths: RunPaths) -> int:

@@ -27,7 +27,7 @@ from eke.launch.processes.board import Board
 from eke.launch.processes.run_dir import Place, find_place, folder_names
 from eke.launch.processes.sweep import CHANGED, Job, SweepFile
 from eke.plan.planner import Plan
-from eke.plan.record import Outcome, Record
+from eke.plan.record import Outcome, Record, read_record
 
 GROWING = ("batch.per_device", "data.seq_len", "model.num_hidden_layers", "model.vocab_size")
 """Keys with which memory can only grow."""
@@ -200,7 +200,7 @@ def done_again(places: Sequence[Place]) -> list[str]:
     """Finished runs that no longer count, and why: one line per reason."""
     reasons = Counter("; ".join(place.outdated) for place in places if place.outdated)
     return [
-        f"done again, beside the record: {format_number(count, 'finished run')} ({what}); "
+        f"done again, beside the record: {format_number(count, 'run')} ({what}); "
         "eke report has both"
         for what, count in reasons.items()
     ]
@@ -277,6 +277,7 @@ class Rerun:
 
 def _is_final(folder: Path) -> bool:
     try:
-        return Outcome[read_json(RunPaths(folder).record)["outcome"]].is_final
-    except (OSError, ValueError, KeyError, TypeError):
+        record = read_record(RunPaths(folder))
+        return record is not None and Outcome[record.outcome].is_final
+    except EkeError:
         return False

@@ -26,7 +26,6 @@ from eke.launch.slurm.submission import (
     NAME,
     Request,
     job_log,
-    jobs_of,
     make_request,
     new_submission,
     newest_of,
@@ -66,7 +65,7 @@ class Cluster(StartedSweep):
     """The sweep's identity."""
     sleep: Sleep = time.sleep
     elements: dict[int, str] = field(default_factory=dict)
-    """Number of a job -> SLURM's name of it: `123_4`."""
+    """Number of a job -> name and index of its job in SLURM: `NAME_4`."""
     missed: dict[int, int] = field(default_factory=dict)
     most: int = sys.maxsize
     """Runs handed in at once; halved while the queue is full, doubled while it is not."""
@@ -96,10 +95,11 @@ class Cluster(StartedSweep):
         """
         settle_intents(self.folder, [*map(paths_of, self.not_started())], self.sleep)
         queue, jobs = scheduler.queue(), self.not_started()
-        for job, element in zip(jobs, jobs_of(map(paths_of, jobs)), strict=True):
+        for job, newest in zip(jobs, newest_of(map(paths_of, jobs)), strict=True):
             # Of an earlier command, or of another sweep.
-            if element in queue and phase_of(queue[element].state) is not Phase.over:
-                self.elements[job.number] = element
+            seen = queue.get(newest.element) if newest else None
+            if newest and seen and phase_of(seen.state) is not Phase.over:
+                self.elements[job.number] = newest.element
         limit = scheduler.max_array_size()
         new = [job for job in self.not_started() if self.freeze(job)]
         refused: list[tuple[Job, SubmissionRefused]] = []
@@ -180,8 +180,11 @@ class Cluster(StartedSweep):
                 job.waiting_for = str(error)
             return
         lost = [job for job in self.books.unfinished() if self.follow(job, queue)]
-        unclear = [self.elements[job.number] for job in lost if not self.run_of(job).tells_all()]
-        states = scheduler.last_states(unclear)
+        unclear = [job for job in lost if not self.run_of(job).tells_all()]
+        newest = filter(None, newest_of(map(paths_of, unclear)))
+        numbers = {each.element: each.submission.job_id for each in newest}
+        elements = [self.elements[job.number] for job in unclear]
+        states = scheduler.last_states({each: numbers.get(each, "") for each in elements})
         for job in lost:
             state = states.get(self.elements[job.number], "")
             if not state or phase_of(state) is Phase.over:
@@ -208,7 +211,7 @@ class Cluster(StartedSweep):
                 job.live, job.where = self.run_of(job), seen.node
                 self.books.started(job)
             elif phase is Phase.waits:
-                self.note_waiting(job, element, seen)
+                self.note_waiting(job, seen)
             # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
             return phase is Phase.runs and self.is_done(job)
         self.missed[job.number] = self.missed.get(job.number, 0) + 1
@@ -226,12 +229,12 @@ class Cluster(StartedSweep):
         stamp = self.stamps.get(job.number, 0)
         return ClusterRun(job.plan, paths_of(job), self.elements[job.number], state, stamp)
 
-    def note_waiting(self, job: Job, element: str, seen: Element) -> None:
+    def note_waiting(self, job: Job, seen: Element) -> None:
         """Its job is in the queue, perhaps again."""
         if job.live is not None:
             job.live, job.lasted_s = None, job.lasted_s + time.monotonic() - job.started
-        held = f"; scontrol release {element}" if seen.state in HELD else ""
-        job.waiting_for = f"job {element}: {seen.waits_for}{held}"
+        held = f"; scontrol release {seen.ids[0]}" if seen.state in HELD else ""
+        job.waiting_for = f"job {seen.ids[0]}: {seen.waits_for}{held}"
 
     def collect(self, job: Job, state: str) -> None:
         """Take the record of a run whose job is over."""
@@ -265,7 +268,7 @@ class Cluster(StartedSweep):
             for job in self.books.jobs
             if job.outcome is Outcome.skipped and self.elements.get(job.number, "") in queue
         }
-        scheduler.cancel(list(skipped.values()))
+        scheduler.cancel([id_ for element in skipped.values() for id_ in queue[element].ids])
         for number in skipped:
             del self.elements[number]
 
@@ -336,29 +339,26 @@ class SlurmLauncher(Launcher):
             queue = scheduler.queue() if any(newest) else {}
         except EkeError as error:
             problem = str(error).removesuffix(f". {scheduler.ELSEWHERE}")
-        named = scheduler.ids_by_name(queue)
         found = {}
         for paths, job in zip(runs, newest, strict=True):
             if job is not None:
-                # A submission that sbatch did not answer is known by its name only.
-                name = job.submission.element(job.number, named)
-                name = name or (job.submission.name if problem else "")
-                status = JobStatus("", where=f"job {name}", silent=problem if name else "")
-                if seen := queue.get(name):
-                    is_over = phase_of(seen.state) is Phase.over
-                    waits_for = "" if is_over else f"job {name}: {seen.waits_for}"
-                    status = JobStatus(name, f"{seen.node}, job {name}", waits_for)
+                # A submission that sbatch did not answer has no number.
+                number, name = job.submission.job_id, job.submission.name
+                where = f"job {number}_{job.number}" if number else f"job {name}"
+                status = JobStatus("", where=where, silent=problem)
+                if seen := queue.get(job.element):
+                    where, is_over = f"job {seen.ids[0]}", phase_of(seen.state) is Phase.over
+                    waits_for = "" if is_over else f"{where}: {seen.waits_for}"
+                    status = JobStatus(job.element, f"{seen.node}, {where}", waits_for)
                 found[paths.folder] = status
         return found
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Have SLURM end jobs: runs save first, within the cluster's KillWait."""
-        scheduler.cancel(jobs)
+        """Have SLURM end all jobs of these names: runs save first, within the KillWait."""
+        queue = scheduler.queue()
+        scheduler.cancel([id_ for job in jobs if job in queue for id_ in queue[job].ids])
 
     def log_of(self, paths: RunPaths) -> Path:
         """The log of the run's newest job."""
-        ticket = read_ticket(paths)
-        if ticket is None:
-            return paths.log
-        (element,) = jobs_of([paths])
-        return job_log(Path(ticket.submission).parent, element)
+        (newest,) = newest_of([paths])
+        return job_log(newest.path.parent, newest.element) if newest else paths.log

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError, RunError
-from eke.common.files import append_line, read_json, read_text
+from eke.common.files import append_line, read_json, read_text, seal
 from eke.common.paths import RunPaths
 from eke.hardware import software_now, software_places
 from eke.launch.processes.run_dir import claim
@@ -53,7 +53,7 @@ class ClusterRun:
     plan: Plan
     paths: RunPaths
     element: str
-    """SLURM's name of its job: `123_4`."""
+    """Name and index of its job: `NAME_4`."""
     last_state: str = ""
     """Of the job, once it is over and if SLURM still knows it."""
     stamp: int = 0
@@ -149,6 +149,7 @@ def note_software(submission: Path, command_prefix: str = "") -> str:
     }
     mine = json.dumps([now, places])
     try:
+        seal(file)
         append_line(file, mine)
         lines = read_text(file).splitlines()
     except OSError:
@@ -156,7 +157,10 @@ def note_software(submission: Path, command_prefix: str = "") -> str:
     for line in lines:
         if line == mine:
             break
-        before, seen = json.loads(line)
+        try:
+            before, seen = json.loads(line)
+        except (ValueError, TypeError):  # torn by a kill or a full disk
+            continue
         shared = {part for part, place in places.items() if seen.get(part) == place}
         old, new = ({part: each[part] for part in shared} for each in (before, now))
         if changes := changed_fingerprint(old, new):

@@ -3,13 +3,14 @@
 All states of slurm.h (22.05 to 25.05), https://slurm.schedmd.com/job_state_codes.html.
 """
 
+import contextlib
 import os
 import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -114,6 +115,8 @@ class Element:
     name: str
     reason: str
     """SLURM's reason for waiting."""
+    ids: tuple[str, ...] = ()
+    """SLURM's numbers of it, `123_4`, this one first: arrays of one name are one submission."""
 
     @property
     def waits_for(self) -> str:
@@ -212,43 +215,64 @@ def objection_to(text: str) -> str:
 
 
 def queue() -> dict[str, Element]:
-    """This user's jobs in the queue, by element `123_4`; EkeError without an answer."""
+    """This user's jobs in the queue, by name and index `NAME_4`; EkeError without an answer.
+
+    Numbers come again on a new cluster, and after MaxJobId. Of several arrays with one name the
+    element that runs is shown, else the first.
+    """
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # not by name: LOGNAME may be anything, and a container has none
     lines = ask(["squeue", "--noheader", "--array", user, form]).splitlines()
-    found = {}
+    found: dict[str, list[Element]] = {}
     for line in lines:
-        job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
-        found[f"{job}_{index}"] = Element(state, node, name, reason)
-    return found
+        job, index, state, node, rest = (line.split("|", 4) + [""] * 4)[:5]
+        name, _, reason = rest.rpartition("|")  # a name may have a |
+        element = Element(state, node, name, reason, (f"{job}_{index}",))
+        found.setdefault(f"{name}_{index}", []).append(element)
+    return {key: _joined(each) for key, each in found.items()}
 
 
-def ids_by_name(found: Mapping[str, Element]) -> dict[str, str]:
-    """Job id of each name that is in the queue."""
-    return {element.name: key.split("_")[0] for key, element in found.items()}
+def _joined(same: list[Element]) -> Element:
+    """Return the shown one of several elements, with the numbers of all that are not over."""
+    order = {Phase.runs: 0, Phase.waits: 1, Phase.unknown: 1, Phase.over: 2}
+    same.sort(key=lambda each: (order[phase_of(each.state)], len(each.ids[0]), each.ids[0]))
+    alive = [each for each in same if phase_of(each.state) is not Phase.over] or same[:1]
+    return replace(same[0], ids=tuple(number for each in alive for number in each.ids))
 
 
-def last_states(elements: Sequence[str]) -> dict[str, str]:
-    """The last state of jobs no longer in the queue; unknown jobs are absent.
+def last_states(elements: Mapping[str, str]) -> dict[str, str]:
+    """The last state of jobs no longer in the queue, by `NAME_4`; unknown jobs are absent.
 
-    Accounting learns late; the controller remembers for some minutes (MinJobAge).
+    `elements` has the number of each one's array, `123`, empty if unknown. Accounting learns late;
+    the controller, which is asked by number, remembers for some minutes (MinJobAge).
     """
     if not elements:
         return {}
-    try:
-        asked = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
-        lines = ask([*asked, f"--jobs={','.join(elements)}"]).splitlines()
-        found = dict(line.split("|", 1) for line in lines if "|" in line)
-    except EkeError:
-        found = {}
-    wanted = set(elements)
-    settled = {e: s for e, s in found.items() if e in wanted and phase_of(s) is Phase.over}
-    for array in sorted({element.split("_")[0] for element in wanted - settled.keys()}):
-        for job in _show(array):
-            element = f"{job.get('ArrayJobId')}_{job.get('ArrayTaskId')}"
-            if element in wanted and (state := job.get("JobState")):
+    found: dict[str, list[str]] = {}
+    for job, name, state in _accounted({element.rpartition("_")[0] for element in elements}):
+        found.setdefault(f"{name}_{job.partition('_')[2]}", []).append(state)
+    settled = {
+        element: states[0]
+        for element, states in found.items()
+        if element in elements and all(phase_of(state) is Phase.over for state in states)
+    }
+    for array in sorted({elements[e] for e in elements.keys() - settled.keys()} - {""}):
+        for shown in _show(array):
+            element = f"{shown.get('JobName')}_{shown.get('ArrayTaskId')}"
+            if element in elements and (state := shown.get("JobState", "")):
                 settled.setdefault(element, state)
     return settled
+
+
+def _accounted(names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Number, name and state of each job of these names in accounting; none without an answer."""
+    form = ["--noheader", "--parsable2", "--allocations", "--format=JobID,JobName,State"]
+    asked = [f"--name={','.join(sorted(names))}", "--starttime=now-30days"]
+    with contextlib.suppress(EkeError):
+        for line in ask(["sacct", *form, *asked]).splitlines():
+            job, _, rest = line.partition("|")
+            name, _, state = rest.rpartition("|")
+            yield job, name, state
 
 
 def show_job(element: str) -> dict[str, str]:
@@ -268,17 +292,11 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
     """Job id of each name that SLURM has ever taken, absent others; EkeError without an answer."""
     if not names:
         return {}
-    found = ids_by_name(queue())
+    found = {each.name: each.ids[0].split("_")[0] for each in queue().values()}
     missing = [name for name in names if name not in found]
     if not missing:  # no name at all would mean every job
         return {name: found[name] for name in names}
-    try:
-        asked = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,JobName"]
-        lines = ask([*asked, f"--name={','.join(missing)}", "--starttime=now-30days"]).splitlines()
-    except EkeError:
-        lines = []
-    for line in lines:
-        job, _, name = line.partition("|")
+    for job, name, _ in _accounted(missing):
         found[name] = job.split("_")[0]
     return {name: found[name] for name in names if name in found}
 

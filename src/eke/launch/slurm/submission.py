@@ -165,12 +165,11 @@ class Submission:
     created: float
     """time.time() before sbatch was called."""
     job_id: str = ""
-    """SLURM's; empty while it is unknown whether sbatch accepted it."""
+    """SLURM's number; empty while it is unknown whether sbatch accepted it."""
 
-    def element(self, number: int, job_ids: Mapping[str, str] | None = None) -> str:
-        """SLURM's name of an element, `123_4`; empty if unknown, also to the queue's `job_ids`."""
-        job_id = self.job_id or (job_ids or {}).get(self.name, "")
-        return f"{job_id}_{number}" if job_id else ""
+    def element(self, number: int) -> str:
+        """Name and index of an element, `NAME_4`: its number may be another job's by now."""
+        return f"{self.name}_{number}"
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ def submission_file(folder: Path, submission: Submission) -> Path:
 
 
 def job_log(folder: Path, element: str) -> Path:
-    """Output of the job `element`, as SLURM names it, outside its worker."""
+    """Output of the job `element`, `NAME_4`, outside its worker."""
     return folder / f"{element}.log"
 
 
@@ -282,25 +281,29 @@ class Newest(NamedTuple):
     number: int
     """Of its element."""
 
+    @property
+    def element(self) -> str:
+        """Its name and index."""
+        return self.submission.element(self.number)
+
 
 def newest_of(runs: Iterable[RunPaths]) -> list[Newest | None]:
-    """The newest job of each run; None if missing or unreadable. Each submission is read once."""
-    tickets = [read_ticket(paths) for paths in runs]
+    """The newest job of each run; None if missing, unreadable or another run's (a copied folder).
+
+    Each submission is read once.
+    """
+    found: list[Newest | None] = []
     read: dict[str, Submission] = {}
-    for file in {ticket.submission for ticket in tickets if ticket}:
-        with contextlib.suppress(EkeError):
-            read[file] = read_submission(Path(file))
-    return [
-        Newest(Path(t.submission), read[t.submission], t.element)
-        if t and t.submission in read
-        else None
-        for t in tickets
-    ]
-
-
-def jobs_of(runs: Iterable[RunPaths]) -> list[str]:
-    """SLURM's name of each run's newest job, `123_4`; empty if there is none that is known."""
-    return [n.submission.element(n.number) if n else "" for n in newest_of(runs)]
+    for paths in runs:
+        ticket, newest = read_ticket(paths), None
+        with contextlib.suppress(EkeError, LookupError, TypeError):
+            if ticket:
+                file = ticket.submission
+                read[file] = read.get(file) or read_submission(Path(file))
+                if Path(read[file].runs[ticket.element]).name == paths.folder.name:
+                    newest = Newest(Path(file), read[file], ticket.element)
+        found.append(newest)
+    return found
 
 
 REQUEUE_CODE = 99
@@ -343,7 +346,7 @@ def script_text(
 def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:
     """Arguments of submitit's for what a run asks for; what is empty is left to the cluster."""
     # SLURM replaces %a and the like wherever they are in a path; two are one.
-    log = str(job_log(Path(str(folder).replace("%", "%%")), "%A_%a"))
+    log = str(job_log(Path(str(folder).replace("%", "%%")), f"{name}_%a"))
     chosen: dict[str, Any] = {name: getattr(request, name) for name in PLACES}
     chosen["mem"] = request.memory
     options = {name: value if value else True for name, value in profile.options.items()}

@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
         with closing(Head(paths.invitation, mine)) as head:
             return watch_run(paths, submission, ticket, heard, head)
     except BusyError as error:
-        return log_and_exit(f"{error}; this job leaves it alone", EXIT_RESUMABLE)
+        return log_and_exit(f"{error}; this job leaves it alone", error.exit_code)
     except EkeError as error:
         return log_and_exit(str(error), error.exit_code)
     except OSError as error:

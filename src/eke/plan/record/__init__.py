@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ EXIT_FAILED = 1
 EXIT_USER = 2
 EXIT_RESUMABLE = 75
 """`EX_TEMPFAIL` of sysexits.h: interrupted, the same command continues it."""
+
+USUAL_NAME = re.compile(r"([0-9a-f]{16})(-\d+)?")
+"""Name of a run's folder: its run id, and a number from 2."""
 
 
 class Outcome(Enum):
@@ -372,7 +376,11 @@ def _leads_to_runs(folder: Path) -> bool:
 
 
 class UnreadableRecord(EkeError):
-    """A record is there, but cannot be read: reported, never dropped."""
+    """A record cannot be read now, or by this version: reported, never dropped."""
+
+
+class NoRecord(UnreadableRecord):
+    """The file holds no record, or another run's: it never answers for this run."""
 
 
 @functools.cache  # 20 ms, and a sweep reads and writes a thousand records; immutable
@@ -386,23 +394,46 @@ def write_record(paths: RunPaths, record: Record) -> None:
 
 
 def read_record(paths: RunPaths) -> Record | None:
-    """The record of a run, if there is one; UnreadableRecord: torn, another version, no record."""
+    """Return the record of this run, None without one; the only reader of `record.json`.
+
+    Raises:
+        NoRecord: the file holds no record (empty, torn, a list), or the record of another run; or
+            there is none, and the plan is another run's, as its checkpoints then are.
+        UnreadableRecord: the file cannot be read now, or is of a newer version.
+    """
+    named, planned = _ids(paths)
     try:
         content = read_json(paths.record, RECORD_LIMIT)
         if not isinstance(content, dict):
-            raise UnreadableRecord(f"{paths.record}: not a readable record (no object)")
+            raise NoRecord(f"{paths.record}: not a readable record (no object)")
         version = content.get("schema_version")
         if version != RECORD_VERSION:
-            raise UnreadableRecord(
+            is_newer = isinstance(version, int) and version > RECORD_VERSION
+            raise (UnreadableRecord if is_newer else NoRecord)(
                 f"{paths.record}: record version {version}, this eke reads {RECORD_VERSION}"
             )
         record = _converter().structure(content, Record)
         Outcome(record.outcome)  # a ValueError for a word that is none
-        return record
     except FileNotFoundError:
+        if named and planned not in ("", named):
+            raise NoRecord(f"{paths.plan}: the plan of run {planned}, not of {named}") from None
         return None
-    except (OSError, ValueError, AttributeError, cattrs.BaseValidationError) as error:
-        raise UnreadableRecord(f"{paths.record}: not a readable record ({error})") from error
+    except OSError as error:
+        raise UnreadableRecord(f"{paths.record}: {error.strerror or error}") from error
+    except (ValueError, ArithmeticError, AttributeError, cattrs.BaseValidationError) as error:
+        raise NoRecord(f"{paths.record}: not a readable record ({error})") from error
+    if record.run_id != (own := named or planned or record.run_id):
+        raise NoRecord(f"{paths.record}: the record of run {record.run_id}, not of {own}")
+    return record
+
+
+def _ids(paths: RunPaths) -> tuple[str, str]:
+    """Return a folder's run id by its name and by its plan, which a renamed folder has."""
+    named, planned = USUAL_NAME.fullmatch(paths.folder.name), ""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        if named is None or not paths.record.exists():
+            planned = str(read_json(paths.plan, RECORD_LIMIT)["run_id"])
+    return named[1] if named else "", planned
 
 
 def missing_run(outcome: str, folder: Path) -> str:

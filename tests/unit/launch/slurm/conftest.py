@@ -148,7 +148,20 @@ class Scheduler:
     def queue(self) -> dict[str, Element]:
         """All jobs."""
         self._ask("queue")
-        return dict(self.now)
+        found: dict[str, list[Element]] = {}
+        for number, each in self.now.items():
+            key = f"{each.name}_{number.partition('_')[2]}"
+            found.setdefault(key, []).append(replace(each, ids=(number,)))
+        return {key: scheduler._joined(each) for key, each in found.items()}
+
+    def number(self, element: str) -> str:
+        """SLURM's number of an element `NAME_4`: `100_4`."""
+        name, _, index = element.rpartition("_")
+        return f"{self.names[name]}_{index}"
+
+    def numbers(self, made: Cluster) -> dict[int, str]:
+        """SLURM's numbers of a sweep's jobs."""
+        return {number: self.number(element) for number, element in made.elements.items()}
 
     def submit(self, script: Path, descriptors=()) -> str:
         """An array."""
@@ -170,7 +183,9 @@ class Scheduler:
         return job
 
     def put(self, element: str, state: str, reason: str = "None", name: str = "") -> None:
-        """A job in this state."""
+        """A job in this state; of the submission that its number is of, unless it has a `name`."""
+        submissions = {number: each for each, number in self.names.items()}
+        name = name or submissions.get(element.partition("_")[0], "")
         self.now[element] = Element(state, "n1" if state != "PENDING" else "", name, reason)
 
     def end(self, element: str, state: str) -> None:
@@ -182,7 +197,7 @@ class Scheduler:
         """Of those that anybody remembers."""
         if elements:
             self.asked.append("last_states")
-        return {e: self.ended[e] for e in elements if e in self.ended}
+        return {e: self.ended[n] for e in elements if (n := self.number(e)) in self.ended}
 
     def jobs_of_names(self, names) -> dict[str, str]:
         """Of those that were taken."""

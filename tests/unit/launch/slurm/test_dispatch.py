@@ -126,7 +126,7 @@ def test_a_job_that_ended_without_a_word(state, outcome, printed, submitted, clu
     """It is looked into; what the controller still has is not over."""
     made = submitted()
     (job,) = made.books.jobs
-    log = made.paths.launcher("slurm").absolute() / "100_0.log"
+    log = made.paths.launcher("slurm").absolute() / f"{made.elements[0]}.log"
     if printed:
         log.write_text("module: command not found")
     cluster.end("100_0", state)
@@ -164,8 +164,8 @@ def test_a_lost_job_is_submitted_again_and_not_for_ever(state, submitted, cluste
     (job,) = made.books.jobs
     said = f"its job is over and left no record: {state}"
     for number in range(5):
-        assert (job.outcome, made.elements) == (None, {0: f"{100 + number}_0"})
-        cluster.end(made.elements[0], state)
+        assert (job.outcome, cluster.numbers(made)) == (None, {0: f"{100 + number}_0"})
+        cluster.end(f"{100 + number}_0", state)
         look(made, MISSED)
         assert job.record.failure.message == said
     assert job.outcome is not None

@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from unit.launch.scripted import QuietBoard, leave, look, record_for
+from unit.launch.scripted import QuietBoard, QuietLedger, leave, look, record_for
 
+from eke import cli
 from eke.common.errors import EkeError
 from eke.common.paths import SweepPaths
 from eke.launch.processes.run_dir import claim
@@ -12,7 +13,7 @@ from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
 from eke.launch.slurm.run import ClusterRun
-from eke.launch.slurm.submission import Ticket, write_ticket
+from eke.launch.slurm.submission import Ticket, newest_of, write_ticket
 from eke.launch.slurm.submit import submitting
 from eke.plan.record import Outcome
 
@@ -24,7 +25,7 @@ def test_what_is_queued_already_is_found(submitted, cluster) -> None:
     del cluster.now["100_1"]
     again = submitted(3)
     assert cluster.submitted == [3, 1]
-    assert again.elements == {0: "100_0", 1: "101_0", 2: "100_2"}
+    assert cluster.numbers(again) == {0: "100_0", 1: "101_0", 2: "100_2"}
 
 
 def test_a_ticket_of_a_job_that_is_over_does_not_count(submitted, cluster) -> None:
@@ -77,6 +78,43 @@ def test_whoever_submits_now_is_not_in_the_way(submitted, cluster) -> None:
     assert cluster.submitted == []
     look(made)
     assert cluster.submitted == [1]
+
+
+def test_only_jobs_of_the_submissions_name_are_shown_and_cancelled(
+    jobs_here, machine, stubs, tmp_path, capsys
+) -> None:
+    """A number may be another job's by now: a new cluster, MaxJobId, or a copied folder of runs."""
+    for name, said in (("squeue", ""), ("sbatch", "5\n"), ("scontrol", ""), ("scancel", "")):
+        stubs.say(name, said)
+    runs = tmp_path / "runs"
+    books = Books(jobs_here(2), QuietBoard(), QuietLedger(), machine.place_of)
+    Cluster(books, SweepPaths(runs / "sweep-1"), "1").submit()
+    name, _, _ = newest_of([paths_of(books.jobs[0])])[0].element.rpartition("_")
+
+    def ask(*lines: str) -> tuple[str, str, list[str]]:
+        """What status and cancel say, and which numbers scancel is given."""
+        stubs.say("squeue", "\n".join(lines))
+        capsys.readouterr()
+        said = []
+        for command in ("status", "cancel"):
+            assert cli.main([command, str(runs)]) == 0
+            said.append(capsys.readouterr().out)
+        calls = stubs.calls("scancel")
+        (stubs.folder / "calls").unlink()
+        return said[0], said[1], calls
+
+    status, cancel, calls = ask("5|0|RUNNING|n1|my_other_work|None", "5|1|PENDING||other|Priority")
+    assert "2 not started" in status
+    assert "its job 5_0 is gone" in status
+    assert cancel == "nothing is queued or running; the jobs of 2 runs are gone\n"
+    assert calls == []
+    # Requeued under its number, and submitted once more under another one.
+    mine = [f"5|0|PENDING||{name}|BeginTime", f"9|0|RUNNING|n2|{name}|None"]
+    status, cancel, calls = ask(*mine, f"9|1|PENDING||{name}|Priority", "6|0|RUNNING|n1|x|None")
+    assert "job 9_0: running" in status
+    assert "job 9_1: Priority" in status
+    assert cancel == "asked 2 runs to save and end\n"
+    assert calls == ["scancel 9_0 5_0 9_1"]
 
 
 # --- dominance ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ QUEUE = """\
 123|0|RUNNING|n1|eke-a|None
 123|1|PENDING||eke-a|Resources
 123|2|COMPLETING|n2|eke-a|None
+9|0|RUNNING|n2|eke-a|b|None
 7|N/A|PENDING||by hand|Priority
 """
 
@@ -19,17 +20,34 @@ QUEUE = """\
 def test_the_queue_by_element(stubs) -> None:
     stubs.say("squeue", QUEUE)
     queue = scheduler.queue()
-    assert queue["123_0"] == Element("RUNNING", "n1", "eke-a", "None")
-    assert queue["123_1"].reason == "Resources"
-    assert set(queue) == {"123_0", "123_1", "123_2", "7_N/A"}
+    assert queue["eke-a_0"] == Element("RUNNING", "n1", "eke-a", "None", ("123_0",))
+    assert queue["eke-a_1"].reason == "Resources"
+    assert set(queue) == {"eke-a_0", "eke-a_1", "eke-a_2", "eke-a|b_0", "by hand_N/A"}
     (asked,) = stubs.calls()
     assert f"--user={os.getuid()}" in asked
+
+
+@pytest.mark.parametrize(
+    ("states", "state", "ids"),
+    [
+        (("PENDING", "RUNNING"), "RUNNING", ("10_0", "9_0")),
+        (("RUNNING", "PENDING"), "RUNNING", ("9_0", "10_0")),
+        (("PENDING", "PENDING"), "PENDING", ("9_0", "10_0")),
+        (("CANCELLED", "PENDING"), "PENDING", ("10_0",)),
+        (("CANCELLED", "FAILED"), "CANCELLED", ("9_0",)),
+    ],
+)
+def test_two_arrays_of_one_name_are_one_submission(states, state, ids, stubs) -> None:
+    lines = [f"{number}|0|{s}|n1|eke-a|None" for number, s in zip((9, 10), states, strict=True)]
+    stubs.say("squeue", "\n".join(reversed(lines)))
+    found = scheduler.queue()["eke-a_0"]
+    assert (found.state, found.ids) == (state, ids)
 
 
 def test_odd_lines_are_no_error(stubs) -> None:
     odd = ("5|1|RUNNING", "5|1|RUNNING|n1|a|b|c", "")
     stubs.say("squeue", "\n".join((*odd, "123|0|RUNNING|n1|a|None")))
-    assert scheduler.queue()["123_0"].state == "RUNNING"
+    assert scheduler.queue()["a_0"].state == "RUNNING"
 
 
 def test_a_program_that_is_missing(stubs) -> None:
@@ -99,45 +117,62 @@ def test_a_program_that_does_not_answer(stubs, monkeypatch) -> None:
 # --- last states ----------------------------------------------------------------------------------
 
 
-def show(job: int, index: int, state: str) -> str:
+def show(job: int, index: int, state: str, name: str = "eke-x") -> str:
     return (
-        f"JobId={job + index} ArrayJobId={job} ArrayTaskId={index} JobName=eke-x "
+        f"JobId={job + index} ArrayJobId={job} ArrayTaskId={index} JobName={name} "
         f"JobState={state} Reason=None Restarts=0 Command=/x/y z=1\n"
     )
 
 
 def test_accounting_answers_for_all(stubs) -> None:
-    stubs.say("sacct", "5_0|COMPLETED\n5_1|CANCELLED by 0\n5_2|TIMEOUT\n")
-    states = scheduler.last_states(["5_0", "5_1", "5_2"])
-    assert states == {"5_0": "COMPLETED", "5_1": "CANCELLED by 0", "5_2": "TIMEOUT"}
-    assert len(stubs.calls()) == 1
+    ends = ("5_0|eke-x|COMPLETED", "5_1|eke-x|CANCELLED by 0", "5_2|a|b|TIMEOUT", "6_0|a|FAILED")
+    stubs.say("sacct", "\n".join(ends))
+    states = scheduler.last_states({"eke-x_0": "5", "eke-x_1": "5", "a|b_2": ""})
+    assert states == {"eke-x_0": "COMPLETED", "eke-x_1": "CANCELLED by 0", "a|b_2": "TIMEOUT"}
+    (call,) = stubs.calls()
+    assert "--name=a|b,eke-x " in call
+    assert "--jobs" not in call, "a number may be another job's by now"
 
 
 def test_without_accounting_each_array_is_asked_for_once(stubs) -> None:
     count = 3
     stubs.say("sacct", err="Slurm accounting storage is disabled", code=1)
     stubs.say("scontrol", "".join(show(5, n, "NODE_FAIL") for n in range(count)))
-    states = scheduler.last_states([f"5_{n}" for n in range(count)])
-    assert states == {f"5_{n}": "NODE_FAIL" for n in range(count)}
+    states = scheduler.last_states({f"eke-x_{n}": "5" for n in range(count)})
+    assert states == {f"eke-x_{n}": "NODE_FAIL" for n in range(count)}
     assert [call.split()[0] for call in stubs.calls()] == ["sacct", "scontrol"]
 
 
-@pytest.mark.parametrize("late", ["5|FAILED\n", "5_0|RUNNING\n", "5_[0-3]|PENDING\n"])
+@pytest.mark.parametrize(
+    "late", ["5|eke-x|FAILED\n", "5_0|eke-x|RUNNING\n", "5_[0-3]|eke-x|PENDING\n"]
+)
 def test_accounting_that_lags_is_not_believed(late, stubs) -> None:
     stubs.say("sacct", late)
     stubs.say("scontrol", show(5, 0, "PREEMPTED") + show(5, 1, "FAILED"))
-    assert scheduler.last_states(["5_0"]) == {"5_0": "PREEMPTED"}
+    assert scheduler.last_states({"eke-x_0": "5"}) == {"eke-x_0": "PREEMPTED"}
+
+
+def test_the_end_of_another_job_under_this_number_is_no_verdict(stubs) -> None:
+    stubs.say("sacct", "5_0|my_other_work|CANCELLED by 0\n")
+    stubs.say("scontrol", show(5, 0, "CANCELLED", "my_other_work"))
+    assert scheduler.last_states({"eke-x_0": "5"}) == {}
+
+
+def test_one_array_of_a_name_is_over_and_another_is_not(stubs) -> None:
+    stubs.say("sacct", "5_0|eke-x|FAILED\n6_0|eke-x|RUNNING\n6_1|eke-x|TIMEOUT\n")
+    stubs.say("scontrol", code=1)
+    assert scheduler.last_states({"eke-x_0": "5", "eke-x_1": "5"}) == {"eke-x_1": "TIMEOUT"}
 
 
 def test_nobody_remembers(stubs) -> None:
-    stubs.say("sacct", "5_0|RUNNING\n")
+    stubs.say("sacct", "5_0|eke-x|RUNNING\n")
     stubs.say("scontrol", err="Invalid job id specified", code=1)
-    assert scheduler.last_states(["5_0", "6_0"]) == {}
+    assert scheduler.last_states({"eke-x_0": "5", "eke-y_0": ""}) == {}
     assert scheduler.show_job("5_0") == {}
 
 
 def test_nothing_to_ask(stubs) -> None:
-    assert scheduler.last_states([]) == {}
+    assert scheduler.last_states({}) == {}
     assert scheduler.jobs_of_names([]) == {}
     scheduler.cancel([])
     assert stubs.calls() == []
@@ -154,7 +189,7 @@ def test_one_jobs_facts(stubs) -> None:
 
 def test_jobs_by_name_from_the_queue_then_from_accounting(stubs) -> None:
     stubs.say("squeue", QUEUE)
-    stubs.say("sacct", "9_0|eke-b\n9_1|eke-b\n")
+    stubs.say("sacct", "9_0|eke-b|RUNNING\n9_1|eke-b|PENDING\n")
     assert scheduler.jobs_of_names(["eke-a", "eke-b", "eke-c"]) == {"eke-a": "123", "eke-b": "9"}
     assert "--name=eke-b,eke-c " in stubs.calls("sacct")[0]
 
@@ -243,7 +278,7 @@ def test_commands_get_that_environment(stubs, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_CONF", "/here")
     stubs.say("squeue", run='echo "0|0|$SLURM_JOB_ID|$SLURM_CONF||"')
-    assert scheduler.queue()["0_0"] == Element("", "/here", "", "")
+    assert scheduler.queue()["_0"] == Element("", "/here", "", "", ("0_0",))
 
 
 def test_sbatch_is_asked_what_it_would_take(stubs) -> None:

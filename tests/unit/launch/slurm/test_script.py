@@ -111,13 +111,15 @@ def test_odd_paths_arrive_as_they_are(text_of, run, stubs, tmp_path) -> None:
     started = (stubs.folder / "started").read_text().splitlines()
     path = str(folder / "eke-0123456789ab-00000000.json")
     assert started == ["/opt/venv/bin/python", "-P", "-u", "-m", "eke.launch.slurm.watcher", path]
-    assert (stubs.folder / "output").read_text().splitlines()[-1] == f"{folder}/%A_%a.log"
+    assert (stubs.folder / "output").read_text().splitlines()[
+        -1
+    ] == f"{folder}/eke-0123456789ab-00000000_%a.log"
     assert not list(tmp_path.rglob("injected"))
 
 
 def test_a_percent_sign_in_a_path_is_not_slurms(text_of, tmp_path) -> None:
     lines = text_of(folder=tmp_path / "100%a").splitlines()
-    assert f"#SBATCH --output={tmp_path}/100%%a/%A_%a.log" in lines
+    assert f"#SBATCH --output={tmp_path}/100%%a/eke-0123456789ab-00000000_%a.log" in lines
 
 
 def test_the_prefix_is_read_by_a_shell(text_of, run, stubs) -> None:

@@ -13,7 +13,7 @@ from eke.launch.processes.run_dir import claim
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
-from eke.launch.slurm.submission import jobs_of
+from eke.launch.slurm.submission import newest_of
 from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, submitting
 from eke.plan.planner import read_plan
 from eke.plan.record import Outcome
@@ -58,7 +58,8 @@ def test_arrays_end_at_the_clusters_limit(
     made.submit()
     assert cluster.submitted == sizes
     assert sorted(made.elements) == list(range(7))
-    assert jobs_of(map(paths_of, jobs)) == [made.elements[n] for n in range(7)]
+    newest = newest_of(map(paths_of, jobs))
+    assert [each.element for each in newest] == [made.elements[n] for n in range(7)]
 
 
 def test_what_is_queued_is_frozen(jobs_here, make_cluster, cluster) -> None:
@@ -135,7 +136,7 @@ def test_an_answer_that_was_lost_is_found_and_not_asked_for_twice(
     again = make_cluster(jobs)
     again.submit()
     assert cluster.submitted == [3]
-    assert again.elements == {0: "100_0", 1: "100_1", 2: "100_2"}
+    assert cluster.numbers(again) == {0: "100_0", 1: "100_1", 2: "100_2"}
 
 
 def test_nor_by_another_sweep_with_these_runs(
@@ -152,7 +153,7 @@ def test_nor_by_another_sweep_with_these_runs(
     other.paths = SweepPaths(sweep.folder.with_name("sweep-ba9876543210"))
     other.submit()
     assert cluster.submitted == [2, 1]
-    assert other.elements == {0: "100_0", 1: "100_1", 2: "101_0"}
+    assert cluster.numbers(other) == {0: "100_0", 1: "100_1", 2: "101_0"}
 
 
 @pytest.mark.parametrize("question", ["queue", "names"])
@@ -232,7 +233,7 @@ def test_another_sweep_finds_what_was_submitted_while_it_waited(
         second.sleep = meanwhile
         second.submit()
     assert cluster.submitted == [1, 1]
-    assert second.elements == {0: "100_0", 1: "101_0"}
+    assert cluster.numbers(second) == {0: "100_0", 1: "101_0"}
 
 
 def test_other_users_may_submit_from_the_same_folder(sweep) -> None:

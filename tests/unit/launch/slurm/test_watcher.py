@@ -17,7 +17,7 @@ from eke.launch.slurm.submission import (
     write_ticket,
 )
 from eke.launch.slurm.watcher import main, watch_run
-from eke.plan.planner import write_plan
+from eke.plan.planner import read_plan, write_plan
 from eke.plan.record import Outcome, read_record, start_attempt, write_record
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
@@ -61,7 +61,7 @@ class Attempts:
     def finish(self):
         """As the script says."""
         outcome, steps = self.ends[self.number]
-        record = record_for("a", outcome, steps)
+        record = record_for(read_plan(self.paths).run_id, outcome, steps)
         record.attempt = self.number
         write_record(self.paths, record)
         return record
@@ -178,7 +178,7 @@ def watcher_test_write(startup_s: float, step_s: float):
 
     def finish(attempts):
         outcome, steps = attempts.ends[attempts.number]
-        record = record_for("a", outcome, steps)
+        record = record_for(read_plan(attempts.paths).run_id, outcome, steps)
         record.attempt = attempts.number
         record.timing.startup_s, record.timing.train_s = startup_s, steps * step_s
         write_record(attempts.paths, record)
@@ -247,7 +247,7 @@ def test_a_busy_run_is_left_alone(command, paths, plan, monkeypatch, capsys) -> 
     monkeypatch.setattr(watcher, "for_this_node", lambda plan: plan)
     write_plan(paths, plan)
     with claim(paths):
-        assert command() == 75
+        assert command() == 16, "not 75: nothing was interrupted"
     assert "this job leaves it alone" in capsys.readouterr().err
     assert not paths.record.exists()
 

@@ -70,7 +70,8 @@ def make_run(folder: Path, run: Run, curve: Sequence[float] = ()) -> Path:
     """Write its record, and the losses of its steps."""
     paths = RunPaths(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_record(paths, make_record(folder.name, run))
+    run_id, _, _ = folder.name.partition("-")  # of ID-2, too
+    write_record(paths, make_record(run_id, run))
     if curve:
         rows = [
             {"train/global_step": n + 1, "attempt": 0, "train/loss": loss, "train/step_time_s": 0.5}
