@@ -3,11 +3,12 @@
 from importlib.util import find_spec
 
 from eke.common.errors import Fix
-from eke.common.text import NUM_SPECIAL_TOKENS
+from eke.common.text import NUM_SPECIAL_TOKENS, format_value
 from eke.config.schema import (
     Conversations,
     HubRows,
     Lengths,
+    Mix,
     Packing,
     PretrainedModel,
     ProblemType,
@@ -70,6 +71,10 @@ def _counts_too_many(facts: Facts) -> bool:
         return False
     counted = synthetic.packing is Packing.on or synthetic.length_grouping
     return counted and max(synthetic.num_samples or 0, synthetic.num_eval_samples) > MAX_COUNTED
+
+
+def _labels(facts: Facts) -> list[str]:
+    return getattr(facts.config.task, "labels", [])
 
 
 RULES = (
@@ -222,6 +227,19 @@ RULES = (
             f"task.num_labels={1 + (f.config.task.problem is not ProblemType.regression)}"
         ),
         source="transformers' loss for num_labels = 1",
+    ),
+    Rule(
+        id="labels_name_classes",
+        key="task.labels",
+        when=lambda f: (
+            (len(set(_labels(f))) < len(_labels(f)))
+            or (_labels(f) and f.config.task.problem is ProblemType.regression)
+            or (_labels(f) and not isinstance(f.config.data, TextColumns | Mix))
+        ),
+        value=lambda f: format_value(_labels(f)),
+        why="is one name for each class of rows; a regression has none, a text's are its folders",
+        fix=Fix("task.labels=[]"),
+        source="docs/how-to/data.md",
     ),
     Rule(
         id="problem_needs_labels",

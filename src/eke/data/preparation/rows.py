@@ -1,8 +1,10 @@
 """Prepare a store of rows or documents: truncation, counts, training and evaluation splits."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number
 from eke.config.schema import ENDINGS
 from eke.data.preparation.chat import ChatRows
+from eke.data.preparation.labels import numbered, reading_of
 from eke.data.preparation.lines import (
     BATCH_ROWS,
     BadRowError,
@@ -297,6 +300,8 @@ class RowStore:
             self.writer.append("labels", [])
             self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
+        if self.request.label is not None and self.request.problem != "regression":
+            self.columns.kind = reading_of(self.request, self._labels())
         rows, held = (all_rows(self.request, each, self.columns) for each in (False, True))
         if self.request.streamed:
             self._read_beginning(rows, held if split else rows)
@@ -317,8 +322,20 @@ class RowStore:
             "first_row": self.first_row,
             "bad_fix": self._bad_fix(),
             "label_names": label_names,
+            "label_kind": self.columns.kind,
             **(self.chat.found() if self.chat else {}),
         }
+
+    def _labels(self) -> Iterator[Any]:
+        """Yield the labels of all rows, of the first ones of a stream; none of bad rows."""
+        columns, count = Columns(self.request), self.request.streamed + SEEN_ROWS
+        if self.request.option != "csv" and self.request.problem == "single":
+            return  # each value has a type
+        for held in (False, True)[: 1 + self._has_eval_source()]:
+            rows = filter(None, all_rows(self.request, held, columns))
+            for row in islice(rows, count if self.request.streamed else None):
+                with contextlib.suppress(BadRowError, LookupError):
+                    yield columns.items(values_of(row)[str(self.request.label)])
 
     def _read_beginning(self, rows: Iterator[Row | None], held: Iterator[Row | None]) -> None:
         """Read the evaluation of a stream, and first rows to train on: what it is like."""
@@ -392,9 +409,9 @@ class RowStore:
         num_bad = self.counts["num_bad"]
         if self.too_long and len(self.too_long) * 2 >= num_bad:
             return f"data.seq_len={max(self.too_long)}"
-        for problem, count in self.columns.suited.most_common(1):
+        for override, count in self.columns.suited.most_common(1):
             if count * 2 > self.counts["num_rows"]:
-                return f"task.problem={problem}"
+                return override
         largest = self.columns.largest
         most = self.columns.too_large * 2 >= num_bad
         helps = most and largest >= self.request.num_labels > 0
@@ -423,12 +440,12 @@ class RowStore:
             self._write_labels([row.label for row, _, _ in kept])
         self.splits.add([row for row, _, _ in kept], first, evaluation)
 
-    def _write_labels(self, labels: list[Any]) -> None:
+    def _write_labels(self, found: list[Any]) -> None:
         if self.request.problem == "multi_label":
-            ends = self.writer.counts["labels"] + np.cumsum([len(classes) for classes in labels])
+            ends = self.writer.counts["labels"] + np.cumsum([len(classes) for classes in found])
             self.writer.append("label_offsets", ends)
-            labels = [number for classes in labels for number in classes]
-        self.writer.append("values" if self.request.problem == "regression" else "labels", labels)
+            found = [number for classes in found for number in classes]
+        self.writer.append("values" if self.request.problem == "regression" else "labels", found)
 
     def _ensure_both_splits(self) -> None:
         """Raise ConfigError unless both splits have rows; moves one if all are of one source."""
@@ -445,10 +462,11 @@ class RowStore:
         raise ConfigError(Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS")))
 
     def _number_labels(self) -> tuple[str, ...]:
-        if self.request.label is None or self.columns.kind != "name":
+        columns = self.columns
+        if not columns.used:
             return ()
-        names, classes = self.columns.numbered()
-        table = np.array([classes[number] for number in range(len(classes))], np.int32)
+        names, classes = numbered(self.request, tuple(columns.given), columns.used)
+        table = np.array([classes[name] for name in columns.names], np.int32)
         old = self.writer.read("labels")
         self.writer.replace("labels", (table[part] for part in parts_of(old)))
         self.writer.note(repr(names))
@@ -459,11 +477,11 @@ class RowStore:
         train = self.writer.read("train")
         if self.request.label is None or len(train) < 2:
             return
-        if self.request.evaluation == self.request.train:  # `eke evaluate` trains on nothing
+        if self.request.only_evaluates:
             return
         several = self.request.problem == "multi_label"
-        labels = self.writer.read("values" if self.request.problem == "regression" else "labels")
-        parts = parts_of(labels) if several else (labels[part] for part in parts_of(train))
+        stored = self.writer.read("values" if self.request.problem == "regression" else "labels")
+        parts = parts_of(stored) if several else (stored[part] for part in parts_of(train))
         seen = {label for part in parts for label in np.unique(part)[:2].tolist()}
         if len(seen) > 1 or (several and seen):
             return

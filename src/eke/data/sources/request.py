@@ -91,6 +91,10 @@ class PrepareRequest:
     problem: str = "single"
     head_labels: tuple[str, ...] = ()
     """Class names of the checkpoint's head, by number; empty if it has none."""
+    class_names: tuple[str, ...] = ()
+    """`task.labels`."""
+    multi_hot: bool | None = None
+    """`data.multi_hot`."""
     separator: str | None = None
     """Between prompt and response; None: a newline unless white space is there."""
     messages: str | None = None
@@ -111,6 +115,12 @@ class PrepareRequest:
     """Evaluation samples of rows that are read while training; 0: they are prepared."""
 
     @property
+    def only_evaluates(self) -> bool:
+        """Whether all rows are for evaluation, as in `eke evaluate`."""
+        hub = self.hub
+        return self.train == self.evaluation if hub is None else hub.split == hub.eval_split
+
+    @property
     def key(self) -> str:
         """Cache key, 32 hex digits; independent of the location of the files."""
         content = dataclasses.asdict(self)
@@ -121,8 +131,9 @@ class PrepareRequest:
                 del content[place]
         if content["hub"]:  # what it had before
             content["hub"] |= {"num_samples": None, "num_eval_samples": 0}
-        for place, former in (("text_pair", None), ("problem", "single"), ("streamed", 0)):
-            if content[place] == former:  # stores from before these were there keep their keys
+        for place in ("text_pair", "problem", "streamed", "class_names", "multi_hot"):
+            # Stores from before these were there keep their keys.
+            if content[place] == self.__dataclass_fields__[place].default:
                 del content[place]
         if self.tokenizer_content:
             del content["tokenizer"]
@@ -206,6 +217,8 @@ def _rows(config: Config, data: Hub | Files) -> PrepareRequest:
         label=data.label if task == "sequence_classification" else None,
         text_pair=data.text_pair,
         head_labels=_head_labels(config),
+        class_names=tuple(getattr(config.task, "labels", ())),
+        multi_hot=data.multi_hot,
     )
 
 
