@@ -60,13 +60,13 @@ def reading_of(request: PrepareRequest, labels: Iterable[Any]) -> str:
 
 
 def naming(
-    request: PrepareRequest, schema: Mapping[bytes, bytes] | None
-) -> tuple[tuple[str, ...], Callable[[dict[str, Any]], dict[str, Any]]]:
-    """Return the class names in the metadata of an Arrow schema, and what names a row's classes.
+    request: PrepareRequest, schema: Mapping[bytes, bytes] | None, given: dict[str, None]
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what puts the names of classes into a row, by an Arrow schema's metadata.
 
-    The datasets library writes them. Names that are numbers (`0`, `LABEL_0`) count as none.
+    The datasets library writes it. Names are added to `given`; numbers (`0`, `LABEL_0`) are none.
     """
-    column, names = str(request.label), ()
+    column, names, typed = str(request.label), (), request.class_names
     try:
         feature = json.loads((schema or {})[b"huggingface"])["info"]["features"][column]
         while "names" not in feature:  # a list of classes
@@ -74,18 +74,18 @@ def naming(
         names = tuple(map(str, feature["names"])) if feature["_type"] == "ClassLabel" else ()
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
-    typed = request.class_names
     are_numbers = all(name in (str(n), f"LABEL_{n}") for n, name in enumerate(names))
     is_renamed = len(names) <= len(typed) and not matched(names, typed)
     if are_numbers or is_renamed or request.problem == "regression":
-        return (), lambda row: row
+        return lambda row: row
+    given.update(dict.fromkeys(names))
 
     def named(value: Any) -> Any:
         if isinstance(value, list):
             return [named(item) for item in value]
         return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
-    return names, lambda row: {**row, column: named(row[column])}
+    return lambda row: {**row, column: named(row[column])}
 
 
 def matched(names: Iterable[str], known: Sequence[str]) -> dict[str, int]:
@@ -116,20 +116,20 @@ def numbered(
     classes = (*given, *sorted(sorted(used - set(given)), key=order))
     if used.isdisjoint(classes[count:]):
         classes = classes[:count]
-    listed, fewer = ", ".join(name[:30] for name in classes[:10]), len(classes) < count
-    words, column = [f"task.num_labels={max(2, len(classes))}"], str(request.label)
+    size, column = len(classes), str(request.label)
+    listed, words = ", ".join(name[:30] for name in classes[:10]), [f"task.num_labels={size}"]
     if (known := typed or head) and not request.only_evaluates:
         from eke.config.sweep.definition import value_text  # imports Hydra, needed here only
 
         whose = "task.labels" if typed else "the checkpoint's head"
         why = f"has the classes {listed}, and {whose} has {', '.join(known[:10])}"
-        fix = Fix(f"task.labels={value_text(list(classes))}", *words, remark="for new classes")
+        fix = Fix(f"task.labels={value_text(list(classes))}", *words[: size != count])
         raise ConfigError(Problem("data.label", column, why, fix))
-    if len(classes) > count:
-        why = f"column {column} has {len(classes)} different labels: {listed}"
+    if size > count:
+        why = f"column {column} has {size} different labels: {listed}"
         raise ConfigError(Problem("task.num_labels", str(count), why, Fix(*words)))
-    if request.streamed and not given and fewer:
-        why = f"is a name; the first rows have {len(classes)} of {count} classes"
+    if request.streamed and not given and size < count:
+        why = f"is a name; the first rows have {size} of {count} classes"
         fix = Fix("data.streaming=false", remark="or task.labels=[NAME,NAME]")
         raise ConfigError(Problem("data.label", column, why, fix))
     return classes, matched(used, classes)

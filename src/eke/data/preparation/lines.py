@@ -141,11 +141,11 @@ class Columns:
         if self.kind != VECTORS:
             return found
         size, values = self.request.num_labels, list(map(whole, found))
-        is_binary = all(value in (0, 1) for value in values)
-        if len(values) == size and is_binary:
+        if len(values) == size and all(value in (0, 1) for value in values):
             return [number for number, value in enumerate(values) if value]
-        suits = f"task.num_labels={len(values)}" if is_binary and values[1:] else ""
-        self.suited[suits or "data.multi_hot=false"] += 1
+        if all(isinstance(value, int | float) and value % 1 == 0 for value in values):
+            twice = len(set(values)) < len(values)
+            self.suited[f"task.num_labels={len(values)}" if twice else "data.multi_hot=false"] += 1
         raise BadRowError(f"{self.request.label} is {_shown(found)}, not {size} zeros and ones")
 
     def _number(self, value: Any) -> float:
@@ -170,8 +170,6 @@ class Columns:
         takes_decimals = single or self.request.multi_hot is False
         if isinstance(value, str) and self.request.option == "csv" and self.kind != "name":
             value = whole(value) if takes_decimals or not is_decimal(value) else value
-            with contextlib.suppress(ValueError):
-                value = value if isinstance(value, int) else float(value)
         if isinstance(value, float) and value.is_integer() and takes_decimals:
             value = int(value)
         if not isinstance(value, int | str) or value == "":
@@ -194,15 +192,14 @@ class Columns:
         if isinstance(value, int) and not self.request.class_names:
             return int(value)
         name = self.request.class_names[value] if isinstance(value, int) else value
+        if self.are_all:
+            if (number := matched([name], tuple(self.names)).get(name)) is None:
+                raise BadRowError(f"{self.request.label} is {_shown(name)}: no row before had this")
+            return number
         if len(self.names) >= MAX_NAMES and name not in self.names:
             why = f"has more than {MAX_NAMES} different texts: these are no classes"
             fix = Fix("data.label=COLUMN")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
-        if self.are_all and name not in self.names:
-            if not (alike := matched([name], list(self.names))):
-                why = f"is {_shown(name)}: no row before had this"
-                raise BadRowError(f"{self.request.label} {why}")
-            return alike[name]
         self.used.add(name)
         return self.names.setdefault(name, len(self.names))
 
@@ -459,8 +456,7 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
         fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require_in(list(table.schema_arrow.names), file)
-    names, named = naming(columns.request, table.schema_arrow.metadata)
-    columns.given.update(dict.fromkeys(names))
+    named = naming(columns.request, table.schema_arrow.metadata, columns.given)
     batches = table.iter_batches(BATCH_ROWS, columns=columns.names_wanted or None)
     try:
         rows = (row for batch in batches for row in batch.to_pylist())
@@ -484,8 +480,8 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     if rows.column_names is not None:
         columns.require_in(list(rows.column_names))
         rows = rows.select_columns(columns.names_wanted or rows.column_names)
-    names, named = naming(columns.request, rows.features and rows.features.arrow_schema.metadata)
-    columns.given.update(dict.fromkeys(names))
+    schema = rows.features.arrow_schema.metadata if rows.features else None
+    named = naming(columns.request, schema, columns.given)
     try:
         for number, row in enumerate(rows, 1):
             yield f"{split} row {number}", named(row)

@@ -296,11 +296,11 @@ class RowStore:
         """Read all rows; returns the manifest's counts."""
         for name in ("tokens", "offsets", "cuts", "train", "evaluation"):
             self.writer.append(name, [0] if name == "offsets" else [])
-        if self.request.problem == "multi_label":
+        if several := self.request.problem == "multi_label":
             self.writer.append("labels", [])
             self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
-        if self.request.label is not None and self.request.problem != "regression":
+        if self.request.label is not None and (several or self.request.option == "csv"):
             self.columns.kind = reading_of(self.request, self._labels())
         rows, held = (all_rows(self.request, each, self.columns) for each in (False, True))
         if self.request.streamed:
@@ -327,13 +327,11 @@ class RowStore:
         }
 
     def _labels(self) -> Iterator[Any]:
-        """Yield the labels of all rows, of the first ones of a stream; none of bad rows."""
-        columns, count = Columns(self.request), self.request.streamed + SEEN_ROWS
-        if self.request.option != "csv" and self.request.problem == "single":
-            return  # each value has a type
+        """Yield the labels of all rows that have one, of the first rows of a stream."""
+        columns, streamed = Columns(self.request), self.request.streamed
         for held in (False, True)[: 1 + self._has_eval_source()]:
-            rows = filter(None, all_rows(self.request, held, columns))
-            for row in islice(rows, count if self.request.streamed else None):
+            rows = all_rows(self.request, held, columns)
+            for row in filter(None, islice(rows, streamed + SEEN_ROWS if streamed else None)):
                 with contextlib.suppress(BadRowError, LookupError):
                     yield columns.items(values_of(row)[str(self.request.label)])
 
@@ -440,12 +438,12 @@ class RowStore:
             self._write_labels([row.label for row, _, _ in kept])
         self.splits.add([row for row, _, _ in kept], first, evaluation)
 
-    def _write_labels(self, found: list[Any]) -> None:
+    def _write_labels(self, labels: list[Any]) -> None:
         if self.request.problem == "multi_label":
-            ends = self.writer.counts["labels"] + np.cumsum([len(classes) for classes in found])
+            ends = self.writer.counts["labels"] + np.cumsum([len(classes) for classes in labels])
             self.writer.append("label_offsets", ends)
-            found = [number for classes in found for number in classes]
-        self.writer.append("values" if self.request.problem == "regression" else "labels", found)
+            labels = [number for classes in labels for number in classes]
+        self.writer.append("values" if self.request.problem == "regression" else "labels", labels)
 
     def _ensure_both_splits(self) -> None:
         """Raise ConfigError unless both splits have rows; moves one if all are of one source."""
@@ -480,8 +478,8 @@ class RowStore:
         if self.request.only_evaluates:
             return
         several = self.request.problem == "multi_label"
-        stored = self.writer.read("values" if self.request.problem == "regression" else "labels")
-        parts = parts_of(stored) if several else (stored[part] for part in parts_of(train))
+        labels = self.writer.read("values" if self.request.problem == "regression" else "labels")
+        parts = parts_of(labels) if several else (labels[part] for part in parts_of(train))
         seen = {label for part in parts for label in np.unique(part)[:2].tolist()}
         if len(seen) > 1 or (several and seen):
             return
