@@ -232,9 +232,12 @@ RULES = (
         id="labels_name_classes",
         key="task.labels",
         when=lambda f: (
-            (len(set(_labels(f))) < len(_labels(f)))
-            or (_labels(f) and f.config.task.problem is ProblemType.regression)
-            or (_labels(f) and not isinstance(f.config.data, TextColumns | Mix))
+            (names := _labels(f))
+            and (
+                len(set(names)) < len(names)
+                or f.config.task.problem is ProblemType.regression
+                or not isinstance(f.config.data, TextColumns | Mix)
+            )
         ),
         value=lambda f: format_value(_labels(f)),
         why="is one name for each class of rows; a regression has none, a text's are its folders",

@@ -221,9 +221,10 @@ def _classes(plan: Plan, known: list[str], trained: Plan) -> tuple[list[str], "T
     from eke.training.batches.tasks import class_names
 
     found, column = class_names(plan), getattr(plan.config.data, "label", "")
-    others = [note.value for note in trained.decisions if note.key.startswith(ROW_NUMBERS)]
+    others = [note.reason for note in trained.decisions if note.key.startswith(ROW_NUMBERS)]
     if others and column and not found:
-        why = f"has numbers, and the run's rows numbered {others[0]}, its model {', '.join(known)}"
+        rows = others[0].partition(": ")[2]
+        why = f"has numbers; 0, 1, ... were {rows} in the run's rows, and are {', '.join(known)} in the model"
         fix = Fix(f"{LABELS}=[NAME,NAME]", remark="names of the numbers 0, 1, ... in these rows")
         raise ConfigError(Problem("data.label", column, why, fix))
     if not known or not found:

@@ -66,7 +66,8 @@ def naming(
 
     The datasets library writes it. Names are added to `given`; numbers (`0`, `LABEL_0`) are none.
     """
-    column, names, typed = str(request.label), (), request.class_names
+    names: tuple[str, ...] = ()
+    column, typed = str(request.label), request.class_names
     try:
         feature = json.loads((schema or {})[b"huggingface"])["info"]["features"][column]
         while "names" not in feature:  # a list of classes

@@ -92,9 +92,8 @@ class PrepareRequest:
     head_labels: tuple[str, ...] = ()
     """Class names of the checkpoint's head, by number; empty if it has none."""
     class_names: tuple[str, ...] = ()
-    """`task.labels`."""
     multi_hot: bool | None = None
-    """`data.multi_hot`."""
+    """`task.labels` and `data.multi_hot`."""
     separator: str | None = None
     """Between prompt and response; None: a newline unless white space is there."""
     messages: str | None = None

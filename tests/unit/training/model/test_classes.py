@@ -14,6 +14,7 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.data.sources import open_store, request_of
 from eke.training.model.save_model import build_trainable, name_classes, save_pretrained
+from eke.workflows.evaluate import _classes
 from eke.workflows.planning import plan_for
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -161,21 +162,40 @@ def test_typed_names_are_the_checkpoints_by_name(tmp_path, three) -> None:
     assert told == []
 
 
+OTHER = ("neutral", "negative", "positive")
+
+
+def named_rows(folder, option="parquet"):
+    """Rows whose ClassLabel numbers the names of `three` otherwise."""
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(3, OTHER))
+    rows = [{"text": f"row {n}", "label": n % 3} for n in range(60)]
+    (folder / "rows").mkdir()
+    datasets.Dataset.from_list(rows, features=features).to_parquet(folder / "rows/a.parquet")
+    return f"data={option}", f"data.{'name' if option == 'hub' else 'path'}={folder / 'rows'}"
+
+
 @pytest.mark.parametrize("option", ["parquet", "hub"])
 def test_names_of_the_data_are_the_checkpoints_by_name(option, tmp_path, three) -> None:
-    label = datasets.ClassLabel(names=["neutral", "negative", "positive"])
-    features = datasets.Features(text=datasets.Value("string"), label=label)
-    rows = [{"text": f"row {n}", "label": n % 3} for n in range(60)]
-    (tmp_path / "rows").mkdir()
-    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows/a.parquet")
-    key = "name" if option == "hub" else "path"
-    typed = (f"data={option}", f"data.{key}={tmp_path / 'rows'}")
+    typed = named_rows(tmp_path, option)
     plan, model, told = built(*typed, *pretrained(three))
     assert [labels_of(plan)[f"row {n}"] for n in range(3)] == [2, 0, 1]
     assert model.config.id2label == dict(enumerate(NAMES))
     assert told == []
     found, _ = classes(tmp_path, *typed, "model=tiny", "task.num_labels=3")
-    assert list(found.values()) == label.names
+    assert tuple(found.values()) == OTHER
+
+
+def test_an_evaluation_asks_what_numbers_mean_that_the_model_has_otherwise(tmp_path, three) -> None:
+    trained, *_ = built(*named_rows(tmp_path), *pretrained(three))
+    numbers = (*rows_of(tmp_path, 0, 1, 2), *pretrained(three))
+    with pytest.raises(ConfigError) as caught:
+        _classes(built(*numbers)[0], list(NAMES), trained)
+    assert caught.value.problems[0].fix.words[0].startswith("task.labels=")
+    plan, *_ = built(*numbers, f"task.labels=[{','.join(OTHER)}]")
+    assert _classes(plan, list(NAMES), trained)[1].tolist() == [0, 1, 2]
+    assert [labels_of(plan)[f"row {n}"] for n in range(3)] == [2, 0, 1]
+    _, plain = _classes(built(*numbers)[0], list(NAMES), built(*numbers)[0])
+    assert plain is None, "the model's own numbers"
 
 
 def test_typed_names_follow_into_the_saved_model(tmp_path) -> None:
