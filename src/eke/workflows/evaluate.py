@@ -223,8 +223,8 @@ def _classes(plan: Plan, known: list[str], trained: Plan) -> tuple[list[str], "T
     found, column = class_names(plan), getattr(plan.config.data, "label", "")
     others = [note.reason for note in trained.decisions if note.key.startswith(ROW_NUMBERS)]
     if others and column and not found:
-        rows = others[0].partition(": ")[2]
-        why = f"has numbers; 0, 1, ... were {rows} in the run's rows, and are {', '.join(known)} in the model"
+        rows, mine = others[0].partition(": ")[2], ", ".join(known)
+        why = f"has numbers. In the run's rows 0, 1, ... were {rows}, in its model {mine}"
         fix = Fix(f"{LABELS}=[NAME,NAME]", remark="names of the numbers 0, 1, ... in these rows")
         raise ConfigError(Problem("data.label", column, why, fix))
     if not known or not found:
