@@ -234,7 +234,7 @@ RULES = (
         when=lambda f: (
             (names := _labels(f))
             and (
-                len(set(names)) < len(names)
+                len(set(names) - {""}) < len(names)
                 or f.config.task.problem is ProblemType.regression
                 or not isinstance(f.config.data, TextColumns | Mix)
             )

@@ -134,6 +134,9 @@ class Columns:
             return value
         if value.lstrip().startswith(("[", "(")):  # Python writes ['a', 'b'], numpy [0. 1.]
             return parse_list(value)
+        spaced = value.split()
+        if len(spaced) > 1 and all(whole(part) != part for part in spaced):  # 1 0 0
+            return spaced
         return [part.strip() for part in re.split("[,;]", value) if part.strip()]
 
     def _positions(self, found: list[Any]) -> list[Any]:

@@ -216,7 +216,7 @@ def test_multi_hot_lists_are_read_from_every_format(option, kind, size, tmp_path
     assert classes_of(store) == right
 
 
-@pytest.mark.parametrize(("separator", "one"), [(",", "1"), (";", "1.0")])
+@pytest.mark.parametrize(("separator", "one"), [(",", "1"), (";", "1.0"), (" ", "1")])
 def test_multi_hot_texts_of_csv(separator, one, tmp_path) -> None:
     labels = [separator.join((one, one.replace("1", "0"), one)), f"{one}{separator}1{separator}0"]
     store = stored(*SEVERAL, "task.num_labels=3", *written(tmp_path, "csv", labels))
