@@ -15,6 +15,7 @@ from eke.config.schema import (
     PythonSource,
     Rows,
     Seq2SeqLM,
+    SequenceClassification,
     Synthetic,
     Text,
     TextColumns,
@@ -73,8 +74,13 @@ def _counts_too_many(facts: Facts) -> bool:
     return counted and max(synthetic.num_samples or 0, synthetic.num_eval_samples) > MAX_COUNTED
 
 
-def _labels(facts: Facts) -> list[str]:
-    return getattr(facts.config.task, "labels", [])
+def _names_no_classes(facts: Facts) -> bool:
+    task = facts.config.task
+    if not isinstance(task, SequenceClassification) or not task.labels:
+        return False
+    are_classes = len(set(task.labels) - {""}) == len(task.labels) <= task.num_labels
+    has_rows = isinstance(facts.config.data, TextColumns | Mix)
+    return not are_classes or not has_rows or task.problem is ProblemType.regression
 
 
 RULES = (
@@ -231,17 +237,10 @@ RULES = (
     Rule(
         id="labels_name_classes",
         key="task.labels",
-        when=lambda f: (
-            (names := _labels(f))
-            and (
-                len(set(names) - {""}) < len(names)
-                or f.config.task.problem is ProblemType.regression
-                or not isinstance(f.config.data, TextColumns | Mix)
-            )
-        ),
-        value=lambda f: format_value(_labels(f)),
-        why="is one name for each class of rows; a regression has none, a text's are its folders",
-        fix=Fix("task.labels=[]"),
+        when=_names_no_classes,
+        value=lambda f: format_value(getattr(f.config.task, "labels", [])),
+        why="is one name for each class of rows (task.num_labels); a text's are its folders",
+        fix=Fix("task.labels=[]", remark="or task.num_labels=NUMBER_OF_NAMES"),
         source="docs/how-to/data.md",
     ),
     Rule(
