@@ -80,6 +80,8 @@ SOMETIMES: dict[str, Draw] = {
     "model.rms_norm_eps": one_of(0, 1e-6, 1e-3),
     "task.target_len": one_of("null", 2, 9),
     "task.num_labels": one_of(2, 3, 7),
+    "task.labels": one_of("[]", "[a,b]", "[a,b,c]"),
+    "data.multi_hot": one_of("null", "true", "false"),
     "task.mask_frac": one_of(0.01, 0.15, 0.99),
     "data.eval_frac": one_of(0.1, 0.5, 0.9),
     "data.pattern": one_of("'*.txt'", "'*'"),

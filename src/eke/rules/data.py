@@ -3,17 +3,19 @@
 from importlib.util import find_spec
 
 from eke.common.errors import Fix
-from eke.common.text import NUM_SPECIAL_TOKENS
+from eke.common.text import NUM_SPECIAL_TOKENS, format_value
 from eke.config.schema import (
     Conversations,
     HubRows,
     Lengths,
+    Mix,
     Packing,
     PretrainedModel,
     ProblemType,
     PythonSource,
     Rows,
     Seq2SeqLM,
+    SequenceClassification,
     Synthetic,
     Text,
     TextColumns,
@@ -70,6 +72,15 @@ def _counts_too_many(facts: Facts) -> bool:
         return False
     counted = synthetic.packing is Packing.on or synthetic.length_grouping
     return counted and max(synthetic.num_samples or 0, synthetic.num_eval_samples) > MAX_COUNTED
+
+
+def _names_no_classes(facts: Facts) -> bool:
+    task = facts.config.task
+    if not isinstance(task, SequenceClassification) or not task.labels:
+        return False
+    are_classes = len(set(task.labels) - {""}) == len(task.labels) <= task.num_labels
+    has_rows = isinstance(facts.config.data, TextColumns | Mix)
+    return not are_classes or not has_rows or task.problem is ProblemType.regression
 
 
 RULES = (
@@ -222,6 +233,15 @@ RULES = (
             f"task.num_labels={1 + (f.config.task.problem is not ProblemType.regression)}"
         ),
         source="transformers' loss for num_labels = 1",
+    ),
+    Rule(
+        id="labels_name_classes",
+        key="task.labels",
+        when=_names_no_classes,
+        value=lambda f: format_value(getattr(f.config.task, "labels", [])),
+        why="is one name for each class of rows (task.num_labels); a text's are its folders",
+        fix=Fix("task.labels=[]", remark="or task.num_labels=NUMBER_OF_NAMES"),
+        source="docs/how-to/data.md",
     ),
     Rule(
         id="problem_needs_labels",

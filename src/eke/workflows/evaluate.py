@@ -14,6 +14,7 @@ from eke.common.text import align, format_number
 from eke.config.compose import Composed, compose
 from eke.config.schema import Config, Conversations, HubRows, LocalRows, Text
 from eke.plan.planner import Plan, read_plan
+from eke.plan.planner.samples import ROW_NUMBERS
 from eke.plan.record import Record, metrics
 from eke.workflows.export import checked_model, find_run, finished_record
 from eke.workflows.generate import ByteTokens
@@ -30,7 +31,7 @@ OF_THE_MODEL = ("model", "peft", "task", "seed")
 OF_THE_EVALUATION = ("data", "precision", "attention", "hardware", "dataloader")
 """Groups that overrides may change. All others are about training: their defaults are taken."""
 
-EVAL_BATCH = "batch.eval_per_device"
+EVAL_BATCH, LABELS = "batch.eval_per_device", "task.labels"
 """May be overridden, too."""
 
 GENERATE, NEW_TOKENS = "evaluate.generate", "evaluate.max_new_tokens"
@@ -66,7 +67,8 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
     new_tokens, overrides = _generation(overrides)
     if new_tokens:  # each sample in its own row
         overrides = [*overrides, "data.packing=off"]
-    plan = evaluation_plan(read_plan(paths), overrides)
+    trained = read_plan(paths)
+    plan = evaluation_plan(trained, overrides)
     if new_tokens:
         _check_answers(plan)
     from eke.training.loop.attempt import verify_inputs
@@ -78,7 +80,7 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
     quiet_libraries(plan)
     with checked_model(paths, record) as folder, verify_inputs(plan), pinned_backend(plan):
         try:
-            job = _build(plan, folder, record)
+            job = _build(plan, folder, record, trained)
             row, classes = measure(job)
             if new_tokens:
                 row |= _answers(job, new_tokens)
@@ -123,8 +125,8 @@ def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
     """The plan of an evaluation of a run's model."""
     pairs = (word.partition("=") for word in overrides)
     typed = {key.lstrip("+~"): value for key, _, value in pairs}
-    allowed = (*OF_THE_EVALUATION, EVAL_BATCH)
-    if wrong := [key for key in typed if key != EVAL_BATCH and key.split(".")[0] not in allowed]:
+    allowed = (*OF_THE_EVALUATION, EVAL_BATCH, LABELS)
+    if wrong := [key for key in typed if not {key, key.split(".")[0]} & {*allowed}]:
         why = "has no effect on an evaluation, or would make another model"
         fix = Fix(remark=f"overrides of {', '.join(allowed)}")
         raise ConfigError([Problem(key, typed[key], why, fix) for key in wrong])
@@ -147,7 +149,7 @@ def _is_kept(word: str, typed: Mapping[str, str]) -> bool:
     if group not in Config.__dataclass_fields__:
         return group not in ("sweep", "recipe")  # an experiment's file may choose the model
     if group in OF_THE_MODEL:
-        return True
+        return key not in typed
     if group not in OF_THE_EVALUATION or group in ("hardware", "dataloader"):
         return False
     # Another option of a group may have other keys; every one of data has these.
@@ -168,7 +170,7 @@ def _whole(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Co
     return replace(composed, config=replace(composed.config, data=data))
 
 
-def _build(plan: Plan, folder: Path, record: Record) -> Any:
+def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
     """An `Evaluated`: the model with the run's weights, and samples with the model's classes."""
     from eke.training.batches.batches import Transfer
     from eke.training.batches.dataset import build_data
@@ -181,7 +183,7 @@ def _build(plan: Plan, folder: Path, record: Record) -> Any:
     device = torch_device(plan)
     model, report = build_checked(plan, device)
     load_weights(model, folder)
-    names, numbers = _classes(plan, _known_classes(folder, record))
+    names, numbers = _classes(plan, _known_classes(folder, record), trained)
     if names:
         config: Any = model.config
         config.id2label = dict(enumerate(names))
@@ -211,20 +213,28 @@ def _known_classes(folder: Path, record: Record) -> list[str]:
     return [str(names[number]) for number in sorted(names, key=int)]
 
 
-def _classes(plan: Plan, known: list[str]) -> tuple[list[str], "Tensor | None"]:
+def _classes(plan: Plan, known: list[str], trained: Plan) -> tuple[list[str], "Tensor | None"]:
     """Names of the model's classes, and its numbers of the data's."""
     import torch
 
+    from eke.data.preparation.labels import matched
     from eke.training.batches.tasks import class_names
 
-    found = class_names(plan)
+    found, column = class_names(plan), getattr(plan.config.data, "label", "")
+    others = [note.reason for note in trained.decisions if note.key.startswith(ROW_NUMBERS)]
+    if others and column and not found:
+        rows, mine = others[0].partition(": ")[2], ", ".join(known)
+        why = f"has numbers. In the run's rows 0, 1, ... were {rows}, in its model {mine}"
+        fix = Fix(f"{LABELS}=[NAME,NAME]", remark="names of the numbers 0, 1, ... in these rows")
+        raise ConfigError(Problem("data.label", column, why, fix))
     if not known or not found:
         return known, None
-    if unknown := [name for name in found if name not in known]:
+    numbers = matched(found, known)
+    if unknown := [name for name in found if name not in numbers]:
         why = f"has classes that the model was not trained on: {', '.join(unknown)}"
         fix = Fix("data.label=COLUMN", remark=f"the model knows {', '.join(known)}")
-        raise ConfigError(Problem("data.label", getattr(plan.config.data, "label", ""), why, fix))
-    return known, torch.tensor([known.index(name) for name in found])
+        raise ConfigError(Problem("data.label", column, why, fix))
+    return known, torch.tensor([numbers[name] for name in found])
 
 
 def _answers(job: Any, new_tokens: int) -> metrics.Row:

@@ -10,6 +10,7 @@ from eke.cli import main
 from eke.common.errors import ChangedError, ConfigError
 from eke.common.paths import RunPaths
 from eke.data.preparation.rows import prepare_store
+from eke.data.sources import open_store, request_of
 from eke.hardware import detect
 from eke.plan.planner import (
     check_inputs,
@@ -22,7 +23,7 @@ from eke.plan.planner import (
 )
 from eke.rules import Facts, check
 from eke.training.batches.dataset import build_data, load_plan_tokenizer
-from eke.training.batches.tasks import chat_manifest
+from eke.training.batches.tasks import chat_manifest, class_names
 
 SHORT = ("data=mix", "data.seq_len=32", "batch.per_device=4", "train.steps=50")
 
@@ -176,6 +177,26 @@ def test_other_classes_are_refused(folder) -> None:
     assert [key for key, _ in found] == ["data.sources[1]", "data.sources[2]"]
     assert all("cat, dog" in why for _, why in found)
     plan_of(*base, listed(1))
+
+
+def test_classes_that_sources_number_otherwise(folder) -> None:
+    import datasets  # slow, and only this test needs it
+
+    for name, names in (("a", ["cat", "dog"]), ("b", ["dog", "cat"])):
+        features = datasets.Features(
+            text=datasets.Value("string"), label=datasets.ClassLabel(names=names)
+        )
+        rows = [{"text": f"{name} {n}", "label": n % 2} for n in range(40)]
+        datasets.Dataset.from_list(rows, features=features).to_parquet(folder / f"{name}.parquet")
+    parts = "{option:parquet,path:a.parquet},{option:parquet,path:b.parquet}"
+    base = (*SHORT, f"data.sources=[{parts}]", "model=tiny_bert",
+            "task=sequence_classification")  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*base)
+    plan = plan_of(*base, *caught.value.problems[0].fix.words)
+    assert class_names(plan) == ("cat", "dog")
+    stores = [open_store(request_of(part.config)) for part in plans_of_sources(plan)]
+    assert [store.array("labels")[:2].tolist() for store in stores] == [[0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,13 @@ def test_numbers_of_folders_are_no_labels_of_a_regression() -> None:
     assert {float(data.train[0, index]["labels"]) for index in range(len(data.train))} == {0.0}
 
 
+def test_two_classes_of_one_name_are_one(tmp_path, own_cache) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"{n}", "label": n % 3} for n in range(60)])
+    typed = ("task=sequence_classification", "task.num_labels=3", "task.labels=[a,a,b]")
+    store = store_of("model=tiny_bert", "data=jsonl", f"data.path={path}", *typed)
+    assert set(store.array("labels").tolist()) == {1, 2}
+
+
 def test_a_prompt_alone_is_trained_on_as_if_it_were_the_text(rows, own_cache) -> None:
     store = store_of("data=jsonl", rows, "data.prompt=ask")
     assert set(texts_of(store, "train")) == {"why"}

@@ -83,6 +83,9 @@ class SequenceClassification(Task):
     problem: ProblemType = ProblemType.single
     """single: one class per sequence (cross-entropy); multi_label: any number of classes (binary
     cross-entropy of each); regression: a number (squared error)."""
+    labels: list[str] = field(default_factory=list)
+    """Names of the classes 0, 1, ... of rows whose labels are numbers, and the order of classes
+    that rows name. []: the names of the data or of the checkpoint."""
 
 
 @dataclass
@@ -198,7 +201,10 @@ class TextColumns:
     label: str = "label"
     """Column with the class: a whole number from 0 on, or a text (numbered in sorted order); for
     multi_label a list of them, in csv as JSON or separated by commas or semicolons (empty: no
-    class); for regression a number."""
+    class), or a list of zeros and ones; for regression a number."""
+    multi_hot: bool | None = None
+    """Whether lists of labels have a 0 or a 1 for each class (multi_label). false: class numbers or
+    names. null: as the whole column shows."""
     max_bad_frac: float = field(default=0.01, metadata=between(0, 1))
     """Share of rows that may be unusable (not JSON, a wrong type, ...); they are skipped."""
 

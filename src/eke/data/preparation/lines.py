@@ -22,6 +22,7 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, first_line, format_value
+from eke.data.preparation.labels import VECTORS, is_decimal, matched, naming, whole
 from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
 
 MAX_NAMES = 10_000
@@ -64,9 +65,13 @@ class Columns:
 
     request: PrepareRequest
     kind: str = ""
-    """`number` or `name`, set by the first row with a label."""
+    """Of labels: as `reading_of` says, else set by the first row with a label."""
     names: dict[str, int] = field(default_factory=dict)
     """Text label -> index, in order of appearance."""
+    used: set[str] = field(default_factory=set)
+    """Names that rows have."""
+    given: dict[str, None] = field(default_factory=dict)
+    """Names that the data gives its class numbers, in their order."""
     are_all: bool = False
     """Whether these are all the text labels there may be."""
     largest: int = 0
@@ -74,7 +79,7 @@ class Columns:
     too_large: int = 0
     """Number of rows with such a label."""
     suited: Counter[str] = field(default_factory=Counter)
-    """Values of `task.problem` that unusable labels suit."""
+    """Overrides that unusable labels suit."""
     seen: dict[str, None] = field(default_factory=dict)
     """Columns of the rows read, in their order, until all wanted ones were found."""
     first_table: str = ""
@@ -113,16 +118,38 @@ class Columns:
             return self._number(value)
         if self.request.problem == "single":
             return self._class(self._checked(value))
-        if self.request.option == "csv":
-            value = parse_list(value)
-            if isinstance(value, str):
-                value = [part.strip() for part in re.split("[,;]", value) if part.strip()]
+        value = self.items(value)
         if not isinstance(value, list):
-            raise self._unsuited(value, "not a list of classes", "single")
-        each = [self._checked(item) for item in value]
+            single = "" if self.request.option == "csv" else "task.problem=single"
+            raise self._unsuited(value, "not a list of classes", single)
+        each = [self._checked(n) for n in self._positions(value)]
         if len(set(each)) < len(each):
             raise BadRowError(f"{self.request.label} has a class twice: {_shown(value)}")
         return tuple(sorted(map(self._class, each)))
+
+    def items(self, value: Any) -> Any:
+        """The list of classes that a text in csv stands for; any other value as it is."""
+        several = self.request.problem == "multi_label" and self.request.option == "csv"
+        if not several or not isinstance(value, str):
+            return value
+        if value.lstrip().startswith(("[", "(")):  # Python writes ['a', 'b'], numpy [0. 1.]
+            return parse_list(value)
+        spaced = value.split()
+        if len(spaced) > 1 and all(whole(part) != part for part in spaced):  # 1 0 0
+            return spaced
+        return [part.strip() for part in re.split("[,;]", value) if part.strip()]
+
+    def _positions(self, found: list[Any]) -> list[Any]:
+        """The class numbers of a multi-hot list; any other list as it is."""
+        if self.kind != VECTORS:
+            return found
+        size, values = self.request.num_labels, list(map(whole, found))
+        if len(values) == size and all(value in (0, 1) for value in values):
+            return [number for number, value in enumerate(values) if value]
+        if all(isinstance(value, int | float) and value % 1 == 0 for value in values):
+            twice = len(set(values)) < len(values)
+            self.suited[f"task.num_labels={len(values)}" if twice else "data.multi_hot=false"] += 1
+        raise BadRowError(f"{self.request.label} is {_shown(found)}, not {size} zeros and ones")
 
     def _number(self, value: Any) -> float:
         if isinstance(value, str) and self.request.option == "csv":
@@ -130,49 +157,54 @@ class Columns:
                 value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             kind = "multi_label" if isinstance(value, list) else "single"
-            raise self._unsuited(value, "not a number", kind)
+            raise self._unsuited(value, "not a number", f"task.problem={kind}")
         if not abs(value) <= float(np.finfo(np.float32).max):
             raise BadRowError(f"{self.request.label} is {_shown(value)}, not a finite number")
         return float(value)
 
-    def _unsuited(self, value: Any, wanted: str, problem: str) -> BadRowError:
+    def _unsuited(self, value: Any, wanted: str, override: str) -> BadRowError:
         if value == value and value not in (None, ""):  # no NaN
-            self.suited[problem] += bool(problem)
+            self.suited[override] += bool(override)
         return BadRowError(f"{self.request.label} is {_kind(value)}, {wanted}")
 
     def _checked(self, value: Any) -> int | str:
         """A class's number or name, in range and of the kind of those before it."""
-        column = self.request.label
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
+        column, single = self.request.label, self.request.problem == "single"
+        takes_decimals = single or self.request.multi_hot is False
         if isinstance(value, str) and self.request.option == "csv" and self.kind != "name":
-            digits = value.strip()
-            value = int(digits) if digits.removeprefix("-").isdecimal() else value
+            value = whole(value) if takes_decimals or not is_decimal(value) else value
+        if isinstance(value, float) and value.is_integer() and takes_decimals:
+            value = int(value)
         if not isinstance(value, int | str) or value == "":
             other = {list: "multi_label", float: "regression"}.get(type(value), "")
-            suits = other if self.request.problem == "single" else ""
+            suits = f"task.problem={other}" if single and other else ""
             raise self._unsuited(value, "neither a whole number nor a text", suits)
-        kind = "name" if isinstance(value, str) else "number"
+        kind = {str: "name", bool: "truth value"}.get(type(value), "number")
         self.kind = self.kind or kind
-        if kind != self.kind:
+        if self.kind not in (kind, VECTORS):
             before = f"where rows before it had a {self.kind}"
             raise BadRowError(f"{column} is {_shown(value)}, {before}")
-        if isinstance(value, int) and not 0 <= value < self.request.num_labels:
+        last = (len(self.request.class_names) or self.request.num_labels) - 1
+        if isinstance(value, int) and not 0 <= value <= last:
             self.largest = max(self.largest, value)
             self.too_large += value > 0
-            raise BadRowError(f"{column} is {value}, outside 0 to {self.request.num_labels - 1}")
+            raise BadRowError(f"{column} is {value}, outside 0 to {last}")
         return value
 
     def _class(self, value: int | str) -> int:
-        if isinstance(value, int):
+        if isinstance(value, int) and not self.request.class_names:
             return int(value)
-        if len(self.names) >= MAX_NAMES and value not in self.names:
+        name = self.request.class_names[value] if isinstance(value, int) else value
+        if self.are_all:
+            if (number := matched([name], tuple(self.names)).get(name)) is None:
+                raise BadRowError(f"{self.request.label} is {_shown(name)}: no row before had this")
+            return number
+        if len(self.names) >= MAX_NAMES and name not in self.names:
             why = f"has more than {MAX_NAMES} different texts: these are no classes"
             fix = Fix("data.label=COLUMN")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
-        if self.are_all and value not in self.names:
-            raise BadRowError(f"{self.request.label} is {_shown(value)}: no row before had this")
-        return self.names.setdefault(value, len(self.names))
+        self.used.add(name)
+        return self.names.setdefault(name, len(self.names))
 
     def require_in(self, names: list[str], file: str = "") -> None:
         """Raise ConfigError unless a table has every wanted column.
@@ -210,28 +242,6 @@ class Columns:
         known = {name.lower(): name for name in there}
         pair = [next((known[n] for n in names if n in known), "") for names in (PROMPTS, ANSWERS)]
         return tuple(pair) if all(pair) and self.request.task == "causal_lm" else ()
-
-    def numbered(self) -> tuple[tuple[str, ...], dict[int, int]]:
-        """Assign a class to each text label; returns names by class, and label index -> class.
-
-        The numbering is the checkpoint head's, or that of transformers' default names (`LABEL_0`),
-        if it covers all labels; otherwise their sorted order.
-        """
-        plain = tuple(f"LABEL_{number}" for number in range(self.request.num_labels))
-        choices = (self.request.head_labels, plain, tuple(sorted(self.names)))
-        names = next(names for names in choices if set(self.names) <= set(names))
-        if len(names) > self.request.num_labels:
-            listed = ", ".join(_shown(name) for name in names[:10])
-            why = f"column {self.request.label} has {len(names)} different labels: {listed}"
-            fix = Fix(f"task.num_labels={len(names)}")
-            raise ConfigError(Problem("task.num_labels", str(self.request.num_labels), why, fix))
-        if self.request.streamed and len(names) < self.request.num_labels:
-            counts = f"{len(names)} of {self.request.num_labels} classes"
-            why = f"is a name; the first rows have {counts}"
-            fix = Fix("data.streaming=false", remark="or whole numbers from 0 on as labels")
-            raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
-        known = [(number, name) for number, name in enumerate(names) if name in self.names]
-        return names, {self.names[name]: number for number, name in known}
 
 
 def check_unicode(text: str, place: str) -> None:
@@ -449,11 +459,12 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
         fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require_in(list(table.schema_arrow.names), file)
+    named = naming(columns.request, table.schema_arrow.metadata, columns.given)
     batches = table.iter_batches(BATCH_ROWS, columns=columns.names_wanted or None)
     try:
         rows = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows, 1):
-            yield f"{name} row {number}", row
+            yield f"{name} row {number}", named(row)
     except Exception as error:  # a page that does not decompress
         raise unreadable(error, value=file) from error
 
@@ -472,9 +483,11 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     if rows.column_names is not None:
         columns.require_in(list(rows.column_names))
         rows = rows.select_columns(columns.names_wanted or rows.column_names)
+    schema = rows.features.arrow_schema.metadata if rows.features else None
+    named = naming(columns.request, schema, columns.given)
     try:
         for number, row in enumerate(rows, 1):
-            yield f"{split} row {number}", row
+            yield f"{split} row {number}", named(row)
     except Exception as error:  # the connection, or a damaged file
         raise _unavailable(source, error) from error
 

@@ -1,8 +1,10 @@
 """Prepare a store of rows or documents: truncation, counts, training and evaluation splits."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from eke.common.text import format_number
 from eke.config.schema import ENDINGS
 from eke.data.preparation.chat import ChatRows
 from eke.data.preparation.conversations import without_nulls
+from eke.data.preparation.labels import numbered, reading_of
 from eke.data.preparation.lines import (
     BATCH_ROWS,
     BadRowError,
@@ -300,10 +303,12 @@ class RowStore:
         """Read all rows; returns the manifest's counts."""
         for name in ("tokens", "offsets", "cuts", "train", "evaluation"):
             self.writer.append(name, [0] if name == "offsets" else [])
-        if self.request.problem == "multi_label":
+        if several := self.request.problem == "multi_label":
             self.writer.append("labels", [])
             self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
+        if self.request.label is not None and (several or self.request.option == "csv"):
+            self.columns.kind = reading_of(self.request, self._labels())
         rows, held = (all_rows(self.request, each, self.columns) for each in (False, True))
         if self.request.streamed:
             self._read_beginning(rows, held if split else rows)
@@ -324,8 +329,19 @@ class RowStore:
             "first_row": self.first_row,
             "bad_fix": self._bad_fix(),
             "label_names": label_names,
+            "label_kind": self.columns.kind,
+            "given_names": tuple(self.columns.given),
             **(self.chat.found() if self.chat else {}),
         }
+
+    def _labels(self) -> Iterator[Any]:
+        """Yield the labels of all rows that have one, of the first rows of a stream."""
+        columns, streamed = Columns(self.request), self.request.streamed
+        for held in (False, True)[: 1 + self._has_eval_source()]:
+            rows = all_rows(self.request, held, columns)
+            for row in filter(None, islice(rows, streamed + SEEN_ROWS if streamed else None)):
+                with contextlib.suppress(BadRowError, LookupError):
+                    yield columns.items(values_of(row)[str(self.request.label)])
 
     def _read_beginning(self, rows: Iterator[Row | None], held: Iterator[Row | None]) -> None:
         """Read the evaluation of a stream, and first rows to train on: what it is like."""
@@ -399,9 +415,9 @@ class RowStore:
         num_bad = self.counts["num_bad"]
         if self.too_long and len(self.too_long) * 2 >= num_bad:
             return f"data.seq_len={max(self.too_long)}"
-        for problem, count in self.columns.suited.most_common(1):
+        for override, count in self.columns.suited.most_common(1):
             if count * 2 > self.counts["num_rows"]:
-                return f"task.problem={problem}"
+                return override
         largest = self.columns.largest
         most = self.columns.too_large * 2 >= num_bad
         helps = most and largest >= self.request.num_labels > 0
@@ -452,10 +468,11 @@ class RowStore:
         raise ConfigError(Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS")))
 
     def _number_labels(self) -> tuple[str, ...]:
-        if self.request.label is None or self.columns.kind != "name":
+        columns = self.columns
+        if not columns.used:
             return ()
-        names, classes = self.columns.numbered()
-        table = np.array([classes[number] for number in range(len(classes))], np.int32)
+        names, classes = numbered(self.request, tuple(columns.given), columns.used)
+        table = np.array([classes[name] for name in columns.names], np.int32)
         old = self.writer.read("labels")
         self.writer.replace("labels", (table[part] for part in parts_of(old)))
         self.writer.note(repr(names))
@@ -466,7 +483,7 @@ class RowStore:
         train = self.writer.read("train")
         if self.request.label is None or len(train) < 2:
             return
-        if self.request.evaluation == self.request.train:  # `eke evaluate` trains on nothing
+        if self.request.only_evaluates:
             return
         several = self.request.problem == "multi_label"
         labels = self.writer.read("values" if self.request.problem == "regression" else "labels")

@@ -91,6 +91,9 @@ class PrepareRequest:
     problem: str = "single"
     head_labels: tuple[str, ...] = ()
     """Class names of the checkpoint's head, by number; empty if it has none."""
+    class_names: tuple[str, ...] = ()
+    multi_hot: bool | None = None
+    """`task.labels` and `data.multi_hot`."""
     separator: str | None = None
     """Between prompt and response; None: a newline unless white space is there."""
     messages: str | None = None
@@ -109,6 +112,12 @@ class PrepareRequest:
     """Limit for files that are read by lines."""
     streamed: int = 0
     """Evaluation samples of rows that are read while training; 0: they are prepared."""
+
+    @property
+    def only_evaluates(self) -> bool:
+        """Whether all rows are for evaluation, as in `eke evaluate`."""
+        hub = self.hub
+        return self.train == self.evaluation if hub is None else hub.split == hub.eval_split
 
     @property
     def key(self) -> str:
@@ -198,6 +207,8 @@ def _rows(config: Config, data: Hub | Files) -> PrepareRequest:
         label=data.label if task == "sequence_classification" else None,
         text_pair=data.text_pair,
         head_labels=_head_labels(config),
+        class_names=tuple(getattr(config.task, "labels", ())),
+        multi_hot=data.multi_hot,
     )
 
 

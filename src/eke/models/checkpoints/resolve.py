@@ -129,11 +129,12 @@ def _label_names(raw: dict[str, Any]) -> list[str]:
 
 
 def follow_head(config: Config) -> Config:
-    """The configuration with as many classes as the checkpoint's head has, for rows of data.
+    """The configuration with as many classes as the checkpoint's head, or else `task.labels`, has.
 
-    A regression has one output.
+    It follows for rows of data only. A regression has one output.
     """
     count = len(getattr(config.model, "label_names", []))
+    count = count if count > 1 else len(getattr(config.task, "labels", []))
     if config.task.problem.value == "regression":
         count = 1
     elif count < 2 or not isinstance(config.data, TextColumns | Mix):

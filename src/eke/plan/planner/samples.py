@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import format_count, format_number
+from eke.common.text import format_count, format_number, format_value
 from eke.config.mixing import in_source, source_configs, source_names, source_shares
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
@@ -33,6 +33,10 @@ from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
+
+
+ROW_NUMBERS = "data.label of the rows"
+"""Decision of a plan whose rows number their classes otherwise than the model."""
 
 
 DEFAULT_STEPS = 300
@@ -162,17 +166,20 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
 
 def _other_classes(configs: Sequence[Config], parts: Sequence[DataPlan]) -> list[Problem]:
     """Sources whose classes are not those of the first one."""
-    found = []
+    found: list[Sequence[str]] = []
     for config, part in zip(configs, parts, strict=True):
         manifest = sources.read_manifest(sources.store_folder(part.store))
         names = manifest.label_names if manifest else ()
         corpus = sources.open_corpus(config)
         if isinstance(config.task, SequenceClassification) and corpus is not None:
             names = tuple(sources.largest_labels(corpus, config.task.num_labels))
-        found.append(", ".join(names) or "numbers")
-    why = f"are its classes, and those of the first source are {found[0]}"
+        found.append(names)
+    shown = [", ".join(names) or "numbers" for names in found]
+    why = f"are its classes, and those of the first source are {shown[0]}"
     fix = Fix(remark="name or number the classes alike in all sources")
-    numbered = [each for each in enumerate(found) if each[1] != found[0]]
+    if all(set(names) == set(found[0]) for names in found):
+        fix = Fix(f"task.labels={format_value(found[0])}")
+    numbered = [each for each in enumerate(shown) if each[1] != shown[0]]
     return [Problem(f"data.sources[{number}]", names, why, fix) for number, names in numbered]
 
 
@@ -302,8 +309,10 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         decisions.append(Decision("data ignored", keys, f"ignored: {', '.join(manifest.ignored)}"))
     if manifest.label_names:
         own = list(manifest.label_names) == getattr(config.model, "label_names", [])
-        order = "the checkpoint's own numbers" if own else "texts in sorted order"
+        order = "the checkpoint's own numbers" if own else "as the rows name them"
         decisions.append(_numbered(manifest.label_names, order))
+        if (given := manifest.given_names) != manifest.label_names[: len(given)]:
+            decisions.append(replace(_numbered(given, "matched by name"), key=ROW_NUMBERS))
     available = [manifest.counts["train"], manifest.counts["evaluation"]]
     if config.data.is_stream:
         return _streamed(config), min(config.data.num_eval_samples, available[1])

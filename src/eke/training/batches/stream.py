@@ -68,7 +68,7 @@ class StreamedRows:
         assert request is not None, "rows have one"
         tokenizer = load_request_tokenizer(request)
         names = {name: number for number, name in enumerate(manifest.label_names)}
-        self._columns = Columns(request, "name" if names else "number", names, are_all=True)
+        self._columns = Columns(request, manifest.label_kind, names, are_all=True)
         self._sequences = Sequences(request, tokenizer)
         self._chat = ChatRows(request, tokenizer) if request.train_on else None
         self._seen = manifest  # of the first rows, and counted on

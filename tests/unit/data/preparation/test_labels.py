@@ -1,18 +1,22 @@
 """Labels of rows: several classes, numbers, and what is neither."""
 
+import csv
 import json
 
+import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 from prepared import store_of, write_jsonl
+from support import last_wins
 from unit.plan.cases import plan_of
 
 from eke.cli.data_show import _label
 from eke.common.errors import ConfigError
 from eke.training.batches.dataset import build_data
 from eke.training.batches.sampler import StoredRows
+from eke.training.batches.tasks import class_names
 
 CLASSIFY = ("model=tiny_bert", "task=sequence_classification", "data=jsonl")
 SEVERAL = (*CLASSIFY, "task.problem=multi_label")
@@ -105,7 +109,14 @@ def test_numbers_in_csv(tmp_path) -> None:
         (SEVERAL, [[0], [1], ["a"]], "label is a, where rows before", "data.max_bad_frac="),
         (SEVERAL, [[0], [1], [0.5]], "label is the number 0.5, neither", "data.max_bad_frac="),
         (SEVERAL, [[0], [1], [4]], "label is 4, outside 0 to 1", "task.num_labels=5"),
-        (SEVERAL, [[0, 1], [0, 0]], "has a class twice: [0, 0]", "data.max_bad_frac="),
+        (SEVERAL, [[0, 1], [0, 0], [1]], "has a class twice: [0, 0]", "data.max_bad_frac="),
+        (SEVERAL, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], "not 2 zeros and ones", "task.num_labels=3"),
+        (SEVERAL, [[1, 0, 0, 1], [0, 1, 1, 0]], "not 2 zeros and ones", "task.num_labels=4"),
+        (SEVERAL, [[1.0], [0.0], [0.0, 1.0]], "is [1.0], not 2 zeros", "data.multi_hot=false"),
+        (SEVERAL, [[0.5, 0.5], [0.0, 1.0]], "is [0.5, 0.5], not 2 zeros", "data.max_bad_frac="),
+        (SEVERAL, [[1, 0], [0, 1]], "only the lists [0, 1] and [1, 0]", "data.multi_hot=true"),
+        (SEVERAL, [["1", "0"], ["0", "1"]], "only the lists [0, 1] and [1", "data.multi_hot=true"),
+        (CLASSIFY, [0, 1, True], "is True, where rows before it had a num", "data.max_bad_frac="),
         (SEVERAL, [["a"], ["b", "c"]], "3 different labels: a, b, c", "task.num_labels=3"),
         (SEVERAL, [[]], "all with the label: none", "data.label=COLUMN"),
         (CLASSIFY, [0.25, 0.5], "label is the number 0.25", "task.problem=regression"),
@@ -117,7 +128,7 @@ def test_numbers_in_csv(tmp_path) -> None:
         (CLASSIFY, [0, 1, None], "null, neither a whole number nor a text", "data.max_bad_frac="),
         (CLASSIFY, [0, -1, 1], "label is -1, outside 0 to 1", "data.max_bad_frac="),
     ],
-    ids=range(25),
+    ids=range(32),
 )
 def test_wrong_labels_have_one_message(base, labels, words, fix, tmp_path, own_cache) -> None:
     path = labelled(tmp_path, labels)
@@ -127,7 +138,7 @@ def test_wrong_labels_have_one_message(base, labels, words, fix, tmp_path, own_c
     assert words in problem.why
     assert str(problem.fix).startswith(fix)
     if "COLUMN" not in fix:
-        plan_of(*{o.split("=")[0]: o for o in (*base, path, str(problem.fix))}.values())
+        plan_of(*{o.split("=")[0]: o for o in (*base, path, *problem.fix.words)}.values())
 
 
 def test_text_of_a_csv_that_is_no_number(tmp_path) -> None:
@@ -145,3 +156,243 @@ def test_a_row_is_shown_with_its_label(labels, tmp_path) -> None:
              ", class b", ", class 1", ", class 0"}  # fmt: skip
     assert {_label(store, 0), _label(store, 1)} < shown
     assert _label(store_of("data=jsonl", labelled(tmp_path, labels)), 0) == ""
+
+
+def stored(*overrides: str):
+    return store_of(*last_wins(*overrides))
+
+
+def planned(*overrides: str):
+    return plan_of(*last_wins(*overrides))
+
+
+VECTORS = [[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]]
+
+
+def written(tmp_path, option: str, labels: list, features=None, name: str = "a") -> tuple[str, ...]:
+    """Sixty rows in a file or a data set in the hub's layout, and the overrides that read it."""
+    rows = [{"text": f"row {n}", "label": labels[n % len(labels)]} for n in range(60)]
+    folder = tmp_path / name
+    folder.mkdir()
+    if option == "jsonl":
+        write_jsonl(folder / "a.jsonl", rows)
+    elif option == "csv":
+        texts = [[row["text"], row["label"]] for row in rows]
+        with open(folder / "a.csv", "w", newline="") as file:
+            csv.writer(file).writerows([["text", "label"], *texts])
+    elif features is None:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "a.parquet")
+    else:
+        features = datasets.Features(text=datasets.Value("string"), label=features)
+        datasets.Dataset.from_list(rows, features=features).to_parquet(folder / "a.parquet")
+    return f"data={option}", f"data.{'name' if option == 'hub' else 'path'}={folder}"
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [
+        ("jsonl", float), ("jsonl", int), ("jsonl", bool), ("jsonl", str), ("csv", float),
+        ("csv", int), ("csv", bool), ("parquet", float), ("parquet", int), ("parquet", bool),
+        ("hub", float), ("hub", int),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)  # fmt: skip
+@pytest.mark.parametrize("size", [2, 3])
+def test_multi_hot_lists_are_read_from_every_format(option, kind, size, tmp_path) -> None:
+    vectors = [vector[:size] for vector in VECTORS]
+    typed = [[kind(n) for n in vector] for vector in vectors]
+    labels = [json.dumps(vector) for vector in typed] if option == "csv" else typed
+    more = (*SEVERAL, f"task.num_labels={size}", *written(tmp_path, option, labels))
+    store = stored(*more)
+    assert store.manifest.num_bad == 0
+    right = {f"row {n}": np.flatnonzero(vectors[n % 4]).tolist() for n in range(60)}
+    assert classes_of(store) == right
+
+
+@pytest.mark.parametrize(("separator", "one"), [(",", "1"), (";", "1.0"), (" ", "1")])
+def test_multi_hot_texts_of_csv(separator, one, tmp_path) -> None:
+    labels = [separator.join((one, one.replace("1", "0"), one)), f"{one}{separator}1{separator}0"]
+    store = stored(*SEVERAL, "task.num_labels=3", *written(tmp_path, "csv", labels))
+    assert [classes_of(store)[f"row {n}"] for n in range(2)] == [[0, 2], [0, 1]]
+
+
+@pytest.mark.parametrize("text", ["['a', 'b']", "[1. 0.]", "(1, 0)"])
+def test_lists_of_csv_that_are_not_json_are_no_names(text, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="not a list of classes"):
+        stored(*SEVERAL, *written(tmp_path, "csv", [text, "[0]"]))
+
+
+def test_each_meaning_of_two_classes_has_an_override(tmp_path) -> None:
+    rows = (*SEVERAL, *written(tmp_path, "jsonl", [[1, 0], [0, 1]]))
+    both, one = (stored(*rows, f"data.multi_hot={value}") for value in ("false", "true"))
+    assert classes_of(both)["row 0"] == classes_of(both)["row 1"] == [0, 1]
+    assert [classes_of(one)[f"row {n}"] for n in range(2)] == [[0], [1]]
+    decimals = written(tmp_path, "jsonl", [[1.0], [0.0, 1.0]], name="decimals")
+    found = classes_of(stored(*SEVERAL, *decimals, "data.multi_hot=false"))
+    assert [found[f"row {n}"] for n in range(2)] == [[1], [0, 1]]
+
+
+def test_a_stream_reads_lists_as_its_first_rows_show(tmp_path) -> None:
+    labels = [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+    typed = (*SEVERAL, *written(tmp_path, "jsonl", labels), "data.streaming=true",
+             "data.num_eval_samples=9", "data.shuffle_buffer=0", "train.steps=3")  # fmt: skip
+    samples = build_data(planned(*typed)).train
+    assert [samples[0, n]["labels"].tolist() for n in range(3)] == labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers"),
+    [
+        (["0.0", "1.0", "11.0"], [0, 1, 11]),
+        (["0.0", "1", " 11.0"], [0, 1, 11]),
+        (["0.0", "11.", "2.00"], [0, 11, 2]),
+    ],
+    ids=str,
+)
+def test_whole_decimals_of_csv_are_numbers(labels, numbers, tmp_path) -> None:
+    typed = (*CLASSIFY, "task.num_labels=12")
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"row {n},{labels[n % 3]}\n" for n in range(60)))
+    store = stored(*typed, "data=csv", f"data.path={path}")
+    assert store.manifest.label_names == ()
+    assert store.array("labels")[:3].tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["404", "500", "other", "other", "other"], ("404", "500", "other")),
+        (["other", "other", "other", "404", "500"], ("404", "500", "other")),
+        (["01", "1", "02"], ("1", "01", "02")),
+        (["0.5", "1.0", "1.5", "2.5"], ("0.5", "1.0", "1.5", "2.5")),
+        (["True", "False"], ("False", "True")),
+    ],
+    ids=str,
+)
+def test_texts_of_csv_are_names_whatever_comes_first(labels, names, tmp_path) -> None:
+    typed = (*CLASSIFY, f"task.num_labels={len(names)}", *written(tmp_path, "csv", labels))
+    store = stored(*typed)
+    assert store.manifest.label_names == names
+    right = [names.index(label) for label in labels]
+    assert store.array("labels")[: len(labels)].tolist() == right
+
+
+@pytest.mark.parametrize("labels", [["0", "?", "1"], ["?", "0", "1"], ["0", "nan", "1", ""],
+                                    ["0", "01", "1", "1"], ["-1", "1"]], ids=str)  # fmt: skip
+def test_numbers_of_csv_with_others_among_them_are_refused(labels, tmp_path) -> None:
+    typed = (*CLASSIFY, *written(tmp_path, "csv", labels))
+    with pytest.raises(ConfigError, match="label is"):
+        planned(*typed)
+
+
+def test_numeric_texts_are_in_the_order_of_their_numbers(tmp_path) -> None:
+    labels = [str(n) for n in range(12)]
+    store = stored(*CLASSIFY, "task.num_labels=12", *written(tmp_path, "jsonl", labels))
+    assert store.manifest.label_names == tuple(labels)
+    assert store.array("labels")[:12].tolist() == list(range(12))
+
+
+NEGATIVE = datasets.ClassLabel(names=["negative", "positive"])
+POSITIVE = datasets.ClassLabel(names=["positive", "negative"])
+
+
+@pytest.mark.parametrize("option", ["parquet", "hub"])
+@pytest.mark.parametrize("more", [(), ("data.streaming=true", "data.shuffle_buffer=0",
+                                       "data.num_eval_samples=8", "train.steps=3")],
+                         ids=["prepared", "streamed"])  # fmt: skip
+def test_names_of_the_data_are_kept_in_its_order(option, more, tmp_path) -> None:
+    plan = planned(*CLASSIFY, *written(tmp_path, option, [0, 1], POSITIVE), *more)
+    assert class_names(plan) == ("positive", "negative"), "not sorted"
+    samples = build_data(plan).train
+    for number in range(3):
+        text = bytes(t - 8 for t in samples[0, number]["input_ids"] if t >= 8).decode()
+        assert int(samples[0, number]["labels"]) == int(text.split()[1]) % 2
+
+
+def test_names_of_lists_and_missing_classes(tmp_path) -> None:
+    lists = datasets.List(POSITIVE)
+    store = stored(*SEVERAL, *written(tmp_path, "parquet", [[0], [1, 0], []], lists))
+    found = [classes_of(store)[f"row {n}"] for n in range(3)]
+    assert found == [["positive"], ["negative", "positive"], []]
+    missing = written(tmp_path, "parquet", [0, 1, -1, None], POSITIVE, "missing")
+    store = stored(*CLASSIFY, *missing)
+    assert store.manifest.num_bad == 30
+    assert classes_of_one(store)["row 1"] == "negative"
+
+
+def classes_of_one(store) -> dict[str, str]:
+    """Text of each row -> the name of its class."""
+    names, found = store.manifest.label_names, {}
+    for split in ("train", "evaluation"):
+        rows = StoredRows(store, split, None)
+        for index in range(len(rows)):
+            text = bytes(int(t) - 8 for t in rows.row(index).tokens if t >= 8).decode()
+            found[text] = names[int(rows.label(index))]
+    return found
+
+
+def test_files_that_number_the_same_names_otherwise(tmp_path) -> None:
+    typed = written(tmp_path, "parquet", [0, 1], NEGATIVE)
+    other = written(tmp_path, "parquet", [0, 1], POSITIVE, "b")
+    store = stored(*CLASSIFY, *typed, other[1].replace("data.path", "data.eval_path"))
+    assert store.manifest.label_names == ("negative", "positive")
+    labels = store.array("labels")
+    assert labels[store.array("train")][:2].tolist() == [0, 1]
+    assert labels[store.array("evaluation")][:2].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("metadata", [b"", b"[]", b"7", b'{"info": {"features": {"label": 3}}}',
+                                      b'{"info": {"features": {"label": []}}}'])  # fmt: skip
+def test_metadata_of_others_names_nothing(metadata, tmp_path) -> None:
+    table = pyarrow.table({"text": [f"row {n}" for n in range(60)], "label": [0, 1] * 30})
+    table = table.replace_schema_metadata({b"huggingface": metadata})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    store = stored(*CLASSIFY, "data=parquet", f"data.path={tmp_path / 'a.parquet'}")
+    assert store.manifest.label_names == ()
+
+
+def test_names_that_are_numbers_are_none_and_a_regression_has_none(tmp_path) -> None:
+    numbers = written(tmp_path, "parquet", [0, 1], datasets.ClassLabel(num_classes=2))
+    assert stored(*CLASSIFY, *numbers).manifest.label_names == ()
+    rated = written(tmp_path, "parquet", [0, 1], NEGATIVE, "rated")
+    assert stored(*NUMBERS, *rated).array("values")[:2].tolist() == [0, 1]
+
+
+TYPED = "task.labels=[negative,positive]"
+
+
+@pytest.mark.parametrize(
+    ("option", "labels", "features"),
+    [
+        ("jsonl", [0, 1], None), ("jsonl", [False, True], None), ("csv", ["0.0", "1.0"], None),
+        ("parquet", [0, 1], None), ("parquet", [0, 1], NEGATIVE), ("parquet", [1, 0], POSITIVE),
+        ("hub", [0, 1], datasets.ClassLabel(names=["bad", "good"])),
+        ("csv", ["negative", "positive"], None), ("jsonl", ["Negative", "POSITIVE"], None),
+    ],
+)  # fmt: skip
+def test_typed_names_of_classes(option, labels, features, tmp_path) -> None:
+    store = stored(*CLASSIFY, TYPED, *written(tmp_path, option, labels, features))
+    assert store.manifest.label_names == ("negative", "positive")
+    assert store.array("labels")[:2].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "features"),
+    [(["good", "bad"], None), ([0, 1], datasets.ClassLabel(names=["negative", "good"]))],
+)
+def test_names_that_are_not_typed_are_refused(labels, features, tmp_path) -> None:
+    option = "jsonl" if features is None else "parquet"
+    with pytest.raises(ConfigError, match=r"has the classes .*good.*negative, positive") as caught:
+        stored(*CLASSIFY, TYPED, *written(tmp_path, option, labels, features))
+    fix = caught.value.problems[0].fix.words[0]
+    again = written(tmp_path, option, labels, features, "again")
+    assert "good" in stored(*CLASSIFY, fix, *again).manifest.label_names
+
+
+def test_more_names_than_classes_are_refused(tmp_path) -> None:
+    three = datasets.ClassLabel(names=["a", "b", "c"])
+    with pytest.raises(ConfigError) as caught:
+        stored(*CLASSIFY, *written(tmp_path, "parquet", [0, 1, 2], three))
+    assert str(caught.value.problems[0].fix) == "task.num_labels=3"
+    unused = written(tmp_path, "parquet", [0, 1], three, "unused")
+    assert stored(*CLASSIFY, *unused).manifest.label_names == ("a", "b")

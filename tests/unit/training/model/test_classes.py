@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import datasets
 import pytest
 import torch
 import transformers
@@ -9,9 +10,11 @@ from checkpoints import save_checkpoint
 from prepared import write_jsonl
 from support import last_wins
 
+from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.data.sources import open_store, request_of
 from eke.training.model.save_model import build_trainable, name_classes, save_pretrained
+from eke.workflows.evaluate import _classes
 from eke.workflows.planning import plan_for
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -138,15 +141,67 @@ def test_another_number_that_is_typed_makes_a_new_head(tmp_path, three) -> None:
     assert not any("was trained on the classes" in warning for warning in told)
 
 
-def test_other_names_are_numbered_in_sorted_order(tmp_path, three) -> None:
-    names = ("spam", "ham", "positive")
-    plan, model, told = built(*rows_of(tmp_path, *names), *pretrained(three))
+@pytest.mark.parametrize("names", [("spam", "ham", "positive"), ("ham", "spam")], ids=" ".join)
+def test_names_that_the_checkpoint_does_not_have_are_refused(names, tmp_path, three) -> None:
+    typed = (*rows_of(tmp_path, *names), *pretrained(three))
+    with pytest.raises(
+        ConfigError, match=r"has the classes ham,.*negative, positive, neutral"
+    ) as e:
+        built(*typed)
+    _, model, told = built(*typed, *e.value.problems[0].fix.words)
+    assert list(model.config.id2label.values()) == sorted(names)
+    assert (bool(told) and "0=ham" in told[-1]) or len(names) == 2, "of two classes: a new head"
+
+
+def test_typed_names_are_the_checkpoints_by_name(tmp_path, three) -> None:
+    """The rows' 0 is the second of the head's classes, whatever the case."""
+    typed = "task.labels=[Positive,neutral]"
+    plan, model, told = built(*rows_of(tmp_path, 0, 1), *pretrained(three), typed)
+    assert [labels_of(plan)[f"row {n}"] for n in range(2)] == [1, 2]
+    assert model.config.id2label == dict(enumerate(NAMES))
+    assert told == []
+
+
+OTHER = ("neutral", "negative", "positive")
+
+
+def named_rows(folder, option="parquet"):
+    """Rows whose ClassLabel numbers the names of `three` otherwise."""
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(3, OTHER))
+    rows = [{"text": f"row {n}", "label": n % 3} for n in range(60)]
+    (folder / "rows").mkdir()
+    datasets.Dataset.from_list(rows, features=features).to_parquet(folder / "rows/a.parquet")
+    return f"data={option}", f"data.{'name' if option == 'hub' else 'path'}={folder / 'rows'}"
+
+
+@pytest.mark.parametrize("option", ["parquet", "hub"])
+def test_names_of_the_data_are_the_checkpoints_by_name(option, tmp_path, three) -> None:
+    typed = named_rows(tmp_path, option)
+    plan, model, told = built(*typed, *pretrained(three))
     assert [labels_of(plan)[f"row {n}"] for n in range(3)] == [2, 0, 1]
-    assert model.config.id2label == {0: "ham", 1: "positive", 2: "spam"}
-    assert told == [
-        "the checkpoint's head was trained on the classes 0=negative 1=positive 2=neutral, and "
-        "goes on with 0=ham 1=positive 2=spam"
-    ]
+    assert model.config.id2label == dict(enumerate(NAMES))
+    assert told == []
+    found, _ = classes(tmp_path, *typed, "model=tiny", "task.num_labels=3")
+    assert tuple(found.values()) == OTHER
+
+
+def test_an_evaluation_asks_what_numbers_mean_that_the_model_has_otherwise(tmp_path, three) -> None:
+    trained, *_ = built(*named_rows(tmp_path), *pretrained(three))
+    numbers = (*rows_of(tmp_path, 0, 1, 2), *pretrained(three))
+    with pytest.raises(ConfigError) as caught:
+        _classes(built(*numbers)[0], list(NAMES), trained)
+    assert caught.value.problems[0].fix.words[0].startswith("task.labels=")
+    plan, *_ = built(*numbers, f"task.labels=[{','.join(OTHER)}]")
+    assert _classes(plan, list(NAMES), trained)[1].tolist() == [0, 1, 2]
+    assert [labels_of(plan)[f"row {n}"] for n in range(3)] == [2, 0, 1]
+    _, plain = _classes(built(*numbers)[0], list(NAMES), built(*numbers)[0])
+    assert plain is None, "the model's own numbers"
+
+
+def test_typed_names_follow_into_the_saved_model(tmp_path) -> None:
+    typed = "task.labels=[low,mid,high]"
+    found, _ = classes(tmp_path, *rows_of(tmp_path, 0, 1, 2), "model=tiny", typed)
+    assert found == {0: "low", 1: "mid", 2: "high"}, "and as many classes"
 
 
 def test_names_that_transformers_gives_are_none(tmp_path) -> None:
