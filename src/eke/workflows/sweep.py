@@ -9,6 +9,7 @@ from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.plugins import LAUNCHERS, plugin_names
+from eke.common.process_env import leave_tracked_run
 from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
 from eke.config.schema import Config
@@ -218,6 +219,8 @@ def run_planned_sweep(
 ) -> int:
     """Start a sweep and, unless it is to be left alone, wait for it; returns its exit code."""
     stop_tracing()
+    if len(jobs) > 1:
+        leave_tracked_run()
     with open_board(len(file.cells)) as board, watching(file.paths):
         rerun = Rerun(file.paths, jobs)
         if rerun.goes_on:
