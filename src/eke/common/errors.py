@@ -25,6 +25,11 @@ def is_placeholder(override: str) -> bool:
     return bool(_PLACEHOLDER.fullmatch(override.rpartition("=")[2]))
 
 
+def _for_shell(word: str) -> str:
+    """Quote a word for a shell, a quoted value in double quotes if that needs no escape."""
+    return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
+
+
 @dataclass(frozen=True, init=False)
 class Fix:
     """The fix of a problem: command-line words, a remark, or both."""
@@ -53,7 +58,7 @@ class Fix:
 
     def __str__(self) -> str:
         command = f"{program()} " if self.is_sweep else ""
-        shown = command + shlex.join(self.words)
+        shown = command + " ".join(map(_for_shell, self.words))
         return f"{shown}   ({self.remark})" if shown and self.remark else shown or self.remark
 
 

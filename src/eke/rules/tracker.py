@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from eke.common.errors import Fix
 from eke.common.paths import home_folder, user_path
-from eke.common.text import format_value
+from eke.common.text import format_value, override
 from eke.config.schema import TrackerMode
 from eke.rules.rule import Facts, Rule, configured, without_effect
 
@@ -132,7 +132,7 @@ RULES = (
         key="tracker.uri",
         when=lambda f: (uri := _mlflow_uri(f)) is not None and _is_folder(uri),
         why="a URI is needed; MLflow 3.17 takes no folder as a store any more",
-        fix=lambda f: Fix(f"tracker.uri={_store(f.config.tracker.uri or '')}"),
+        fix=lambda f: Fix(override("tracker.uri", _store(f.config.tracker.uri or ""))),
         source="mlflow/store/tracking/file_store.py",
         versions="mlflow 3.17",
     ),

@@ -25,7 +25,8 @@ from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_writ
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.paths import conf_folder
-from eke.config.compose.catalogue import Catalogue, make_catalogue, quoted
+from eke.common.text import quoted
+from eke.config.compose.catalogue import Catalogue, make_catalogue
 from eke.config.compose.overrides import parse
 from eke.config.schema import register
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import closest, first_line, format_value
+from eke.common.text import closest, first_line, format_value, override
 from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
 
 MAX_NAMES = 10_000
@@ -280,10 +280,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _override(key: str, value: str) -> Fix:
-    """An override, quoted for Hydra."""
-    from eke.config.sweep.definition import value_text  # imports Hydra, needed for errors only
-
-    return Fix(f"{key}={value_text(value)}")
+    return Fix(override(key, value))
 
 
 BATCH_ROWS = 1000
@@ -467,7 +464,7 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
         key, there = "data.eval_split" if evaluation else "data.split", list(map(str, loaded))
         close = difflib.get_close_matches(split, there, 1) or there
         why = f"there is no such split; there are: {', '.join(there)}"
-        raise ConfigError(Problem(key, split, why, Fix(f"{key}={close[0]}")))
+        raise ConfigError(Problem(key, split, why, _override(key, close[0])))
     rows = loaded[split]
     if rows.column_names is not None:
         columns.require_in(list(rows.column_names))
@@ -517,7 +514,7 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         what = "there are" if source.config_name else "one must be chosen"
         why = f"{what}: {', '.join(names)[:200]}"
-        fix = Fix(f"data.config_name={names[0]}")
+        fix = _override("data.config_name", names[0])
         return ConfigError(Problem("data.config_name", source.config_name or "null", why, fix))
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError",

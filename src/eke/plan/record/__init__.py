@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import socket
 import time
 from collections.abc import Sequence
@@ -361,7 +362,10 @@ def no_runs(
         meant = near if near is not None and _leads_to_runs(near) else None
     text = ", ".join(map(str, folders))
     return Problem(
-        "DIR", text, "; ".join([why, *notes]), Fix(remark=f"eke {command} {meant or usual}")
+        "DIR",
+        text,
+        "; ".join([why, *notes]),
+        Fix(remark=shlex.join(["eke", command, str(meant or usual)])),
     )
 
 
