@@ -9,9 +9,11 @@ EkeError                    base of every error shown to the user; has an exit c
 """
 
 import errno
+import os
 import re
 import resource
 import shlex
+import traceback
 from dataclasses import dataclass
 
 from eke.common.masking import mask
@@ -178,9 +180,23 @@ class ChangedError(RunError):
     exit_code = 2
 
 
+def without_folder() -> str:
+    """Say that the current folder, which paths are relative to, has been deleted; else empty."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the current folder has been deleted: cd FOLDER"
+    return ""
+
+
 def of_system(error: OSError) -> str:
     """Format an operating system error and its file, if it names one, on one line."""
-    line = " ".join(f"{error.filename or 'a file'}: {error.strerror or error}".split("\n"))
+    where = error.filename
+    if not where and (gone := without_folder()):
+        return gone
+    if not where and (frames := traceback.extract_tb(error.__traceback__)):
+        where = f"{frames[-1].name}, {frames[-1].line}"  # the operation, if no file has a name
+    line = " ".join(f"{where or 'a file'}: {error.strerror or error}".split("\n"))
     return f"{line}; {why}" if (why := no_room(error)) else line
 
 

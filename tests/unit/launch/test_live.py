@@ -58,4 +58,5 @@ def test_a_worker_that_does_not_listen_yet_is_cancelled_and_has_not_crashed(
     live.worker.process.wait()
     record = live.finish()
     assert (record.outcome, record.exit_code) == ("cancelled", 75)
-    assert record.failure.message == f"killed by {signal.Signals(number).name}"
+    assert "killed" not in record.failure.message, "one Ctrl-C kills nothing"
+    assert signal.Signals(number).name in record.failure.message
