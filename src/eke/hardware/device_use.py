@@ -11,9 +11,7 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from eke.common.files import (
     hold_folder,
@@ -62,80 +60,57 @@ def cpu_cores() -> frozenset[str]:
 
 
 class DeviceUse:
-    """Registration of a training process on its devices, as a context.
+    """Registration of a training process on its devices, until it is closed.
 
     Processes with the same `run` are ranks of one run. No devices: they could not be identified.
     """
 
     def __init__(self, run: str, devices: frozenset[str], shared: bool | None = None) -> None:
-        self._run, self._devices, self._shared = run, devices, shared
-        self._path, self._descriptor, self._size = Path(), -1, 0
-
-    def __enter__(self) -> "DeviceUse":
+        self._shared, self._size = shared, 0
+        self._held = contextlib.ExitStack()
         with contextlib.suppress(OSError):
-            if self._devices:
-                self._register()
+            if devices:
+                self._register({"run": run, "devices": sorted(devices)})
+                self._shared = bool(shared)
                 # Registered before looking: of two that start at the same time, one sees the other.
-                self._shared = self._meet_others() or bool(self._shared)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.is_shared()
-        if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-            os.close(self._descriptor)
-            self._descriptor = -1
+                self._meet_others(run, devices)
 
     def is_shared(self) -> bool | None:
         """Whether another run has used a device since the start; None if unknown."""
-        if self._descriptor >= 0 and os.fstat(self._descriptor).st_size > self._size:
+        if self._size and os.fstat(self._descriptor).st_size > self._size:
             self._shared = True
         return self._shared
 
-    def _register(self) -> None:
+    def close(self) -> None:
+        """End the registration; `is_shared` keeps its answer."""
+        self.is_shared()
+        self._size = 0
+        self._held.close()
+
+    def _register(self, content: dict[str, object]) -> None:
         """Create the file. It gets its name when it is locked: an unlocked one is a dead run's."""
-        path = lease_folder() / f"{_PREFIX}{secrets.token_hex(8)}"
-        unnamed = path.with_name(f".{path.name}")
-        descriptor = open_shared_lock(unnamed)
-        try:
-            content = json.dumps({"run": self._run, "devices": sorted(self._devices)})
-            size = os.write(descriptor, f"{content}\n".encode())
-            if not try_lock(descriptor):
-                raise OSError
-            unnamed.rename(path)
-        except OSError:
-            os.close(descriptor)
-            unnamed.unlink(missing_ok=True)
-            raise
-        self._path, self._descriptor, self._size = path, descriptor, size
+        self._path = lease_folder() / f"{_PREFIX}{secrets.token_hex(8)}"
+        unnamed = self._path.with_name(f".{self._path.name}")
+        with contextlib.ExitStack() as made:
+            self._descriptor = open_shared_lock(unnamed)
+            made.callback(os.close, self._descriptor)
+            made.callback(lambda: [each.unlink(missing_ok=True) for each in (unnamed, self._path)])
+            size = os.write(self._descriptor, f"{json.dumps(content)}\n".encode())
+            if try_lock(self._descriptor):
+                unnamed.rename(self._path)
+                self._held, self._size = made.pop_all(), size
 
-    def _meet_others(self) -> bool:
-        """Return whether another run uses one of these devices, and tell each such run."""
-        others = list(self._others())
-        for path in others:
-            with contextlib.suppress(OSError):  # it has just ended
-                other = open_file(path, os.O_WRONLY | os.O_APPEND, shared=True)
-                try:
-                    os.write(other, b"another run\n")
-                finally:
-                    os.close(other)
-        return bool(others)
-
-    def _others(self) -> Iterator[Path]:
+    def _meet_others(self, run: str, devices: frozenset[str]) -> None:
+        """Note whether other runs use one of these devices, and tell each of them."""
         for path in self._path.parent.glob(f"{_PREFIX}*"):
-            if path == self._path:
-                continue
-            if not is_locked(path):  # of a killed process; only its user can delete it
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                continue
-            with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+            errors = (OSError, ValueError, TypeError, LookupError, RecursionError)
+            with contextlib.suppress(*errors):  # it has just ended, or is no registration
+                if path != self._path and not is_locked(path):
+                    path.unlink()  # of a killed process; only its user can delete it
+                    continue
                 found = json.loads(read_text(path, _LIMIT).partition("\n")[0])
-                if found["run"] != self._run and not self._devices.isdisjoint(found["devices"]):
-                    yield path
+                if found["run"] == run or devices.isdisjoint(found["devices"]):
+                    continue
+                self._shared = True
+                with open(open_file(path, os.O_WRONLY | os.O_APPEND, shared=True), "ab") as other:
+                    other.write(b"another run\n")

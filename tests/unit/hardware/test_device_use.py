@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -11,8 +12,8 @@ from eke.hardware.device_use import DeviceUse, cpu_cores, lease_folder
 FIRST, BOTH, SECOND = ({"a"}, {"a", "b"}, {"b"})
 
 
-def use(run, devices, shared=None) -> DeviceUse:
-    return DeviceUse(run, frozenset(devices), shared)
+def use(run, devices, shared=None) -> closing[DeviceUse]:
+    return closing(DeviceUse(run, frozenset(devices), shared))
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,8 @@ def test_what_is_already_known_is_kept(shared) -> None:
 KILLED = """
 import os, signal
 from eke.hardware.device_use import DeviceUse
-with DeviceUse("killed", frozenset({"a"})):
-    os.kill(os.getpid(), signal.SIGKILL)
+use = DeviceUse("killed", frozenset({"a"}))
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 

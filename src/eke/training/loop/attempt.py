@@ -153,7 +153,7 @@ def _train(attempt: Attempt, job: TrainingState) -> None:
         found = [getattr(torch.cuda.get_device_properties(n), "uuid", None) for n in numbers]
         devices = frozenset(str(uuid) for uuid in found if uuid)
     run = attempt.ranks.tell(secrets.token_hex(8))
-    with DeviceUse(run, devices, attempt.shared) as use:
+    with contextlib.closing(DeviceUse(run, devices, attempt.shared)) as use:
         job.meter.is_shared = use.is_shared
         try:
             run_engine(job)
