@@ -105,7 +105,7 @@ def plan_for(
     config, choices, chosen = adapted(composed, config, device, num_nodes)
     # Once more, since a recipe may have chosen another optimizer.
     config, again, remark = fine_tuned(config, composed, count)
-    if off := _switched_off_tracker(composed):
+    if off := switched_off_tracker(composed):
         config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
     usual = {decision.key: decision for decision in (*first, *again)}
     refuse = not planning if refuse is None else refuse
@@ -129,7 +129,7 @@ def plan_for(
     return weighed(plan, trace) if refuse and not seen_to_fit else plan
 
 
-def _switched_off_tracker(composed: Composed) -> str:
+def switched_off_tracker(composed: Composed) -> str:
     """The warning that the environment has switched W&B off; empty if an override has its mode."""
     typed = any(each.lstrip("+").startswith("tracker.mode=") for each in composed.overrides)
     found = switched_off() if composed.config.tracker.option == "wandb" and not typed else ""
