@@ -94,7 +94,8 @@ class DeviceUse:
         with contextlib.ExitStack() as made:
             self._descriptor = open_shared_lock(unnamed)
             made.callback(os.close, self._descriptor)
-            made.callback(lambda: [each.unlink(missing_ok=True) for each in (unnamed, self._path)])
+            for each in (unnamed, self._path):
+                made.callback(each.unlink, missing_ok=True)
             size = os.write(self._descriptor, f"{json.dumps(content)}\n".encode())
             if try_lock(self._descriptor):
                 unnamed.rename(self._path)

@@ -365,7 +365,7 @@ def no_runs(
         "DIR",
         text,
         "; ".join([why, *notes]),
-        Fix(remark=shlex.join(["eke", command, str(meant or usual)])),
+        Fix(remark=f"eke {command} {shlex.quote(str(meant)) if meant else usual}"),
     )
 
 

@@ -132,7 +132,8 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
             gathered = ranks.gather((peak, job.profiled, attempt.shared))
             job.peaks = [peak for peak, *_ in gathered]
             job.profiled = max(gathered, key=lambda each: each[0] or 0)[1]
-            attempt.shared = attempt.shared or any(shared for *_, shared in gathered)
+            if any(shared for *_, shared in gathered):
+                attempt.shared = True
         return Outcome.ok, None
     except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
         outcome, failure = classify(error, meter.phase)
