@@ -78,7 +78,7 @@ def format_value(value: object, text: Callable[[str], str] = str) -> str:
 
 
 _PLAIN = re.compile(
-    r"(?!(?:null|true|false|inf|nan)$)(?:[a-z_/]|\.\.?/|\.[a-z_])[\w./+@%-]*",
+    r"(?!(?:null|true|false|inf|nan)$)(?:[a-z_/]|\.\.?/|\.[a-z_])[\w./+@%:-]*",
     re.ASCII | re.IGNORECASE,
 )
 """Texts that Hydra's grammar reads as they are: no number, word with a meaning, or separator."""

@@ -192,17 +192,16 @@ class Columns:
         key = "data.eval_path" if is_evaluation else "data.path"
         why = f"{self.first_table} has a column {_shown(column)}, and this file has none"
         why += f"; it has: {_listed(names)}"
-        fix = Fix("data.eval_path=FILE") if is_evaluation else _override(key, self.first_table)
+        fix = Fix("data.eval_path=FILE") if is_evaluation else Fix(override(key, self.first_table))
         return Problem(key, file, why, fix)
 
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
         free = [name for name in there if name not in self.names_wanted]
         near = closest(column, free) or (free[0] if len(free) == 1 else None)
         why = f"there is no such column; there are: {_listed(there)}"
-        fix = _override(key, near) if near else Fix(f"{key}=COLUMN")
+        fix = Fix(override(key, near)) if near else Fix(f"{key}=COLUMN")
         if key == "data.text" and (pair := self._pair(there)):
-            both = map(_override, ("data.prompt", "data.response"), pair)
-            fix = Fix(*(word for each in both for word in each.words))
+            fix = Fix(*map(override, ("data.prompt", "data.response"), pair))
         return Problem(key, column, why, fix)
 
     def _pair(self, there: list[str]) -> tuple[str, ...]:
@@ -277,10 +276,6 @@ def _shown(value: Any) -> str:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(map(_shown, names[:10])) or "none"
-
-
-def _override(key: str, value: str) -> Fix:
-    return Fix(override(key, value))
 
 
 BATCH_ROWS = 1000
@@ -464,7 +459,7 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
         key, there = "data.eval_split" if evaluation else "data.split", list(map(str, loaded))
         close = difflib.get_close_matches(split, there, 1) or there
         why = f"there is no such split; there are: {', '.join(there)}"
-        raise ConfigError(Problem(key, split, why, _override(key, close[0])))
+        raise ConfigError(Problem(key, split, why, Fix(override(key, close[0]))))
     rows = loaded[split]
     if rows.column_names is not None:
         columns.require_in(list(rows.column_names))
@@ -514,7 +509,7 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         what = "there are" if source.config_name else "one must be chosen"
         why = f"{what}: {', '.join(names)[:200]}"
-        fix = _override("data.config_name", names[0])
+        fix = Fix(override("data.config_name", names[0]))
         return ConfigError(Problem("data.config_name", source.config_name or "null", why, fix))
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError",
