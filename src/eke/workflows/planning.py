@@ -121,9 +121,7 @@ def plan_for(
     plan, seen_to_fit = plan_of(allowed[0]), False
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
-    about_device, *others = plan.decisions
-    plan = replace(plan, decisions=(about_device, *chosen, *others))
-    plan = _explained(plan, usual, *filter(None, (remark, off)))
+    plan = _explained(plan, usual, chosen, *filter(None, (remark, off)))
     if means.in_pool:  # its turn comes when others have ended
         plan = at_rest(plan)
     return weighed(plan, trace) if refuse and not seen_to_fit else plan
@@ -142,13 +140,16 @@ def _target(config: Config, launcher: "Launcher | None") -> tuple[Device, str, i
     return *choose_device(config.hardware.option), machines_at_hand()
 
 
-def _explained(plan: Plan, usual: dict[str, Decision], *remarks: str) -> Plan:
-    """The plan with what fine-tuning usually takes, and why; further warnings."""
+def _explained(
+    plan: Plan, usual: dict[str, Decision], chosen: Sequence[Decision], *remarks: str
+) -> Plan:
+    """The plan with decisions of its recipe, what fine-tuning usually takes, and warnings."""
+    about_device, *others = plan.decisions
     decisions = tuple(
         replace(each, reason=f"{usual.pop(each.key).reason}; {each.reason}")
         if each.key in usual
         else each
-        for each in plan.decisions
+        for each in (about_device, *chosen, *others)
     )
     warnings = (*plan.warnings, *remarks)
     return replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)

@@ -3,6 +3,7 @@
 Hydra's parser parses the text; the catalogue decides whether its key and option exist.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -338,6 +339,8 @@ def _misread(field: Field, value: Any, raw: str) -> Any:
 
     Such a value of a text's key becomes another text: `1_000` is 1000, and `true` is True.
     """
+    if value is None and field.kind is str and not field.optional and os.path.exists(raw):
+        return raw  # a file of the name null
     several = isinstance(value, list) and get_args(field.kind)[:1] == (str,)
     items = value if several else [value] if field.kind is str else []
     texts = [each.strip("'\" ") for each in raw[1:-1].split(",")] if several else [raw]
