@@ -70,6 +70,7 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("EKE_CALIBRATION", str(tmp_path / "calibration"))
+    monkeypatch.setenv("EKE_LEASES", str(tmp_path / "leases"))
 
 
 @pytest.fixture

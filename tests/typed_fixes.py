@@ -1,6 +1,7 @@
 """What a user does with a refusal: types its fixes; and what may be wrong with a curve."""
 
 import math
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -8,18 +9,18 @@ from equivalence_compare import Curve
 from random_configurations import CATALOGUE, has_key
 from support import last_wins
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 
 MAX_MENDINGS = 6
 """Rounds of typing all fixes; one mended value may break the next rule."""
 
 
 def typed_fixes(command: tuple[str, ...], problems: list[Problem]) -> tuple[str, ...]:
-    """The command with every fix typed over what it corrects, placeholders as they are.
+    """The command with every fix typed in a shell over what it corrects, placeholders as they are.
 
     A fix that chooses another option takes the keys with it that only the old option had.
     """
-    fixes = [word for p in problems for word in p.fix.words]
+    fixes = [word for p in problems for word in shlex.split(str(Fix(*p.fix.words)))]
     command = last_wins(*command, *fixes)
     groups = dict(o.split("=", 1) for o in command if o.split("=")[0] in CATALOGUE.options)
     return tuple(o for o in command if o in fixes or has_key(groups, o.split("=")[0]))

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support import PATIENCE_S, REPO, TINY, environment
+from live import SHORT, record_of, single_runs
+from support import PATIENCE_S, REPO, TINY, environment, last_wins
 
 pytestmark = pytest.mark.slow
 
@@ -165,3 +166,28 @@ def test_python_m_eke_imports_nothing_from_the_current_folder(command, traps, tm
         cwd=traps, env=variables, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert not (tmp_path / "executed").exists(), done.stdout + done.stderr
+
+
+def test_two_terminals_on_one_cpu_claim_no_speed_and_one_terminal_does(
+    start, train_py, tmp_path
+) -> None:
+    """The first run begins alone and ends alone: it must learn of the second all the same."""
+    first = start(*last_wins(*SHORT, "train.steps=100000", "seed=0"))
+    first.wait_for_step(3)
+    assert train_py(*SHORT, "seed=1", "plan_only=true").code == 0
+    failing = train_py(*last_wins(*SHORT, "seed=1", "data=jsonl", "data.path=missing.jsonl"))
+    assert failing.code == 2, "this one and the plan never train"
+    second = train_py(*last_wins(*SHORT, "train.steps=30", "seed=1"))
+    assert second.code == 0, second.text
+    first.wait_for_step(first.last_step() + 50)
+    os.kill(first.worker_pid(), signal.SIGKILL)  # its rows say it, since it cannot
+    first.finish()
+    alone = train_py(*last_wins(*SHORT, "train.steps=30", "seed=2"))
+    assert alone.code == 0, alone.text
+    shared = {
+        record["config"]["seed"]: record["shared_device"]
+        for record in map(record_of, single_runs(tmp_path))
+    }
+    assert shared == {0: True, 1: True, 2: False}
+    lines = [f.read_text().splitlines() for f in (tmp_path / "calibration").glob("*.jsonl")]
+    assert [len(each) for each in lines] == [1], "of the run that was alone"

@@ -1,6 +1,7 @@
 """The sweep in sweeps/wandb, run by W&B's own agent; what its server would choose, the tests do."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,10 +15,13 @@ from wandb.sdk.launch.sweeps.utils import (
 )  # what the agent calls, wandb 0.31
 from wandb.wandb_agent import Agent
 
-from eke.config.compose import compose
+from eke.common.errors import ConfigError
+from eke.config.compose import compose, split_arguments
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.completion import candidates
+from eke.plan.planner import plan_to_plain
 from eke.plan.record import metrics
+from eke.results.trackers.wandb import make_config
 
 FILES = sorted((REPO / "sweeps" / "wandb").glob("*.yaml"))
 IDS = [file.stem for file in FILES]
@@ -76,6 +80,20 @@ def test_it_is_no_option_of_the_group_sweep() -> None:
     offered = set(candidates(["-m"], "sweep="))
     assert "sweep=precision_ladder" in offered
     assert not [text for text in offered if "wandb" in text]
+
+
+@pytest.mark.parametrize("form", ["args", "args_no_hyphens", "args_override_hydra"])
+def test_a_restart_with_the_logged_configuration_says_what_to_type(form, make_plan) -> None:
+    """W&B's agent starts a run again with all that it has logged: wandb/wandb#9143."""
+    plan = make_plan("model=tiny", "data=synthetic", "optimizer.lr=0.002")
+    logged = make_config({**plan.choices, "device": "NVIDIA L4"}, plan_to_plain(plan)["config"])
+    said = create_sweep_command_args(command({"optimizer.lr": 0.002, **logged}))
+    with pytest.raises(ConfigError) as refused:
+        compose(split_arguments(said[form]).overrides)
+    (problem,) = refused.value.problems
+    words = shlex.split(problem.fix.remark)[2:]
+    assert compose(words).config.optimizer.lr == 0.002
+    assert compose(words).config.model.option == "tiny"
 
 
 @pytest.fixture

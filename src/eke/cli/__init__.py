@@ -8,6 +8,7 @@ from importlib import import_module
 
 from eke.common.errors import EkeError, of_system
 from eke.common.masking import mask
+from eke.common.process_env import ensure_home
 from eke.common.runtime import collect_seldom
 from eke.common.streams import lost, open_streams, speak_problems, use_utf8
 from eke.common.text import closest
@@ -69,6 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is None:
         use_utf8()
     open_streams()
+    ensure_home()
     collect_seldom()
     typed = sys.argv[1:] if arguments is None else arguments
     try:

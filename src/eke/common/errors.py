@@ -9,9 +9,11 @@ EkeError                    base of every error shown to the user; has an exit c
 """
 
 import errno
+import os
 import re
 import resource
 import shlex
+import traceback
 from dataclasses import dataclass
 
 from eke.common.masking import mask
@@ -23,6 +25,11 @@ _PLACEHOLDER = re.compile(r"COLUMN|FILE|FOLDER|SPLIT|[A-Z]+(_[A-Z]+)+")
 def is_placeholder(override: str) -> bool:
     """Whether an override's value is a placeholder: `data.path=FILE_OR_FOLDER`."""
     return bool(_PLACEHOLDER.fullmatch(override.rpartition("=")[2]))
+
+
+def _for_shell(word: str) -> str:
+    """Quote a word for a shell, a quoted value in double quotes if that needs no escape."""
+    return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
 
 
 @dataclass(frozen=True, init=False)
@@ -53,7 +60,7 @@ class Fix:
 
     def __str__(self) -> str:
         command = f"{program()} " if self.is_sweep else ""
-        shown = command + shlex.join(self.words)
+        shown = command + " ".join(map(_for_shell, self.words))
         return f"{shown}   ({self.remark})" if shown and self.remark else shown or self.remark
 
 
@@ -174,9 +181,23 @@ class ChangedError(RunError):
     exit_code = 2
 
 
+def without_folder() -> str:
+    """Say that the current folder, which paths are relative to, has been deleted; else empty."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the current folder has been deleted: cd FOLDER"
+    return ""
+
+
 def of_system(error: OSError) -> str:
     """Format an operating system error and its file, if it names one, on one line."""
-    line = " ".join(f"{error.filename or 'a file'}: {error.strerror or error}".split("\n"))
+    where = error.filename
+    if not where and (gone := without_folder()):
+        return gone
+    if not where and (frames := traceback.extract_tb(error.__traceback__)):
+        where = f"{frames[-1].name}, {frames[-1].line}"  # the operation, if no file has a name
+    line = " ".join(f"{where or 'a file'}: {error.strerror or error}".split("\n"))
     return f"{line}; {why}" if (why := no_room(error)) else line
 
 

@@ -1,6 +1,7 @@
 """Paths: file names of a run folder and a sweep folder, and eke's own configuration."""
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,6 +147,12 @@ class SweepPaths:
 def user_path(text: str) -> Path:
     """Expand `~` in a user's path where the home folder exists."""
     return Path(os.path.expanduser(text))
+
+
+def home_folder() -> Path:
+    """The home folder; a temporary one for a user id without HOME and without a passwd entry."""
+    home = user_path("~")
+    return home if home.is_absolute() else Path(tempfile.gettempdir()) / f"eke-{os.geteuid()}"
 
 
 def short_path(path: Path) -> str:

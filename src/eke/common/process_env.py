@@ -6,10 +6,22 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.paths import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE, program, source_folder
+from eke.common.files import own_folder
+from eke.common.paths import (
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
+    RANK,
+    WORLD_SIZE,
+    home_folder,
+    program,
+    source_folder,
+    user_path,
+)
+from eke.common.streams import speak
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,8 @@ RANK_VARIABLES = (
 """Variables that torchrun, accelerate, MPI or submitit set for one process of one job."""
 
 TRACKED_RUN_VARIABLES = (
-    r"WANDB_(RUN_ID|NAME|RESUME|SWEEP_ID|SWEEP_PARAM_PATH)$|WANDB_(LAUNCH|AGENT)|MLFLOW_RUN_ID$"
+    r"WANDB_(RUN_(ID|NAME)|NAME|RESUME(_FROM)?|FORK_FROM|SWEEP_ID|SWEEP_PARAM_PATH)$"
+    r"|WANDB_(LAUNCH|AGENT)|MLFLOW_(RUN_ID|NESTED_RUN)$"
 )
 """Variables that a tracker or a search agent sets for a single run."""
 
@@ -147,6 +160,22 @@ def child_environment() -> dict[str, str]:
     kept["PYTHONPATH"] = os.pathsep.join((source_folder(), *entries))
     kept["PYTHONSAFEPATH"] = "1"
     return kept
+
+
+def ensure_home() -> None:
+    """Set HOME for libraries if this user id has none, to a private folder if that is possible."""
+    if not user_path("~").is_absolute():
+        with suppress(OSError):
+            os.environ["HOME"] = str(own_folder(home_folder(), private=True))
+
+
+def leave_tracked_run() -> None:
+    """Remove variables that mean one tracked run: each of several runs has a separate id."""
+    if all(name in os.environ for name in AGENT):
+        why = "W&B's agent has named one run; these runs have their own ids, outside its sweep"
+        speak(f"  warning: {why} (one run: without -m)", sys.stderr)
+    for name in filter(_OF_TRACKED_RUNS.match, list(os.environ)):
+        del os.environ[name]
 
 
 def end_with_parent(number: signal.Signals, parent: str) -> None:

@@ -77,6 +77,33 @@ def format_value(value: object, text: Callable[[str], str] = str) -> str:
     return text(value) if isinstance(value, str) else str(value)
 
 
+_PLAIN = re.compile(
+    r"(?!(?:null|true|false|inf|nan)$)(?:[a-z_/]|\.\.?/|\.[a-z_])[\w./+@%:-]*",
+    re.ASCII | re.IGNORECASE,
+)
+"""Texts that Hydra's grammar reads as they are: no number, word with a meaning, or separator."""
+
+
+def override(key: str, value: object) -> str:
+    """Format `key=VALUE` so that Hydra reads this value; every fix with a user's text uses it."""
+    return f"{key}={format_value(value, _quoted_if_needed)}"
+
+
+def _quoted_if_needed(text: str) -> str:
+    if _PLAIN.fullmatch(text):
+        return text
+    escaped = text.replace("${", "\\${")  # not an interpolation
+    return quoted(escaped) if "'" in text or "\\" in text else f"'{escaped}'"
+
+
+def quoted(value: str) -> str:
+    """Quote a value so that Hydra's grammar reads it as one string."""
+    escaped = re.sub(r'(\\*)"', lambda match: match[1] * 2 + '\\"', value)
+    # A backslash before the closing quote would escape it.
+    tail = len(escaped) - len(escaped.rstrip("\\"))
+    return f'"{escaped}{chr(92) * tail}"'
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error's message: libraries explain over many."""
     return next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
@@ -126,12 +153,12 @@ def _mistakes(typed: str, meant: str) -> int:
 
 
 def closest_path(missing: Path) -> Path | None:
-    """Suggest a similar name in the folder of a missing path, if it needs no quotes."""
+    """Suggest a similar name in the folder of a missing path."""
     try:
         beside = os.listdir(missing.parent)
     except (OSError, ValueError):  # the folder is missing as well; a null character
         return None
-    plain = [name for name in beside if re.fullmatch(r"[\w][\w.+-]*", name)]
+    plain = [name for name in beside if name.isprintable()]
     found = closest(missing.name, plain) if len(plain) <= MAX_BESIDE else None
     return missing.parent / found if found else None
 

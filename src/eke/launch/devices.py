@@ -9,36 +9,15 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from eke.common.errors import EkeError
-from eke.common.files import hold_folder, open_shared_lock, read_text, try_lock
+from eke.common.files import open_shared_lock, read_text, try_lock
 from eke.hardware import DeviceSlot, cpu_slots, gpu_slots, processes_on
+from eke.hardware.device_use import LEASES, lease_folder
 from eke.plan.planner import Plan
-
-LEASES = "EKE_LEASES"
-"""Environment variable with another folder for the locks: pools that use different ones do not see
-each other."""
 
 ELSEWHERE = f"export {LEASES}=FOLDER names another one"
 """Advice when the folder is unusable."""
-
-ALL_USERS = Path("/tmp/eke-leases")
-"""Default folder. Not in `TMPDIR`, which may differ per user, shell or job."""
-
-SHARED_FOLDER = 0o1777
-"""Anyone may create files, only the owner may delete them, as in /tmp."""
-
-
-def lease_folder() -> Path:
-    """This machine's lock folder; created if missing, for all users."""
-    folder = Path(os.environ.get(LEASES) or ALL_USERS)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-        with hold_folder(folder, own=True) as made:
-            os.fchmod(made, SHARED_FOLDER)
-    return folder
 
 
 def try_lease(name: str) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from eke.common.errors import Fix, Problem
-from eke.common.text import format_value
+from eke.common.text import format_value, override
 
 SHOWN = 4
 """Names listed in an error."""
@@ -45,11 +45,11 @@ def find_problem(entries: Sequence[str], weights: Weights, what: str) -> Problem
     wrong = [e for e in entries if not any(is_frozen([e], names) for names in weights)]
     if wrong:
         near = {entry: _nearest(entry, weights) for entry in wrong}
-        instead = ",".join(name for e in entries for name in near.get(e, [e])[:1])
+        instead = [name for e in entries for name in near.get(e, [e])[:1]]
         shown = ", ".join(near[wrong[0]]) or "no known names"
         why = f"names no weight of {what}, which has {shown}, ..."
         value = ",".join(map(format_value, wrong))
-        return Problem("model.freeze", value, why, Fix(f"model.freeze=[{instead}]"))
+        return Problem("model.freeze", value, why, Fix(override("model.freeze", instead)))
     if entries and all(is_frozen(entries, n) for n, trained in weights.items() if trained):
         why, fix = f"names every weight of {what}: nothing is left to train", Fix("model.freeze=[]")
         return Problem("model.freeze", format_value(list(entries)), why, fix)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import eke
 from eke.common.masking import mask
+from eke.common.paths import user_path
 from eke.common.text import format_bytes
 from eke.plan.record import Record
 
@@ -14,7 +15,7 @@ CARD = "README.md"
 
 
 def _is_of_the_hub(name: str | None) -> bool:
-    return bool(name) and not Path(str(name)).expanduser().exists()
+    return bool(name) and not user_path(str(name)).exists()
 
 
 def render_card(record: Record, merged: bool = False) -> str:

@@ -406,9 +406,7 @@ RULES = (
             f"{format_bytes(_files(f).pinned)} of buffers must be locked in memory; this process "
             f"may lock {format_bytes(lockable_bytes() or 0)} (ulimit -l)"
         ),
-        fix=Fix(
-            "ulimit", "-l", "unlimited", remark="in the shell, or by the machine's administrator"
-        ),
+        fix=Fix(remark="ulimit -l unlimited   (in the shell, or by the machine's administrator)"),
         source="deepspeed csrc/pin_memory/page_alloc.cpp: mlock",
         versions=VERSION,
         sized=True,

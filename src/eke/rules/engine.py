@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any
 
 from eke.common.errors import Fix, Problem
-from eke.common.text import closest, format_value
+from eke.common.text import closest, format_value, override
 from eke.config.schema import Config
 from eke.models.checkpoints.architecture import models_folder
 from eke.rules.rule import Facts, Rule, without_effect
@@ -146,16 +146,16 @@ def find_argument_problems(config: Config) -> list[Problem]:
 
 def _reason(config: Config, name: str, value: Any) -> tuple[str, Fix] | None:
     """Why an argument is rejected, and the fix."""
-    shown, arguments = format_value(value), read_arguments()
+    arguments = read_arguments()
     if key := OWNED.get(name):
-        return f"is decided by {key}", Fix(f"{key}={shown}")
+        return f"is decided by {key}", Fix(override(key, value))
     if name in UNREAD:
         return f"would change nothing: {UNREAD[name]}", REMOVE
     if name not in arguments:
         why, near = "TrainingArguments has no such argument", closest(name, arguments)
         if not near:
             return why, REMOVE
-        return f"{why}; did you mean {near}?", Fix(f"{PREFIX}{near}={shown}")
+        return f"{why}; did you mean {near}?", Fix(override(f"{PREFIX}{near}", value))
     kinds, default = arguments[name]
     if not _is_one_of(kinds, value):
         words = " or ".join(_KINDS[kind][1] for kind in kinds) or "no value of an override"

@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from eke.common.errors import Fix
-from eke.common.text import format_value
+from eke.common.paths import home_folder, user_path
+from eke.common.text import format_value, override
 from eke.config.schema import TrackerMode
 from eke.rules.rule import Facts, Rule, configured, without_effect
 
@@ -34,12 +35,24 @@ def has_wandb_key() -> bool:
     return any(map(_netrc_has, PUBLIC_HOSTS if host in PUBLIC_HOSTS else (host,)))
 
 
+def switched_off() -> str:
+    """The environment variable that switches W&B off, `WANDB_MODE=disabled`; empty without one.
+
+    WANDB_DISABLED is older; transformers and W&B read these values (`strtobool`, wandb 0.31).
+    """
+    yes = ("1", "true", "t", "yes", "y", "on")
+    for name, values in (("WANDB_MODE", ("disabled",)), ("WANDB_DISABLED", yes)):
+        if (value := os.environ.get(name, "")).lower() in values:
+            return f"{name}={value}"
+    return ""
+
+
 def _netrc_has(host: str) -> bool:
     """Whether the netrc file, where there is one, has a password for the host."""
     named = os.environ.get("NETRC")
     for path in [named] if named else ["~/.netrc", "~/_netrc"]:
         with contextlib.suppress(OSError, netrc.NetrcParseError):
-            found = netrc.netrc(Path(path).expanduser()).authenticators(host)
+            found = netrc.netrc(user_path(path)).authenticators(host)
             if found and found[2]:
                 return True
     return False
@@ -47,7 +60,7 @@ def _netrc_has(host: str) -> bool:
 
 def _read_settings() -> dict[str, str]:
     """W&B's settings file of this user. The current folder's, `wandb/settings`, is not his word."""
-    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb")
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or home_folder() / ".config" / "wandb")
     parser = ConfigParser(interpolation=None)
     with contextlib.suppress(OSError, ConfigParserError, UnicodeDecodeError):
         parser.read(folder / "settings")
@@ -119,7 +132,7 @@ RULES = (
         key="tracker.uri",
         when=lambda f: (uri := _mlflow_uri(f)) is not None and _is_folder(uri),
         why="a URI is needed; MLflow 3.17 takes no folder as a store any more",
-        fix=lambda f: Fix(f"tracker.uri={_store(f.config.tracker.uri or '')}"),
+        fix=lambda f: Fix(override("tracker.uri", _store(f.config.tracker.uri or ""))),
         source="mlflow/store/tracking/file_store.py",
         versions="mlflow 3.17",
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from eke.common.errors import Fix
 from eke.common.paths import user_path
-from eke.common.text import closest, closest_path
+from eke.common.text import closest, closest_path, override
 from eke.config.schema import DEFAULT_PER_DEVICE, SGD, Compute, Config, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE
@@ -310,7 +310,9 @@ RULES = (
         when=lambda f: (p := _text_path(f)) and not os.path.exists(p),
         value=_text_path,
         why="there is no such file or folder",
-        fix=lambda f: Fix(f"data.path={closest_path(_text_path(f) or Path()) or 'FILE_OR_FOLDER'}"),
+        fix=lambda f: Fix(
+            override("data.path", str(closest_path(_text_path(f) or Path()) or "FILE_OR_FOLDER"))
+        ),
         source="the file system",
     ),
     Rule(

@@ -11,6 +11,7 @@ from eke.common.process_env import (
     check_started_ranks,
     check_started_tasks,
     is_first,
+    leave_tracked_run,
     let_rank_0_speak,
     my_rank,
 )
@@ -71,6 +72,7 @@ def main(
             if is_for_hydra(arguments.overrides):
                 from eke.workflows.running import run_for_hydra  # only here, as in `run`
 
+                leave_tracked_run()
                 sweep_by_hydra(arguments.overrides, arguments.config_dir, run_for_hydra)
                 return EXIT_OK
             from eke.workflows.sweep import sweep  # only here, too

@@ -12,7 +12,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.process_env import is_first, machines_at_hand, ranks_are_started
 from eke.common.text import format_bytes
 from eke.config.compose import Arguments, Composed, compose, is_set
-from eke.config.schema import Config, resolve_attention
+from eke.config.schema import Config, Tracker, resolve_attention
 from eke.estimate.memory import (
     Forecast,
     OnDevice,
@@ -41,6 +41,7 @@ from eke.plan.planner import (
 from eke.plan.planner.samples import plan_data
 from eke.results.report import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, Facts, check
+from eke.rules.tracker import switched_off
 from eke.tuning.advice import Advice, advise, ranked, render_advice
 from eke.tuning.chooser import ROOM
 from eke.tuning.refuse_oom import refuse_what_cannot_fit, what_makes_room
@@ -104,6 +105,8 @@ def plan_for(
     config, choices, chosen = adapted(composed, config, device, num_nodes)
     # Once more, since a recipe may have chosen another optimizer.
     config, again, remark = fine_tuned(config, composed, count)
+    if off := switched_off_tracker(composed):
+        config, choices = replace(config, tracker=Tracker("none")), {**choices, "tracker": "none"}
     usual = {decision.key: decision for decision in (*first, *again)}
     refuse = not planning if refuse is None else refuse
     # The forecast shows it, in more detail; or the user knows.
@@ -118,12 +121,17 @@ def plan_for(
     plan, seen_to_fit = plan_of(allowed[0]), False
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
-    about_device, *others = plan.decisions
-    plan = replace(plan, decisions=(about_device, *chosen, *others))
-    plan = _explained(plan, usual, remark)
+    plan = _explained(plan, usual, chosen, *filter(None, (remark, off)))
     if means.in_pool:  # its turn comes when others have ended
         plan = at_rest(plan)
     return weighed(plan, trace) if refuse and not seen_to_fit else plan
+
+
+def switched_off_tracker(composed: Composed) -> str:
+    """The warning that the environment has switched W&B off; empty if an override has its mode."""
+    typed = any(each.lstrip("+").startswith("tracker.mode=") for each in composed.overrides)
+    found = switched_off() if composed.config.tracker.option == "wandb" and not typed else ""
+    return f"tracker=none, as {found} asks for; tracker.mode=offline overrides it" if found else ""
 
 
 def _target(config: Config, launcher: "Launcher | None") -> tuple[Device, str, int]:
@@ -132,15 +140,18 @@ def _target(config: Config, launcher: "Launcher | None") -> tuple[Device, str, i
     return *choose_device(config.hardware.option), machines_at_hand()
 
 
-def _explained(plan: Plan, usual: dict[str, Decision], remark: str) -> Plan:
-    """The plan with what fine-tuning usually takes, and why."""
+def _explained(
+    plan: Plan, usual: dict[str, Decision], chosen: Sequence[Decision], *remarks: str
+) -> Plan:
+    """The plan with decisions of its recipe, what fine-tuning usually takes, and warnings."""
+    about_device, *others = plan.decisions
     decisions = tuple(
         replace(each, reason=f"{usual.pop(each.key).reason}; {each.reason}")
         if each.key in usual
         else each
-        for each in plan.decisions
+        for each in (about_device, *chosen, *others)
     )
-    warnings = (*plan.warnings, remark) if remark else plan.warnings
+    warnings = (*plan.warnings, *remarks)
     return replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)
 
 

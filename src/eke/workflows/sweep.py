@@ -9,6 +9,7 @@ from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.plugins import LAUNCHERS, plugin_names
+from eke.common.process_env import leave_tracked_run
 from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
 from eke.config.schema import Config
@@ -42,7 +43,13 @@ from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
 from eke.workflows import print_once
-from eke.workflows.planning import means_of_a_cell, open_forecasts, plan_for, weighed
+from eke.workflows.planning import (
+    means_of_a_cell,
+    open_forecasts,
+    plan_for,
+    switched_off_tracker,
+    weighed,
+)
 from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
@@ -128,6 +135,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         return print_once(json.dumps(content, indent=2))
     print_once(f"sweep {identity}: {describe_sweep(cells, len(duplicates), expanded)}")
     unused = launcher.unused(arguments.overrides)
+    unused += sorted(filter(None, {switched_off_tracker(each) for each in composed}))
     for text in [*unused, *not_asked_for(jobs, cells, plans, launcher)]:
         print_once(f"  warning: {text}")
     first = composed[0].config
@@ -218,6 +226,8 @@ def run_planned_sweep(
 ) -> int:
     """Start a sweep and, unless it is to be left alone, wait for it; returns its exit code."""
     stop_tracing()
+    if len(jobs) > 1:
+        leave_tracked_run()
     with open_board(len(file.cells)) as board, watching(file.paths):
         rerun = Rerun(file.paths, jobs)
         if rerun.goes_on:

@@ -1,8 +1,11 @@
 """Errors say what, why and how to mend it, all at once."""
 
+import os
+
 import pytest
 
 from eke.common.errors import BusyError, ConfigError, EkeError, Problem, RunError, of_system
+from eke.config.compose import compose
 
 
 def test_a_problem_is_what_why_and_fix() -> None:
@@ -53,3 +56,25 @@ FULL = "No space left on device; the disk is full: free some and run again"
 )
 def test_what_the_system_could_not_do_names_the_file(error, text) -> None:
     assert of_system(error) == text
+
+
+def test_an_unnamed_error_of_the_system_names_the_operation(tmp_path) -> None:
+    with pytest.raises(OSError, match="Bad file descriptor") as failed:
+        os.fsync(10**6)
+    assert of_system(failed.value).startswith(
+        "test_an_unnamed_error_of_the_system_names_the_operation, os.fsync(10**6): "
+    )
+
+
+def test_a_deleted_current_folder_is_named_as_such(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(OSError, match="No such file") as failed:
+        os.getcwd()
+    with pytest.raises(ConfigError) as refused:
+        compose(["model=tiny"])
+    assert of_system(failed.value) == str(refused.value)
+    assert "current folder" in str(refused.value)

@@ -1,8 +1,11 @@
 """Where things are."""
 
 import os
+import re
 import subprocess
 import sys
+
+from support import REPO
 
 import eke
 from eke.common.paths import RunPaths, conf_folder, program
@@ -53,3 +56,14 @@ def test_a_checkout_has_a_script_and_a_package_its_command(tmp_path, monkeypatch
     assert program() == "eke train"
     assert help_text().count("eke train ") == 7
     assert "train.py" not in help_text()
+
+
+ASKS_FOR_HOME = re.compile(r"Path\.home\(|\.expanduser\(\)|\bgetpass\b|\bgetlogin\b")
+
+
+def test_no_module_asks_for_a_home_folder_that_may_not_exist() -> None:
+    """They raise for a user id without HOME and passwd entry: `user_path` and `home_folder`."""
+    files = sorted((REPO / "src").rglob("*.py"))
+    assert len(files) > 100
+    found = [str(file) for file in files if ASKS_FOR_HOME.search(file.read_text())]
+    assert not found

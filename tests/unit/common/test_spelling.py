@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
         ("my_dat.jsonl", "my_data.jsonl"),
         ("My-Data.jsonl", "my_data.jsonl"),
         ("zzz", None),
-        ("zoo of rows.cs", None),
+        ("zoo of rows.cs", "zoo of rows.csv"),
         ("nowhere/my_data.jsonl", None),
         ("null\0/my_data.jsonl", None),
     ],

@@ -1,13 +1,14 @@
 """How a run ended: a written outcome stands; without one, the exit says why."""
 
 import dataclasses
+import resource
 import signal
 
 import pytest
 from unit.plan.record.samples import bare_record, step_row
 
 from eke.common.text import GIB
-from eke.launch.processes.running_run import LOG_LINES, log_tail, settle
+from eke.launch.processes.running_run import LOG_LINES, describe_exit, log_tail, settle
 from eke.plan.record import (
     DeadRank,
     Failure,
@@ -175,3 +176,23 @@ def test_torn_notes_are_passed_by(content, paths, plan) -> None:
     paths.rank_failure(1).write_text(content)
     paths.dead_rank().write_text(content)
     assert settle(paths, plan, 1, attempts_before=0) == lost(number)
+
+
+NO_LIMIT = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "named"),
+    [
+        (-signal.SIGXCPU, (6, NO_LIMIT), True),
+        (-signal.SIGKILL, (6, 7), True),
+        (-signal.SIGKILL, (6, NO_LIMIT), False),
+        (-signal.SIGXCPU, (NO_LIMIT, NO_LIMIT), False),
+        (-signal.SIGTERM, (6, 7), False),
+    ],
+    ids=["soft", "hard", "soft and killed", "by hand", "another signal"],
+)
+def test_the_limit_of_processor_time_is_named(code, limits, named, monkeypatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
+    assert ("processor time" in describe_exit(code)) is named
+    assert signal.Signals(-code).name in describe_exit(code)

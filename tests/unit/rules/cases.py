@@ -30,16 +30,6 @@ CASES = _read()
 
 RAGGED = ("data=synthetic", "data.lengths=uniform", "data.min_len=5")
 
-FIX_IS_WORDS = {
-    "datasets_missing", "declared_device_is_absent", "flex_needs_compiler", "float8_needs_torchao",
-    "inductor_needs_compiler", "liger_needs_compiler", "nvme_buffers_are_locked",
-    "nvme_folder_is_a_disk", "nvme_folder_is_local", "nvme_folder_writable", "nvme_has_space",
-    "nvme_holds_plain_state", "nvme_needs_libaio", "nvme_state_is_large", "runs_has_space",
-    "runs_writable", "text_exists", "text_readable", "torchao_needs_compiler",
-}  # fmt: skip
-"""A path only the user knows, a state of the machine that the test holds on to, or a key that is
-gone with offload=nvme."""
-
 
 def save_bloom(folder: Path) -> None:
     """A checkpoint of an architecture that transformers has without sdpa."""

@@ -96,3 +96,27 @@ def test_looking_loads_no_wandb() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(REPO / "src")}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "typed", "tracker"),
+    [
+        ("WANDB_MODE", "disabled", (), "none"),
+        ("WANDB_DISABLED", "true", (), "none"),
+        ("WANDB_DISABLED", "1", ("recipe=guide_best",), "none"),
+        ("WANDB_DISABLED", "false", (), "wandb"),
+        ("WANDB_DISABLED", "", (), "wandb"),
+        ("WANDB_MODE", "offline", (), "wandb"),
+        ("WANDB_MODE", "disabled", ("tracker.mode=offline",), "wandb"),
+        ("WANDB_MODE", "disabled", ("tracker=tensorboard",), "tensorboard"),
+    ],
+)
+def test_wandb_is_off_where_the_environment_says_so(
+    name, value, typed, tracker, make_plan, monkeypatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    plan = make_plan("data=synthetic", "model=tiny", *typed)
+    assert (plan.config.tracker.option, plan.choices["tracker"]) == (tracker, tracker)
+    assert any(f"{name}={value}" in each for each in plan.warnings) is (tracker == "none")
+    monkeypatch.delenv(name)
+    assert make_plan("data=synthetic", "model=tiny", *typed).run_id == plan.run_id

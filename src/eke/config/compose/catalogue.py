@@ -252,14 +252,6 @@ def swept(overrides: list[list[str]]) -> list[str]:
     return [*first, f"{key}={','.join(values)}"]
 
 
-def quoted(value: str) -> str:
-    """Quote a value so that Hydra's grammar reads it as one string."""
-    escaped = re.sub(r'(\\*)"', lambda match: match[1] * 2 + '\\"', value)
-    # A backslash before the closing quote would escape it.
-    tail = len(escaped) - len(escaped.rstrip("\\"))
-    return f'"{escaped}{chr(92) * tail}"'
-
-
 def hydra_reason(error: BaseException) -> str:
     """Reason of an exception of Hydra or OmegaConf: its first line, without location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

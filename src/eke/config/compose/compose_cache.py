@@ -24,8 +24,10 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from eke.common.errors import ConfigError, without_folder
 from eke.common.paths import conf_folder
-from eke.config.compose.catalogue import Catalogue, make_catalogue, quoted
+from eke.common.text import quoted
+from eke.config.compose.catalogue import Catalogue, make_catalogue
 from eke.config.compose.overrides import parse
 from eke.config.schema import register
 
@@ -104,7 +106,9 @@ class Tree:
 
 @contextmanager
 def hydra_state() -> Iterator[None]:
-    """Set up Hydra's global state, and restore it afterwards."""
+    """Set up Hydra's global state, and restore it; ConfigError without a current folder."""
+    if gone := without_folder():
+        raise ConfigError(gone)
     if "schema.yaml" not in ConfigStore.instance().repo:
         register()
     before = GlobalHydra.instance().hydra

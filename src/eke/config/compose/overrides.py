@@ -3,27 +3,27 @@
 Hydra's parser parses the text; the catalogue decides whether its key and option exist.
 """
 
+import os
 import re
-import shlex
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
 from eke.common.errors import Fix, Problem
-from eke.common.text import format_value
+from eke.common.text import format_value, override
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
+    Field,
     admits,
     closest,
     default_text,
     is_interpolation,
     probably_meant,
-    quoted,
     shown,
     swept,
 )
@@ -144,8 +144,8 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     if field and field.kind is str:
         why = "has characters with a meaning in Hydra's grammar, or unpaired quotes; quote it"
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
-        whole = quoted(value[1:] if begun else value)
-        return Problem(key, shown(value), why, Fix(f"{plain}={whole}"))
+        whole = override(plain, value[1:] if begun else value)
+        return Problem(key, shown(value), why, Fix(whole))
     if "/" in value and (found := of_elsewhere(plain, value)):
         why = f"not an option of {plain}; it goes to {found[-1].partition('=')[0]}"
         return Problem(key, shown(value), why, _all_fixes(found, catalogue))
@@ -244,7 +244,7 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     typed = swept(fixed) if wrong else [f"{key}={raw}"]
     why = "several values make a sweep, and a sweep needs -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
-        why += f"; one text with commas is quoted: {shlex.join([f'{key}={quoted(raw)}'])}"
+        why += f"; one text with commas is quoted: {Fix(override(key, raw))}"
     return [*wrong, Problem(key, shown(raw), why, Fix("-m", *typed) if typed else Fix())]
 
 
@@ -303,7 +303,7 @@ def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     names = ", ".join(catalogue.names(section))
     why = f"{section} has keys, set one by one: {names}"
     if isinstance(value, dict) and value:
-        items = [f"{section}.{name}={item}" for name, item in value.items()]
+        items = [override(f"{section}.{name}", item) for name, item in value.items()]
         return Problem(section, shown(raw), why, _all_fixes(items, catalogue))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     key = NUMBER_KEYS.get(section) if is_number else {"paths": "paths.runs"}.get(section)
@@ -320,15 +320,33 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     if raw == "":
         why = f"no value; {field.words()} is wanted"
         return Problem(key, "(nothing)", why, Fix(f"{key}={default_text(field, key)}"))
+    if misread := _misread(field, value, raw):
+        why = f"is read as {shown(format_value(value))}; a text is quoted"
+        return Problem(key, shown(raw), why, Fix(override(key, misread)))
     if is_interpolation(value) or admits(field, value):
         return None
     why = f"{field.words()} is wanted"
     if isinstance(value, list) and value and all(admits(field, item) for item in value):
-        several = ",".join(format_value(item) for item in value)
+        several = ",".join(override("", item)[1:] for item in value)
         return Problem(key, shown(raw), why, suggest_fix(f"{key}={several}", catalogue))
     if isinstance(value, dict | list):
         return Problem(key, shown(raw), why, Fix(f"{key}={default_text(field, key)}"))
     return Problem(key, shown(raw), why, Fix(f"{key}={probably_meant(field, value)}"))
+
+
+def _misread(field: Field, value: Any, raw: str) -> Any:
+    """The text, or texts, that Hydra's grammar reads as numbers or booleans; None if it does not.
+
+    Such a value of a text's key becomes another text: `1_000` is 1000, and `true` is True.
+    """
+    if value is None and field.kind is str and not field.optional and os.path.exists(raw):
+        return raw  # a file of the name null
+    several = isinstance(value, list) and get_args(field.kind)[:1] == (str,)
+    items = value if several else [value] if field.kind is str else []
+    texts = [each.strip("'\" ") for each in raw[1:-1].split(",")] if several else [raw]
+    pairs = zip(items, texts, strict=False)
+    wrong = any(isinstance(each, bool | int | float) and str(each) != text for each, text in pairs)
+    return (texts if several else raw) if wrong and len(items) == len(texts) else None
 
 
 def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:

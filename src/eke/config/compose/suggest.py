@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from eke.common.paths import program, user_path
-from eke.common.text import normal
+from eke.common.text import normal, override
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
@@ -163,7 +163,7 @@ def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
     if group != "model" or not is_name:
         return ()
     if bare.lower().endswith(_WEIGHTS):
-        text = str(Path(bare).parent)
+        text = override("", str(Path(bare).parent))[1:]
     return ("model=pretrained", f"model.name_or_path={text}")
 
 

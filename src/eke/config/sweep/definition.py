@@ -16,8 +16,8 @@ from hydra.core.override_parser.types import Glob, IntervalSweep
 from omegaconf import OmegaConf
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import format_number, format_value
-from eke.config.compose.catalogue import Catalogue, quoted, shown
+from eke.common.text import format_number, format_value, quoted
+from eke.config.compose.catalogue import Catalogue, shown
 from eke.config.compose.compose_cache import Trees, hydra_state
 from eke.config.compose.composer import (
     Composed,

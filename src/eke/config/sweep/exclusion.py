@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 from eke.common.errors import Fix, Problem
-from eke.common.text import format_value
+from eke.common.text import format_value, override
 from eke.config.compose.catalogue import Catalogue, closest, default_text
 from eke.config.compose.composer import Composed
 from eke.config.compose.suggest import nearest_key
@@ -197,7 +197,7 @@ def _not_among(key: str, value: Any, known: Sequence[str | None], text: str) -> 
 
 
 def _corrected(text: str, wrong: str, right: str) -> Fix:
-    return Fix(f'{KEY}=["{text.replace(wrong, right, 1)}"]')
+    return Fix(override(KEY, [text.replace(wrong, right, 1)]))
 
 
 def value_of(composed: Composed, row: str, key: str) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import first_line, format_number
+from eke.common.text import first_line, format_number, override
 from eke.data.preparation.conversations import (
     EMPTY,
     Conversation,
@@ -467,7 +467,7 @@ class ChatRows:
         fixes = Fix("data.messages=COLUMN", remark="or data=jsonl or hub for texts")
         if found:
             why = f"{' and '.join(found)} hold conversations: say which one is trained on"
-            fixes = Fix(f"data.messages={found[0]}")
+            fixes = Fix(override("data.messages", found[0]))
         raise ConfigError(Problem("data.messages", "null", why, fixes))
 
     def found(self) -> dict[str, Any]:

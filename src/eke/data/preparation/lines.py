@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import closest, first_line, format_value
+from eke.common.text import closest, first_line, format_value, override
 from eke.data.preparation.labels import VECTORS, is_decimal, matched, naming, whole
 from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
 
@@ -224,17 +224,16 @@ class Columns:
         key = "data.eval_path" if is_evaluation else "data.path"
         why = f"{self.first_table} has a column {_shown(column)}, and this file has none"
         why += f"; it has: {_listed(names)}"
-        fix = Fix("data.eval_path=FILE") if is_evaluation else _override(key, self.first_table)
+        fix = Fix("data.eval_path=FILE") if is_evaluation else Fix(override(key, self.first_table))
         return Problem(key, file, why, fix)
 
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
         free = [name for name in there if name not in self.names_wanted]
         near = closest(column, free) or (free[0] if len(free) == 1 else None)
         why = f"there is no such column; there are: {_listed(there)}"
-        fix = _override(key, near) if near else Fix(f"{key}=COLUMN")
+        fix = Fix(override(key, near)) if near else Fix(f"{key}=COLUMN")
         if key == "data.text" and (pair := self._pair(there)):
-            both = map(_override, ("data.prompt", "data.response"), pair)
-            fix = Fix(*(word for each in both for word in each.words))
+            fix = Fix(*map(override, ("data.prompt", "data.response"), pair))
         return Problem(key, column, why, fix)
 
     def _pair(self, there: list[str]) -> tuple[str, ...]:
@@ -287,13 +286,6 @@ def _shown(value: Any) -> str:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(map(_shown, names[:10])) or "none"
-
-
-def _override(key: str, value: str) -> Fix:
-    """An override, quoted for Hydra."""
-    from eke.config.sweep.definition import value_text  # imports Hydra, needed for errors only
-
-    return Fix(f"{key}={value_text(value)}")
 
 
 BATCH_ROWS = 1000
@@ -478,7 +470,7 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
         key, there = "data.eval_split" if evaluation else "data.split", list(map(str, loaded))
         close = difflib.get_close_matches(split, there, 1) or there
         why = f"there is no such split; there are: {', '.join(there)}"
-        raise ConfigError(Problem(key, split, why, Fix(f"{key}={close[0]}")))
+        raise ConfigError(Problem(key, split, why, Fix(override(key, close[0]))))
     rows = loaded[split]
     if rows.column_names is not None:
         columns.require_in(list(rows.column_names))
@@ -530,7 +522,7 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         what = "there are" if source.config_name else "one must be chosen"
         why = f"{what}: {', '.join(names)[:200]}"
-        fix = Fix(f"data.config_name={names[0]}")
+        fix = Fix(override("data.config_name", names[0]))
         return ConfigError(Problem("data.config_name", source.config_name or "null", why, fix))
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError",

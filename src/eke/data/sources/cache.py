@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import Refused, hold_folder, own_folder, read_text, write_atomic
+from eke.common.paths import home_folder
 
 CHUNK_BYTES = 1 << 20
 """Bytes read at a time."""
@@ -20,7 +21,7 @@ CHUNK_BYTES = 1 << 20
 
 def cache_folder() -> Path:
     """The folder for reproducible files: `$XDG_CACHE_HOME/eke`, else `~/.cache/eke`."""
-    return _checked(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eke")
+    return _checked(Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "eke")
 
 
 @functools.cache

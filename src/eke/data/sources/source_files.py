@@ -17,7 +17,7 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
-from eke.common.text import closest_path, first_line
+from eke.common.text import closest_path, first_line, override
 from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
 from eke.data.sources.cache import content_hash, digest_once, once, stamp
 
@@ -88,15 +88,15 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
         others = sorted({p.suffix for p in path.rglob("*") if p.is_file() and p.suffix})
         there = f"; there are files that end in {', '.join(others[:5])}" if others else ""
         why = f"no file of the folder matches {wanted}{there}"
-        return Problem(key, typed, why, Fix(f"data.pattern=*{others[0] if others else '.txt'}"))
+        return Problem(key, typed, why, Fix(override("data.pattern", f"*{[*others, '.txt'][0]}")))
     meant = closest_path(path) if typed else None
     why = "there is no such file or folder"
     is_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", typed) and not path.parent.exists()
     if key == "data.path" and is_name and option != "text":
         hub = "chat_hub" if option == "chat" else "hub"
         why += f"; data={hub} reads data sets of the hub"
-        return Problem(key, typed, why, Fix(f"data={hub}", f"data.name={typed}"))
-    return Problem(key, typed, why, Fix(f"{key}={meant or 'FILE_OR_FOLDER'}"))
+        return Problem(key, typed, why, Fix(f"data={hub}", override("data.name", typed)))
+    return Problem(key, typed, why, Fix(override(key, str(meant or "FILE_OR_FOLDER"))))
 
 
 def _check(file: Path, key: str) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import re
+import resource
 import signal
 import tempfile
 import time
@@ -56,6 +57,9 @@ WORKER_PHASE = "worker"
 IMPATIENCE = "killed by a second signal before it had saved"
 """Reason for cancelling a run that was stopped but not waited for."""
 
+TOO_EARLY = "stopped by {} before training had begun"
+"""Reason for cancelling a run whose worker did not listen to signals yet."""
+
 
 def settle(
     paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, given_up: bool = False
@@ -75,7 +79,8 @@ def settle(
     outcome, failure = end_of_ranks(paths, attempt) or alone
     begun = attempts[attempt:]
     if given_up:
-        why = describe_exit(exit_code) if -signal.SIGKILL != exit_code < 0 else IMPATIENCE
+        early = -signal.SIGKILL != exit_code < 0
+        why = TOO_EARLY.format(_signal_name(-exit_code)) if early else IMPATIENCE
         outcome, failure = Outcome.cancelled, Failure(WORKER_PHASE, why)
     elif not begun and exit_code > 0:
         try:  # it may not even have been imported, to say so itself
@@ -129,14 +134,23 @@ def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | Non
 
 def describe_exit(code: int, tail: str = "") -> str:
     """What an exit without a record means, with the exception that ended it, if the log has one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)  # the worker has inherited it
     if code == -signal.SIGKILL:
-        return "killed by SIGKILL: by hand, or by the kernel because the machine ran out of memory"
+        limit = f"; or after {hard} s of processor time (ulimit -Ht)" if hard >= 0 else ""
+        why = "by hand, or by the kernel because the machine ran out of memory"
+        return f"killed by SIGKILL: {why}{limit}"
+    if code == -signal.SIGXCPU and soft >= 0:
+        return f"killed by SIGXCPU: the limit of processor time is {soft} s (ulimit -t unlimited)"
     if code < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        return f"killed by {names.get(-code, f'signal {-code}')}"  # real-time signals have no name
+        return f"killed by {_signal_name(-code)}"
     raised = [line for line in tail.splitlines() if re.match(r"[\w.]+(Error|Exception): ", line)]
     told = f" ({raised[-1]})" if raised else ""
     return f"the worker ended with exit code {code} and left no record{told}"
+
+
+def _signal_name(number: int) -> str:
+    names = {each.value: each.name for each in signal.Signals}
+    return names.get(number, f"signal {number}")  # real-time signals have no name
 
 
 def log_tail(paths: RunPaths) -> str:
@@ -218,8 +232,11 @@ class LiveRun:
             remove_swap(swap_folder(self.plan, self.paths))  # what a killed worker has left
             paths, before = self.paths, self._attempts_before
             # A worker that has just started does not listen yet.
-            stopped = self._given_up or 0 < self._asked == -code
-            return settle(paths, self.plan, code, before, stopped)
+            dead = read_dead_rank(paths, before)
+            ends = (-code, -dead.exit_code if dead else 0)
+            stopped = self._given_up or (self._asked > 0 and self._asked in ends)
+            early = -self._asked if stopped and not self._given_up else code
+            return settle(paths, self.plan, early, before, stopped)
         except OSError as error:
             raise _unwritable(self.paths.folder, error) from error
         finally:

@@ -14,13 +14,17 @@ from typing import Any
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.streams import speak
-from eke.common.text import closest_path
+from eke.common.text import closest_path, override
 from eke.config.schema import Config, PretrainedModel
 from eke.data.sources import AUTO
 from eke.data.sources.request import TOKENIZER_FILES
 
 KEY = "model.name_or_path"
 ANOTHER = Fix(f"{KEY}=ANOTHER_FOLDER_OR_HUB_NAME")
+
+
+def _named(folder: object) -> Fix:
+    return Fix(override(KEY, str(folder)))
 
 
 def refuse(typed: str, why: str, fix: Fix = ANOTHER, key: str = KEY) -> ConfigError:
@@ -65,7 +69,7 @@ def locate(typed: str, revision: str | None) -> Located:
         return Located(typed, _local(typed, path))
     if typed.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(typed):
         why = "there is no such folder, and it is no name on the hub"
-        raise refuse(typed, why, Fix(f"{KEY}={_near_folder(typed)}"))
+        raise refuse(typed, why, _named(_near_folder(typed)))
     return _on_hub(typed, revision)
 
 
@@ -79,7 +83,7 @@ def _local(typed: str, path: Path) -> Path:
     if not path.is_dir():
         folder = path.parent if (path.parent / CONFIG).is_file() else "FOLDER"
         why = "is a file; a checkpoint is a folder with a config.json"
-        raise refuse(typed, why, Fix(f"{KEY}={folder}"))
+        raise refuse(typed, why, _named(folder))
     if not os.access(path, os.R_OK | os.X_OK):
         raise refuse(typed, "the folder cannot be read")
     if (path / CONFIG).is_file():
@@ -89,13 +93,13 @@ def _local(typed: str, path: Path) -> Path:
         with suppress(OSError, ValueError, AttributeError):
             base = json.loads((path / ADAPTER).read_text()).get("base_model_name_or_path")
         why = "holds an adapter (PEFT) without the model it was trained on, and eke loads models"
-        raise refuse(typed, why, Fix(f"{KEY}={base or 'FOLDER_OF_THE_MERGED_MODEL'}"))
+        raise refuse(typed, why, _named(base or "FOLDER_OF_THE_MERGED_MODEL"))
     inner = _checkpoint_inside(path)
     if (path / "plan.json").is_file():
         why = "is a run folder of eke" + ("" if inner else ", without a finished checkpoint")
-        raise refuse(typed, why, Fix(f"{KEY}={inner}") if inner else Fix(f"{KEY}=ANOTHER_RUN"))
+        raise refuse(typed, why, _named(inner or "ANOTHER_RUN"))
     why = f"has no {CONFIG}" + (", but a folder in it has" if inner else "")
-    raise refuse(typed, why, Fix(f"{KEY}={inner or 'FOLDER_WITH_A_CONFIG_JSON'}"))
+    raise refuse(typed, why, _named(inner or "FOLDER_WITH_A_CONFIG_JSON"))
 
 
 def _checkpoint_inside(path: Path) -> Path | None:
@@ -138,7 +142,7 @@ def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigErr
     if isinstance(error, errors.RepositoryNotFoundError):
         why = "there is no such folder, and no such model on the hub"
         why += " (or a private one: hf auth login)"
-        return refuse(name, why, Fix(f"{KEY}={_near_folder(name)}"))
+        return refuse(name, why, _named(_near_folder(name)))
     if isinstance(error, errors.RevisionNotFoundError):
         why = f"{name} has no such branch, tag or commit"
         return refuse(str(revision), why, Fix("model.revision=null"), "model.revision")
@@ -148,7 +152,7 @@ def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigErr
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error).__name__
     why = "there is no such folder, the hub's cache does not hold it, and the hub cannot be reached"
     folder = _near_folder(name, "LOCAL_FOLDER")
-    fix = Fix(f"{KEY}={folder}", remark=f"or, with a connection: hf download {name}")
+    fix = Fix(override(KEY, str(folder)), remark=f"or, with a connection: hf download {name}")
     return refuse(name, f"{why} ({reason})", fix)
 
 

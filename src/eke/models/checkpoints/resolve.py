@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import format_value
+from eke.common.text import format_value, override
 from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassification, TextColumns
 from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import (
@@ -170,7 +170,7 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
         if key not in typed and value == getattr(untouched, name):
             continue
         why = "is read from the checkpoint with model=pretrained and cannot be set"
-        chosen = ("model=pretrained", f"{KEY}={model.name_or_path}")
+        chosen = ("model=pretrained", override(KEY, model.name_or_path))
         fix = Fix(*chosen, remark=f"without {key}")
         problems.append(Problem(key, format_value(value), why, fix, "pretrained"))
     return problems

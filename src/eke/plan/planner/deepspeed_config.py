@@ -14,7 +14,7 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
-from eke.common.text import format_value
+from eke.common.text import format_value, override
 from eke.config.schema import Config, NvmeOffload, Weights, WeightsPlace
 from eke.models.sizes import PIECE_BUFFERS, STAGE, WEIGHT_BUFFERS, largest_part
 from eke.plan.planner.plan import BatchPlan
@@ -270,7 +270,7 @@ def _other_optimizer(config: Config, section: Any) -> list[Problem]:
             ours = getattr(config.optimizer, field, None)
             if one != AUTO and ours is not None and one != ours:
                 why = f"says optimizer.params.{key}={format_value(value)}, the configuration {ours}"
-                problems.append(Problem(KEY, name, why, Fix(f"optimizer.{field}={one}")))
+                problems.append(Problem(KEY, name, why, Fix(override(f"optimizer.{field}", one))))
     return problems
 
 

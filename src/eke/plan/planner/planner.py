@@ -538,6 +538,7 @@ def outline_record(
         sources=metrics.of_sources(judged, source_sizes(plan)),
         warnings=[*plan.warnings, *waiting_hints(plan, timing)],
         failure=failure,
+        shared_device=any(metrics.SHARED in row for row in steps) or None,
     )
 
 

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import socket
 import time
 from collections.abc import Sequence
@@ -365,7 +366,10 @@ def no_runs(
         meant = near if near is not None and _leads_to_runs(near) else None
     text = ", ".join(map(str, folders))
     return Problem(
-        "DIR", text, "; ".join([why, *notes]), Fix(remark=f"eke {command} {meant or usual}")
+        "DIR",
+        text,
+        "; ".join([why, *notes]),
+        Fix(remark=f"eke {command} {shlex.quote(str(meant)) if meant else usual}"),
     )
 
 

@@ -41,6 +41,8 @@ LOWER_IS_BETTER = ("loss", "perplexity", "mae", "mse")
 STEP_TIME = "train/step_time_s"
 WARMUP = "train/warmup"
 """Present and 1 on steps excluded from every timing: the first ones, and those that compiled."""
+SHARED = "train/shared_device"
+"""Present and 1 on steps after another run was seen on the device."""
 SAMPLES = "train/samples"
 TOKENS = "train/tokens"
 """Of this step, padding not counted."""

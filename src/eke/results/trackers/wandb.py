@@ -107,7 +107,7 @@ class WandbRun(Mirror):
         os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "cache"))
         # The address of another process's wandb-core, which may be gone by now; and whether a run
         # is continued follows from its attempt, never from what is set outside.
-        for name in ("WANDB_SERVICE", "WANDB_RESUME"):
+        for name in ("WANDB_SERVICE", "WANDB_RESUME", "WANDB_RESUME_FROM", "WANDB_FORK_FROM"):
             os.environ.pop(name, None)
         import wandb
 

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import torch
 from eke.common.paths import SHARED_DEVICE, RunPaths
 from eke.estimate.time import note_pace
 from eke.hardware import foreign_processes
+from eke.hardware.device_use import DeviceUse, cpu_cores
 from eke.plan.planner import Plan, check_inputs, check_software, remove_swap, swap_folder
 from eke.plan.record import (
     EXIT_FAILED,
@@ -72,19 +74,21 @@ class Attempt:
     stages: dict[str, int] = field(default_factory=dict)
     startup_s: float | None = None
     job: TrainingState | None = None
+    shared: bool | None = None
+    """Whether another process used the device; None if unknown."""
 
 
 def work(attempt: Attempt) -> int:
     """Train, and write the record in any case; returns the exit code."""
     plan = attempt.plan
-    foreign = foreign_processes(plan.device)
+    if (foreign := foreign_processes(plan.device)) is not None or os.environ.get(SHARED_DEVICE):
+        attempt.shared = bool(foreign or os.environ.get(SHARED_DEVICE))
     tracker = open_tracker(plan, attempt.paths, attempt.number)
     outcome, failure = attempt_training(attempt, tracker)
     write_last_rows(attempt)
     record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
     record.timing.startup_s = attempt.startup_s
-    if foreign is not None or os.environ.get(SHARED_DEVICE):  # known
-        record.shared_device = bool(foreign or os.environ.get(SHARED_DEVICE))
+    record.shared_device = record.shared_device or attempt.shared  # an earlier attempt's steps
     write_record(attempt.paths, record)  # before the tracker, which may be slow
     with contextlib.suppress(OSError):  # the summary is optional
         write_card(attempt.paths, record)
@@ -121,13 +125,15 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
                 plan, paths, number, attempt.stop, tracker, meter, attempt.stages, ranks
             )
         attempt.startup_s = seconds_since_start()
-        run_engine(job)
+        _train(attempt, job)
         job.note_stage("training")
         if ranks.world_size > 1:
             peak = device_peak(job.device) or job.profiled_peak
-            gathered = ranks.gather((peak, job.profiled))
-            job.peaks = [peak for peak, _ in gathered]
+            gathered = ranks.gather((peak, job.profiled, attempt.shared))
+            job.peaks = [peak for peak, *_ in gathered]
             job.profiled = max(gathered, key=lambda each: each[0] or 0)[1]
+            if any(shared for *_, shared in gathered):
+                attempt.shared = True
         return Outcome.ok, None
     except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
         outcome, failure = classify(error, meter.phase)
@@ -137,6 +143,23 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
         return outcome, failure
     finally:
         remove_swap(swap_folder(plan, paths), ranks.rank)
+
+
+def _train(attempt: Attempt, job: TrainingState) -> None:
+    """Run the engine and note whether another run used these devices; raises as `train`."""
+    devices = cpu_cores()
+    if job.device.type == "cuda":
+        first = job.device.index or 0  # nn.DataParallel also uses the ones after it
+        numbers = range(first, first + attempt.plan.batch.devices)
+        found = [getattr(torch.cuda.get_device_properties(n), "uuid", None) for n in numbers]
+        devices = frozenset(str(uuid) for uuid in found if uuid)
+    run = attempt.ranks.tell(secrets.token_hex(8))
+    with contextlib.closing(DeviceUse(run, devices, attempt.shared)) as use:
+        job.meter.is_shared = use.is_shared
+        try:
+            run_engine(job)
+        finally:
+            attempt.shared = use.is_shared()
 
 
 @contextmanager

@@ -75,6 +75,8 @@ class Meter:
     """Names of the sources of a mix."""
     watcher: Callable[[str], None] | None = None
     """Called with each phase before it begins."""
+    is_shared: Callable[[], bool | None] = lambda: None
+    """Whether another run has used the device so far."""
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
 
     def leave(self, phase: str) -> None:
@@ -116,8 +118,10 @@ class Meter:
         losses = ranks.sum(_stack([note.loss for note in self.notes]))
         norms = iter((_stack(measured) if measured else torch.empty(0, 1)).tolist())
         notes, self.notes = self.notes, []
+        shared = {metrics.SHARED: 1} if self.is_shared() else {}
         return [
             self._row(note, loss, parts, None if note.grad_norm is None else next(norms)[0])
+            | shared
             for note, (loss, *parts) in zip(notes, losses.tolist(), strict=True)
         ]
 

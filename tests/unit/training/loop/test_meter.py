@@ -54,6 +54,16 @@ def test_a_row_without_a_norm_has_none_and_its_neighbours_keep_theirs() -> None:
     assert [row[metrics.LOSS] for row in rows] == [0.0, 1.0, 2.0]
 
 
+def test_rows_are_marked_from_the_write_in_which_another_run_was_seen() -> None:
+    meter = Meter(FakeClock(ONE_STEP * 3), attempt=0, timed_from=0)
+    marked = []
+    for step, shared in enumerate((None, False, True)):
+        meter.is_shared = lambda shared=shared: shared
+        do_step(meter, step)
+        marked += [metrics.SHARED in row for row in meter.flush()]
+    assert marked == [False, False, True]
+
+
 def test_a_row_says_everything_about_its_step() -> None:
     meter = Meter(FakeClock(ONE_STEP), attempt=2, timed_from=0)
     do_step(meter, step=6)
