@@ -77,7 +77,7 @@ def format_value(value: object, text: Callable[[str], str] = str) -> str:
     return text(value) if isinstance(value, str) else str(value)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message: libraries explain over many."""
     return next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
 

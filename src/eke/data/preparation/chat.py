@@ -25,6 +25,7 @@ from eke.data.preparation.lines import (
     check_unicode,
     parse_list,
 )
+from eke.data.preparation.rendering import RENDER_CHARACTERS, TemplateLimitError, limits
 from eke.data.preparation.tokenizers import Tokenizer
 from eke.data.sources import PrepareRequest
 
@@ -150,6 +151,8 @@ class ChatTemplate:
     """Special tokens by name (`eos_token`), as the template may use them."""
     special: frozenset[str]
     """Texts of all special tokens."""
+    name: str = ""
+    """For messages."""
 
     @cached_property
     def is_marked(self) -> bool:
@@ -211,18 +214,24 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            rendered: Any = render_jinja_template(
-                [conversation.messages],
-                tools=conversation.tools,
-                chat_template=self.source,
-                return_assistant_tokens_mask=self.is_marked,
-                add_generation_prompt=prompt,
-                **self.variables,
-            )
+            with limits():
+                rendered: Any = render_jinja_template(
+                    [conversation.messages],
+                    tools=conversation.tools,
+                    chat_template=self.source,
+                    return_assistant_tokens_mask=self.is_marked,
+                    add_generation_prompt=prompt,
+                    **self.variables,
+                )
+        except TemplateLimitError as error:
+            why, fix = str(error), Fix("data.chat_template=FILE")
+            raise ConfigError(Problem("data.chat_template", self.name, why, fix)) from error
         except Exception as error:  # a template may fail in any way
             why = f"is rejected by the chat template: {first_line(error)[:200]}"
             raise BadRowError(why) from error
         (text,), spans = rendered
+        if len(text) > RENDER_CHARACTERS:
+            raise BadRowError(f"becomes a text of {len(text)} characters by the chat template")
         return text, [(a, b) for a, b in spans[0]] if self.is_marked else []
 
 
@@ -444,9 +453,10 @@ class ChatRows:
             why = "does not say which characters its tokens stand for, so answers are not found"
             fix = Fix("data.tokenizer=FOLDER", remark="one with a tokenizer.json")
             raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix))
-        self.template = ChatTemplate(
-            self._source(), tokenizer.special_names, frozenset(tokenizer.special_texts)
-        )
+        chosen = request.chat_template
+        name = "of a file" if "{" in chosen else f"{chosen or 'default'} of {request.tokenizer}"
+        special = frozenset(tokenizer.special_texts)
+        self.template = ChatTemplate(self._source(), tokenizer.special_names, special, name)
 
     def _source(self) -> str:
         named, chosen = self.tokenizer.chat_templates, self.request.chat_template

@@ -6,6 +6,7 @@ Its client starts the preparation process, which alone imports tokenizers and da
 import dataclasses
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -349,6 +350,10 @@ def _prepare(request: PrepareRequest) -> None:
 
 
 def _unforeseen(request: PrepareRequest, code: int, err: str) -> Problem:
+    if code == -signal.SIGVTALRM:  # eke.data.preparation.rendering's
+        why, fix = "rendering one conversation does not end", Fix("data.chat_template=FILE")
+        name = f"{request.chat_template[:60] or 'default'} of {request.tokenizer}"
+        return Problem("data.chat_template", name, why, fix)
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     why = f"the process that prepares the data {how}: {(lines or ['no output'])[-1][:300]}"
