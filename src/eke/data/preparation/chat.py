@@ -18,6 +18,7 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import first_line
+from eke.data.preparation.limits import RENDER_CHARACTERS, TemplateLimitError, limited_rendering
 from eke.data.preparation.lines import (
     BadRowError,
     Fields,
@@ -25,7 +26,6 @@ from eke.data.preparation.lines import (
     check_unicode,
     parse_list,
 )
-from eke.data.preparation.rendering import RENDER_CHARACTERS, TemplateLimitError, limits
 from eke.data.preparation.tokenizers import Tokenizer
 from eke.data.sources import PrepareRequest
 
@@ -214,7 +214,7 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            with limits():
+            with limited_rendering():
                 rendered: Any = render_jinja_template(
                     [conversation.messages],
                     tools=conversation.tools,

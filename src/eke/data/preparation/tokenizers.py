@@ -9,7 +9,7 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
-from eke.data.preparation.untrusted import LoadError, load, reading
+from eke.data.preparation.untrusted import LoadError, load
 from eke.data.sources import BYTE_TOKENS, BYTES, Frame, PrepareRequest, Vocabulary
 
 T = TypeVar("T", bound=Sized)
