@@ -273,10 +273,20 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False) -> Any:
-    """Parse a JSON file, read as by `read_bytes`; ValueError if it is not JSON."""
+def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False, strict: bool = False) -> Any:
+    """Parse a JSON file, read as by `read_bytes`; ValueError if it is not JSON.
+
+    `strict` also refuses not-a-number and infinities, which `write_json` never writes.
+    """
+
+    def finite(text: str) -> float:
+        if math.isfinite(value := float(text)):
+            return value
+        raise ValueError(f"{text} is no number of JSON")
+
+    hooks = {"parse_constant": finite, "parse_float": finite} if strict else {}
     try:
-        return json.loads(read_bytes(path, limit, own))
+        return json.loads(read_bytes(path, limit, own), **hooks)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -48,7 +48,7 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
     try:
         card = render_card(record, merged=plan is not None)
         notes = [] if plan else _unmerged(record, adapted, merge)
-    except (TypeError, AttributeError, ValueError) as error:
+    except Exception as error:  # a record of others may hold any value
         raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
     with _whole(target) as unfinished:
         copy_checked(paths.exported(record.model_step), unfinished)

@@ -20,7 +20,7 @@ import cattrs
 from eke.common.errors import EkeError, Fix, Problem
 from eke.common.files import append_line, read_json, read_text, seal, write_json
 from eke.common.paths import RunPaths
-from eke.common.text import closest_path
+from eke.common.text import closest_path, first_line
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -388,7 +388,7 @@ def write_record(paths: RunPaths, record: Record) -> None:
 def read_record(paths: RunPaths) -> Record | None:
     """The record of a run, if there is one; UnreadableRecord: torn, another version, no record."""
     try:
-        content = read_json(paths.record, RECORD_LIMIT)
+        content = read_json(paths.record, RECORD_LIMIT, strict=True)
         if not isinstance(content, dict):
             raise UnreadableRecord(f"{paths.record}: not a readable record (no object)")
         version = content.get("schema_version")
@@ -401,8 +401,11 @@ def read_record(paths: RunPaths) -> Record | None:
         return record
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, AttributeError, cattrs.BaseValidationError) as error:
-        raise UnreadableRecord(f"{paths.record}: not a readable record ({error})") from error
+    except UnreadableRecord:
+        raise
+    except Exception as error:  # a file of others may hold any value in any place
+        why = first_line(error)
+        raise UnreadableRecord(f"{paths.record}: not a readable record ({why})") from error
 
 
 def missing_run(outcome: str, folder: Path) -> str:
