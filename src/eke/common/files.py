@@ -276,17 +276,20 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False, strict: bool = False) -> Any:
     """Parse a JSON file, read as by `read_bytes`; ValueError if it is not JSON.
 
-    `strict` also refuses not-a-number and infinities, which `write_json` never writes.
+    `strict` also refuses not-a-number, infinities and integers above 64 bits, which eke never
+    writes: converting them raises at any place.
     """
 
-    def finite(text: str) -> float:
-        if math.isfinite(value := float(text)):
+    def number(text: str) -> int | float:
+        value = int(text) if text.lstrip("-").isdecimal() else float(text)
+        if math.isfinite(float(text)) and (isinstance(value, float) or abs(value) < 2**63):
             return value
-        raise ValueError(f"{text} is no number of JSON")
+        raise ValueError(f"{text[:30]} is no number of a record")
 
-    hooks = {"parse_constant": finite, "parse_float": finite} if strict else {}
+    names = ("parse_constant", "parse_float", "parse_int")
+    hooks = dict.fromkeys(names, number) if strict else {}
     try:
-        return json.loads(read_bytes(path, limit, own), **hooks)
+        return json.loads(read_bytes(path, limit, own), **hooks)  # type: ignore[arg-type]  # of Any
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -27,12 +27,12 @@ class LoadError(EkeError):
 def reading(source: object) -> Iterator[None]:
     """Raise LoadError for whatever a library raises about the files of `source`.
 
-    Libraries that ask a question on standard input read its end. Out of memory is not the files'.
+    Libraries that ask a question on standard input read its end.
     """
     given, sys.stdin = sys.stdin, io.StringIO()
     try:
         yield
-    except (EkeError, MemoryError):
+    except EkeError:
         raise
     except BaseException as error:
         # A panic of Rust (safetensors, tokenizers) is no Exception; Ctrl-C is none either.

@@ -192,7 +192,7 @@ def _overrides(paths: RunPaths) -> str:
 def _record(paths: RunPaths) -> dict[str, Any]:
     """The record as plain values; empty where there is none that can be read."""
     with suppress(OSError, ValueError):
-        record = read_json(paths.record, RECORD_LIMIT)
+        record = read_json(paths.record, RECORD_LIMIT, strict=True)
         if isinstance(record, dict) and record.get("outcome") in Outcome.__members__:
             return record
     return {}

@@ -405,6 +405,8 @@ def read_record(paths: RunPaths) -> Record | None:
         raise
     except Exception as error:  # a file of others may hold any value in any place
         why = first_line(error)
+        if isinstance(error, cattrs.BaseValidationError):
+            why = "; ".join(cattrs.transform_error(error))[:300]
         raise UnreadableRecord(f"{paths.record}: not a readable record ({why})") from error
 
 

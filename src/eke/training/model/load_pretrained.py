@@ -128,7 +128,8 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     except Exception as raised:  # a config.json's odd value may end in any error of any class
         error = raised.__cause__ if isinstance(raised, LoadError) else raised
         assert error is not None, "a LoadError has one"
-        if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno):
+        of_disk = isinstance(error, OSError) and error.errno
+        if of_disk or isinstance(error, RuntimeError | MemoryError):
             raise error from None  # out of memory, or the disk's, not transformers'
         known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
         why = first_line(error).rstrip(".:") if known else f"{type(error).__name__}: {error}"

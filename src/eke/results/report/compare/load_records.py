@@ -131,9 +131,13 @@ def use_readable(gathered: Gathered, use: Callable[[Gathered], T]) -> T:
 
 
 def _usable(entry: Entry, gathered: Gathered, use: Callable[[Gathered], object]) -> Entry:
-    """The entry, or an unreadable one if `use` raises with it alone."""
+    """The entry, or an unreadable one if `use` raises with it alone, or with one compared to it."""
+    if entry.record is None:
+        return entry
+    other = replace(entry.record, config={**entry.record.config, "another": 1})
     try:
         use(replace(gathered, entries=(entry,)))
+        use(replace(gathered, entries=(entry, replace(entry, record=other))))
     except EkeError:  # no baseline
         pass
     except Exception as error:
