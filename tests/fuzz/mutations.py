@@ -23,8 +23,9 @@ DEEP = "[" * 5000 + "]" * 5000
 NESTED: Any = json.loads("[" * 300 + "]" * 300)
 
 VALUES: list[Any] = [
-    None, True, -1, 0, 2**63, 10**400, -(10**30), 1e308, float("inf"), float("nan"), "", " ", "x" * 99_999,
-    "\ud800", "\x1b]52;c;YQ==\x07", "\u202e", "\x00", "nan", "inf", "../..", "<script>", "=1+1", "a\nb",
+    None, True, -1, 0, 2**63, 10**400, -(10**30), 1e308, float("inf"), float("nan"), "", " ",
+    "x" * 99_999, "\ud800", "\x1b]52;c;YQ==\x07", "\u202e", "\x00", "nan", "inf", "../..",
+    "<script>", "=1+1", "a\nb",
     [], [1], {}, {"": None}, {"a": {"b": [1]}}, NESTED, [[]], ["a", 1, None],
 ]  # fmt: skip
 
@@ -60,10 +61,13 @@ def mutated_bytes(rng: Random, content: bytes) -> bytes:
     """The same, cut, emptied, or with other bytes."""
     place = rng.randrange(len(content) + 1)
     return rng.choice([
-        b"", content[:place], content[place:], content + content, b"\xef\xbb\xbf" + content, b"\xff\xfe" + content,
+        b"", content[:place], content[place:], content + content, b"\xef\xbb\xbf" + content,
+        b"\xff\xfe" + content,
         content[:place] + rng.randbytes(rng.randint(1, 40)) + content[place + 5 :],
-        content[:place] + b"\x00" * 9 + content[place:], DEEP.encode(), b"[]", b"null", b"0", b'{"a": 1e999}',
-        content.replace(b"\n", b"\r"), content.replace(b'"', b"'"), content.replace(b":", b": -Infinity, \"b\":", 1),
+        content[:place] + b"\x00" * 9 + content[place:], DEEP.encode(),
+        b"[]", b"null", b"0", b'{"a": 1e999}',
+        content.replace(b"\n", b"\r"), content.replace(b'"', b"'"),
+        content.replace(b":", b": -Infinity, \"b\":", 1),
     ])  # fmt: skip
 
 
@@ -79,7 +83,8 @@ def damage(rng: Random, file: Path) -> str:
     file.unlink()
     ways: dict[str, Callable[[], Any]] = {
         "a folder": file.mkdir, "a pipe": lambda: os.mkfifo(file), "missing": lambda: None,
-        "a loop": lambda: file.symlink_to(file), "a hole": lambda: os.truncate(os.open(file, 66), 1 << 33),
+        "a loop": lambda: file.symlink_to(file),
+        "a hole": lambda: os.truncate(os.open(file, 66), 1 << 33),
         "endless": lambda: file.symlink_to("/dev/zero"),
     }  # fmt: skip
     name = rng.choice(list(ways))

@@ -17,7 +17,8 @@ from eke.results.report.show import export
 def whole(tmp_path_factory):
     """A sweep of three runs, and two runs outside of it."""
     folder = tmp_path_factory.mktemp("whole")
-    runs = [Run({"precision": name}, seed=n, speed=100.0 + n, predicted_step=1.1, metrics={"accuracy": 0.5})
+    more = {"predicted_step": 1.1, "metrics": {"accuracy": 0.5}}
+    runs = [Run({"precision": name}, seed=n, speed=100.0 + n, **more)
             for n, name in enumerate(["fp32", "bf16", "fp32"])]  # fmt: skip
     make_sweep(folder, runs, curve=[3.0, 2.5, 2.0])
     for name in ("a" * 16, "b" * 16):
@@ -53,9 +54,14 @@ def test_no_damaged_folder_stops_a_command(whole, tmp_path, monkeypatch, capsys)
                         if run["outcome"] in ("ok", "oom")}  # fmt: skip
             others = {str(record.parent) for record in records if record.parent != file.parent}
             assert others <= reported
-            for command in (["status", "runs"], ["export", str(file.parent), "out"], ["logs", str(file.parent)],
-                            ["sync", "runs", "--dry-run"]):  # fmt: skip
-                assert main(command) in (0, 1, 2)
+            run = str(file.parent)
+            for command in (
+                "status runs",
+                f"export {run} out",
+                f"logs {run}",
+                "sync runs --dry-run",
+            ):
+                assert main(command.split()) in (0, 1, 2)
         shutil.rmtree(runs)
         shutil.rmtree("out", ignore_errors=True)
         capsys.readouterr()

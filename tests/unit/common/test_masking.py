@@ -25,8 +25,9 @@ SECRETS = [
     "+trainer.extra.hub_token=Zq9", "trainer.extra={hub_token: Zq9}", '{"hub_token":"Zq9", "a": 1}',
     "hydra.job.env_set.WANDB_API_KEY=Zq9", "trainer.extra.hub_token = Zq9", "DB_PASSWORD=123Zq9",
     "export HF_TOKEN+=Zq9", "${HF_TOKEN:-Zq9}", "${HF_TOKEN:=Zq9}", "X-Api-Key=Zq9",
-    'curl -H "Authorization: Bearer Zq9" https://h', "Authorization: Basic Zq9", "curl -H 'X-Token: Zq9'",
-    "export OTEL_EXPORTER_OTLP_HEADERS=Authorization=Bearer%20Zq9", "Proxy-Authorization: Digest a Zq9",
+    'curl -H "Authorization: Bearer Zq9" https://h', "Authorization: Basic Zq9",
+    "curl -H 'X-Token: Zq9'", "Proxy-Authorization: Digest a Zq9",
+    "export OTEL_EXPORTER_OTLP_HEADERS=Authorization=Bearer%20Zq9",
     "{'Authorization': 'token Zq9'}", "headers.authorization='Bearer Zq9'", "authorization=Zq9",
 ]  # fmt: skip
 

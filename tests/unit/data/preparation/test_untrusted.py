@@ -100,7 +100,8 @@ def test_what_a_library_prints_is_no_part_of_the_answer(tmp_path) -> None:
 
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-MEMORY = "{% set ns = namespace(t='x' * 9999) %}{% for a in range(9) %}{% set ns.t = ns.t * 99 %}{% endfor %}"
+MEMORY = """{% set ns = namespace(t='x' * 9999) %}
+{% for a in range(9) %}{% set ns.t = ns.t * 99 %}{% endfor %}"""
 ONE_CALL = "{{ ('a' * 4000000).rfind('ab' + 'a' * 2000000) }}"
 """C code that takes hours and looks for no signal."""
 
