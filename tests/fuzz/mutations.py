@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from eke.data.preparation.limits import limited_memory
+from eke.data.preparation.untrusted import limited_memory
 
 SEED = int(os.environ.get("EKE_FUZZ_SEED", "0"))
 COUNT = int(os.environ.get("EKE_FUZZ", "0"))

@@ -11,8 +11,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import read_json
 from eke.common.paths import user_path
 from eke.common.text import BYTE_VOCABULARY, EOS, NUM_SPECIAL_TOKENS
-from eke.data.preparation.limits import render_apart
-from eke.data.preparation.untrusted import load, reading
+from eke.data.preparation.untrusted import load, reading, render_apart
 from eke.workflows.export import ADAPTER, checked_model, find_run, finished_record
 
 GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")

@@ -18,7 +18,6 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import first_line
-from eke.data.preparation.limits import RENDER_CHARACTERS, TemplateLimitError, limited_rendering
 from eke.data.preparation.lines import (
     BadRowError,
     Fields,
@@ -27,6 +26,7 @@ from eke.data.preparation.lines import (
     parse_list,
 )
 from eke.data.preparation.tokenizers import Tokenizer
+from eke.data.preparation.untrusted import RENDER_CHARACTERS, TemplateLimitError, limited_rendering
 from eke.data.sources import PrepareRequest
 
 Message = dict[str, Any]

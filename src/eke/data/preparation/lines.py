@@ -22,7 +22,7 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, first_line, format_value
-from eke.data.preparation.limits import limited_memory
+from eke.data.preparation.untrusted import limited_memory
 from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
 
 MAX_NAMES = 10_000

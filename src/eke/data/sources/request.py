@@ -350,7 +350,7 @@ def _prepare(request: PrepareRequest) -> None:
 
 
 def _unforeseen(request: PrepareRequest, code: int, err: str) -> Problem:
-    if code == -signal.SIGVTALRM:  # eke.data.preparation.limits's
+    if code == -signal.SIGVTALRM:  # eke.data.preparation.untrusted's
         why, fix = "rendering one conversation does not end", Fix("data.chat_template=FILE")
         name = f"{request.chat_template[:60] or 'default'} of {request.tokenizer}"
         return Problem("data.chat_template", name, why, fix)

@@ -13,11 +13,10 @@ import pytest
 
 import eke
 from eke.common.errors import ConfigError
-from eke.data.preparation import limits
+from eke.data.preparation import untrusted
 from eke.data.preparation.chat import ChatTemplate, Conversation
-from eke.data.preparation.limits import render_apart
 from eke.data.preparation.lines import BadRowError
-from eke.data.preparation.untrusted import LoadError, load, reading
+from eke.data.preparation.untrusted import LoadError, load, reading, render_apart
 
 SOURCE = Path(eke.__file__).parent
 
@@ -110,7 +109,7 @@ LIMITS = {"loops": LOOPS, "memory": MEMORY}
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "RENDER_S", 0.3)
+    monkeypatch.setattr(untrusted, "RENDER_S", 0.3)
 
 
 def template(source: str) -> ChatTemplate:
