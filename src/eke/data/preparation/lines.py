@@ -582,6 +582,8 @@ def _cached_copy(source: HubSource) -> str | None:
 def _unavailable(source: HubSource, error: Exception) -> ConfigError:
     """Translate an error of the datasets library."""
     text, line = str(error), first_line(error)[:200]
+    if isinstance(error.__cause__ or error.__context__ or error, MemoryError):
+        line = "its rows take more than 2 GiB of memory at once"
     if "onfig name is missing" in text or "BuilderConfig" in text:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         what = "there are" if source.config_name else "one must be chosen"
