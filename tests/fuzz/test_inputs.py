@@ -37,7 +37,7 @@ def test_no_damaged_data_file_ends_in_a_traceback(tokenizer, tmp_path, monkeypat
         {"text": f"row {n}", "label": n % 2, "messages": turns, "n": [n], "x": None}
         for n in range(30)
     ]
-    for number, rng in draws("data", 25):
+    for number, rng in draws("data", 15):
         option = rng.choice(["jsonl", "csv", "parquet", "chat"])
         ending = rng.choice(["jsonl", "parquet"]) if option == "chat" else option
         file = tmp_path / f"rows.{ending}"
@@ -73,7 +73,7 @@ def test_no_damaged_checkpoint_ends_in_a_traceback(tokenizer, tmp_path, capsys) 
     save_checkpoint(whole, "llama", tokenizer=False)
     saved(FAMILIES["llama 3.1"], whole)
     names = sorted(path.name for path in whole.iterdir())
-    for number, rng in draws("checkpoint", 15):
+    for number, rng in draws("checkpoint", 5):
         folder = tmp_path / "checkpoint"
         shutil.copytree(whole, folder)
         file = folder / rng.choice(names)
@@ -94,7 +94,7 @@ WORDS = [
 def test_no_command_ends_in_a_traceback(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     keys = list(make_catalogue().keys)
-    for number, rng in draws("command", 40):
+    for number, rng in draws("command", 20):
         typed = []
         for _ in range(rng.randint(1, 3)):
             value = "".join(rng.choice(WORDS) for _ in range(rng.randint(0, 4)))
@@ -128,7 +128,7 @@ optimizer:
 
 def test_no_option_file_ends_in_a_traceback(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    for number, rng in draws("option", 15):
+    for number, rng in draws("option", 5):
         folder = tmp_path / "conf" / "experiment"
         folder.mkdir(parents=True)
         file = folder / "mine.yaml"
