@@ -5,6 +5,7 @@
 # make test-all all of it but what needs a GPU      make test-gpu   only that
 #                                  (EKE_GPU_TESTS_ON=cpu make test-gpu: what of it a CPU can, small)
 # make test-random  random configurations, and what refuses them    make test-pairs  every pair of options
+# make test-fuzz  damaged files, commands and records of runs, hundreds of each
 # make test-faults  plants wrong expressions in a copy of the source, and expects tests to see each
 # make bench    what a GPU is to measure, at small size: some minutes on two cores
 # make check    style, types, layers, spelling, docs    make format   fix the style
@@ -30,7 +31,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup test test-all test-again test-random test-pairs test-faults test-gpu bench check docs format clean
+.PHONY: help run demo setup test test-all test-again test-random test-fuzz test-pairs test-faults test-gpu bench check docs format clean
 .PHONY: check-style check-format check-types check-layers check-spelling check-yaml
 
 help:
@@ -82,6 +83,12 @@ RANDOM_COUNT ?= 200
 RANDOM_SEED ?= 4
 test-random: $(STAMP)
 	EKE_RANDOM=$(RANDOM_COUNT) EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) -m "" tests/e2e/test_random_configurations.py -k every_configuration
+
+# Damaged files, commands and records, as many of each kind: FUZZ_COUNT=2000 FUZZ_SEED=5 make test-fuzz
+FUZZ_COUNT ?= 500
+FUZZ_SEED ?= 1
+test-fuzz: $(STAMP)
+	EKE_FUZZ=$(FUZZ_COUNT) EKE_FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) -m "" tests/fuzz
 
 # Every pair of options of two groups, in as few configurations as a greedy choice finds; up to two hours.
 test-pairs: $(STAMP)

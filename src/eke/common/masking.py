@@ -7,7 +7,8 @@ from typing import Any
 MASK = "***"
 
 _WORD = (
-    "(?:token|secret|password|passwd|passphrase|signature|(?:api|access|secret|private|auth)key)"
+    "(?:token|secret|password|passwd|passphrase|signature|authorization"
+    "|(?:api|access|secret|private|auth)key)"
 )
 _NAME = rf"(?:[\w.-]*{_WORD}|[\w.-]*(?<=[_.?&-])key|(?<=[?&])sig)_?\d*"
 """Matches the last word of a name: HF_TOKEN, trainer.extra.hub_token, apiKey; not `key` alone. URLs
@@ -17,7 +18,7 @@ _VOCABULARY = re.compile(r"(?i)(max|min|num|per|pad|eos|bos|unk|sep|cls|mask)_?t
 """Names of text tokens and token counts, which are not secrets."""
 
 _GIVEN = re.compile(
-    rf"""(?i)(?P<name>(?<![\w.-]){_NAME}["']?\s*=\s*"""  # NAME=VALUE
+    rf"""(?i)(?P<name>(?<![\w.-]){_NAME}["']?\s*(?:[+:?]?=|:-)\s*"""  # NAME=VALUE, NAME:-VALUE
     rf"""|(?<=[{{,"'])\s*{_NAME}["']?\s*:\s*"""  # {{NAME: VALUE}}
     rf"""|(?<!\S)(?:--|setenv\s+){_NAME}\s+)"""  # --NAME VALUE
     r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'&,;\]})]+)"""
@@ -26,6 +27,12 @@ _NO_SECRET = re.compile(
     r"""(?i)["']?(|null|none|true|false|\*\*\*|\.\.\.|\$\w+|\$\{(\w+\}|oc\.).*|(\$\(|`).*)["']?"""
 )
 """Values without a secret: empty, or replaced by a shell or OmegaConf."""
+
+_HEADER = re.compile(
+    r"""(?i)(?P<name>(?<![\w.])(?:[\w.]*\.|proxy-)?authorization["']?\s*[:=]\s*["']?)"""
+    r"""(?P<value>[^\s"'*$][^"'\r\n]*)"""
+)
+"""A header of HTTP: its value has several words (`Bearer TOKEN`)."""
 
 _USER = re.compile(
     r"(?i)\b(?!([\w.-]{0,30}\+)?ssh://[^\s/:@]+@)([a-z][a-z\d+.-]{0,30}://)(?!\*\*\*@)[^\s/@\"']+@"
@@ -45,6 +52,7 @@ def mask(text: str) -> str:
         is_none = _VOCABULARY.search(found["name"]) or _NO_SECRET.fullmatch(found["value"])
         return found[0] if is_none else found["name"] + MASK
 
+    text = _HEADER.sub(rf"\g<name>{MASK}", text)
     return _USER.sub(rf"\g<2>{MASK}@", _GIVEN.sub(hidden, text))
 
 

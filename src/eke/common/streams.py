@@ -45,6 +45,20 @@ def printable(text: str, colours: bool = True) -> str:
     return "".join(parts)
 
 
+def escape(text: str) -> str:
+    """Escape text for Markdown and HTML."""
+    flat = " ".join(printable_line(text).split())
+    for sign in "\\`*_[]|":
+        flat = flat.replace(sign, f"\\{sign}")
+    return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def printable_line(text: str) -> str:
+    """Replace surrogates and control characters, which servers reject."""
+    whole = text.encode(errors="replace").decode()
+    return "".join(sign if sign.isprintable() else " " for sign in whole)
+
+
 class _Printable(io.TextIOWrapper):
     """A terminal, or the target of redirected output, with control characters replaced."""
 

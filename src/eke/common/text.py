@@ -104,7 +104,7 @@ def quoted(value: str) -> str:
     return f'"{escaped}{chr(92) * tail}"'
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message: libraries explain over many."""
     return next(filter(None, map(str.strip, str(error).splitlines())), repr(error))
 

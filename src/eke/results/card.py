@@ -1,12 +1,14 @@
 """Model card: what the Hugging Face hub shows of a model, from a run's record."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
 import eke
 from eke.common.masking import mask
 from eke.common.paths import user_path
+from eke.common.streams import escape
 from eke.common.text import format_bytes
 from eke.plan.record import Record
 
@@ -15,7 +17,8 @@ CARD = "README.md"
 
 
 def _is_of_the_hub(name: str | None) -> bool:
-    return bool(name) and not user_path(str(name)).exists()
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name or ""), re.ASCII)
+    return bool(is_name) and not user_path(str(name)).exists()
 
 
 def render_card(record: Record, merged: bool = False) -> str:
@@ -53,9 +56,9 @@ def render_card(record: Record, merged: bool = False) -> str:
         "machine": record.machine.get("device"),
         "libraries": ", ".join(f"{name} {version}" for name, version in software.items()),
         "run": f"{record.run_id} of eke {software.get('eke', eke.__version__)}",
-        "command": f"`{mask(shlex.join(record.command))}`" if record.command else None,
+        "command": mask(shlex.join(record.command)),
     }
     told = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in facts.items() if v}
     head = [f"{key}: {json.dumps(value)}" for key, value in metadata.items() if value]
-    body = [f"- {key}: {value}" for key, value in told.items()]
-    return "\n".join(["---", *head, "---", "", f"# {record.name}", "", *body, ""])
+    body = [f"- {escape(key)}: {escape(str(value))}" for key, value in told.items()]
+    return "\n".join(["---", *head, "---", "", f"# {escape(record.name)}", "", *body, ""])

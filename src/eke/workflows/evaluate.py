@@ -13,6 +13,7 @@ from eke.common.files import read_json
 from eke.common.text import align, format_number
 from eke.config.compose import Composed, compose
 from eke.config.schema import Config, Conversations, HubRows, LocalRows, Text
+from eke.data.preparation.untrusted import reading
 from eke.plan.planner import Plan, read_plan
 from eke.plan.planner.samples import ROW_NUMBERS
 from eke.plan.record import Record, metrics
@@ -182,8 +183,10 @@ def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
 
     device = torch_device(plan)
     model, report = build_checked(plan, device)
-    load_weights(model, folder)
-    names, numbers = _classes(plan, _known_classes(folder, record), trained)
+    with reading(folder):
+        load_weights(model, folder)
+        known = _known_classes(folder, record)
+    names, numbers = _classes(plan, known, trained)
     if names:
         config: Any = model.config
         config.id2label = dict(enumerate(names))

@@ -19,6 +19,7 @@ from eke.common.files import is_locked, is_own, open_file, read_json
 from eke.common.paths import CHECKPOINT_FILES, EXPORT, RunPaths, SweepPaths, program, user_path
 from eke.common.text import first_line, format_bytes, format_number
 from eke.config.schema import Config, PretrainedModel
+from eke.data.preparation.untrusted import LoadError, reading
 from eke.plan.planner import MODEL, Plan, change_of, read_plan
 from eke.plan.record import Outcome, Record, no_runs, read_record
 from eke.results.card import CARD, render_card
@@ -47,7 +48,7 @@ def export(run: str, folder: str, merge: bool = False, push: str | None = None) 
     try:
         card = render_card(record, merged=plan is not None)
         notes = [] if plan else _unmerged(record, adapted, merge)
-    except (TypeError, AttributeError, ValueError) as error:
+    except Exception as error:  # a record of others may hold any value
         raise EkeError(f"{paths.record}: does not describe a model ({error})") from error
     with _whole(target) as unfinished:
         copy_checked(paths.exported(record.model_step), unfinished)
@@ -181,11 +182,13 @@ def _merge(plan: Plan, folder: Path) -> list[str]:
     from eke.training.model.save_model import save_merged_adapter
 
     try:
-        missing = save_merged_adapter(plan, folder, folder)
+        with reading(folder):
+            missing = save_merged_adapter(plan, folder, folder)
     except RunError as error:
         raise EkeError(f"cannot merge: {error.short().partition(' -> ')[0]}") from error
-    except ImportError as error:
-        raise EkeError(f'cannot merge: {error}\n  -> pip install "eke[all]"') from error
+    except LoadError as error:
+        fix = '\n  -> pip install "eke[all]"' if isinstance(error.__cause__, ImportError) else ""
+        raise EkeError(f"cannot merge: {error.why}{fix}") from error
     for path in folder.glob(f"{ADAPTER}*"):
         path.unlink()
     return [missing] if missing else []

@@ -2,15 +2,16 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from eke.common.errors import ConfigError, EkeError, Fix, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import read_json
 from eke.common.paths import user_path
-from eke.common.text import BYTE_VOCABULARY, EOS, NUM_SPECIAL_TOKENS, first_line
+from eke.common.text import BYTE_VOCABULARY, EOS, NUM_SPECIAL_TOKENS
+from eke.data.preparation.untrusted import load, reading, render_apart
 from eke.workflows.export import ADAPTER, checked_model, find_run, finished_record
 
 GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -93,51 +94,56 @@ class TextWriter:
         quiet_imports()
         quiet_transformers()
         library = import_module("peft" if name.startswith("AutoPeft") else "transformers")
-        try:
-            return getattr(library, name).from_pretrained(self.folder, **more)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise EkeError(f"{self.folder}: cannot be loaded: {first_line(error)}") from error
+        return load(getattr(library, name), self.folder, **more)
 
     @cached_property
     def model(self) -> Any:
         """The model on the device at hand, for generation."""
         import torch
 
-        if self.is_adapter:
-            content = read_json(self.folder / f"{ADAPTER}config.json")
-            prefix, is_seq2seq = "AutoPeft", content.get("task_type") == "SEQ_2_SEQ_LM"
-        else:
-            content = read_json(self.folder / "config.json")
-            prefix, is_seq2seq = "Auto", content.get("is_encoder_decoder")
-            names = content.get("architectures") or [""]
-            if not names[0].endswith(GENERATIVE):
-                raise self._refuse(f"is a {names[0] or 'model without a class'}")
+        with reading(self.folder):
+            if self.is_adapter:
+                content = read_json(self.folder / f"{ADAPTER}config.json")
+                prefix, is_seq2seq = "AutoPeft", content.get("task_type") == "SEQ_2_SEQ_LM"
+            else:
+                content = read_json(self.folder / "config.json")
+                prefix, is_seq2seq = "Auto", content.get("is_encoder_decoder")
+                names = content.get("architectures") or [""]
+                if not names[0].endswith(GENERATIVE):
+                    raise self._refuse(f"is a {names[0] or 'model without a class'}")
         kind = "ModelForSeq2SeqLM" if is_seq2seq else "ModelForCausalLM"
         found = self._load(f"{prefix}{kind}", dtype="auto", use_safetensors=True)
         if self.is_adapter and (self.folder / "generation_config.json").is_file():
             found.generation_config = self._load("GenerationConfig")  # ends of turn, not the base's
-        return found.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        with reading(self.folder):
+            return found.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
     def answer(self, prompt: str) -> str:
         """What the model writes after a prompt; in a conversation, after all that was said."""
+        model = self.model
+        with reading(self.folder):
+            return self._answer(model, prompt)
+
+    def _answer(self, model: Any, prompt: str) -> str:
         import torch
 
         if self.is_chat:
             self.messages.append({"role": "user", "content": prompt})
-            inputs = self.tokenizer.apply_chat_template(
-                self.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )
+            render = partial(self.tokenizer.apply_chat_template, self.messages, tokenize=False)
+            with reading(f"the chat template of {self.folder}"):
+                text = render_apart(partial(render, add_generation_prompt=True))
+            inputs = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)
         else:
             inputs = self.tokenizer(prompt, return_tensors="pt")
-        inputs = {name: tensor.to(self.model.device) for name, tensor in inputs.items()
+        inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()
                   if name in ("input_ids", "attention_mask")}  # fmt: skip
         how = self.sampling
         chosen: dict[str, Any] = {"do_sample": False}
         if how.temperature > 0:
             chosen = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p}
         torch.manual_seed(how.seed)
-        ids = self.model.generate(**inputs, **chosen, max_new_tokens=how.max_new_tokens)[0]
-        asked = 0 if self.model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+        ids = model.generate(**inputs, **chosen, max_new_tokens=how.max_new_tokens)[0]
+        asked = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         text = str(self.tokenizer.decode(ids[asked:], skip_special_tokens=True))
         if self.is_chat:
             self.messages.append({"role": "assistant", "content": text})

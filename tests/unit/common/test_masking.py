@@ -24,6 +24,11 @@ SECRETS = [
     "https://h/a?se=1&sig=Zq9", "trainer.extra.hub_token=Zq9",
     "+trainer.extra.hub_token=Zq9", "trainer.extra={hub_token: Zq9}", '{"hub_token":"Zq9", "a": 1}',
     "hydra.job.env_set.WANDB_API_KEY=Zq9", "trainer.extra.hub_token = Zq9", "DB_PASSWORD=123Zq9",
+    "export HF_TOKEN+=Zq9", "${HF_TOKEN:-Zq9}", "${HF_TOKEN:=Zq9}", "X-Api-Key=Zq9",
+    'curl -H "Authorization: Bearer Zq9" https://h', "Authorization: Basic Zq9",
+    "curl -H 'X-Token: Zq9'", "Proxy-Authorization: Digest a Zq9",
+    "export OTEL_EXPORTER_OTLP_HEADERS=Authorization=Bearer%20Zq9",
+    "{'Authorization': 'token Zq9'}", "headers.authorization='Bearer Zq9'", "authorization=Zq9",
 ]  # fmt: skip
 
 OTHERS = [
@@ -32,7 +37,8 @@ OTHERS = [
     "tracker.group=${oc.env:USER}", "no API key: neither WANDB_API_KEY nor a netrc file has one",
     "KEY=VALUE", "key path = value", "ssh://git@github.com/x", "git@github.com:a/b", "monkey=3",
     "sqlite:////a/b@c/mlflow.db", "http://host:5000/a@b", "include_tokens_per_second=true",
-    "export WANDB_API_KEY=...; for", "s3://bucket/key", "https://***@host", "model.eos_token_id=5",
+    "export WANDB_API_KEY=...; for", "authorization is needed", "needs authorization: ",
+    "s3://bucket/key", "https://***@host", "model.eos_token_id=5",
 ]  # fmt: skip
 
 

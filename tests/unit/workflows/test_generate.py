@@ -138,8 +138,8 @@ def test_an_exported_classifier_is_refused(trained, tmp_path, capsys) -> None:
 def test_a_folder_without_a_tokenizer_says_so(trained, tmp_path, capsys) -> None:
     export(trained("bytes"), str(tmp_path / "whole"))
     assert json.loads((tmp_path / "whole" / "config.json").read_text())
-    assert main(["generate", str(tmp_path / "whole"), "a"]) == 1
-    assert "cannot be loaded" in capsys.readouterr().err
+    assert main(["generate", str(tmp_path / "whole"), "a"]) == 2
+    assert "cannot be used" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

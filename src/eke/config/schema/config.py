@@ -101,7 +101,6 @@ VARIANTS: dict[str, dict[str, type]] = {
         "synthetic": work.Synthetic,
         "text": work.Text,
         "files": work.Files,
-        "lines": work.Lines,
         "hub": work.Hub,
         "chat": work.Chat,
         "chat_hub": work.ChatHub,

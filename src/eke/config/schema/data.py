@@ -219,19 +219,13 @@ class LocalRows(Rows):
     """Which files of a folder (searched recursively); null is all of the format's names."""
     eval_path: str | None = None
     """File, folder or glob for evaluation; null keeps `eval_frac` of the rows."""
+    max_row_bytes: int = field(default=16 << 20, metadata=between(1, 2**30))
+    """Longest row, after decompression; a file with a longer one is refused."""
 
 
 @dataclass
 class Files(TextColumns, LocalRows):
     """Local files of texts."""
-
-
-@dataclass
-class Lines(Files):
-    """Local files that are read line by line."""
-
-    max_row_bytes: int = field(default=16 << 20, metadata=between(1, 2**30))
-    """Longest row, after decompression; a file with a longer one is refused."""
 
 
 @dataclass
@@ -296,9 +290,6 @@ class Conversations(Rows):
 class Chat(Conversations, LocalRows):
     """Local files of conversations."""
 
-    max_row_bytes: int = field(default=16 << 20, metadata=between(1, 2**30))
-    """Longest row, after decompression; a file with a longer one is refused."""
-
 
 @dataclass
 class ChatHub(Conversations, HubRows):
@@ -331,7 +322,7 @@ class Weighted:
 
 
 MIXED: dict[str, type[Data]] = {
-    "jsonl": Lines, "csv": Lines, "parquet": Files, "hub": Hub, "chat": Chat, "chat_hub": ChatHub,
+    "jsonl": Files, "csv": Files, "parquet": Files, "hub": Hub, "chat": Chat, "chat_hub": ChatHub,
     "text": Text,
 }  # fmt: skip
 """`option` of a source of a mix -> class, for workers, which read no option files."""

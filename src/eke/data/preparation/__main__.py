@@ -1,6 +1,6 @@
 """`python -m eke.data.preparation`: prepare the tokens of the request on standard input.
 
-The last line of standard output is JSON: `{"folder": ...}`, or `{"problems": [...]}` with code 2.
+Standard output is one line of JSON: `{"folder": ...}`, or `{"problems": [...]}` with code 2.
 """
 
 import dataclasses
@@ -17,6 +17,8 @@ from eke.data.sources import request_from_json
 
 def main() -> int:
     """Prepare the data; returns the exit code: 0, or 2 for invalid input."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints, it prints elsewhere
     signal.signal(signal.SIGTERM, _leave)
     end_with_parent(signal.SIGTERM, str(os.getppid()))
     request = request_from_json(sys.stdin.read())
@@ -27,8 +29,8 @@ def main() -> int:
         answer = {"folder": str(prepare_store(request))}
     except ConfigError as error:
         answer = {"problems": [dataclasses.asdict(p) for p in error.problems]}
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
     return 2 if "problems" in answer else 0
 
 

@@ -30,6 +30,7 @@ from eke.data.preparation.conversations import (
 )
 from eke.data.preparation.lines import BadRowError, Fields, TooLongError
 from eke.data.preparation.tokenizers import Tokenizer
+from eke.data.preparation.untrusted import RENDER_CHARACTERS, TemplateLimitError, limited_rendering
 from eke.data.sources import PrepareRequest
 
 Span = tuple[int, int]
@@ -57,6 +58,8 @@ class ChatTemplate:
     """Special tokens by name (`eos_token`), as the template may use them."""
     special: frozenset[str]
     """Texts of all special tokens."""
+    name: str = ""
+    """For messages."""
 
     @cached_property
     def is_marked(self) -> bool:
@@ -139,18 +142,24 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            rendered: Any = render_jinja_template(
-                [conversation.messages],
-                tools=conversation.tools,
-                chat_template=self.source,
-                return_assistant_tokens_mask=self.is_marked,
-                add_generation_prompt=prompt,
-                **self.variables,
-            )
+            with limited_rendering():
+                rendered: Any = render_jinja_template(
+                    [conversation.messages],
+                    tools=conversation.tools,
+                    chat_template=self.source,
+                    return_assistant_tokens_mask=self.is_marked,
+                    add_generation_prompt=prompt,
+                    **self.variables,
+                )
+        except TemplateLimitError as error:
+            why, fix = str(error), Fix("data.chat_template=FILE")
+            raise ConfigError(Problem("data.chat_template", self.name, why, fix)) from error
         except Exception as error:  # a template may fail in any way
             why = f"is rejected by the chat template: {first_line(error)[:200]}"
             raise BadRowError(why) from error
         (text,), spans = rendered
+        if len(text) > RENDER_CHARACTERS:
+            raise BadRowError(f"becomes a text of {len(text)} characters by the chat template")
         return text, [(a, b) for a, b in spans[0]] if self.is_marked else []
 
 
@@ -402,9 +411,10 @@ class ChatRows:
             why = "does not say which characters its tokens stand for, so answers are not found"
             fix = Fix("data.tokenizer=FOLDER", remark="one with a tokenizer.json")
             raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix))
-        self.template = ChatTemplate(
-            self._source(), tokenizer.special_names, frozenset(tokenizer.special_texts)
-        )
+        chosen = request.chat_template
+        name = "of a file" if "{" in chosen else f"{chosen or 'default'} of {request.tokenizer}"
+        special = frozenset(tokenizer.special_texts)
+        self.template = ChatTemplate(self._source(), tokenizer.special_names, special, name)
         names = tokenizer.special_names
         self._with_settings = lru_cache(
             lambda text: replace(self.template, variables={**names, **json.loads(text)})

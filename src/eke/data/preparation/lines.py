@@ -23,6 +23,7 @@ import numpy as np
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, first_line, format_value, override
 from eke.data.preparation.labels import VECTORS, is_decimal, matched, naming, whole
+from eke.data.preparation.untrusted import limited_memory
 from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
 
 MAX_NAMES = 10_000
@@ -326,7 +327,7 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
                 fix = Fix("data.path=NEW_FILE", remark=made)
                 raise ConfigError(Problem("data.path", file, "is UTF-16, not UTF-8", fix))
             if len(text) > limit:
-                raise _too_long(file, number, limit)
+                raise _too_long(f"the row in line {number} of {file}", limit)
             yield number, text.removeprefix(BOM) if number == 1 else text
     except ConfigError:
         raise
@@ -334,8 +335,8 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
         raise unreadable(error, value=file) from error
 
 
-def _too_long(file: str, number: int, limit: int) -> ConfigError:
-    why = f"the row in line {number} of {file} is longer"
+def _too_long(place: str, limit: int) -> ConfigError:
+    why = f"{place} is longer"
     fix = Fix(f"data.max_row_bytes={2 * limit}", remark="or more; a longer row takes memory")
     return ConfigError(Problem("data.max_row_bytes", str(limit), why, fix))
 
@@ -405,7 +406,7 @@ def csv_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
             break
         except csv.Error as error:
             if "field limit" in str(error):
-                raise _too_long(file, start, limit) from error
+                raise _too_long(f"the row in line {start} of {file}", limit) from error
             yield f"{name}:{start}", BadRowError(f"is not CSV: {error}")
             continue
         if not record:
@@ -452,13 +453,80 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require_in(list(table.schema_arrow.names), file)
     named = naming(columns.request, table.schema_arrow.metadata, columns.given)
-    batches = table.iter_batches(BATCH_ROWS, columns=columns.names_wanted or None)
+    limit, number = columns.request.max_row_bytes, 0
     try:
-        rows = (row for batch in batches for row in batch.to_pylist())
-        for number, row in enumerate(rows, 1):
-            yield f"{name} row {number}", named(row)
+        for batch in _limited(_batches(table, file, columns, limit)):
+            for part in _parts(batch, file, number, limit):
+                for row in part.to_pylist():
+                    number += 1
+                    yield f"{name} row {number}", named(row)
+    except (ConfigError, GeneratorExit):
+        raise
+    except MemoryError as error:
+        why = f"the rows after row {number} take more than 2 GiB of memory at once"
+        fix = Fix("data=jsonl", "data.path=FILE", remark="or a file with smaller pages")
+        raise ConfigError(Problem("data.path", file, why, fix)) from error
     except Exception as error:  # a page that does not decompress
         raise unreadable(error, value=file) from error
+
+
+def _batches(table: Any, file: str, columns: Columns, limit: int) -> Iterator[Any]:
+    """Batches of a parquet file: as many rows as have `limit` bytes by its metadata, or one."""
+    import pyarrow.parquet
+
+    leaves = [table.schema.column(number) for number in range(len(table.schema))]
+    # A text that many rows share stays one until its rows are measured.
+    shared = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    table = pyarrow.parquet.ParquetFile(
+        file, read_dictionary=shared, pre_buffer=False, buffer_size=1 << 20
+    )
+    for number in range(table.num_row_groups):
+        group = table.metadata.row_group(number)
+        chunks = [group.column(each) for each in range(group.num_columns)]
+        wanted = [c for c in chunks if c.path_in_schema.split(".")[0] in columns.names_wanted]
+        sizes = [max(c.total_uncompressed_size, 8 * c.num_values) for c in wanted or chunks]
+        rows = max(1, min(BATCH_ROWS, group.num_rows * limit // max(1, sum(sizes))))
+        yield from table.iter_batches(rows, [number], columns.names_wanted or None)
+
+
+def _limited(rows: Iterator[Any]) -> Iterator[Any]:
+    """The same, each read with limited memory: a library may decode thousands at once."""
+    while True:
+        with limited_memory():
+            if (row := next(rows, None)) is None:
+                return
+        yield row
+
+
+def _parts(batch: Any, file: str, before: int, limit: int) -> Iterator[Any]:
+    """The rows of a batch in parts of at most `limit` bytes; ConfigError where one row has more."""
+    count = batch.num_rows
+    if sum(map(_decoded_bytes, batch.columns)) <= limit:
+        yield batch
+    elif count == 1:
+        raise _too_long(f"row {before + 1} of {file}", limit)
+    else:
+        yield from _parts(batch.slice(0, count // 2), file, before, limit)
+        yield from _parts(batch.slice(count // 2), file, before + count // 2, limit)
+
+
+def _decoded_bytes(array: Any) -> int:
+    """Bytes of an Arrow array's values once each row has its own."""
+    import pyarrow.compute
+
+    array = getattr(array, "storage", array)  # of an extension
+    if hasattr(array, "dictionary"):
+        if pyarrow.types.is_primitive(array.dictionary.type):
+            return 8 * len(array)
+        sizes = pyarrow.compute.binary_length(array.dictionary)
+        return pyarrow.compute.sum(sizes.take(array.indices)).as_py() or 0
+    if not hasattr(array, "flatten"):
+        return int(array.nbytes)
+    if hasattr(array, "keys"):  # a map, which cannot be flattened
+        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return sum(_decoded_bytes(each[first:last]) for each in (array.keys, array.items))
+    parts = array.flatten()
+    return sum(map(_decoded_bytes, parts if isinstance(parts, list) else [parts]), len(array))
 
 
 def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
@@ -478,7 +546,7 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     schema = rows.features.arrow_schema.metadata if rows.features else None
     named = naming(columns.request, schema, columns.given)
     try:
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(_limited(iter(rows)), 1):
             yield f"{split} row {number}", named(row)
     except Exception as error:  # the connection, or a damaged file
         raise _unavailable(source, error) from error
@@ -493,7 +561,8 @@ def _loaded(source: HubSource) -> Any:
     options = {"name": source.config_name, "streaming": source.streaming}
     try:
         try:
-            return datasets.load_dataset(source.name, revision=source.revision, **options)
+            with limited_memory():
+                return datasets.load_dataset(source.name, revision=source.revision, **options)
         except Exception:  # huggingface_hub's, the connection's, datasets'
             if (folder := _cached_copy(source)) is None:
                 raise
@@ -518,6 +587,8 @@ def _cached_copy(source: HubSource) -> str | None:
 def _unavailable(source: HubSource, error: Exception) -> ConfigError:
     """Translate an error of the datasets library."""
     text, line = str(error), first_line(error)[:200]
+    if isinstance(error.__cause__ or error.__context__ or error, MemoryError):
+        line = "its rows take more than 2 GiB of memory at once"
     if "onfig name is missing" in text or "BuilderConfig" in text:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         what = "there are" if source.config_name else "one must be chosen"

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP, first_line
+from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
+from eke.data.preparation.untrusted import LoadError, load
 from eke.data.sources import BYTE_TOKENS, BYTES, Frame, PrepareRequest, Vocabulary
 
 T = TypeVar("T", bound=Sized)
@@ -317,9 +318,9 @@ def _auto_tokenizer(name: str) -> Any:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError ...
-        why = f"AutoTokenizer cannot load it: {first_line(error)[:200]}"
+        return load(AutoTokenizer, name)
+    except LoadError as error:
+        why = f"AutoTokenizer cannot load it: {error.why[:200]}"
         remark = "not a file; a Hub name needs a connection once; or data.tokenizer=bytes"
         fix = Fix("data.tokenizer=FOLDER", remark=remark)
         raise ConfigError(Problem("data.tokenizer", name, why, fix)) from error

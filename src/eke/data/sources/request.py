@@ -6,6 +6,7 @@ Its client starts the preparation process, which alone imports tokenizers and da
 import dataclasses
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -109,7 +110,7 @@ class PrepareRequest:
     eval_frac: float = 0.1
     packing: bool = False
     max_row_bytes: int = 0
-    """Limit for files that are read by lines."""
+    """Limit for local files."""
     streamed: int = 0
     """Evaluation samples of rows that are read while training; 0: they are prepared."""
 
@@ -231,7 +232,7 @@ def _files(request: PrepareRequest, data: LocalRows) -> PrepareRequest:
         content="".join(_content(files, data.streaming) for files in (train, evaluation) if files),
         train=tuple((name, str(path)) for name, path in train),
         evaluation=tuple((name, str(path)) for name, path in evaluation),
-        max_row_bytes=getattr(data, "max_row_bytes", 0),
+        max_row_bytes=data.max_row_bytes,
     )
 
 
@@ -352,6 +353,10 @@ def _prepare(request: PrepareRequest) -> None:
 
 
 def _unforeseen(request: PrepareRequest, code: int, err: str) -> Problem:
+    if code == -signal.SIGVTALRM:  # eke.data.preparation.untrusted's
+        why, fix = "rendering one conversation does not end", Fix("data.chat_template=FILE")
+        name = f"{request.chat_template[:60] or 'default'} of {request.tokenizer}"
+        return Problem("data.chat_template", name, why, fix)
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     why = f"the process that prepares the data {how}: {(lines or ['no output'])[-1][:300]}"

@@ -22,7 +22,7 @@ import cattrs
 from eke.common.errors import EkeError, Fix, Problem
 from eke.common.files import append_line, read_json, read_text, seal, write_json
 from eke.common.paths import RunPaths
-from eke.common.text import closest_path
+from eke.common.text import closest_path, first_line
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -407,7 +407,7 @@ def read_record(paths: RunPaths) -> Record | None:
     """
     named, planned = _ids(paths)
     try:
-        content = read_json(paths.record, RECORD_LIMIT)
+        content = read_json(paths.record, RECORD_LIMIT, strict=True)
         if not isinstance(content, dict):
             raise NoRecord(f"{paths.record}: not a readable record (no object)")
         version = content.get("schema_version")
@@ -424,8 +424,13 @@ def read_record(paths: RunPaths) -> Record | None:
         return None
     except OSError as error:
         raise UnreadableRecord(f"{paths.record}: {error.strerror or error}") from error
-    except (ValueError, ArithmeticError, AttributeError, cattrs.BaseValidationError) as error:
-        raise NoRecord(f"{paths.record}: not a readable record ({error})") from error
+    except UnreadableRecord:
+        raise
+    except Exception as error:  # a file of others may hold any value in any place
+        why = first_line(error)
+        if isinstance(error, cattrs.BaseValidationError):
+            why = "; ".join(cattrs.transform_error(error))[:300]
+        raise NoRecord(f"{paths.record}: not a readable record ({why})") from error
     if record.run_id != (own := named or planned or record.run_id):
         raise NoRecord(f"{paths.record}: the record of run {record.run_id}, not of {own}")
     return record

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths
+from eke.common.streams import escape, printable_line
 from eke.config import schema
 from eke.config.schema import TrackerMode
 from eke.plan.record import Record, metrics
 from eke.results.report.compare import Comparison
 from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.load_records import Entry
-from eke.results.report.show.export import cut, escape, main_table, printable_line, section_lines
+from eke.results.report.show.export import cut, main_table, section_lines
 from eke.results.report.show.sections import count_outcomes, provenance, sections
 from eke.results.trackers.async_tracker import TIME
 from eke.results.trackers.sync import account

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from eke.config.schema import Conversations, Packing, Synthetic
+from eke.data.preparation.untrusted import load
 from eke.data.sources import Draws
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
@@ -228,7 +229,7 @@ def load_plan_tokenizer(plan: Plan) -> Any:
         return None
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(plan.vocabulary.tokenizer)
+    tokenizer = load(AutoTokenizer, plan.vocabulary.tokenizer)
     if plan.vocabulary.pad_is_eos:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(plan.vocabulary.pad)
     chat, parts = chat_manifest(plan), plans_of_sources(plan) or [plan]

@@ -17,6 +17,7 @@ from torch import nn
 from eke.common.errors import RunError
 from eke.common.text import first_line, format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
+from eke.data.preparation.untrusted import LoadError, load
 from eke.data.sources import Vocabulary
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
@@ -102,11 +103,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     head = getattr(transformers, HEADS[config.task.option])
     pretrained = cast(PretrainedModel, config.model)
     dtype = base_dtype(plan)
-    settings = {
-        "dtype": dtype,
-        "attn_implementation": ATTENTION[config.attention.option],
-        "trust_remote_code": False,
-    }
+    settings = {"dtype": dtype, "attn_implementation": ATTENTION[config.attention.option]}
     try:
         model_config = checkpoint_configuration(plan)
         stored = model_config.dtype
@@ -115,7 +112,8 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
             if device.type == "meta":
                 with device:
                     return head.from_config(model_config, **settings), LoadReport()
-            model, info = head.from_pretrained(
+            model, info = load(
+                head,
                 pretrained.name_or_path,
                 revision=commit_of(pretrained),
                 config=model_config,
@@ -127,9 +125,12 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
             )
     except (RuntimeError, MemoryError, RunError):
         raise  # out of memory, a bug, or said already
-    except Exception as error:  # a config.json's odd value may end in any error of any class
-        if isinstance(error, OSError) and error.errno:
-            raise  # the disk's, not transformers'
+    except Exception as raised:  # a config.json's odd value may end in any error of any class
+        error = raised.__cause__ if isinstance(raised, LoadError) else raised
+        assert error is not None, "a LoadError has one"
+        of_disk = isinstance(error, OSError) and error.errno
+        if of_disk or isinstance(error, RuntimeError | MemoryError):
+            raise error from None  # out of memory, or the disk's, not transformers'
         known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
         why = first_line(error).rstrip(".:") if known else f"{type(error).__name__}: {error}"
         raise _refusal(pretrained, why, "another checkpoint, or another task") from error
@@ -202,11 +203,9 @@ def checkpoint_configuration(plan: Plan) -> Any:
     config = plan.config
     model = cast(PretrainedModel, config.model)
     try:
-        loaded = AutoConfig.from_pretrained(
-            model.name_or_path, revision=commit_of(model), trust_remote_code=False
-        )
-    except Exception as error:  # a configuration class may stumble over any value, in any way
-        why = f"its config.json cannot be used: {first_line(error).rstrip('.:')}"
+        loaded = load(AutoConfig, model.name_or_path, revision=commit_of(model))
+    except LoadError as error:
+        why = f"its config.json cannot be used: {error.why}"
         raise _refusal(model, why, "another checkpoint") from error
     loaded.use_cache = False
     if config.task.option in ("causal_lm", "masked_lm"):

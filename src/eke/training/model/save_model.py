@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from eke.common.errors import EkeError, RunError
 from eke.common.text import format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
+from eke.data.preparation.untrusted import load
 from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.tasks import chat_manifest, class_names, is_packed
@@ -168,9 +169,8 @@ def _read_through_transformers(model: nn.Module, folder: Path) -> Iterator[tuple
     """The saved tensors under the model's names, through a second model on the host."""
     cls: Any = type(model)
     config = copy.deepcopy(model.config)
-    loaded, info = cls.from_pretrained(
-        folder, config=config, dtype=_widest(model), output_loading_info=True, use_safetensors=True
-    )
+    options = {"config": config, "output_loading_info": True, "use_safetensors": True}
+    loaded, info = load(cls, folder, dtype=_widest(model), **options)
     for what in ("missing_keys", "unexpected_keys"):
         if info[what]:
             words = f"{len(info[what])} {what.replace('_keys', ' tensors')}: {min(info[what])}"

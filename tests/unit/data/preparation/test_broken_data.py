@@ -18,9 +18,9 @@ from support import environment
 from unit.plan.cases import config_of, decision, plan_of
 
 from eke.common.errors import ConfigError
-from eke.data.preparation.lines import lines
+from eke.data.preparation.lines import Columns, lines, parquet_rows
 from eke.data.preparation.rows import prepare_store
-from eke.data.sources import request_of
+from eke.data.sources import PrepareRequest, request_of
 
 GOOD = "".join(json.dumps(row) + "\n" for row in numbered(300)).encode()
 
@@ -426,11 +426,12 @@ READ = """
 import sys
 from eke.data.sources import PrepareRequest
 from eke.data.preparation.lines import Columns
-from eke.data.preparation.lines import csv_rows, jsonl_rows
+from eke.data.preparation.lines import csv_rows, jsonl_rows, parquet_rows
 reader = csv_rows if "csv" in sys.argv[1] else jsonl_rows
+reader = parquet_rows if "parquet" in sys.argv[1] else reader
 request = PrepareRequest("jsonl", "", "", text="text", max_row_bytes=16 << 20)
 try:
-    print(len(list(reader("a", sys.argv[1], Columns(request)))), "rows")
+    print(sum(1 for row in reader("a", sys.argv[1], Columns(request))), "rows")
 except Exception as error:
     print(error)
 """
@@ -451,6 +452,73 @@ def test_a_small_file_of_one_huge_line_takes_little_memory(name, tmp_path) -> No
     assert "data.max_row_bytes" in " ".join(said)
     assert f"of {tmp_path / name} is longer" in " ".join(said)
     assert int(memory) < 200 << 20
+
+
+MIB = "moss and gravel " * (1 << 16)
+
+HUGE_PARQUET = {
+    "shared": ([MIB] * 1000, "1000 rows"),
+    "shared, nested": ([[{"role": "user", "content": MIB}]] * 1000, "1000 rows"),
+    "shared, in one row": ([[MIB] * 1000], "data.max_row_bytes"),
+    "one text": (["a", "a" * (100 << 20)], "data.max_row_bytes"),
+    "numbers": ([[0] * (3 << 20)] * 20, "data.max_row_bytes"),
+}
+"""Rows of a column, small as a file, and what is said of them."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HUGE_PARQUET)
+def test_a_small_parquet_file_takes_little_memory(kind, tmp_path) -> None:
+    rows, wanted = HUGE_PARQUET[kind]
+    array = pyarrow.array(rows)
+    table = pyarrow.table({"text": array.dictionary_encode() if kind == "shared" else array})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    del array, table
+    done = subprocess.run(
+        [sys.executable, "-c", READ + PEAK, str(tmp_path / "a.parquet")],
+        env=environment(tmp_path), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    *said, memory = done.stdout.splitlines()
+    assert wanted in " ".join(said)
+    # A page of 100 MB is decompressed as a whole before its rows can be measured.
+    assert int(memory) < (900 if kind in ("one text", "numbers") else 350) << 20
+
+
+COLUMNS = {
+    "text": ["a", None, "", "é" * 300] * 3,
+    "nested": [[{"role": "user", "content": "a"}], [], None, [{"role": "b", "content": None}]] * 3,
+    "lists": [[["a"], None, ["b" * 300, "c"]], None, [[]], []] * 3,
+    "numbers": [[1, None, 2], [], None, [3]] * 3,
+    "bytes": [b"a", None, b"", b"c"] * 3,
+    "class": pyarrow.array([3, 5, 3, None] * 3).dictionary_encode(),
+    "map": pyarrow.array([[("a", "b")], None, [], [("c", None)]] * 3,
+                         pyarrow.map_(pyarrow.string(), pyarrow.string())),
+    "pair": pyarrow.array([[1.0, 2.0]] * 12, pyarrow.list_(pyarrow.float32(), 2)),
+    "null": pyarrow.nulls(12),
+    "view": pyarrow.array(["a", None, "", "c" * 300] * 3, pyarrow.large_string()),
+    "with.dot": ["a"] * 12,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [16 << 20, 4000])
+def test_rows_of_parquet_are_what_arrow_makes_of_them(limit, tmp_path) -> None:
+    table = pyarrow.table(COLUMNS)
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=5)
+    request = PrepareRequest("parquet", "", "", max_row_bytes=limit)
+    rows = list(parquet_rows("a", str(tmp_path / "a.parquet"), Columns(request)))
+    assert [values for _, values in rows] == table.to_pylist()
+    assert [place for place, _ in rows] == [f"a row {number}" for number in range(1, 13)]
+
+
+def test_a_row_of_parquet_that_is_too_long_is_refused_by_its_number(tmp_path) -> None:
+    texts = ["a"] * 600 + ["b" * 5000] + ["c"] * 600
+    table = pyarrow.table({"text": texts})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=500)
+    typed = ("data=parquet", f"data.path={tmp_path}", "train.steps=1")
+    (problem,) = refusal(*typed, "data.max_row_bytes=4000")
+    assert problem.key == "data.max_row_bytes"
+    assert "row 601 of" in problem.why
+    plan_of(*typed, problem.overrides[0])
 
 
 def test_the_longest_row_is_no_part_of_a_runs_identity(tmp_path) -> None:

@@ -6,15 +6,18 @@ import json
 import re
 
 import pytest
-from unit.results.report.made import MIB, Run, make_run, make_sweep
+import yaml
+from unit.results.report.made import MACHINE, MIB, Run, make_record, make_run, make_sweep
 
 from eke.common.files import plain
+from eke.common.streams import CONTROL, escape
+from eke.results.card import render_card
 from eke.results.report.compare import compare_runs
+from eke.results.report.show import export as show
 from eke.results.report.show.charts import CHARS_FOR_LABELS, charts
 from eke.results.report.show.export import (
     as_csv,
     as_plain,
-    escape,
     render_markdown,
     render_page,
     table_data,
@@ -301,3 +304,52 @@ def test_labels_of_two_groups_stay_apart(most):
     rests = [f"optimizer=adamw memory={name} {'x' * 40}" for name in ("none", "checkpointing")]
     labels = [f"precision={name} {rest}" for name in ("fp32", "bf16") for rest in rests]
     assert len(set(shortened(labels, most))) == len(labels)
+
+
+NASTY = "\x1b]52;c;YQ==\x07\u202e<script>\n# b ![a](http://b) `c` \ud800 =1"
+
+
+@pytest.fixture
+def nasty(tmp_path):
+    """A comparison of records whose texts are hostile."""
+    machine = {**MACHINE, "device": NASTY}
+    runs = [Run({"precision": p}, machine=machine, keys={"data.path": f"={NASTY}{p}"},
+                overrides=(NASTY + p,)) for p in ("fp32", "bf16")]  # fmt: skip
+    return compare_runs([make_sweep(tmp_path, runs, name=NASTY)])
+
+
+def test_no_format_has_control_characters(nasty, monkeypatch) -> None:
+    monkeypatch.setattr(show, "vega_script", lambda: "vega")
+    page = render_page(nasty)
+    for text in (page, render_markdown(nasty), as_csv(nasty)):
+        assert not CONTROL.search(text)
+        assert text.encode(), "no half of a character"
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert not CONTROL.search(json.dumps(data, ensure_ascii=False))
+
+
+def test_a_crash_of_vl_convert_costs_the_pictures_alone(ladder, monkeypatch, tmp_path) -> None:
+    (tmp_path / "vl_convert.py").write_text("import os; os.kill(os.getpid(), 5)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(show, "cache_folder", lambda: tmp_path)
+    page = render_page(ladder)
+    assert "no pictures" in page
+    assert "vegaEmbed" not in page.split("<body>")[0]
+    assert json.loads(page.split('id="data">')[1].split("</script>")[0])["specs"] == []
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_model_card_escapes_what_a_record_says() -> None:
+    record = make_record("a" * 16, Run(machine={**MACHINE, "device": NASTY}, metrics={NASTY: 0.5}))
+    record.name, record.command = NASTY, ["train.py", NASTY]
+    record.config["model"]["name_or_path"] = f"a/b\n{NASTY}"
+    record.config["data"]["name"] = "owner/name\u202e"
+    card = render_card(record)
+    assert not CONTROL.search(card)
+    assert not re.search(r"<script>|^# b|[^\\]!\[|[^\\]`", card, re.MULTILINE)
+    _, head, _ = card.split("---\n", 2)
+    assert yaml.safe_load(head) == {"library_name": "transformers"}
+    record.config["model"]["name_or_path"] = record.config["data"]["name"] = "owner/name"
+    head = yaml.safe_load(render_card(record).split("---\n", 2)[1])
+    assert head["base_model"] == "owner/name"
+    assert head["datasets"] == ["owner/name"]

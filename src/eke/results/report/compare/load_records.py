@@ -1,26 +1,28 @@
 """Load the runs and sweep cells of some folders, and find the keys in which they differ."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from eke.common.errors import ConfigError
+from eke.common.errors import ConfigError, EkeError
 from eke.common.files import read_json
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.text import format_value
+from eke.common.text import first_line, format_value
 from eke.plan.identity import PRESENTATION, meaningful
 from eke.plan.record import (
     RECORD_LIMIT,
     Outcome,
     Record,
-    UnreadableRecord,
     missing_run,
     no_runs,
     read_record,
 )
 from eke.results.report.compare.measures import measured_values
+
+T = TypeVar("T")
 
 NOT_RUN = "not run"
 """Outcome shown for a cell without one."""
@@ -94,8 +96,8 @@ def gather(folders: Sequence[Path]) -> Gathered:
             content = read_json(SweepPaths(sweep).sweep)
             name, command = content.get("name"), tuple(map(str, content.get("command") or ()))
             entries += _cells(sweep, content["cells"], seen)
-        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-            why = f"not a readable sweep ({error}); its runs are listed individually"
+        except Exception as error:  # a file of others may hold anything
+            why = f"not a readable sweep ({first_line(error)}); its runs are listed individually"
             notes.append(f"{SweepPaths(sweep).sweep}: {why}")
             continue
         names += [str(name)] if name else []
@@ -110,15 +112,56 @@ def gather(folders: Sequence[Path]) -> Gathered:
     return Gathered(tuple(entries), tuple(_unique(names)), tuple(_unique(commands)), tuple(notes))
 
 
+def use_readable(gathered: Gathered, use: Callable[[Gathered], T]) -> T:
+    """`use` of all runs; those at which it raises are unreadable, and the others are used.
+
+    A record may hold any value in any place, so that what reads it may raise anything.
+    """
+    try:
+        return use(gathered)
+    except EkeError:
+        raise
+    except Exception:
+        entries = [_usable(entry, gathered, use) for entry in gathered.entries]
+        bad = set(entries).difference(gathered.entries)
+        if not bad:
+            raise
+        notes = (*gathered.notes, *(f"{e.folder}: {e.reason}" for e in entries if e in bad))
+        return use(replace(gathered, entries=tuple(entries), notes=notes))
+
+
+def _usable(entry: Entry, gathered: Gathered, use: Callable[[Gathered], object]) -> Entry:
+    """The entry, or an unreadable one if `use` raises with it alone, or with one compared to it."""
+    if entry.record is None:
+        return entry
+    other = replace(entry.record, config={**entry.record.config, "another": 1})
+    try:
+        use(replace(gathered, entries=(entry,)))
+        use(replace(gathered, entries=(entry, replace(entry, record=other))))
+    except EkeError:  # no baseline
+        pass
+    except Exception as error:
+        why = f"record.json: not a readable record ({type(error).__name__}: {first_line(error)})"
+        return replace(entry, outcome=UNREADABLE, reason=why, record=None)
+    return entry
+
+
 def _sweeps_of(folder: Path) -> Iterator[Path]:
-    is_sweep = SweepPaths(folder).sweep.exists()
+    is_sweep = os.path.exists(SweepPaths(folder).sweep)  # False without permission
     for each in [folder] if is_sweep else _children(folder):
-        if SweepPaths(each).sweep.exists():
+        if os.path.exists(SweepPaths(each).sweep):
             yield each.resolve()
 
 
 def _runs_of(folder: Path) -> Iterator[Path]:
-    return (e.resolve() for e in (folder, *_children(folder)) if RunPaths(e).is_run)
+    return (e.resolve() for e in (folder, *_children(folder)) if _is_run(e))
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return RunPaths(folder).is_run
+    except OSError:  # no permission: a run that cannot be read
+        return True
 
 
 def _children(folder: Path) -> list[Path]:
@@ -179,8 +222,8 @@ def _read(run: Path) -> tuple[str, str, Record | None]:
     """Read outcome, reason and record of a run folder."""
     try:
         record = read_record(RunPaths(run))
-    except UnreadableRecord as error:
-        return UNREADABLE, str(error), None
+    except Exception as error:  # any value in any place
+        return UNREADABLE, first_line(error), None
     if record is None:
         return NOT_RUN, "", None
     return record.outcome, record.failure.message if record.failure else "", record
@@ -190,14 +233,14 @@ def _typed(run: Path) -> tuple[str, ...] | None:
     """Overrides of the plan; None if it is unreadable."""
     try:
         return tuple(map(str, read_json(RunPaths(run).plan, RECORD_LIMIT)["overrides"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except Exception:
         return None
 
 
 def _integer(value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
 
 

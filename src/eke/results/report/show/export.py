@@ -6,14 +6,19 @@ offline, with charts and a sortable table, and report.md is to be pasted into an
 
 import csv
 import io
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from enum import Enum
 from importlib import metadata, resources
+from pathlib import Path
 from typing import Any
 
 from eke.common.files import own_folder, read_text, write_atomic
+from eke.common.process_env import SAFE_PATH
+from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.claims import verdict_lines
@@ -67,9 +72,21 @@ def _inert(cell: object) -> object:
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """
+    cell = _printable(str(cell) if isinstance(cell, Path) else cell)
     if isinstance(cell, str) and cell.lstrip().startswith(tuple("=+-@\uff1d\uff0b\uff0d\uff20")):
         return f"'{cell}"
     return cell
+
+
+def _printable(value: Any) -> Any:
+    """Plain data with its texts printable; markup of this program stays."""
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(each) for each in value]
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return printable(value.encode(errors="replace").decode(), colours=False)
 
 
 def _machine(part: OneMachine) -> dict[str, Any]:
@@ -147,11 +164,16 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
     """Render the page; data are embedded as JSON and shown as text."""
     from jinja2 import Environment  # not needed for other formats
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_printable
+    )
     environment.policies["json.dumps_kwargs"] = {
         "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False
     }  # fmt: skip
-    pictures = charts(comparison)
+    pictures, notes = charts(comparison), list(comparison.notes)
+    vega = vega_script() if pictures else ""
+    if pictures and not vega:
+        pictures, notes = [], [*notes, "no pictures: vl_convert ended without a word"]
     return environment.from_string(_page_part("page.html")).render(
         title=", ".join(comparison.sweeps) or "comparison",
         verdict=verdict_lines(comparison),
@@ -159,11 +181,13 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
         marks=MARKS,
         style=_page_part("page.css"),
         script=_page_part("page.js"),
-        vega=vega_script() if pictures else "",
+        vega=vega,
         pictures=[(title, note) for title, note, _ in pictures],
-        data={"specs": [spec for _, _, spec in pictures], "table": table_data(comparison)},
+        data=_printable(
+            {"specs": [spec for _, _, spec in pictures], "table": table_data(comparison)}
+        ),
         sections=[*sections(comparison, repeats), provenance(comparison)],
-        notes=comparison.notes,
+        notes=notes,
     )
 
 
@@ -191,16 +215,21 @@ def _page_part(name: str) -> str:
 
 
 def vega_script() -> str:
-    """The script; it sets `window.vegaEmbed`. Bundling takes seconds, so the result is cached."""
+    """The script; it sets `window.vegaEmbed`. Bundling takes seconds, so the result is cached.
+
+    Empty where `vl_convert` fails: its V8 ends a process that has too little address space.
+    """
     version = metadata.version("vl-convert-python")
     path = cache_folder() / "report" / f"vega-embed-{version}.js"
     try:
         script = read_text(path)
     except (OSError, ValueError):
-        import vl_convert  # 80 MB on disk, needed for the page only
-
-        bundle: Any = vl_convert.javascript_bundle  # its type stubs require a snippet (1.9)
-        script = str(bundle())
+        bundle = "import vl_convert; print(vl_convert.javascript_bundle())"
+        command = [sys.executable, SAFE_PATH, "-X", "utf8", "-c", bundle]
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        if done.returncode:
+            return ""
+        script = done.stdout.decode()
         with suppress(OSError):  # not cached
             own_folder(path.parent)
             write_atomic(path, script)
@@ -220,7 +249,7 @@ def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
         lines += [escape(line), ""]
     lines += [*main_table(comparison, MAX_ROWS), "", count_outcomes(comparison), ""]
     for section in [*sections(comparison, repeats), provenance(comparison)]:
-        lines += [f"### {section.title}", "", *section_lines(section), ""]
+        lines += [f"### {escape(section.title)}", "", *section_lines(section), ""]
     lines += [f"- {escape(note)}" for note in comparison.notes]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -255,20 +284,6 @@ def _table(
     more = len(rows) - len(cells)
     rest = ["", f"... and {more} more rows: in {file}"] if more else []
     return [*(f"| {' | '.join(line)} |" for line in lines), *rest]
-
-
-def escape(text: str) -> str:
-    """Escape text for Markdown and HTML."""
-    flat = " ".join(printable_line(text).split())
-    for sign in "\\`*_[]|":
-        flat = flat.replace(sign, f"\\{sign}")
-    return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def printable_line(text: str) -> str:
-    """Replace surrogates and control characters, which servers reject."""
-    whole = text.encode(errors="replace").decode()
-    return "".join(sign if sign.isprintable() else " " for sign in whole)
 
 
 def cut(text: str, limit: int | None) -> str:

@@ -1,0 +1,162 @@
+"""Files of others: one loader, one error, limits for chat templates."""
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import eke
+from eke.common.errors import ConfigError
+from eke.data.preparation import untrusted
+from eke.data.preparation.chat import ChatTemplate, Conversation
+from eke.data.preparation.lines import BadRowError
+from eke.data.preparation.untrusted import LoadError, load, reading, render_apart
+
+SOURCE = Path(eke.__file__).parent
+
+
+def test_one_function_loads_what_others_have_made() -> None:
+    found = []
+    texts = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+    for path in (path for path, text in texts.items() if "from_pretrained" in text):
+        for node in ast.walk(ast.parse(texts[path])):
+            named = isinstance(node, ast.Attribute) and node.attr == "from_pretrained"
+            if named or (isinstance(node, ast.Constant) and node.value == "from_pretrained"):
+                found.append(path.relative_to(SOURCE).as_posix())
+    assert found == ["data/preparation/untrusted.py"]
+
+
+class Panic(BaseException):
+    """As safetensors and tokenizers raise it."""
+
+    __module__ = "pyo3_runtime"
+
+
+def raising(error: BaseException) -> SimpleNamespace:
+    def from_pretrained(source: object, **options: object) -> None:
+        raise error
+
+    return SimpleNamespace(from_pretrained=from_pretrained)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError("no file"), KeyError("model_type"), Panic("index out of range"), RecursionError("x"),
+     AssertionError(), ImportError("sentencepiece")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_whatever_a_library_raises_is_one_error_of_one_line(error) -> None:
+    with pytest.raises(LoadError) as raised:
+        load(raising(error), "FOLDER")
+    assert raised.value.__cause__ is error
+    assert "FOLDER" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert raised.value.why
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), ConfigError("told")])
+def test_what_is_not_the_files_passes(error) -> None:
+    with pytest.raises(type(error)):
+        load(raising(error), "FOLDER")
+
+
+def test_a_question_of_a_library_is_answered_by_nothing_typed(monkeypatch) -> None:
+    typed = SimpleNamespace(readline=lambda *_: "yes\n")
+    monkeypatch.setattr(sys, "stdin", typed)
+    with pytest.raises(LoadError), reading("FOLDER"):
+        input("run its code? ")
+    assert sys.stdin is typed
+
+
+@pytest.mark.slow
+def test_what_a_library_prints_is_no_part_of_the_answer(tmp_path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, sys\n"
+        "class Loud:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'transformers': os.write(1, b'advice of a library')\n"
+        "sys.meta_path.insert(0, Loud())\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    request = {"option": "jsonl", "path": "rows", "content": "", "text": "text", "seq_len": 8,
+               "train": [["rows", str(tmp_path / "rows.jsonl")]], "max_row_bytes": 99,
+               "tokenizer": str(tmp_path)}  # fmt: skip
+    paths = f"{SOURCE.parent}{os.pathsep}{tmp_path}"
+    done = subprocess.run(
+        [sys.executable, "-m", "eke.data.preparation"], input=json.dumps(request), text=True,
+        capture_output=True, env={**os.environ, "PYTHONPATH": paths}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["problems"][0]["key"] == "data.tokenizer"
+    assert "advice of a library" in done.stderr
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+MEMORY = """{% set ns = namespace(t='x' * 9999) %}
+{% for a in range(9) %}{% set ns.t = ns.t * 99 %}{% endfor %}"""
+ONE_CALL = "{{ ('a' * 4000000).rfind('ab' + 'a' * 2000000) }}"
+"""C code that takes hours and looks for no signal."""
+
+LIMITS = {"loops": LOOPS, "memory": MEMORY}
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(untrusted, "RENDER_S", 0.3)
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, {}, frozenset(), "default of FOLDER")
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_a_rendering_has_limits(kind, quick) -> None:
+    conversation = Conversation([{"role": "user", "content": "a"}])
+    with pytest.raises(ConfigError, match="default of FOLDER") as raised:
+        template(LIMITS[kind]).render(conversation)
+    assert raised.value.problems[0].key == "data.chat_template"
+    assert (
+        signal.getitimer(signal.ITIMER_PROF)[0] == signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
+    )
+    assert template("{{ messages[0]['content'] }}").render(conversation)[0] == "a"
+
+
+def test_the_time_is_that_of_one_rendering(quick) -> None:
+    conversation = Conversation([{"role": "user", "content": "a"}])
+    some = template("{% for a in range(5000) %}{% endfor %}{{ messages[0]['content'] }}")
+    started = os.times().user
+    while os.times().user < started + 0.7:
+        assert some.render(conversation)[0] == "a"
+
+
+def test_a_text_far_longer_than_its_row_is_a_bad_row() -> None:
+    with pytest.raises(BadRowError):
+        template("{{ 'x' * 20000000 }}").render(Conversation([{"role": "user", "content": "a"}]))
+
+
+APART = {
+    "loops": (LOOPS, "processor time"),
+    "power": ("{{ 9 ** 99999999 }}", "processor time"),
+    "memory": (MEMORY, "memory"),
+    "one-call": (ONE_CALL, "processor time"),
+    "raises": ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+    "long": ("{{ 'x' * 20000000 }}", "20000000 characters"),
+}
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_a_rendering_apart_ends_alone(kind, quick) -> None:
+    source, why = APART[kind]
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [{"role": "user", "content": "a\ud800"}]
+    with pytest.raises(ValueError, match=why):
+        render_apart(lambda: render_jinja_template([messages], chat_template=source)[0][0])
+    assert render_apart(lambda: "é\ud800") == "é\ud800"
