@@ -3,6 +3,7 @@
 Sharding and offloading bring their own `Update`; the loop knows only this interface.
 """
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -198,16 +199,39 @@ Groups = list[dict[str, Any]]
 it can lie in a checkpoint."""
 
 
+_SHIFT_OR_SCALE = re.compile(r"(^|_)(bias(es)?|beta|gamma|gain|((layer|rms)_?)?norm|scales?|ia3_l)(_|$)")
+"""In the name of a parameter that is no matrix, whatever its shape."""
+_NORMALISATION = re.compile(r"norm(?!al)", re.IGNORECASE)
+"""In the name of a module or of its class."""
+
+
+def _shifts_and_scales(model: nn.Module) -> set[int]:
+    """Return the ids of biases, normalisation weights and IA3's scales, of any shape.
+
+    gpt_oss has a bias for each expert and Cohere a gain for each head: two dimensions, no matrix.
+    """
+    found = set()
+    for path, module in model.named_modules():
+        own = path.rpartition(".")[2]
+        keyed = isinstance(module, nn.ParameterDict | nn.ParameterList)
+        # A projection or a table inside a normalisation is one all the same.
+        plain = isinstance(module, nn.Linear | nn.Embedding)
+        norm = not plain and _NORMALISATION.search(f"{own} {type(module).__name__}")
+        for name, parameter in module.named_parameters(recurse=False):
+            if norm or _SHIFT_OR_SCALE.search(own if keyed else name):
+                found.add(id(parameter))
+    return found
+
+
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """A group per role that occurs of the trained parameters; vectors are not decayed."""
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     tables = {id(p) for module in embeddings for p in module.parameters(recurse=False)}
-    # IA3's scales have two dimensions and multiply like a vector: decay would move them from 1.
-    scales = {id(p) for name, p in model.named_parameters() if ".ia3_l." in name}
+    vectors = _shifts_and_scales(model)
     layered = {id(p) for layer in find_layers(model) for p in layer.parameters()}
 
     def role_of(parameter: nn.Parameter) -> Role:
-        if parameter.dim() < 2 or id(parameter) in scales:
+        if parameter.dim() < 2 or id(parameter) in vectors:
             return Role.vector
         if id(parameter) in tables:
             return Role.embedding
