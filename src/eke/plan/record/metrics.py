@@ -29,6 +29,9 @@ LINE_LIMIT = 1 << 20
 STEP = "train/global_step"
 ATTEMPT = "attempt"
 LOSS = "train/loss"
+ROUTER_LOSS = "train/router_loss"
+"""Mean over the step's micro-batches, weighted by their targets, with its coefficients; absent
+where no router loss is trained."""
 GRAD_NORM = "train/grad_norm"
 EVAL_LOSS = "eval/loss"
 BITS_PER_BYTE = "eval/bits_per_byte"

@@ -199,16 +199,14 @@ Groups = list[dict[str, Any]]
 it can lie in a checkpoint."""
 
 
-_SHIFT_OR_SCALE = re.compile(r"(^|_)(bias(es)?|beta|gamma|gain|((layer|rms)_?)?norm|scales?|ia3_l)(_|$)")
-"""In the name of a parameter that is no matrix, whatever its shape."""
-_NORMALISATION = re.compile(r"norm(?!al)", re.IGNORECASE)
-"""In the name of a module or of its class."""
+_SHIFT_OR_SCALE = re.compile(r"(^|_)(bias(es)?|beta|gamma|gain|norm|scales?|ia3_l)(_|$)")
+"""In the name of a parameter."""
 
 
 def _shifts_and_scales(model: nn.Module) -> set[int]:
-    """Return the ids of biases, normalisation weights and IA3's scales, of any shape.
+    """Return the ids of biases, gains and normalisation weights, of any shape.
 
-    gpt_oss has a bias for each expert and Cohere a gain for each head: two dimensions, no matrix.
+    gpt_oss has a bias for each expert and Cohere a gain for each head.
     """
     found = set()
     for path, module in model.named_modules():
@@ -216,7 +214,7 @@ def _shifts_and_scales(model: nn.Module) -> set[int]:
         keyed = isinstance(module, nn.ParameterDict | nn.ParameterList)
         # A projection or a table inside a normalisation is one all the same.
         plain = isinstance(module, nn.Linear | nn.Embedding)
-        norm = not plain and _NORMALISATION.search(f"{own} {type(module).__name__}")
+        norm = not plain and re.search("norm(?!al)", f"{own} {type(module).__name__}".lower())
         for name, parameter in module.named_parameters(recurse=False):
             if norm or _SHIFT_OR_SCALE.search(own if keyed else name):
                 found.add(id(parameter))
