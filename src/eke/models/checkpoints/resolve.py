@@ -102,10 +102,11 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
         f"supports_{name}": supports(raw, task, name)
         for name in ("sdpa", "flash_attn", "flex_attn")
     }
-    flag = {**(raw.get("text_config") or {}), **raw}.get("output_router_logits")
+    parts = [part for part in (raw, raw.get("text_config")) if isinstance(part, dict)]
     # Switch Transformers' class has an argument for it, and does not read the configuration.
     reads = "config.output_router_logits" in router_source(kind, task)
-    found["asks_router_loss"] = flag is True and reads
+    asks = any(part.get("output_router_logits") is True for part in parts)
+    found["asks_router_loss"] = asks and reads
     if _saved_by(raw).endswith("ForSequenceClassification"):
         found["label_names"] = _label_names(raw)
     if positions := sizes.get("max_position_embeddings"):

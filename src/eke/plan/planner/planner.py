@@ -96,9 +96,7 @@ def make_plan(
     compute = _plan_compute(config, device, steps.warmup, decisions)
     _plan_peft(config, decisions)
     if router_loss(config) is not None:
-        asked = "config.json has output_router_logits" if config.task.router_loss == "auto" else ""
         reason = "a mean over each micro-batch: another batch.per_device is another training"
-        reason = "; ".join(filter(None, [asked, reason]))
         decisions.append(Decision("task.router_loss", config.task.router_loss, reason))
     theirs = read_user_settings(config)
     deepspeed, hints = _plan_deepspeed(config, batch, device, theirs, decisions)

@@ -41,8 +41,7 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
     multiple = config.data.pad_to_multiple_of or 1
     padded = is_ragged(config) or multiple > 1
     return Collator(
-        # A causal model never sees what comes after a token, and padding comes last; its router
-        # loss would count it.
+        # A causal model never sees what comes after a token; its router loss counts padding.
         needs_mask=padded
         and not is_packed(config)
         and (not family_of(config).is_decoder or router_loss(config) is not None),

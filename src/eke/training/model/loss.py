@@ -78,7 +78,7 @@ class LossHead(nn.Module):
         """Of the forward pass under way: labels (...); places of those that count in the flattened
         labels, None for all; `smoothing`, `compiled` and `sources` as of `fused_loss_sum`."""
         self.answer: Tensor | None = None
-        """Of the pass under way, where the class changes its logits, and so would the loss."""
+        """Of the pass under way, if the class changes its logits."""
         self.projected: tuple[int, int] | None = None
         """Positions that the last pass with labels projected, and all there were; not compiled."""
 
@@ -140,8 +140,7 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
         how = kwargs.pop("smoothing", 0.0), kwargs.pop("compiled", False)
         sources = kwargs.pop("sources", None)
         head.expected = None if labels is None else (labels, places, *how, sources)
-        routed = {"labels": labels} if kwargs.get("output_router_logits") else {}
-        return args, kwargs | routed
+        return args, kwargs | ({"labels": labels} if "output_router_logits" in kwargs else {})
 
     model.register_forward_pre_hook(hand_over, with_kwargs=True)
 
@@ -218,9 +217,8 @@ def from_loss_head(
     model: nn.Module, batch: MicroBatch, smoothing: float = 0.0, compiled: bool = False
 ) -> Tensor:
     """The model's head answers with the loss itself."""
-    how = {"smoothing": smoothing or None, "compiled": compiled or None, "sources": batch.sources}
-    given = {name: value for name, value in how.items() if value is not None}
-    loss: Tensor = model(**batch.inputs, labels=batch.labels, places=batch.places, **given).logits
+    how = {"smoothing": smoothing, "compiled": compiled, "sources": batch.sources}
+    loss: Tensor = model(**batch.inputs, labels=batch.labels, places=batch.places, **how).logits
     return loss if loss.numel() > 1 else loss[0]
 
 
@@ -258,28 +256,22 @@ def _plain_model(model: nn.Module) -> Any:
     return cast(Any, model).get_base_model() if is_adapted(model) else model
 
 
-def _no_cross_entropy(logits: Tensor, *_: Any, **__: Any) -> Tensor:
-    return logits.new_zeros((), dtype=torch.float32)
-
-
 def _prepare_router_loss(model: nn.Module, coefficient: str | float) -> None:
     """Let `model(labels=..., output_router_logits=True).loss` be the weighted router loss only.
 
     Each family adds it in its own way to a cross-entropy, which is zero here.
     """
     plain = _plain_model(model)
-    plain.loss_function = _no_cross_entropy
-    kind = type(plain)
-    forward = inspect.unwrap(kind.forward)
+    plain.loss_function = lambda logits, *_, **__: logits.new_zeros((), dtype=torch.float32)
+    kind, forward = type(plain), inspect.unwrap(type(plain).forward)
     if "CrossEntropyLoss" in forward.__code__.co_names:  # Switch Transformers, NLLB-MoE
-        names = {**forward.__globals__, "CrossEntropyLoss": lambda **_: _no_cross_entropy}
+        names = {**forward.__globals__, "CrossEntropyLoss": lambda **_: plain.loss_function}
         own = types.FunctionType(forward.__code__, names, None, forward.__defaults__)
         members = {"forward": own, "__module__": kind.__module__}
         plain.__class__ = type(kind.__name__, (kind,), members)
-    if isinstance(coefficient, float):
-        vars(plain).update(
-            dict.fromkeys(fnmatch.filter(vars(plain), "*aux_loss_coef"), coefficient)
-        )
+    for name in fnmatch.filter(vars(plain), "*aux_loss_coef"):
+        if coefficient != "auto":
+            setattr(plain, name, coefficient)
 
 
 Shift = Callable[[Tensor], Tensor]

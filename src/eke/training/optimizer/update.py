@@ -200,36 +200,34 @@ it can lie in a checkpoint."""
 
 
 _SHIFT_OR_SCALE = re.compile(r"(^|_)(bias(es)?|beta|gamma|gain|norm|scales?|ia3_l)(_|$)")
-"""In the name of a parameter."""
 
 
-def _shifts_and_scales(model: nn.Module) -> set[int]:
-    """Return the ids of biases, gains and normalisation weights, of any shape.
+def _shifts_or_scales(own: str, module: nn.Module, name: str) -> bool:
+    """Return whether a module's parameter is a bias, gain or normalisation weight of any shape.
 
-    gpt_oss has a bias for each expert and Cohere a gain for each head.
+    gpt_oss has a bias for each expert and Cohere a gain for each head. `own` names the module.
     """
-    found = set()
-    for path, module in model.named_modules():
-        own = path.rpartition(".")[2]
-        keyed = isinstance(module, nn.ParameterDict | nn.ParameterList)
-        # A projection or a table inside a normalisation is one all the same.
-        plain = isinstance(module, nn.Linear | nn.Embedding)
-        norm = not plain and re.search("norm(?!al)", f"{own} {type(module).__name__}".lower())
-        for name, parameter in module.named_parameters(recurse=False):
-            if norm or _SHIFT_OR_SCALE.search(own if keyed else name):
-                found.add(id(parameter))
-    return found
+    if isinstance(module, nn.ParameterDict | nn.ParameterList):  # keys name nothing
+        name = own
+    # A projection or a table inside a normalisation is one all the same.
+    kind = "" if isinstance(module, nn.Linear | nn.Embedding) else f"{own} {type(module).__name__}"
+    return bool(_SHIFT_OR_SCALE.search(name) or re.search("norm(?!al)", kind.lower()))
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """A group per role that occurs of the trained parameters; vectors are not decayed."""
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     tables = {id(p) for module in embeddings for p in module.parameters(recurse=False)}
-    vectors = _shifts_and_scales(model)
+    vectors = {
+        id(p)
+        for path, module in model.named_modules()
+        for name, p in module.named_parameters(recurse=False)
+        if p.dim() < 2 or _shifts_or_scales(path.rpartition(".")[2], module, name)
+    }
     layered = {id(p) for layer in find_layers(model) for p in layer.parameters()}
 
     def role_of(parameter: nn.Parameter) -> Role:
-        if parameter.dim() < 2 or id(parameter) in vectors:
+        if id(parameter) in vectors:
             return Role.vector
         if id(parameter) in tables:
             return Role.embedding

@@ -113,7 +113,9 @@ class Shaped(nn.Module):
 
 def test_biases_and_gains_of_any_shape_are_not_decayed() -> None:
     model = Shaped()
-    decayed = {id(p) for g in parameter_groups(model, 1.0) if g["weight_decay"] for p in g["params"]}
+    decayed = {
+        id(p) for g in parameter_groups(model, 1.0) if g["weight_decay"] for p in g["params"]
+    }
     assert {name for name, p in model.named_parameters() if id(p) in decayed} == {
         "input_norm.0.weight", "relative_attention_bias.weight", "biased", "normal_weight",
     }  # fmt: skip
