@@ -38,7 +38,7 @@ FORMER_VALUES: dict[str, Any] = {
 not part of the identity, so that runs and sweeps from before it keep their names. Frozen weights
 had the format of all weights: None in the plan's answers."""
 
-NUMERICS_VERSION = 2
+NUMERICS_VERSION = 3
 """Raise it when the same configuration and data would be trained by other mathematics: no run is
 then continued from a checkpoint of the old ones, nor answered from their records."""
 
