@@ -102,10 +102,9 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
         f"supports_{name}": supports(raw, task, name)
         for name in ("sdpa", "flash_attn", "flex_attn")
     }
-    parts = [part for part in (raw, raw.get("text_config")) if isinstance(part, dict)]
+    asks = '"output_router_logits": true' in json.dumps(raw)  # or its part for text does
     # Switch Transformers' class has an argument for it, and does not read the configuration.
     reads = "config.output_router_logits" in router_source(kind, task)
-    asks = any(part.get("output_router_logits") is True for part in parts)
     found["asks_router_loss"] = asks and reads
     if _saved_by(raw).endswith("ForSequenceClassification"):
         found["label_names"] = _label_names(raw)

@@ -230,23 +230,21 @@ def from_logits(
     return take(model(**batch.inputs).logits, batch.labels, smoothing, batch.sources)
 
 
-def with_router(
-    take: LossFunction, model: nn.Module, batch: MicroBatch, *args: Any, **how: Any
-) -> Tensor:
+def with_router(take: LossFunction, model: nn.Module, batch: MicroBatch, **how: Any) -> Tensor:
     """Return the loss that `take` gives, in training with the micro-batch's router loss.
 
     Shape (3 + sources,): the trained sum, that of each source, and without gradient the summed
     cross-entropy and the router loss. A micro-batch counts by its targets, as in the cross-entropy.
     """
     if not torch.is_grad_enabled():  # evaluations go by the cross-entropy
-        return take(model, batch, *args, **how)
+        return take(model, batch, **how)
     answers = []
 
     def kept(**inputs: Any) -> Any:
         answers.append(model(**{"labels": batch.labels, **inputs}, output_router_logits=True))
         return answers[0]
 
-    loss = take(kept, batch, *args, **how).reshape(-1)
+    loss = take(kept, batch, **how).reshape(-1)
     share = (answers[0].loss * (batch.labels != IGNORED).sum()).reshape(1)
     return torch.cat([loss[:1] + share, loss[1:], loss[:1].detach(), share.detach()])
 
