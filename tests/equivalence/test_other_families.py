@@ -3,13 +3,16 @@
 Each checkpoint is made here. A step is compared with the padded rows, or with the plain loss.
 """
 
+import json
+
 import pytest
 import transformers
-from checkpoints import VOCABULARY
+from checkpoints import VOCABULARY, save_checkpoint
 from equivalence_compare import largest_difference
 
 from eke.common.errors import ConfigError, RunError
 from eke.models.checkpoints.architecture import change_of_logits, keeps_samples_apart
+from eke.plan.record import metrics
 
 SIZES = {
     "hidden_size": 32,
@@ -80,6 +83,42 @@ def test_the_fused_loss_is_the_same_step(kind, checkpoint, curve_of, baseline_of
     typed = base(checkpoint(kind))
     fused = curve_of(*typed, "kernels=fused_linear_cross_entropy")
     assert largest_difference(baseline_of(*typed), fused) < 1e-5
+
+
+def routed_curve(job) -> list[float]:
+    """Cross-entropy, router loss and gradient norm of each step, one after the other."""
+    rows, _ = metrics.read_rows(job.paths.metrics)
+    names = (metrics.LOSS, metrics.ROUTER_LOSS, metrics.GRAD_NORM)
+    return [row[name] for row in rows if metrics.LOSS in row for name in names]
+
+
+@pytest.mark.slow
+def test_a_router_loss_with_other_techniques(tmp_path, job_of) -> None:
+    """The same step by each, and the saved flag is the checkpoint's."""
+    folder = save_checkpoint(tmp_path / "moe", "mixtral", output_router_logits=True,
+                             router_aux_loss_coef=0.5)  # fmt: skip
+    typed = (*base(folder), "train.record_grad_norm=true")
+    techniques = {
+        "fused": ("kernels=fused_linear_cross_entropy",), "trainer": ("engine=trainer",),
+        "checkpointing": ("memory=checkpointing",), "free": ("data.packing=padding_free",),
+        "offload": ("memory=activation_offload",), 
+        "typed": ("task.router_loss=0.5",),
+    }  # fmt: skip
+    plain = job_of("plain", *typed)
+    curves = {name: routed_curve(job_of(name, *typed, *more)) for name, more in techniques.items()}
+    right = routed_curve(plain)
+    assert {
+        name: curve for name, curve in curves.items() if curve != pytest.approx(right, rel=1e-5)
+    } == {}
+    half, parts = (
+        routed_curve(job_of(name, *typed, *more, "batch.per_device=2", "batch.accumulation=2"))
+        for name, more in (("half", ()), ("parts", ("engine=trainer",)))
+    )
+    assert half[0] == pytest.approx(right[0])
+    assert half[1] != pytest.approx(right[1], rel=1e-4), "a mean over each micro-batch"
+    assert parts == pytest.approx(half, rel=1e-5)
+    saved = json.loads((plain.paths.model / "config.json").read_text())
+    assert saved["output_router_logits"] is True
 
 
 def refused(typed: tuple[str, ...], make_plan) -> list[str]:

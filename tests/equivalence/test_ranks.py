@@ -241,6 +241,19 @@ def routed_checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shared", ["ddp", "fsdp", "zero2"])
+def test_a_router_loss_is_a_mean_over_the_micro_batches_of_all_ranks(
+    shared, curve_of, train_ranks
+) -> None:
+    base = (*TINY, "model=tiny_moe", "data=synthetic", "data.seq_len=16", "data.lengths=uniform",
+            "data.min_len=5", "data.num_samples=16", "data.num_eval_samples=2", "train.steps=2",
+            "batch.per_device=2", "task.router_loss=0.5")  # fmt: skip
+    one = curve_of(*base, "batch.accumulation=2")
+    folder = train_ranks(*base, f"distributed={shared}")
+    assert largest_difference(one, logged(folder)) < 1e-5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ["ddp", "fsdp", "zero3"])
 def test_experts_that_a_rank_does_not_reach_train(
     shared, routed_checkpoint, baseline_of, train_ranks

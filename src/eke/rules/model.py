@@ -15,6 +15,7 @@ from eke.config.schema import (
     T5Model,
 )
 from eke.data.sources import BYTES, tokenizer_of
+from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import head_width
 from eke.models.sizes import BFLOAT16_BYTES, computed_formats, decide_formats
 from eke.rules.rule import Facts, Rule, unsafe, without_benefit, without_effect
@@ -122,7 +123,18 @@ STRETCHED_FROM = 8192
 ROTARY = "Su et al. 2021, arXiv:2104.09864"
 HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
 
+
 RULES = (
+    Rule(
+        id="router_loss_needs_router",
+        key="task.router_loss",
+        when=lambda f: (
+            f.config.task.router_loss not in ("auto", "off") and router_loss(f.config) is None
+        ),
+        why="must be auto or off, or a number above 0 if transformers' class adds such a loss",
+        fix=Fix("task.router_loss=auto"),
+        source="the forward pass of the class of model and task",
+    ),
     Rule(
         id="task_needs_other_model",
         key="task",

@@ -18,6 +18,7 @@ from eke.estimate.memory import Forecast, Verdict, known_forecast
 from eke.estimate.memory.predict_memory import with_room
 from eke.estimate.memory.render_memory import METHODS, as_record, dominant, wrapped
 from eke.estimate.time import StepTime, forecast_time, predicted_step, slowdown
+from eke.models.checkpoints.architecture import router_loss
 from eke.models.sizes import predicted_frac
 from eke.plan.planner import Plan, replan
 from eke.plan.record import Outcome, Record
@@ -72,6 +73,8 @@ def techniques_for(plan: Plan, groups: Iterable[tuple[str, ...]]) -> list[Techni
 def smaller_batches(plan: Plan) -> Techniques:
     """The same samples per step in smaller micro-batches, the largest first."""
     config, size, found = plan.config, plan.batch.per_device, []
+    if router_loss(config) is not None:
+        return ()  # it is a mean over each micro-batch
     for part in range(size - 1, 0, -1):
         if size % part:
             continue

@@ -25,6 +25,7 @@ from eke.estimate.memory import (
     room_for_a_batch,
 )
 from eke.hardware import Device, bfloat16_units, usable_cores
+from eke.models.checkpoints.architecture import router_loss
 from eke.plan.fine_tuning import LR, SAMPLES, SET_BY, usual_values
 from eke.plan.planner import Decision, Plan, RecipeDecision, make_plan, replan, with_batch
 from eke.plan.planner.samples import plan_batch, possible_batches, samples_to_keep
@@ -157,6 +158,8 @@ def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision
     expected = f"{format_bytes(found.peak.expected)} expected{how}"
     expected += f"{_why_not_traced(found)} of {format_bytes(capacity + reserve)}"
     expected += f" for tensors, {format_bytes(reserve)} of it for others" if reserve else ""
+    if router_loss(plan.config) is not None:
+        what = "kept, since task.router_loss is a mean over each micro-batch"
     words = [f"auto: {what}: {expected}"]
     if chosen.how != "predicted":
         words.append("tried out" if chosen.how == "probed" else "as decided before")

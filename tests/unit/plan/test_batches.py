@@ -29,6 +29,16 @@ def test_every_divisor_once_and_no_sample_more_or_less(typed, target, sizes) -> 
         assert plan_config(each).batch.samples_per_step == target
 
 
+def test_a_router_loss_keeps_the_micro_batch() -> None:
+    """It is a mean over each: whatever fits, the training stays the same."""
+    routed = (*SYNTHETIC, "model=tiny_moe", "task.router_loss=0.1", "batch.target=64")
+    sizes = {}
+    for batch in ("batch=auto", "batch.per_device=4", "batch.per_device=24"):
+        found = possible_batches(config_of(*routed, batch))
+        sizes[batch] = [each.batch.per_device for each in found]
+    assert sizes == {"batch=auto": [8], "batch.per_device=4": [4], "batch.per_device=24": [16]}
+
+
 @pytest.mark.parametrize(
     "more",
     [(), TWO, ("distributed=zero2", "distributed.num_processes=2"), ("batch.eval_per_device=3",)],

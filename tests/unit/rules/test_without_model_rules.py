@@ -15,6 +15,8 @@ from unit.training.model.plans import hand_plan
 from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
 from eke.launch.processes.run_dir import claim
+from eke.models.checkpoints.architecture import router_loss
+from eke.rules import RULES, Facts
 from eke.training.model.build_model import build_model
 from eke.training.optimizer.build_optimizer import build_schedule
 
@@ -35,6 +37,16 @@ def test_stretching_changes_the_frequencies_of_short_sequences_too() -> None:
     )
     assert not torch.equal(plain, stretched)
     assert stretched.min() == plain.min() / 8, "the slowest one by the whole factor"
+
+
+@pytest.mark.parametrize("typed", ["0.1", "aut", "-1", "0", "nan"])
+def test_a_router_loss_without_a_router_is_none(typed) -> None:
+    for model in ("tiny", "tiny_moe"):
+        plan = hand_plan(f"model={model}", f"task.router_loss={typed}")
+        trains = router_loss(plan.config) is not None
+        assert trains == (model == "tiny_moe" and typed == "0.1")
+        found = {rule.id for rule in RULES if rule.when(Facts(plan.config, plan.device))}
+        assert ("router_loss_needs_router" in found) != trains
 
 
 def test_special_ids_among_random_ones_end_texts_early(tmp_path) -> None:

@@ -192,6 +192,12 @@ def test_smaller_batches_keep_the_samples_of_a_step() -> None:
     assert size * count == plan.batch.samples_per_step
 
 
+def test_no_smaller_batch_is_advised_beside_a_router_loss() -> None:
+    typed = (*WORK, "model=tiny_moe", "batch.per_device=8")
+    assert smaller_batches(plan_of(*typed))
+    assert smaller_batches(plan_of(*typed, "task.router_loss=0.1")) == ()
+
+
 def test_nothing_makes_room_in_nothing() -> None:
     plan = cramped(share=0.001)
     assert advise(plan) == []

@@ -63,6 +63,9 @@ class Task(OptionGroup):
     """What the model learns to predict."""
 
     option: str = "causal_lm"
+    router_loss: str = "auto"
+    """Loss that balances the experts of a mixture. auto: if the checkpoint's config.json has
+    output_router_logits=true. off, or the coefficient of its auxiliary loss."""
     problem = ProblemType.single  # no key but of classification
 
 

@@ -64,7 +64,7 @@ class LlamaModel(Model):
 
 @dataclass
 class MixtralModel(LlamaModel):
-    """Llama-style decoder whose feed-forward is a mixture of experts, without a balancing loss."""
+    """Llama-style decoder whose feed-forward is a mixture of experts."""
 
     num_local_experts: int = field(default=4, metadata=at_least(1))
     """Feed-forward networks per layer."""
@@ -149,6 +149,8 @@ class PretrainedModel(Model):
     """Filled in, likewise."""
     supports_flex_attn: bool | None = None
     """Filled in, likewise."""
+    asks_router_loss: bool = False
+    """Filled in: config.json asks for a router loss, and the class of the task adds one."""
     type_vocab_size: int = field(default=0, metadata=at_least(0))
     """Filled in for BERT."""
     num_decoder_layers: int | None = field(default=None, metadata=at_least(0))

@@ -8,8 +8,10 @@ looks at the built model before it trains (`eke.training.model.unused`): source 
 """
 
 import ast
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -174,6 +176,26 @@ def change_of_logits(model_type: str, task: str) -> str | None:
         return f"cap {capped[1]}"
     scaled = re.fullmatch(rf"logits ([*/]) {name}", text)
     return " ".join(scaled.groups()) if scaled else None if text else ""
+
+
+@cache
+def router_source(model_type: str, task: str) -> str:
+    """Return the source of a class's forward pass if it adds a router loss, else ""."""
+    forward = _of_class(model_type, task, "forward")
+    source = "" if forward is None else ast.unparse(forward)
+    return source if "aux_loss" in source else ""
+
+
+def router_loss(config: Config) -> str | float | None:
+    """Return the coefficient of the trained router loss, "auto" for the checkpoint's, or None."""
+    typed = config.task.router_loss
+    if typed == "auto":
+        return typed if getattr(config.model, "asks_router_loss", False) else None
+    kind = getattr(config.model, "model_type", family_of(config).name)
+    weighs = re.search(r"self\.\w*aux_loss_coef", router_source(kind, config.task.option))
+    with suppress(ValueError):  # off, and what a rule rejects
+        return float(typed) if weighs and 0 < float(typed) < math.inf else None
+    return None
 
 
 def _assigned(statement: ast.AST) -> set[str]:

@@ -34,6 +34,7 @@ from eke.config.schema import (
 )
 from eke.config.schema.codec import make_converter
 from eke.hardware import Device, machine_fingerprint, usable_cores
+from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import FLOAT32_BYTES, Role, Tokens, family_of
 from eke.models.sizes import (
     STAGE,
@@ -94,6 +95,9 @@ def make_plan(
     steps = _plan_steps(config, batch, data, decisions)
     compute = _plan_compute(config, device, steps.warmup, decisions)
     _plan_peft(config, decisions)
+    if router_loss(config) is not None:
+        reason = "a mean over each micro-batch: another batch.per_device is another training"
+        decisions.append(Decision("task.router_loss", config.task.router_loss, reason))
     theirs = read_user_settings(config)
     deepspeed, hints = _plan_deepspeed(config, batch, device, theirs, decisions)
     resolved = _resolved(config, batch, steps, compute, theirs) | _plan_rank(config, decisions)
@@ -182,6 +186,7 @@ def _resolved(
         "precision.evaluation": compute.eval_autocast or compute.weights,
         "dataloader.pin_memory": compute.pin_memory,
         "optimizer.implementation": compute.optimizer_implementation,
+        "task.router_loss": router_loss(config),
     }
     if isinstance(config.model, PretrainedModel):
         # model.content says what they name; nor does it matter which branch led to a commit.

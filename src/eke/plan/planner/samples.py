@@ -27,6 +27,7 @@ from eke.config.schema import (
 )
 from eke.data import sources
 from eke.data.sources import Manifest, PrepareRequest, Store, Vocabulary
+from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import family_of
 from eke.plan.planner.inputs import DATA, inputs_of
 from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
@@ -380,12 +381,15 @@ def samples_to_keep(config: Config) -> int:
 def possible_batches(config: Config) -> list[Config]:
     """The configuration with each micro-batch that keeps its samples per step, the smallest first.
 
-    Its samples per step are a multiple of its processes.
+    Its samples per step are a multiple of its processes. A router loss keeps the micro-batch.
     """
     target = samples_to_keep(config)
     each = target // config.distributed.num_processes
     small = [size for size in range(1, int(each**0.5) + 1) if each % size == 0]
     sizes = sorted({*small, *(each // size for size in small)})
+    if router_loss(config) is not None:
+        kept = config.batch.per_device or DEFAULT_PER_DEVICE
+        sizes = [max(size for size in sizes if size <= kept)]
     batch = replace(config.batch, option="fixed", target=target)
     return [replace(config, batch=replace(batch, per_device=size)) for size in sizes]
 

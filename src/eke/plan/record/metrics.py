@@ -29,6 +29,8 @@ LINE_LIMIT = 1 << 20
 STEP = "train/global_step"
 ATTEMPT = "attempt"
 LOSS = "train/loss"
+ROUTER_LOSS = "train/router_loss"
+"""With its coefficient: of the step's micro-batches the mean, each weighted by its targets."""
 GRAD_NORM = "train/grad_norm"
 EVAL_LOSS = "eval/loss"
 BITS_PER_BYTE = "eval/bits_per_byte"

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from eke.config.schema import Conversations, Packing, Synthetic
 from eke.data.preparation.untrusted import load
 from eke.data.sources import Draws
+from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan, plans_of_sources
@@ -41,8 +42,10 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
     multiple = config.data.pad_to_multiple_of or 1
     padded = is_ragged(config) or multiple > 1
     return Collator(
-        # A causal model never sees what comes after a token, and padding comes last.
-        needs_mask=padded and not family_of(config).is_decoder and not is_packed(config),
+        # A causal model never sees what comes after a token; its router loss counts padding.
+        needs_mask=padded
+        and not is_packed(config)
+        and (not family_of(config).is_decoder or router_loss(config) is not None),
         pad=plan.vocabulary.pad,
         multiple=multiple,
         left=left,

@@ -180,13 +180,12 @@ class LossOnDevice(nn.Module):
         """Where forward passes ran; the copies share this set."""
 
     def forward(self, labels: Tensor, sources: Tensor | None = None, **inputs: Tensor) -> Tensor:
-        """The loss summed over this device's rows, shape (1, 1), or (1, 1 + sources) of a mix."""
+        """The loss summed over this device's rows and its parts, shape (1, parts)."""
         self.devices.add(str(labels.device))
         with self.formats.autocast():
             # The counts are those of all rows, and the caller has them.
             batch = MicroBatch(inputs, labels, 0, 0, 0, sources=sources)
-            loss = self.loss(self.model, batch)
-            return loss.reshape(1, 1 if sources is None else 1 + sources.shape[-1])
+            return self.loss(self.model, batch).reshape(1, -1)
 
 
 def build_data_parallel(

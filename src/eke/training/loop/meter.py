@@ -46,7 +46,7 @@ class StepNote:
     stamps: list[tuple[str, Any]]
     """Phase that starts, and when; the last one is the end."""
     loss: Tensor
-    """Summed over this rank's targets; of a mix (1 + sources,), as of `with_parts`."""
+    """Summed over this rank's targets, as of `with_parts` or `with_router`."""
     grad_norm: Tensor | None
     """None if not needed."""
     learning_rate: float
@@ -131,10 +131,15 @@ class Meter:
         seconds = dict.fromkeys(metrics.PHASES, 0.0)
         for (phase, start), (_, end) in zip(note.stamps, note.stamps[1:], strict=False):
             seconds[phase] += self.clock.seconds(start, end)
+        router = {}
+        if len(parts) > len(self.sources):
+            *parts, loss, share = parts
+            router = {metrics.ROUTER_LOSS: share / note.totals.num_targets}
         row: metrics.Row = {
             metrics.STEP: note.step + 1,
             metrics.ATTEMPT: self.attempt,
             metrics.LOSS: loss / note.totals.num_targets,
+            **router,
             **({} if grad_norm is None else {metrics.GRAD_NORM: grad_norm}),
             "train/learning_rate": note.learning_rate,
             metrics.STEP_TIME: sum(seconds.values()),

@@ -223,7 +223,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         enter(job, "forward")
         with job.offload:
             smoothing = self.args.label_smoothing_factor
-            loss = job.loss(model, inputs[MICRO_BATCH], smoothing)
+            loss = job.loss(model, inputs[MICRO_BATCH], smoothing=smoothing)
         job.cache_release.after_forward(self.steps.step)
         job.meter.enter("backward")
         self.steps.loss = self.steps.loss + loss.detach()

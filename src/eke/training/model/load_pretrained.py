@@ -210,8 +210,6 @@ def checkpoint_configuration(plan: Plan) -> Any:
     loaded.use_cache = False
     if config.task.option in ("causal_lm", "masked_lm"):
         loaded.tie_word_embeddings = model.tie_word_embeddings  # as the tensors say
-    if getattr(loaded, "output_router_logits", False):
-        loaded.output_router_logits = False  # nothing adds their loss
     if isinstance(config.task, SequenceClassification):
         if loaded.num_labels != config.task.num_labels:
             loaded.num_labels = config.task.num_labels

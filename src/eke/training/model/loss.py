@@ -5,9 +5,11 @@ global batch it is that batch's mean, however it was cut. transformers' own loss
 some ignore `num_items_in_batch` (docs/explanation/loss.md).
 """
 
+import fnmatch
 import functools
 import inspect
 import sys
+import types
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 
 from eke.common.errors import RunError
 from eke.common.text import IGNORED
-from eke.models.checkpoints.architecture import logits_change
+from eke.models.checkpoints.architecture import logits_change, router_loss
 from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
@@ -75,11 +77,13 @@ class LossHead(nn.Module):
         self.expected: tuple[Tensor, Tensor | None, float, bool, Tensor | None] | None = None
         """Of the forward pass under way: labels (...); places of those that count in the flattened
         labels, None for all; `smoothing`, `compiled` and `sources` as of `fused_loss_sum`."""
+        self.answer: Tensor | None = None
+        """Of the pass under way, if the class changes its logits."""
         self.projected: tuple[int, int] | None = None
         """Positions that the last pass with labels projected, and all there were; not compiled."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The loss as of `with_parts` of `hidden` (..., width); without labels, the logits."""
+        """The loss as of `with_parts`, (parts,), of `hidden` (..., width); or else the logits."""
         if self.expected is None:
             return F.linear(hidden, self.weight, self.bias)
         labels, places, smoothing, compiled, sources = self.expected
@@ -92,13 +96,17 @@ class LossHead(nn.Module):
         if not torch.compiler.is_compiling():
             self.projected = len(vectors), hidden.shape[:-1].numel()
         if self.fused:
-            return fused_loss_sum(
+            loss = fused_loss_sum(
                 vectors, self.weight, self.bias, labels, smoothing, compiled, sources, self.change
             )
-        take = compiled_loss_sum() if compiled else loss_sum
-        logits = F.linear(vectors, self.weight, self.bias)
-        logits = logits if self.change == UNCHANGED else change_logits(logits, self.change)
-        return take(logits, labels, smoothing, sources)
+        else:
+            take = compiled_loss_sum() if compiled else loss_sum
+            logits = F.linear(vectors, self.weight, self.bias)
+            logits = logits if self.change == UNCHANGED else change_logits(logits, self.change)
+            loss = take(logits, labels, smoothing, sources)
+        loss = loss.reshape(-1)  # a class that adds a router loss asks for its last dimension
+        self.answer = None if self.change == UNCHANGED else loss
+        return loss
 
 
 def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
@@ -132,23 +140,22 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
         how = kwargs.pop("smoothing", 0.0), kwargs.pop("compiled", False)
         sources = kwargs.pop("sources", None)
         head.expected = None if labels is None else (labels, places, *how, sources)
-        return args, kwargs
+        return args, kwargs | ({"labels": labels} if "output_router_logits" in kwargs else {})
 
     model.register_forward_pre_hook(hand_over, with_kwargs=True)
 
 
 def _skip_change(owner: Any, child: str) -> None:
     """Let a model that does something to its logits leave that to its head when that has labels."""
-    from transformers.modeling_outputs import CausalLMOutput
-
     kind = type(owner)
 
     def forward(self: Any, *args: Any, **inputs: Any) -> Any:
         head = getattr(self, child)
-        if head.expected is None:
-            return kind.forward(self, *args, **inputs)
-        given = {name: value for name, value in inputs.items() if value is not None}
-        return CausalLMOutput(logits=head(self.base_model(*args, **given)[0]))
+        has_labels = head.expected is not None
+        out = kind.forward(self, *args, **inputs)
+        if has_labels:
+            out.logits, head.answer = head.answer, None
+        return out
 
     members = {"forward": forward, "__module__": kind.__module__}
     owner.__class__ = type(kind.__name__, (kind,), members)
@@ -166,7 +173,8 @@ LossFunction = Callable[..., Tensor]
 
 def build_loss(plan: Plan) -> LossFunction:
     """How the plan gets from a micro-batch to its loss."""
-    return from_loss_head if has_fused_loss(plan) or is_sparse(plan) else from_logits
+    loss = from_loss_head if has_fused_loss(plan) or is_sparse(plan) else from_logits
+    return loss if router_loss(plan.config) is None else partial(with_router, loss)
 
 
 def build_compiled_loss(plan: Plan) -> LossFunction:
@@ -199,6 +207,8 @@ def is_sparse(plan: Plan) -> bool:
 
 def apply_loss(plan: Plan, model: nn.Module) -> None:
     """Prepare the model for what `build_loss` gives; RunError if its head cannot be replaced."""
+    if (coefficient := router_loss(plan.config)) is not None:
+        _prepare_router_loss(model, coefficient)
     if has_fused_loss(plan) or is_sparse(plan):
         put_loss_head(model, has_fused_loss(plan), logits_change(plan.config) or "")
 
@@ -207,10 +217,9 @@ def from_loss_head(
     model: nn.Module, batch: MicroBatch, smoothing: float = 0.0, compiled: bool = False
 ) -> Tensor:
     """The model's head answers with the loss itself."""
-    how = {"smoothing": smoothing or None, "compiled": compiled or None, "sources": batch.sources}
-    given = {name: value for name, value in how.items() if value is not None}
-    loss: Tensor = model(**batch.inputs, labels=batch.labels, places=batch.places, **given).logits
-    return loss
+    how = {"smoothing": smoothing, "compiled": compiled, "sources": batch.sources}
+    loss: Tensor = model(**batch.inputs, labels=batch.labels, places=batch.places, **how).logits
+    return loss if loss.numel() > 1 else loss[0]
 
 
 def from_logits(
@@ -219,6 +228,48 @@ def from_logits(
     """Cross-entropy of all logits at once."""
     take = compiled_loss_sum() if compiled else loss_sum
     return take(model(**batch.inputs).logits, batch.labels, smoothing, batch.sources)
+
+
+def with_router(take: LossFunction, model: nn.Module, batch: MicroBatch, **how: Any) -> Tensor:
+    """Return the loss that `take` gives, in training with the micro-batch's router loss.
+
+    Shape (3 + sources,): the trained sum, that of each source, and without gradient the summed
+    cross-entropy and the router loss. A micro-batch counts by its targets, as in the cross-entropy.
+    """
+    if not torch.is_grad_enabled():  # evaluations go by the cross-entropy
+        return take(model, batch, **how)
+    answers = []
+
+    def kept(**inputs: Any) -> Any:
+        answers.append(model(**{"labels": batch.labels, **inputs}, output_router_logits=True))
+        return answers[0]
+
+    loss = take(kept, batch, **how).reshape(-1)
+    share = (answers[0].loss * (batch.labels != IGNORED).sum()).reshape(1)
+    return torch.cat([loss[:1] + share, loss[1:], loss[:1].detach(), share.detach()])
+
+
+def _plain_model(model: nn.Module) -> Any:
+    """Return transformers' own model inside of PEFT's."""
+    return cast(Any, model).get_base_model() if is_adapted(model) else model
+
+
+def _prepare_router_loss(model: nn.Module, coefficient: str | float) -> None:
+    """Let `model(labels=..., output_router_logits=True).loss` be the weighted router loss only.
+
+    Each family adds it in its own way to a cross-entropy, which is zero here.
+    """
+    plain = _plain_model(model)
+    plain.loss_function = lambda logits, *_, **__: logits.new_zeros((), dtype=torch.float32)
+    kind, forward = type(plain), inspect.unwrap(type(plain).forward)
+    if "CrossEntropyLoss" in forward.__code__.co_names:  # Switch Transformers, NLLB-MoE
+        names = {**forward.__globals__, "CrossEntropyLoss": lambda **_: plain.loss_function}
+        own = types.FunctionType(forward.__code__, names, None, forward.__defaults__)
+        members = {"forward": own, "__module__": kind.__module__}
+        plain.__class__ = type(kind.__name__, (kind,), members)
+    for name in fnmatch.filter(vars(plain), "*aux_loss_coef"):
+        if coefficient != "auto":
+            setattr(plain, name, coefficient)
 
 
 Shift = Callable[[Tensor], Tensor]
@@ -271,8 +322,7 @@ def apply_kernels(plan: Plan, model: nn.Module) -> None:
         return
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
-    adapted: Any = model
-    plain: nn.Module = adapted.get_base_model() if is_adapted(model) else model
+    plain = _plain_model(model)
     _apply_liger_kernel_to_instance(
         model=plain,
         cross_entropy=False,

@@ -3,6 +3,7 @@
 Sharding and offloading bring their own `Update`; the loop knows only this interface.
 """
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -198,16 +199,35 @@ Groups = list[dict[str, Any]]
 it can lie in a checkpoint."""
 
 
+_SHIFT_OR_SCALE = re.compile(r"(^|_)(bias(es)?|beta|gamma|gain|norm|scales?|ia3_l)(_|$)")
+
+
+def _shifts_or_scales(own: str, module: nn.Module, name: str) -> bool:
+    """Return whether a module's parameter is a bias, gain or normalisation weight of any shape.
+
+    gpt_oss has a bias for each expert and Cohere a gain for each head. `own` names the module.
+    """
+    if isinstance(module, nn.ParameterDict | nn.ParameterList):  # keys name nothing
+        name = own
+    # A projection or a table inside a normalisation is one all the same.
+    kind = "" if isinstance(module, nn.Linear | nn.Embedding) else f"{own} {type(module).__name__}"
+    return bool(_SHIFT_OR_SCALE.search(name) or re.search("norm(?!al)", kind.lower()))
+
+
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """A group per role that occurs of the trained parameters; vectors are not decayed."""
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     tables = {id(p) for module in embeddings for p in module.parameters(recurse=False)}
-    # IA3's scales have two dimensions and multiply like a vector: decay would move them from 1.
-    scales = {id(p) for name, p in model.named_parameters() if ".ia3_l." in name}
+    vectors = {
+        id(p)
+        for path, module in model.named_modules()
+        for name, p in module.named_parameters(recurse=False)
+        if p.dim() < 2 or _shifts_or_scales(path.rpartition(".")[2], module, name)
+    }
     layered = {id(p) for layer in find_layers(model) for p in layer.parameters()}
 
     def role_of(parameter: nn.Parameter) -> Role:
-        if parameter.dim() < 2 or id(parameter) in scales:
+        if id(parameter) in vectors:
             return Role.vector
         if id(parameter) in tables:
             return Role.embedding

@@ -16,6 +16,7 @@ from dataclasses import replace
 from eke.common.text import format_bytes
 from eke.config.schema import Compute, Packing
 from eke.estimate.memory import Verdict
+from eke.models.checkpoints.architecture import router_loss
 from eke.models.sizes import is_ragged, most_predicted, why_not_fused
 from eke.rules.techniques import TECHNIQUES, Published
 from eke.tuning.chooser import Axis, Change, Chooser, Combination, RecipeOption, Situation
@@ -47,7 +48,7 @@ BATCH_AUTO = ("batch=auto",)
 
 def batch(situation: Situation) -> Question | None:
     """The largest micro-batch; the samples of an optimizer step stay."""
-    if situation.device.memory_bytes is None:
+    if situation.device.memory_bytes is None or router_loss(situation.config) is not None:
         return None
     why = "one pass over all samples of a step, or as many as fit, leaves the fewest launches"
     return Question(BATCH, (RecipeOption(BATCH_AUTO, why),))

@@ -14,6 +14,7 @@ from eke.config.schema.codec import make_converter
 from eke.estimate.memory import Forecast, Verdict, known_forecast
 from eke.estimate.time import compile_seconds, steps_to_pay
 from eke.hardware import Device
+from eke.models.checkpoints.architecture import router_loss
 from eke.plan.planner import Plan, possible_batches, replan, with_batch
 from eke.rules.techniques import CUDA, QUARTER_BATCH, TECHNIQUES, Numerics, group_of
 from eke.tuning.chooser import Findings, combine, findings
@@ -198,7 +199,8 @@ def _composed(composed: Composed, value: Value, config_dir: Path | None) -> Conf
 
 def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
     """The same samples per step, with an open micro-batch; None where devices cannot share them."""
-    if target % config.distributed.num_processes:
+    kept = 1 if router_loss(config) is None else baseline.batch.per_device
+    if target % (kept * config.distributed.num_processes):
         return None
     size = min(baseline.batch.per_device, target // config.distributed.num_processes)
     batch = replace(config.batch, option="fixed", target=target, accumulation=None, per_device=size)

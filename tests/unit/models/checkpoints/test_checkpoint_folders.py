@@ -21,6 +21,7 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.config.schema.codec import make_converter
 from eke.models.checkpoints import resolve_model
+from eke.models.checkpoints.architecture import router_loss
 from eke.models.checkpoints.locate import Located, resolve_tokenizer
 from eke.models.checkpoints.resolve import weight_files
 from eke.models.families import FAMILIES as RECORDS
@@ -177,6 +178,20 @@ def test_the_plan_survives_json(saved):
     plan = plan_of(saved["mixtral"])
     plain = json.loads(json.dumps(make_converter().unstructure(plan)))
     assert make_converter().structure(plain, Plan) == plan
+
+
+@pytest.mark.parametrize(
+    ("flag", "typed", "wanted"),
+    [(True, "auto", "auto"), (False, "auto", None), (True, "off", None), (False, "0.5", 0.5)],
+)
+def test_a_router_loss_is_trained_where_it_is_asked_for(flag, typed, wanted, tmp_path):
+    path = save_checkpoint(tmp_path / "moe", "mixtral", output_router_logits=flag)
+    plan = plan_of(path, f"task.router_loss={typed}")
+    assert plan.config.model.asks_router_loss is flag
+    assert router_loss(plan.config) == wanted
+    said = [decision.reason for decision in plan.decisions if decision.key == "task.router_loss"]
+    assert len(said) == (wanted is not None)
+    assert all("batch.per_device" in reason for reason in said)
 
 
 def test_sizes_cannot_be_typed(folder):

@@ -7,7 +7,13 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from eke.models.checkpoints.architecture import MAPPINGS, class_attribute, first_position, supports
+from eke.models.checkpoints.architecture import (
+    MAPPINGS,
+    class_attribute,
+    first_position,
+    router_source,
+    supports,
+)
 
 FLAGS = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
 
@@ -39,6 +45,21 @@ def test_flags_are_those_of_the_imported_class(kind) -> None:
 def test_both_answers_are_among_them() -> None:
     found = {kind: class_attribute(kind, "causal_lm", "_supports_sdpa") for kind in SOME}
     assert {found["llama"], found["gemma2"], found["t5"]} == {True, False, None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "adds", "reads"),
+    [
+        ("mixtral", True, True), ("qwen3_moe", True, True), ("jetmoe", True, True),
+        ("nllb-moe", True, True), ("switch_transformers", True, False),
+        ("deepseek_v3", False, False), ("llama", False, False), ("nobodys", False, False),
+    ],
+)  # fmt: skip
+def test_what_a_class_does_with_router_logits(kind, adds, reads) -> None:
+    sources = [router_source(kind, task) for task in MAPPINGS]
+    assert any(sources) == adds
+    assert any("config.output_router_logits" in source for source in sources) == reads
+    assert not router_source(kind, "sequence_classification")
 
 
 def test_an_unknown_model_type_tells_nothing() -> None:

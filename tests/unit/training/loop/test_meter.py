@@ -85,6 +85,18 @@ def test_a_row_says_everything_about_its_step() -> None:
     }
 
 
+@pytest.mark.parametrize("sources", [(), ("a", "b")], ids=["one", "mix"])
+def test_a_router_loss_is_beside_the_cross_entropy(sources) -> None:
+    """As of `with_router`: what is trained, the sources, and its two parts."""
+    meter = Meter(FakeClock(ONE_STEP), attempt=0, timed_from=0, sources=sources)
+    parts = [12.0, *(3.0, 5.0)[: len(sources)], 8.0, 4.0]
+    each = [(4, 4), (1, 3)] if sources else []
+    meter.end_step(0, torch.tensor(parts), None, 1e-3, StepTotals(4, 8, 256, None, *each))
+    (row,) = meter.flush()
+    assert (row[metrics.LOSS], row[metrics.ROUTER_LOSS]) == (2.0, 1.0)
+    assert [row[f"train/loss/{name}"] for name in sources] == [3.0, 5.0 / 3][: len(sources)]
+
+
 def test_phases_of_several_micro_batches_add_up() -> None:
     moments = [0.0, 1.0, 3.0, 7.0, 17.0, 37.0, 40.0]
     meter = Meter(FakeClock(moments), 0, 0)

@@ -1,6 +1,9 @@
 """Optimizers: what is decayed, which implementation, and which numbers reach it."""
 
+import re
 from collections import Counter
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,6 +48,77 @@ def test_vectors_are_not_decayed_and_frozen_weights_are_left_out() -> None:
     assert [id(p) for p in decayed["params"]] == [id(model.linear.weight)]
     wanted = {id(model.linear.bias), id(model.norm.weight), id(model.norm.bias)}
     assert {id(p) for p in rest["params"]} == wanted
+
+
+FAMILIES = {
+    "bart": ("Seq2SeqLM", {}), "bert": ("MaskedLM", {}), "bloom": ("CausalLM", {}),
+    "cohere": ("CausalLM", {"use_qk_norm": True}), "convbert": ("MaskedLM", {}),
+    "deberta-v2": ("MaskedLM", {}), "funnel": ("MaskedLM", {}), "gpt2": ("CausalLM", {}),
+    "gpt_oss": ("CausalLM", {}), "granitemoehybrid": ("CausalLM", {}), "jamba": ("CausalLM", {}),
+    "llama": ("CausalLM", {}), "mamba": ("CausalLM", {}), "mamba2": ("CausalLM", {}),
+    "mixtral": ("CausalLM", {}), "modernbert": ("MaskedLM", {}), "mpnet": ("MaskedLM", {}),
+    "nemotron_h": ("CausalLM", {}), "opt": ("CausalLM", {}), "qwen3_next": ("CausalLM", {}),
+    "recurrent_gemma": ("CausalLM", {}), "roberta-prelayernorm": ("MaskedLM", {}),
+    "rwkv": ("CausalLM", {}), "t5": ("Seq2SeqLM", {}), "xlnet": ("CausalLM", {}),
+    "zamba": ("CausalLM", {}),
+}  # fmt: skip
+"""transformers' name of an architecture -> task, and settings that its sizes need."""
+
+PAGE = Path(__file__).parents[4] / "docs" / "explanation" / "optimizers.md"
+
+
+def listed_differences(family) -> list[tuple[str, str]]:
+    """Pattern of names and who decays them, of the page's table."""
+    rows = re.findall(r"^\| `(\S+)` \| (.+?) \| (Trainer|eke) \|", PAGE.read_text(), re.M)
+    return [(pattern, who) for pattern, kinds, who in rows if family in kinds.split(", ")]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_decayed_differs_from_trainer_as_the_page_lists(family) -> None:
+    import transformers
+
+    task, settings = FAMILIES[family]
+    config = transformers.CONFIG_MAPPING[family](**settings)
+    with torch.device("meta"):
+        model = getattr(transformers, f"AutoModelFor{task}").from_config(config)
+    theirs = set(transformers.Trainer.get_decay_parameter_names(None, model))
+    mine = {id(p) for g in parameter_groups(model, 1.0) if g["weight_decay"] for p in g["params"]}
+    listed = listed_differences(family)
+    found = set()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and (name in theirs) != (id(parameter) in mine):
+            who = "Trainer" if name in theirs else "eke"
+            found |= {(p, w) for p, w in listed if w == who and fnmatch(name, p)} or {(name, who)}
+    assert found == set(listed)
+
+
+class Shaped(nn.Module):
+    """Names and shapes that no family above has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts_bias = nn.Parameter(torch.zeros(2, 3))
+        self.r_w_bias = nn.Parameter(torch.zeros(2, 3))
+        self.HeadRMSNorm = type("HeadRMSNorm", (nn.Module,), {})()
+        self.HeadRMSNorm.g = nn.Parameter(torch.ones(2, 3))
+        self.clip = nn.Module()
+        self.clip.scale = nn.Parameter(torch.ones(2, 3))
+        self.ia3_l = nn.ParameterDict({"default": nn.Parameter(torch.ones(1, 3))})
+        self.scale_of = nn.Parameter(torch.ones(1, 1, 3))
+        self.input_norm = nn.Sequential(nn.Linear(3, 3, bias=False))
+        self.relative_attention_bias = nn.Embedding(4, 2)
+        self.biased = nn.Parameter(torch.zeros(2, 3))
+        self.normal_weight = nn.Parameter(torch.zeros(2, 3))
+
+
+def test_biases_and_gains_of_any_shape_are_not_decayed() -> None:
+    model = Shaped()
+    decayed = {
+        id(p) for g in parameter_groups(model, 1.0) if g["weight_decay"] for p in g["params"]
+    }
+    assert {name for name, p in model.named_parameters() if id(p) in decayed} == {
+        "input_norm.0.weight", "relative_attention_bias.weight", "biased", "normal_weight",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("model", "task"), TINY_CASES, ids=lambda value: value)
