@@ -53,6 +53,7 @@ def main(
         arguments = split_arguments(argv, also)
         if arguments.version:
             return print_once(f"eke {eke.__version__}")
+        warn(arguments.warnings)
         if arguments.hydra_flags:
             return ask_hydra(arguments)
         if why or ALL_DEVICES in arguments.overrides:
@@ -120,6 +121,12 @@ def print_once(text: str) -> int:
     if is_first():
         speak(text)
     return EXIT_FAILED if lost() else EXIT_OK
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Print warnings about the command, once for all ranks, beside what programs read."""
+    for text in warnings if is_first() else ():
+        speak(f"warning: {text}", sys.stderr)
 
 
 def complain(text: str, code: int) -> int:

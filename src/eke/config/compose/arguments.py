@@ -36,7 +36,7 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras
-from eke.config.compose.overrides import suggest_fix
+from eke.config.compose.overrides import last_wins, suggest_fix
 from eke.config.compose.suggest import completed, nearest_key, option_for
 from eke.config.foreign_names import find_retired
 from eke.config.mixing import SHARED, source_names
@@ -95,7 +95,9 @@ class Arguments:
     """A parsed command line."""
 
     overrides: tuple[str, ...] = ()
-    """`key=value`, in command-line order."""
+    """`key=value`, in command-line order, each key once."""
+    warnings: tuple[str, ...] = ()
+    """Overrides that a later one of the same key has replaced."""
     help: str | None = None
     """--help, -h: the group to describe, empty for the first page; None without the flag."""
     version: bool = False
@@ -144,7 +146,8 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
             found = replace(found, overrides=(*found.overrides, token))
     if reader.problems:
         raise ConfigError(reader.problems)
-    return found
+    kept, warnings = last_wins(found.overrides, make_catalogue())
+    return replace(found, overrides=tuple(kept), warnings=tuple(warnings))
 
 
 def _no_utf8(token: str) -> Problem:

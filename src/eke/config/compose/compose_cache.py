@@ -15,6 +15,7 @@ from itertools import filterfalse, starmap
 from pathlib import Path
 from typing import Any
 
+import hydra
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -102,6 +103,11 @@ class Tree:
     """Group -> option."""
 
 
+def hydra_base() -> dict[str, str]:
+    """`version_base`, without which Hydra 1.3 warns, and with which 1.4 does."""
+    return {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+
+
 @contextmanager
 def hydra_state() -> Iterator[None]:
     """Set up Hydra's global state, and restore it afterwards."""
@@ -110,7 +116,7 @@ def hydra_state() -> Iterator[None]:
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="eke"):
+        with initialize_config_dir(str(conf_folder()), job_name="eke", **hydra_base()):
             yield
     finally:
         GlobalHydra.instance().hydra = before

@@ -22,7 +22,7 @@ from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
 from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
-from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_state
+from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_base, hydra_state
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.hydra_settings import LAUNCHING
 from eke.config.compose.overrides import find_problems
@@ -109,7 +109,7 @@ def _run_hydra(
     """Run Hydra's own application on a command line."""
     register()
     folder = ["--config-dir", str(catalogue.own_folder)] if catalogue.own_folder else []
-    main = hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")
+    main = hydra.main(config_path=str(conf_folder()), config_name="config", **hydra_base())
     before = sys.argv
     taken = (as_hydra_takes_it(text, catalogue) for text in overrides)
     sys.argv = [before[0], *flags, *folder, *taken]

@@ -5,6 +5,7 @@ only if it runs the sweep itself (`eke.config.compose.hydra`). Sweep values are 
 globs, and these inside lists.
 """
 
+import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from hydra.core.override_parser.types import (
     IntervalSweep,
     Override,
     RangeSweep,
+    Sweep,
     Transformer,
 )
 
@@ -103,6 +105,51 @@ def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
             yield from map(Transformer.str, _in_order(part.range(), part.shuffle))
         elif not isinstance(part, IntervalSweep):
             yield Transformer.str(part)
+
+
+def replaced_empty(value: Any) -> tuple[str, str]:
+    """Why a sweep has no values though its grammar is right, and the sweep that was meant.
+
+    Both are empty if it has values; the second also if nothing similar has.
+    """
+    parts = list(sweep_parts(value))
+    ranges = [part for part in parts if isinstance(part, RangeSweep)]
+    why = next(filter(None, map(_endless, ranges)), "" if parts else "has no values")
+    if not why and parts and len(ranges) == len(parts) and not any(map(_goes_on, ranges)):
+        why = "has no values: a range begins at or behind its end"
+    meant = [_towards_end(p) if isinstance(p, RangeSweep) else Transformer.str(p) for p in parts]
+    return why, ",".join(filter(None, meant)) if why else ""
+
+
+def _numbers(part: RangeSweep) -> tuple[float, float, float]:
+    return part.start or 0, part.stop or 0, part.step
+
+
+def _endless(part: RangeSweep) -> str:
+    """Why a range never ends; empty if it does."""
+    if not all(map(math.isfinite, _numbers(part))):
+        return "a range has finite numbers"
+    return "a range with a step of 0 has no end" if part.step == 0 else ""
+
+
+def _goes_on(part: RangeSweep) -> bool:
+    start, stop, step = _numbers(part)
+    return (stop - start) * step > 0
+
+
+def _towards_end(part: RangeSweep) -> str:
+    """A range of the same numbers that has values; empty if there is none."""
+    if not all(map(math.isfinite, _numbers(part))):
+        return ""
+    start, stop, step = _numbers(part)
+    step = abs(step or 1) if stop > start else -abs(step or 1)
+    return f"range({start},{stop},{step})" if start != stop else f"{start}"
+
+
+def has_inner_sweep(value: Any) -> bool:
+    """Whether a list or mapping holds a range, choice or glob, which Hydra cannot compose."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(isinstance(each, Sweep | Glob) or has_inner_sweep(each) for each in inner)
 
 
 def sweep_parts(value: Any) -> Iterator[Any]:

@@ -5,7 +5,7 @@ Hydra's parser parses the text; the catalogue decides whether its key and option
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -27,7 +27,13 @@ from eke.config.compose.catalogue import (
     shown,
     swept,
 )
-from eke.config.compose.hydra_settings import check_setting, is_hydras, sweep_values
+from eke.config.compose.hydra_settings import (
+    check_setting,
+    has_inner_sweep,
+    is_hydras,
+    replaced_empty,
+    sweep_values,
+)
 from eke.config.compose.suggest import (
     NUMBER_KEYS,
     completed,
@@ -63,12 +69,33 @@ def find_problems(text: str, catalogue: Catalogue, multirun: bool = False) -> li
         return [malformed]
     try:
         parsed = parse(text)
-    except Exception:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
-        return [_unparsable(text, catalogue)]
+    except Exception as error:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
+        return [_unparsable(text, catalogue, str(error))]
     problems = _check_parsed(parsed, catalogue)
     if multirun and parsed.is_sweep_override() and not is_hydras(parsed.key_or_group):
         return problems[:-1]  # the last one is that -m is needed
     return problems
+
+
+def last_wins(texts: Sequence[str], catalogue: Catalogue) -> tuple[list[str], list[str]]:
+    """Drop each override that a later one of its key or group replaces, as Hydra does; and warn.
+
+    A mapping replaces nothing, since Hydra merges it. `+key` adds and `~key` removes, so they stay,
+    to be explained.
+    """
+    last: dict[str, str] = {}
+    kept, warnings = list[str](), list[str]()
+    for text in reversed(texts):
+        key, equals, value = text.removeprefix("++").partition("=")
+        plain = key.removeprefix("+") if catalogue.is_entry(key.removeprefix("+")) else key
+        later = last.get(plain) if equals and value else None
+        if later is None:
+            kept.append(text)
+            if equals and value and not value.startswith("{"):
+                last[plain] = text
+        elif later.partition("=")[2] != value:
+            warnings.append(f"{text} has no effect: {later}, given after it, replaces it")
+    return kept[::-1], warnings[::-1]
 
 
 def suggest_fix(text: str, catalogue: Catalogue) -> Fix:
@@ -133,7 +160,7 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
     return Problem(shown(text), "", why, Fix(found) if found else Fix())
 
 
-def _unparsable(text: str, catalogue: Catalogue) -> Problem:
+def _unparsable(text: str, catalogue: Catalogue, said: str) -> Problem:
     key, _, value = text.partition("=")
     if not _KEY.fullmatch(key):
         return _unknown(key.strip("+~"), value, catalogue)
@@ -152,6 +179,8 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
     wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
     why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
+    if called := re.match(r"\w+ while evaluating '(.*?)':[ ]?(.*)", said):
+        why = f"{called[1]} has no value: {called[2] or 'Hydra cannot convert it'}; {wanted} is wanted"
     if wanted.startswith("a list"):
         bare = f"[{bare}]"
     fix = suggest_fix(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else Fix()
@@ -182,6 +211,9 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
         return [Problem(f"+{key}", shown(raw), why, suggest_fix(plain, catalogue))]
     if parsed.is_sweep_override():
         return _check_sweep(parsed, catalogue)
+    if has_inner_sweep(parsed.value()):
+        text = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", plain)
+        return [Problem(key, shown(raw), "a sweep inside a list or mapping is a quoted text", Fix(text))]
     if entry:
         return [] if raw else [Problem(key, "(nothing)", "no value; remove it")]
     if key in catalogue.options:
@@ -237,11 +269,21 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
 def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     """Problems of single values, then one whose fix is the corrected `-m` form."""
     key, raw = parsed.key_or_group, _raw(parsed)
-    values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
+    empty, meant = replaced_empty(parsed.value())
+    values = [] if empty else list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
+    if key.startswith("sweep."):
+        why = empty or "is about the whole sweep, and has one value"
+        usual = completed(key, catalogue) or f"{key}={quoted(meant or raw)}"
+        return [Problem(key, shown(raw), why, Fix(usual))]
     found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
     wrong = [problem for _, problems in found for problem in problems]
     fixed = [list(ps[0].fix.words) if ps else [f"{key}={value}"] for value, ps in found]
     typed = swept(fixed) if wrong else [f"{key}={raw}"]
+    if empty:
+        usual = completed(key, catalogue) or key
+        is_right = meant and not find_problems(f"{key}={meant}", catalogue, multirun=True)
+        typed = [f"{key}={meant}" if is_right else usual]
+        wrong = [Problem(key, shown(raw), empty, Fix(*typed))]
     why = "several values make a sweep, and a sweep needs -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f"; one text with commas is quoted: {shlex.join([f'{key}={quoted(raw)}'])}"

@@ -139,10 +139,13 @@ def register() -> None:
     """Put the root schema and the variants where Hydra's defaults lists find them."""
     # Here, and not above: workers, reports and preparations have a plan and need no Hydra, whose
     # import is the longest part of eke's own.
+    import omegaconf
     from hydra.core.config_store import ConfigStore
-    from omegaconf import OmegaConf
 
-    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
+    # omegaconf 2.3's register_resolver is another; 2.4 (Hydra 1.4) deprecates the name with "new".
+    is_old = omegaconf.__version__.startswith("2.3.")
+    name = "register_new_resolver" if is_old else "register_resolver"
+    getattr(omegaconf.OmegaConf, name)("oc.env", _variable, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=Config, provider="eke")
     for group, variants in VARIANTS.items():

@@ -24,13 +24,18 @@ from eke.config.compose.composer import (
     Progress,
     compose_cells,
     compose_tree,
-    contradictions,
     open_catalogue,
     problems_by_cell,
     problems_of,
 )
-from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_parts, sweep_values
-from eke.config.compose.overrides import find_problems, parse
+from eke.config.compose.hydra_settings import (
+    is_hydras,
+    is_launching,
+    replaced_empty,
+    sweep_parts,
+    sweep_values,
+)
+from eke.config.compose.overrides import find_problems, last_wins, parse
 from eke.config.schema import Sweep
 from eke.config.schema.resources import Seeds
 from eke.config.sweep.exclusion import KEY, Expression, read_clauses, value_of
@@ -158,7 +163,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     except Exception:  # `problems` has the reason
         return problems
     key, raw = parsed.key_or_group, text.partition("=")[2]
-    if not parsed.is_sweep_override() or is_hydras(key):
+    if not parsed.is_sweep_override() or is_hydras(key) or replaced_empty(parsed.value())[0]:
         return problems
     parts = list(sweep_parts(parsed.value()))
     if any(isinstance(part, IntervalSweep) for part in parts):
@@ -272,6 +277,7 @@ def expand(
         ConfigError: all errors of the cells; shared ones are listed once.
     """
     trees = Trees(open_catalogue(config_dir))
+    overrides, _ = last_wins(overrides, trees.catalogue)
     definition = read_definition([t for t in overrides if not is_launching(t)], trees)
     settings = definition.settings
     clauses, problems = read_clauses(settings.exclude, trees.catalogue, list(definition.rows))
@@ -320,9 +326,21 @@ def _check_texts(cells: Sequence[tuple[str, ...]], trees: Trees) -> None:
             for problem in problems_of(text, trees.catalogue, in_sweep=True):
                 found[problem] += number
     for cell in cells if not found else []:
-        found.update(contradictions(cell))
+        found.update(_contradictions(cell))
     if found:
         raise ConfigError(problems_by_cell(found, len(cells)))
+
+
+def _contradictions(texts: Sequence[str]) -> list[Problem]:
+    """Problems of keys with two values, of which one is from the definition of the sweep."""
+    first: dict[str, str] = {}
+    problems = []
+    for text in texts:
+        key, _, value = text.lstrip("+").partition("=")
+        if first.setdefault(key, value) != value:
+            why = f"contradicts {key}={first[key]}, given before it; keep one"
+            problems.append(Problem(key, shown(value), why, Fix(f"{key}={value}")))
+    return problems
 
 
 def _exclude(
