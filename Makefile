@@ -89,11 +89,11 @@ test-pairs: $(STAMP)
 	EKE_PAIRS=10000 EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -s -m "" tests/e2e/test_option_pairs.py -k every_pair
 
 # Hydra 1.4 and its omegaconf in a folder of their own, before the pinned ones on the path.
-HYDRA := $(VENV)/.hydra-1.4
+HYDRA := $(CURDIR)/$(VENV)/.hydra-1.4
 test-hydra: $(STAMP)
 	@rm -rf $(HYDRA); if $(PIP) install --quiet --pre --target $(HYDRA) 'hydra-core>=1.4.0.dev0,<1.5'; then \
 	  ls -d $(HYDRA)/*.dist-info; \
-	  PYTHONPATH=$(HYDRA):src $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) -m "not slow" \
+	  PYTHONPATH=$(HYDRA):$(CURDIR)/src $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) -m "not slow" \
 	    tests/unit/config tests/conf/test_conf_errors.py tests/e2e/test_hydra_questions.py; \
 	else echo "NOT TESTED: no release or candidate of Hydra 1.4 could be installed"; fi
 

@@ -19,7 +19,6 @@ import hydra
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
@@ -111,8 +110,7 @@ def hydra_base() -> dict[str, str]:
 @contextmanager
 def hydra_state() -> Iterator[None]:
     """Set up Hydra's global state, and restore it afterwards."""
-    if "schema.yaml" not in ConfigStore.instance().repo:
-        register()
+    register()
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

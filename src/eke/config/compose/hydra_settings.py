@@ -117,8 +117,10 @@ def replaced_empty(value: Any) -> tuple[str, str]:
     why = next(filter(None, map(_endless, ranges)), "" if parts else "has no values")
     if not why and parts and len(ranges) == len(parts) and not any(map(_goes_on, ranges)):
         why = "has no values: a range begins at or behind its end"
+    if not why or any(isinstance(part, Glob | IntervalSweep) for part in parts):
+        return why, ""
     meant = [_towards_end(p) if isinstance(p, RangeSweep) else Transformer.str(p) for p in parts]
-    return why, ",".join(filter(None, meant)) if why else ""
+    return why, ",".join(filter(None, meant))
 
 
 def _numbers(part: RangeSweep) -> tuple[float, float, float]:

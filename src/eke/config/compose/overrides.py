@@ -213,7 +213,9 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
         return _check_sweep(parsed, catalogue)
     if has_inner_sweep(parsed.value()):
         text = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", plain)
-        return [Problem(key, shown(raw), "a sweep inside a list or mapping is a quoted text", Fix(text))]
+        return [
+            Problem(key, shown(raw), "a sweep inside a list or mapping is a quoted text", Fix(text))
+        ]
     if entry:
         return [] if raw else [Problem(key, "(nothing)", "no value; remove it")]
     if key in catalogue.options:

@@ -147,6 +147,8 @@ def register() -> None:
     name = "register_new_resolver" if is_old else "register_resolver"
     getattr(omegaconf.OmegaConf, name)("oc.env", _variable, replace=True)
     store = ConfigStore.instance()
+    if "schema.yaml" in store.repo:  # Hydra 1.4 warns of the same once more
+        return
     store.store(name="schema", node=Config, provider="eke")
     for group, variants in VARIANTS.items():
         for name, variant in variants.items():

@@ -15,7 +15,7 @@ from eke.common.errors import ConfigError, Problem
 from eke.common.paths import conf_folder
 from eke.config.compose import Composed, compose, split_arguments
 from eke.config.compose.catalogue import make_catalogue
-from eke.config.compose.compose_cache import hydra_state
+from eke.config.compose.compose_cache import hydra_base, hydra_state
 from eke.config.schema import SGD, BertModel, Config, Switch
 
 
@@ -133,7 +133,7 @@ def test_hydras_global_state_is_put_back() -> None:
 
 
 def test_composing_inside_a_hydra_application() -> None:
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+    with initialize_config_dir(str(conf_folder()), **hydra_base()):
         outer = GlobalHydra.instance().hydra
         assert compose(["seed=2"]).config.seed == 2
         with pytest.raises(ConfigError):
