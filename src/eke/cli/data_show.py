@@ -52,9 +52,9 @@ def _shown(config: Config, options: Namespace) -> str:
     """The first rows, and a summary."""
     request = request_of(config)
     if request is None or request.corpus:
-        why = "has no rows to show; data=chat, jsonl, csv, parquet and hub have"
-        fix = Fix("data=chat", "data.path=FILE_OR_FOLDER")
-        raise ConfigError(Problem("data", config.data.option, why, fix))
+        what = f"its text is cut into samples of {config.data.seq_len} tokens, and none is context"
+        what = "its tokens are drawn" if config.data.option == "synthetic" else what
+        return f"data={config.data.option} has no rows to show: {what}"
     store = open_store(request)
     from eke.data.preparation.tokenizers import load_request_tokenizer  # slow: transformers
 

@@ -22,15 +22,7 @@ from eke.estimate.memory import (
     known_forecast,
     stop_tracing,
 )
-from eke.estimate.time import (
-    StepTime,
-    Unknown,
-    forecast_time,
-    num_runs,
-    speed_cell,
-    sum_line,
-    table_notes,
-)
+from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
 from eke.launch.interface import Launcher, find_launcher
 from eke.launch.processes.board import open_board
@@ -85,7 +77,7 @@ def _sources(found: Mapping[int, Outlook]) -> list[str]:
     if times := [time for _, time in found.values() if isinstance(time, StepTime)]:
         corrected = sum(num_runs(each) > 0 for each in times)
         lines.append(f"step, samples/s: estimates, {corrected} of {len(times)} calibrated")
-    return [*lines, *table_notes(time for _, time in found.values())]
+    return lines
 
 
 def _numbers(cell: Cell, found: Outlook | None) -> tuple[str, str, str, str]:

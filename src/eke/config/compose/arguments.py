@@ -57,7 +57,7 @@ def secrets_in(config: Mapping[str, object]) -> list[Problem]:
 
 # Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> number of values.
 _HYDRA_FLAGS = {
-    **dict.fromkeys(("--hydra-help", "--resolve", "--run", "-r", "--shell-completion", "-sc"), 0),
+    **dict.fromkeys(("--hydra-help", "--resolve", "--shell-completion", "-sc"), 0),
     **dict.fromkeys(("--cfg", "-c", "--package", "-p", "--config-path", "-cp"), 1),
     **dict.fromkeys(("--config-name", "-cn", "--experimental-rerun"), 1),
 }
@@ -70,6 +70,8 @@ FLAG_VALUES = {
 }
 """Flag of Hydra -> the values that it can have."""
 _HELP = ("--help", "-h")
+_RUN = ("--run", "-r")
+"""Hydra's flags of a single run, which needs none."""
 _SWITCHES = {
     "--multirun": "multirun", "-m": "multirun", "--version": "version", "--cell": "cell",
 }  # fmt: skip
@@ -85,7 +87,7 @@ _BYTE = re.compile("[\udc80-\udcff]")
 _FLAGS = {
     **_HYDRA_FLAGS,
     **dict.fromkeys(_INFO_FLAGS, 1),
-    **dict.fromkeys((*_HELP, *_SWITCHES), 0),
+    **dict.fromkeys((*_HELP, *_RUN, *_SWITCHES), 0),
     **dict.fromkeys(CONFIG_DIR, 1),
 }
 
@@ -144,6 +146,9 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
             found = _read_flag(token, found, reader, also or {})
         elif token != "--":
             found = replace(found, overrides=(*found.overrides, token))
+    if found.multirun and (run := set(_RUN).intersection(argv)):
+        why = "is a single run, and -m a sweep: one of them"
+        reader.problems.append(Problem(min(run), "", why, Fix("-m", *found.overrides)))
     if reader.problems:
         raise ConfigError(reader.problems)
     kept, warnings = last_wins(found.overrides, make_catalogue())
@@ -164,6 +169,8 @@ def _read_flag(token: str, found: Arguments, reader: _Reader, also: Mapping[str,
     if flag in _SWITCHES and inline is None:
         switched: dict[str, Any] = {_SWITCHES[flag]: True}
         return replace(found, **switched)
+    if flag in _RUN and inline is None:
+        return found
     if flag in _HELP:
         named = reader.tokens and re.fullmatch(r"\w[\w.]*", reader.tokens[0])
         return replace(found, help=inline or (reader.tokens.pop(0) if named else ""))

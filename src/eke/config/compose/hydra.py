@@ -31,6 +31,16 @@ from eke.config.schema import register
 
 _QUESTIONS = ("--cfg", "--info", "--hydra-help")  # print information
 _COMPANIONS = ("--resolve", "--package")  # modify --cfg
+_OTHER_CONFIG = "would compose another configuration than eke's, which its checks are about"
+_REFUSED = {
+    **dict.fromkeys(("--config-path", "-cp"), (_OTHER_CONFIG, "--config-dir FOLDER")),
+    **dict.fromkeys(("--config-name", "-cn"), (_OTHER_CONFIG, "experiment=NAME")),
+    "--experimental-rerun": (
+        "would start a job that Hydra has pickled, which eke's runs are not",
+        "the command in its record.json",
+    ),
+}
+"""Flag -> what it would do, and what does it here."""
 
 
 def check_question(arguments: Arguments) -> None:
@@ -57,9 +67,9 @@ def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
 def _wrong_flags(pairs: Sequence[tuple[str, str]]) -> Iterator[Problem]:
     for flag, value in pairs:
         known = FLAG_VALUES.get(flag, (value,))
-        if flag not in _QUESTIONS + _COMPANIONS:
-            why = "would run something else than eke checks; your own options go into a folder"
-            yield Problem(flag, value, why, Fix(remark="--config-dir FOLDER"))
+        if flag in _REFUSED:
+            why, instead = _REFUSED[flag]
+            yield Problem(flag, value, why, Fix(remark=instead))
         elif flag == "--package" and not value:
             yield Problem(flag, "", "names a part of the configuration", Fix(flag, "optimizer"))
         elif value not in known and (value or flag != "--info"):

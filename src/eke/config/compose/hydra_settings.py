@@ -107,51 +107,27 @@ def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
             yield Transformer.str(part)
 
 
-def replaced_empty(value: Any) -> tuple[str, str]:
-    """Why a sweep has no values though its grammar is right, and the sweep that was meant.
+def unlisted(value: Any) -> tuple[str, str]:
+    """Why Hydra's grammar takes a value and its evaluation does not, and the range that is meant.
 
-    Both are empty if it has values; the second also if nothing similar has.
+    Both are empty if it can be evaluated; the second also if it is unknown.
     """
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        is_swept = any(isinstance(each, Sweep | Glob) or unlisted(each)[0] for each in inner)
+        return "a sweep inside a list or mapping is a quoted text" if is_swept else "", ""
     parts = list(sweep_parts(value))
-    ranges = [part for part in parts if isinstance(part, RangeSweep)]
-    why = next(filter(None, map(_endless, ranges)), "" if parts else "has no values")
-    if not why and parts and len(ranges) == len(parts) and not any(map(_goes_on, ranges)):
-        why = "has no values: a range begins at or behind its end"
-    if not why or any(isinstance(part, Glob | IntervalSweep) for part in parts):
+    ends = [(p.start or 0, p.stop or 0, p.step) for p in parts if isinstance(p, RangeSweep)]
+    why = "a range has finite numbers, and no step of 0"
+    if all(step and all(map(math.isfinite, (*end, step))) for *end, step in ends):
+        if len(ends) < len(parts) or any((stop - start) * step > 0 for start, stop, step in ends):
+            return "", ""
+        why = "has no values"
+    if len(parts) != 1 or not ends or not all(map(math.isfinite, ends[0])):
         return why, ""
-    meant = [_towards_end(p) if isinstance(p, RangeSweep) else Transformer.str(p) for p in parts]
-    return why, ",".join(filter(None, meant))
-
-
-def _numbers(part: RangeSweep) -> tuple[float, float, float]:
-    return part.start or 0, part.stop or 0, part.step
-
-
-def _endless(part: RangeSweep) -> str:
-    """Why a range never ends; empty if it does."""
-    if not all(map(math.isfinite, _numbers(part))):
-        return "a range has finite numbers"
-    return "a range with a step of 0 has no end" if part.step == 0 else ""
-
-
-def _goes_on(part: RangeSweep) -> bool:
-    start, stop, step = _numbers(part)
-    return (stop - start) * step > 0
-
-
-def _towards_end(part: RangeSweep) -> str:
-    """A range of the same numbers that has values; empty if there is none."""
-    if not all(map(math.isfinite, _numbers(part))):
-        return ""
-    start, stop, step = _numbers(part)
+    start, stop, step = ends[0]
     step = abs(step or 1) if stop > start else -abs(step or 1)
-    return f"range({start},{stop},{step})" if start != stop else f"{start}"
-
-
-def has_inner_sweep(value: Any) -> bool:
-    """Whether a list or mapping holds a range, choice or glob, which Hydra cannot compose."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(isinstance(each, Sweep | Glob) or has_inner_sweep(each) for each in inner)
+    return why, f"range({start},{stop},{step})" if start != stop else f"{start}"
 
 
 def sweep_parts(value: Any) -> Iterator[Any]:

@@ -27,13 +27,7 @@ from eke.config.compose.catalogue import (
     shown,
     swept,
 )
-from eke.config.compose.hydra_settings import (
-    check_setting,
-    has_inner_sweep,
-    is_hydras,
-    replaced_empty,
-    sweep_values,
-)
+from eke.config.compose.hydra_settings import check_setting, is_hydras, sweep_values, unlisted
 from eke.config.compose.suggest import (
     NUMBER_KEYS,
     completed,
@@ -180,7 +174,7 @@ def _unparsable(text: str, catalogue: Catalogue, said: str) -> Problem:
     wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
     why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
     if called := re.match(r"\w+ while evaluating '(.*?)':[ ]?(.*)", said):
-        why = f"{called[1]} has no value: {called[2] or 'Hydra cannot convert it'}; {wanted} is wanted"
+        why = f"{called[1]} has no value: {called[2] or 'no such cast'}; {wanted} is wanted"
     if wanted.startswith("a list"):
         bare = f"[{bare}]"
     fix = suggest_fix(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else Fix()
@@ -209,13 +203,8 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     if parsed.type is OverrideType.ADD and not entry:
         why = f"+ adds a new key, and {key} is there already"
         return [Problem(f"+{key}", shown(raw), why, suggest_fix(plain, catalogue))]
-    if parsed.is_sweep_override():
+    if parsed.is_sweep_override() or unlisted(parsed.value())[0]:
         return _check_sweep(parsed, catalogue)
-    if has_inner_sweep(parsed.value()):
-        text = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", plain)
-        return [
-            Problem(key, shown(raw), "a sweep inside a list or mapping is a quoted text", Fix(text))
-        ]
     if entry:
         return [] if raw else [Problem(key, "(nothing)", "no value; remove it")]
     if key in catalogue.options:
@@ -257,11 +246,17 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         return Problem(key, shown(raw), f"an option of {group} is chosen by {group}=OPTION", fix)
     if raw.lower() == "true" and (chosen := completed(key, catalogue)):
         return Problem(key, shown(raw), "is an option here", Fix(chosen))
-    found = nearest_key(key, catalogue)
+    found, own = nearest_key(key, catalogue), ""
+    if re.search(r"_target_|class|loss|metric|callback", key) or re.search(r"\w[.:][A-Z]", raw):
+        own = "; code of your own cannot be named here (docs/how-to/use.md)"
     if not found:
-        return Problem(shown(key), shown(raw), nothing_near(key, catalogue))
+        return Problem(shown(key), shown(raw), nothing_near(key, catalogue) + own)
     why = f"there is no such key; did you mean {found}?"
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
+    section = key.rpartition(".")[0]
+    if wrong and section in catalogue.sections and found.rpartition(".")[0] != section:
+        why = f"there is no such key; {section} has {', '.join(catalogue.names(section))}"
+        return Problem(shown(key), shown(raw), why + own)
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
     usual = Fix(completed(found, catalogue) or found)
     fix = suggest_fix(f"{found}={raw}", catalogue) if raw else usual
@@ -271,21 +266,22 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
 def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     """Problems of single values, then one whose fix is the corrected `-m` form."""
     key, raw = parsed.key_or_group, _raw(parsed)
-    empty, meant = replaced_empty(parsed.value())
-    values = [] if empty else list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
-    if key.startswith("sweep."):
-        why = empty or "is about the whole sweep, and has one value"
-        usual = completed(key, catalogue) or f"{key}={quoted(meant or raw)}"
-        return [Problem(key, shown(raw), why, Fix(usual))]
+    why, meant = unlisted(parsed.value())
+    if not why and key.startswith("sweep."):
+        why = "is about the whole sweep, and has one value"
+    if why:
+        inside = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", raw) if raw[:1] in ("[", "{") else ""
+        typed = [f"{key}={inside or meant}", completed(key, catalogue), f"{key}={quoted(raw)}"]
+        typed = typed[1:] if key in catalogue.keys and key.startswith("sweep.") else typed
+        right = next(t for t in typed if t and not find_problems(t, catalogue, multirun=True))
+        wrong = [Problem(key, shown(raw), why, Fix(right))]
+        is_swept = parsed.is_sweep_override() and not key.startswith("sweep.")
+        return [*wrong, Problem(key, shown(raw), why, Fix("-m", right))] if is_swept else wrong
+    values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
     found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
     wrong = [problem for _, problems in found for problem in problems]
     fixed = [list(ps[0].fix.words) if ps else [f"{key}={value}"] for value, ps in found]
     typed = swept(fixed) if wrong else [f"{key}={raw}"]
-    if empty:
-        usual = completed(key, catalogue) or key
-        is_right = meant and not find_problems(f"{key}={meant}", catalogue, multirun=True)
-        typed = [f"{key}={meant}" if is_right else usual]
-        wrong = [Problem(key, shown(raw), empty, Fix(*typed))]
     why = "several values make a sweep, and a sweep needs -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f"; one text with commas is quoted: {shlex.join([f'{key}={quoted(raw)}'])}"

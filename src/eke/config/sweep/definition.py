@@ -28,13 +28,7 @@ from eke.config.compose.composer import (
     problems_by_cell,
     problems_of,
 )
-from eke.config.compose.hydra_settings import (
-    is_hydras,
-    is_launching,
-    replaced_empty,
-    sweep_parts,
-    sweep_values,
-)
+from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_parts, sweep_values
 from eke.config.compose.overrides import find_problems, last_wins, parse
 from eke.config.schema import Sweep
 from eke.config.schema.resources import Seeds
@@ -163,7 +157,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     except Exception:  # `problems` has the reason
         return problems
     key, raw = parsed.key_or_group, text.partition("=")[2]
-    if not parsed.is_sweep_override() or is_hydras(key) or replaced_empty(parsed.value())[0]:
+    if problems or not parsed.is_sweep_override() or is_hydras(key):
         return problems
     parts = list(sweep_parts(parsed.value()))
     if any(isinstance(part, IntervalSweep) for part in parts):
@@ -174,7 +168,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
         return [Problem("sweep", raw, "one named sweep at a time", fix)]
     options = list(catalogue.options.get(key, {}))
     globs = [part for part in parts if isinstance(part, Glob)]
-    if not problems and not all(glob.filter(options) for glob in globs):
+    if not all(glob.filter(options) for glob in globs):
         known = ", ".join(options) or "it is no group"
         return [Problem(key, raw, f"matches no option of {key}: {known}")]
     return problems

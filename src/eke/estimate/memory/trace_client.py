@@ -151,11 +151,8 @@ def _path(folder: str, key: str) -> Path:
 
 
 LIMIT_S = 120.0
-"""Processor time for one plan, the imports of a new process included: some times the 20 s that the
-largest models take. The clock would count the work of others, too."""
-
-HANG = 10
-"""Times the limit after which a process that waits, and uses no processor, is ended."""
+"""Processor time for one plan, with the imports of a new process: many times what large models
+take. A process that hangs uses none, and has ten times as long by the clock."""
 
 MODULE = "eke.training.trace.trace_worker"
 """Program of a tracing process."""
@@ -209,8 +206,8 @@ class TraceProcess:
                 return self._lines.get(timeout=min(1.0, limit_s))
             if _processor_s(pid) - start_cpu_s > limit_s:
                 raise TimeoutError(f"{limit_s:.0f} s of processor time")
-            if time.monotonic() - start_s > HANG * limit_s:
-                raise TimeoutError(f"{HANG * limit_s:.0f} s")
+            if time.monotonic() - start_s > 10 * limit_s:
+                raise TimeoutError(f"{10 * limit_s:.0f} s")
 
     def close(self) -> None:
         """End the process, if there is one."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import exp, expm1, log
+from math import exp, expm1, inf, log
 from typing import TYPE_CHECKING, Any
 
 from eke.common.text import format_count, format_number, format_seconds
@@ -83,15 +83,14 @@ def sum_line(found: Sequence[StepTime | Unknown], kind: str) -> str:
     for reason, count in Counter(unknown).items():
         text = f"without an estimate: {format_number(count, 'run')}: {reason}"
         lines.append(wrapped(text, 0))
-    return "\n".join(lines)
+    return "\n".join([*lines, *table_notes(found)])
 
 
 def table_notes(found: Iterable[StepTime | Unknown]) -> list[str]:
-    """What makes estimates of a table less sure: each note once, with its number of rows."""
+    """What makes step times of a table less sure: each note once, with its number of rows."""
     notes = Counter(note for each in found if isinstance(each, StepTime) for note in each.notes)
     return [
-        wrapped(f"step not exact, {format_number(count, 'row')}: {note}", 0)
-        for note, count in notes.items()
+        wrapped(f"not exact: {format_number(n, 'run')}: {note}", 0) for note, n in notes.items()
     ]
 
 
@@ -186,14 +185,8 @@ BEYOND = 4.0
 """Times the most FLOPs, bytes or launches that a finished run had: nothing was measured there. A
 choice: within it, the rate of a kernel changes less than the range of an estimate."""
 
-FAR = 10.0
-"""Times below the shortest step seen: noted, since nothing was measured there."""
-
 WIDEST = 10.0
 """Factor either way beyond which an interval of fitted rates is no answer: a choice."""
-
-AMOUNT = {"moved": "bytes moved", "launches": "kernel launches"}
-"""Kind of work -> its name; any other is FLOPs."""
 
 PART_OF = {"moved": "memory", "launches": "host"}
 """Kind of work -> the part of a step it is shown as; any other is compute."""
@@ -227,21 +220,16 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
 
 def _beyond(amounts: Mapping[str, float], runs: Sequence[Observation]) -> str:
     """Which amount of a step's work no finished run came near, and by how much; empty if none."""
-
-    def by_kind(found: Mapping[str, float]) -> dict[str, float]:
-        sums = dict.fromkeys([*AMOUNT.values(), "FLOPs"], 0.0)
-        for kind, amount in found.items():
-            sums[AMOUNT.get(kind, "FLOPs")] += amount
-        return sums
-
-    seen = [by_kind(run.amounts) for run in runs]
-    most = {name: max(each[name] for each in seen) or 1.0 for name in seen[0]}
-    ratios = {name: amount / most[name] for name, amount in by_kind(amounts).items()}
-    name = max(ratios, key=lambda each: ratios[each])
-    if ratios[name] <= BEYOND:
+    ratios = {
+        kind: amount / (max(run.amounts.get(kind, 0.0) for run in runs) or inf)
+        for kind, amount in amounts.items()
+    }
+    kind = max(ratios, key=lambda each: ratios[each])
+    if ratios[kind] <= BEYOND:
         return ""
+    name = {"moved": "bytes moved", "launches": "kernel launches"}.get(kind, "FLOPs")
     return (
-        f"its {name} are {ratios[name]:,.0f} times what the {len(runs)} finished runs here showed"
+        f"its {name} are {ratios[kind]:,.0f} times what the {len(runs)} finished runs here showed"
     )
 
 
@@ -279,9 +267,6 @@ def _by_runs(
     parts = {PART_OF.get(kind, "compute"): each * factor for kind, each in seconds.items()}
     step, basis = _spread(within) * expected, "finished runs on this device"
     found = describe_step(plan, work, step, parts, basis, None)
-    if expected < min(measured) / FAR:
-        note = "far from the runs that rates are known from: less sure than the range says"
-        found = replace(found, notes=(*found.notes, note))
     calibrated = _calibrated(len(measured), rates.correction, versions)
     return replace(found, calibrated=calibrated)
 

@@ -188,7 +188,7 @@ EMPTY = [
     ("seed=range(3,0,0)", "seed=range(3,0,-1)"),
     ("seed=range(3,0)", "seed=range(3,0,-1)"),
     ("seed=range(2,2)", "seed=2"),
-    ("seed=1,range(0,3,0)", "seed=1,range(0,3,1)"),
+    ("seed=1,range(0,3,0)", "seed=0"),
     ("seed=sort(range(0,3,0))", "seed=range(0,3,1)"),
     ("seed=shuffle(range(0,3,0))", "seed=range(0,3,1)"),
     ("seed=int(range(0,3,0))", "seed=range(0,3,1)"),

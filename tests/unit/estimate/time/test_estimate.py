@@ -4,7 +4,7 @@ import json
 import math
 import os
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -17,7 +17,6 @@ from eke.estimate.time import (
     note_pace,
     num_runs,
     sum_line,
-    table_notes,
     time_history,
 )
 from eke.estimate.time.step_time import NEEDED, fitted_rates
@@ -114,20 +113,6 @@ def test_far_beyond_all_runs_is_unknown(typed) -> None:
     assert isinstance(forecast_time(small("batch.per_device=16", device=CPU)), StepTime)
 
 
-def test_far_below_all_runs_is_said() -> None:
-    note_runs(12)
-    plan = small("batch.per_device=1", "model.num_hidden_layers=1", device=CPU)
-    assert not forecast_time(plan).notes
-    runs = [
-        replace(
-            run, measured=99 * run.measured, amounts={k: 99 * a for k, a in run.amounts.items()}
-        )
-        for run in read_observations(time_group(plan))
-    ]
-    path_of(time_group(plan)).write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs))
-    assert any("far from the runs" in note for note in forecast_time(plan).notes)
-
-
 def test_a_datasheet_is_not_corrected_far_beyond_the_runs() -> None:
     for n in range(6):
         plan = large(f"batch.per_device={BATCHES[n]}")
@@ -147,7 +132,7 @@ def test_tables_say_what_a_plan_says() -> None:
     note_runs(12)
     rows = [forecast_time(large("batch.per_device=40")), forecast_time(large()),
             forecast_time(small("batch.per_device=64", device=CPU))]  # fmt: skip
-    assert "1 row: not corrected: its" in " ".join("\n".join(table_notes(rows)).split())
+    assert "1 run: not corrected: its" in " ".join(sum_line(rows, "cuda").split())
     assert "without an estimate: 1 run: its" in " ".join(sum_line(rows, "cuda").split())
 
 
