@@ -19,7 +19,7 @@ from eke.hardware import detect
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner.samples import plan_data
 from eke.rules import Facts, check
-from eke.workflows import print_once, warn
+from eke.workflows import heed, print_once
 
 DESCRIPTION = """Prints the first rows as text, what is trained in green, or between [[ and ]]
 without colours; then how long rows are, and how many are bad, empty and truncated."""
@@ -70,7 +70,7 @@ def _configuration(typed: list[str]) -> Config:
     if arguments.multirun or arguments.hydra_flags or needs_sweep(arguments.overrides):
         fix = Fix(remark="eke data show with the overrides of one run")
         raise ConfigError(Problem("eke data show", "", "shows the data of one configuration", fix))
-    warn(arguments.warnings)
+    heed(arguments)
     composed = compose(arguments.overrides, arguments.config_dir)
     config = resolve_model(composed.config, composed.overrides, planning=True)
     if not is_set(composed, "task.num_labels"):

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras
-from eke.config.compose.overrides import last_wins, suggest_fix
+from eke.config.compose.overrides import last_wins, parse, suggest_fix
 from eke.config.compose.suggest import completed, nearest_key, option_for
 from eke.config.foreign_names import find_retired
 from eke.config.mixing import SHARED, source_names
@@ -98,6 +99,8 @@ class Arguments:
 
     overrides: tuple[str, ...] = ()
     """`key=value`, in command-line order, each key once."""
+    verbose: str = ""
+    """Loggers of `hydra.verbose`, with commas; `root` is all."""
     warnings: tuple[str, ...] = ()
     """Overrides that a later one of the same key has replaced."""
     help: str | None = None
@@ -152,7 +155,24 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
     if reader.problems:
         raise ConfigError(reader.problems)
     kept, warnings = last_wins(found.overrides, make_catalogue())
-    return replace(found, overrides=tuple(kept), warnings=tuple(warnings))
+    verbose = [text for text in kept if text.lstrip("+").startswith("hydra.verbose=")]
+    rest, loggers = tuple(text for text in kept if text not in verbose), map(_loggers, verbose)
+    return replace(found, overrides=rest, verbose=",".join(loggers), warnings=tuple(warnings))
+
+
+def _loggers(text: str) -> str:
+    """Names of the loggers of `hydra.verbose=...`, as Hydra reads it (hydra/core/utils.py)."""
+    value: Any = None
+    with suppress(Exception):  # Hydra's and ANTLR's
+        value = parse(text).value()
+    value = {True: ["root"], False: []}[value] if isinstance(value, bool) else value
+    value = [value] if isinstance(value, str) else value
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return ",".join(value)
+    why = "true, false, a logger or a list of loggers is wanted"
+    raise ConfigError(
+        Problem("hydra.verbose", text.partition("=")[2], why, Fix("hydra.verbose=true"))
+    )
 
 
 def _no_utf8(token: str) -> Problem:

@@ -6,18 +6,20 @@ and its loss is the objective.
 
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
@@ -207,10 +209,30 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
 
     full = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, instead of printing a traceback
+    if sweepers:  # it logs the best values
+        logging.basicConfig(format="%(message)s", stream=sys.stdout)
+        logging.getLogger("hydra_plugins").setLevel(logging.INFO)
     try:
         _run_hydra(["-m"], foreign, catalogue, run_job)
+    except (EkeError, OSError):
+        raise
+    except Exception as error:
+        if _is_of_a_job(error):
+            raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        chosen = " ".join(text for text in overrides if _is_foreign(text))
+        fix = Fix(
+            remark="hydra/launcher=local, hydra/launcher=slurm and hydra/sweeper=eke are eke's"
+        )
+        raise ConfigError(Problem(chosen, "", "; ".join(lines), fix)) from error
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full
+
+
+def _is_of_a_job(error: BaseException) -> bool:
+    """Whether a run raised it, here or in a process of a launcher, and not the plugin."""
+    here = any(frame.name == "run_job" for frame in extract_tb(error.__traceback__))
+    return here or type(error.__cause__).__name__ == "_RemoteTraceback"  # concurrent.futures, loky
 
 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
@@ -243,7 +265,9 @@ def _without_plugin(overrides: Sequence[str]) -> Iterator[Problem]:
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
     plugin, kind = option.split("_")[0], group.partition("/")[2]
     if plugin in PLUGINS[group]:
-        fix = Fix(remark=f"pip install hydra-{plugin}-{kind}")
+        # hydra-optuna-sweeper 1.3 asks for optuna<3, and works with 4.
+        first = "optuna && pip install --no-deps " if plugin == "optuna" else ""
+        fix = Fix(remark=f"pip install {first}hydra-{plugin}-{kind}")
         return Problem(group, option, "is not installed", fix)
     own = plugin_names(LAUNCHERS) if group == "hydra/launcher" else [SWEEPER]
     options = [*own, *known, *PLUGINS[group]]
