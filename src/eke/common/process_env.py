@@ -133,7 +133,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 VERBOSE = "EKE_VERBOSE"
-"""Environment variable of `hydra.verbose`: loggers at level debug, with commas; `root` is all."""
+"""Environment variable: loggers at level debug, with commas."""
 
 
 def be_verbose() -> None:

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras
-from eke.config.compose.overrides import last_wins, parse, suggest_fix
+from eke.config.compose.overrides import last_wins, suggest_fix
 from eke.config.compose.suggest import completed, nearest_key, option_for
 from eke.config.foreign_names import find_retired
 from eke.config.mixing import SHARED, source_names
@@ -162,17 +161,12 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
 
 def _loggers(text: str) -> str:
     """Names of the loggers of `hydra.verbose=...`, as Hydra reads it (hydra/core/utils.py)."""
-    value: Any = None
-    with suppress(Exception):  # Hydra's and ANTLR's
-        value = parse(text).value()
-    value = {True: ["root"], False: []}[value] if isinstance(value, bool) else value
-    value = [value] if isinstance(value, str) else value
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return ",".join(value)
-    why = "true, false, a logger or a list of loggers is wanted"
-    raise ConfigError(
-        Problem("hydra.verbose", text.partition("=")[2], why, Fix("hydra.verbose=true"))
-    )
+    raw = text.partition("=")[2]
+    if not re.fullmatch(r"\[[\w., ]*\]|[A-Za-z_][\w.]*", raw):
+        why = "true, false, a logger or a list of loggers is wanted"
+        raise ConfigError(Problem("hydra.verbose", raw, why, Fix("hydra.verbose=true")))
+    names = raw.strip("[]").replace(" ", "")
+    return {"true": "root", "false": ""}.get(names.lower(), names)
 
 
 def _no_utf8(token: str) -> Problem:

@@ -33,14 +33,11 @@ from eke.config.schema import register
 
 _QUESTIONS = ("--cfg", "--info", "--hydra-help")  # print information
 _COMPANIONS = ("--resolve", "--package")  # modify --cfg
-_OTHER_CONFIG = "would compose another configuration than eke's, which its checks are about"
+_OTHER = "would compose another configuration than eke's, which its checks are about"
 _REFUSED = {
-    **dict.fromkeys(("--config-path", "-cp"), (_OTHER_CONFIG, "--config-dir FOLDER")),
-    **dict.fromkeys(("--config-name", "-cn"), (_OTHER_CONFIG, "experiment=NAME")),
-    "--experimental-rerun": (
-        "would start a job that Hydra has pickled, which eke's runs are not",
-        "the command in its record.json",
-    ),
+    **dict.fromkeys(("--config-path", "-cp"), (_OTHER, "--config-dir FOLDER")),
+    **dict.fromkeys(("--config-name", "-cn"), (_OTHER, "experiment=NAME")),
+    "--experimental-rerun": ("would start a job pickled by Hydra", "the command in record.json"),
 }
 """Flag -> what it would do, and what does it here."""
 
@@ -214,10 +211,9 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
         logging.getLogger("hydra_plugins").setLevel(logging.INFO)
     try:
         _run_hydra(["-m"], foreign, catalogue, run_job)
-    except (EkeError, OSError):
-        raise
     except Exception as error:
-        if _is_of_a_job(error):
+        of_a_job = any(frame.name == "run_job" for frame in extract_tb(error.__traceback__))
+        if isinstance(error, EkeError | OSError) or of_a_job or error.__cause__:  # loky's have one
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         chosen = " ".join(text for text in overrides if _is_foreign(text))
@@ -227,12 +223,6 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
         raise ConfigError(Problem(chosen, "", "; ".join(lines), fix)) from error
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full
-
-
-def _is_of_a_job(error: BaseException) -> bool:
-    """Whether a run raised it, here or in a process of a launcher, and not the plugin."""
-    here = any(frame.name == "run_job" for frame in extract_tb(error.__traceback__))
-    return here or type(error.__cause__).__name__ == "_RemoteTraceback"  # concurrent.futures, loky
 
 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:

@@ -72,21 +72,18 @@ def find_problems(text: str, catalogue: Catalogue, multirun: bool = False) -> li
 
 
 def last_wins(texts: Sequence[str], catalogue: Catalogue) -> tuple[list[str], list[str]]:
-    """Drop each override that a later one of its key or group replaces, as Hydra does; and warn.
-
-    A mapping replaces nothing, since Hydra merges it. `+key` adds and `~key` removes, so they stay,
-    to be explained.
-    """
+    """Drop each override that a later one replaces, and warn; Hydra merges mappings."""
     last: dict[str, str] = {}
     kept, warnings = list[str](), list[str]()
     for text in reversed(texts):
-        key, equals, value = text.removeprefix("++").partition("=")
-        plain = key.removeprefix("+") if catalogue.is_entry(key.removeprefix("+")) else key
-        later = last.get(plain) if equals and value else None
+        key, _, value = text.removeprefix("++").partition("=")
+        # +key adds, which Hydra refuses for a key that is there: it stays, to be explained.
+        key = key.removeprefix("+") if catalogue.is_entry(key.removeprefix("+")) else key
+        later = last.get(key) if value else None
         if later is None:
             kept.append(text)
-            if equals and value and not value.startswith("{"):
-                last[plain] = text
+            if value and not value.startswith("{"):
+                last[key] = text
         elif later.partition("=")[2] != value:
             warnings.append(f"{text} has no effect: {later}, given after it, replaces it")
     return kept[::-1], warnings[::-1]

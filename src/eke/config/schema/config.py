@@ -142,10 +142,9 @@ def register() -> None:
     import omegaconf
     from hydra.core.config_store import ConfigStore
 
-    # omegaconf 2.3's register_resolver is another; 2.4 (Hydra 1.4) deprecates the name with "new".
-    is_old = omegaconf.__version__.startswith("2.3.")
-    name = "register_new_resolver" if is_old else "register_resolver"
-    getattr(omegaconf.OmegaConf, name)("oc.env", _variable, replace=True)
+    # omegaconf 2.4 deprecates the name with "new"; 2.3's other one is an older function.
+    new = "new_" if omegaconf.__version__.startswith("2.3.") else ""
+    getattr(omegaconf.OmegaConf, f"register_{new}resolver")("oc.env", _variable, replace=True)
     store = ConfigStore.instance()
     if "schema.yaml" in store.repo:  # Hydra 1.4 warns of the same once more
         return

@@ -319,22 +319,8 @@ def _check_texts(cells: Sequence[tuple[str, ...]], trees: Trees) -> None:
         if not is_launching(text):
             for problem in problems_of(text, trees.catalogue, in_sweep=True):
                 found[problem] += number
-    for cell in cells if not found else []:
-        found.update(_contradictions(cell))
     if found:
         raise ConfigError(problems_by_cell(found, len(cells)))
-
-
-def _contradictions(texts: Sequence[str]) -> list[Problem]:
-    """Problems of keys with two values, of which one is from the definition of the sweep."""
-    first: dict[str, str] = {}
-    problems = []
-    for text in texts:
-        key, _, value = text.lstrip("+").partition("=")
-        if first.setdefault(key, value) != value:
-            why = f"contradicts {key}={first[key]}, given before it; keep one"
-            problems.append(Problem(key, shown(value), why, Fix(f"{key}={value}")))
-    return problems
 
 
 def _exclude(

@@ -258,11 +258,10 @@ class TraceProcess:
 
 def _processor_s(pid: int) -> float:
     """Processor time of a process and its ended children; 0 if the system does not tell it."""
-    try:  # pid (command) state ...; proc(5): utime, stime, cutime, cstime are the 14th to 17th
+    with contextlib.suppress(OSError):  # proc(5): utime to cstime, the 14th to 17th after (command)
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
-        return 0.0
+    return 0.0
 
 
 def _read(line: str) -> Answer:

@@ -182,8 +182,7 @@ def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
 
 
 BEYOND = 4.0
-"""Times the most FLOPs, bytes or launches that a finished run had: nothing was measured there. A
-choice: within it, the rate of a kernel changes less than the range of an estimate."""
+"""Times the most FLOPs, bytes or launches of finished runs that they speak for: a choice."""
 
 WIDEST = 10.0
 """Factor either way beyond which an interval of fitted rates is no answer: a choice."""
