@@ -21,7 +21,7 @@ def not_installed(error: ImportError) -> str:
 
 
 if __name__ == "__main__":
-    if sys.version_info < (3, 11):  # noqa: UP036, which takes pyproject's word for the interpreter
+    if sys.version_info < (3, 11):  # noqa: UP036  # it may be any
         sys.exit(f"eke needs Python 3.11 or newer: {sys.executable} is {sys.version.split()[0]}")
     # This checkout's eke, installed or not.
     sys.path.insert(0, str(HERE / "src"))

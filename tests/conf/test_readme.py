@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from reference.cards import TECHNIQUES
@@ -15,9 +16,12 @@ from support import REPO
 from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
 from eke.models.families import FAMILIES
+from eke.plan.record import read_record
+from eke.results.report import render_summary
 
 README = REPO / "README.md"
 COMMANDS = REPO / "docs" / "reference" / "command-line.md"
+FIRST = REPO / "docs" / "tutorial" / "first-run.md"
 ARCHITECTURE = REPO / "docs" / "architecture.md"
 
 
@@ -38,7 +42,13 @@ def unseen() -> str:
     return not_there_yet(named, REPO / "results")
 
 
+def first_output() -> str:
+    record = read_record(SimpleNamespace(record=REPO / "results" / "first_run.json"))
+    return f"```\n{render_summary(record, f'runs/{record.run_id}')}\n```"
+
+
 BLOCKS = {
+    FIRST: {"output": first_output},
     COMMANDS: {"help": lambda: f"```\n{help_text().strip()}\n```", "tasks": tasks_table},
     README: {"speeds": lambda: speeds(REPO / "results"), "unseen": unseen},
 }

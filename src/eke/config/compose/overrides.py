@@ -263,17 +263,15 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
 def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     """Problems of single values, then one whose fix is the corrected `-m` form."""
     key, raw = parsed.key_or_group, _raw(parsed)
-    why, meant = unlisted(parsed.value())
-    if not why and key.startswith("sweep."):
-        why = "is about the whole sweep, and has one value"
-    if why:
+    (why, meant), whole = unlisted(parsed.value()), key.startswith("sweep.")
+    if why := why or ("is about the whole sweep, and has one value" if whole else ""):
         inside = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", raw) if raw[:1] in ("[", "{") else ""
-        typed = [f"{key}={inside or meant}", completed(key, catalogue), f"{key}={quoted(raw)}"]
-        typed = typed[1:] if key in catalogue.keys and key.startswith("sweep.") else typed
-        right = next(t for t in typed if t and not find_problems(t, catalogue, multirun=True))
+        meant = inside or ("" if whole else meant)
+        better = [f"{key}={meant}", completed(key, catalogue), f"{key}={quoted(raw)}"]
+        right = next(t for t in better if t and not find_problems(t, catalogue, multirun=True))
         wrong = [Problem(key, shown(raw), why, Fix(right))]
-        is_swept = parsed.is_sweep_override() and not key.startswith("sweep.")
-        return [*wrong, Problem(key, shown(raw), why, Fix("-m", right))] if is_swept else wrong
+        swept_here = parsed.is_sweep_override() and not whole
+        return [*wrong, Problem(key, shown(raw), why, Fix("-m", right))] if swept_here else wrong
     values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
     found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
     wrong = [problem for _, problems in found for problem in problems]

@@ -102,6 +102,30 @@ def test_the_warning_names_both(typed, kept, warned) -> None:
     assert all(word in found.warnings[0] for word in warned)
 
 
+@pytest.mark.parametrize(
+    ("typed", "loggers"),
+    [("true", "root"), ("True", "root"), ("false", ""), ("[eke,filelock]", "eke,filelock"),
+     ("[eke.common, filelock]", "eke.common,filelock"), ("filelock", "filelock")],
+)  # fmt: skip
+def test_loggers_to_debug_are_no_part_of_the_configuration(typed, loggers) -> None:
+    found = split_arguments([f"hydra.verbose={typed}", "seed=1"])
+    assert (found.verbose, found.overrides) == (loggers, ("seed=1",))
+
+
+@pytest.mark.parametrize("typed", ["3", "{a:1}", "true,false", ""])
+def test_other_loggers_are_refused(typed) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_arguments([f"hydra.verbose={typed}"])
+    assert caught.value.problems[0].overrides == ("hydra.verbose=true",)
+
+
+def test_a_single_run_may_be_called_one() -> None:
+    assert split_arguments(["--run", "seed=1"]) == split_arguments(["seed=1"])
+    with pytest.raises(ConfigError) as caught:
+        split_arguments(["-r", "-m", "seed=1,2"])
+    assert caught.value.problems[0].fix.words == ("-m", "seed=1,2")
+
+
 def test_the_run_id_is_that_of_the_last() -> None:
     assert compose(["seed=1", "seed=2"]).overrides == compose(["seed=2"]).overrides
 
