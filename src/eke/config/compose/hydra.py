@@ -213,13 +213,12 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
         _run_hydra(["-m"], foreign, catalogue, run_job)
     except Exception as error:
         of_a_job = any(frame.name == "run_job" for frame in extract_tb(error.__traceback__))
-        if isinstance(error, EkeError | OSError) or of_a_job or error.__cause__:  # loky's have one
+        elsewhere = type(error.__cause__).__name__ == "_RemoteTraceback"  # by a process of loky
+        if isinstance(error, EkeError | OSError) or of_a_job or elsewhere:
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         chosen = " ".join(text for text in overrides if _is_foreign(text))
-        fix = Fix(
-            remark="hydra/launcher=local, hydra/launcher=slurm and hydra/sweeper=eke are eke's"
-        )
+        fix = Fix("hydra/launcher=local", "hydra/sweeper=eke")
         raise ConfigError(Problem(chosen, "", "; ".join(lines), fix)) from error
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full

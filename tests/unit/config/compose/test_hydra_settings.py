@@ -112,7 +112,7 @@ def test_in_a_job_of_hydras_it_was_read(tmp_path, monkeypatch) -> None:
 
 def test_a_plugin_that_fails_is_one_problem(monkeypatch) -> None:
     def fail(*_) -> None:
-        raise RuntimeError("no srun here\nare you on a cluster?")
+        raise RuntimeError("no srun here\nare you on a cluster?") from ValueError()
 
     monkeypatch.setattr(compose_hydra, "_run_hydra", fail)
     with pytest.raises(ConfigError) as caught:
