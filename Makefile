@@ -6,6 +6,7 @@
 #                                  (EKE_GPU_TESTS_ON=cpu make test-gpu: what of it a CPU can, small)
 # make test-random  random configurations, and what refuses them    make test-pairs  every pair of options
 # make test-fuzz  damaged files, commands and records of runs, hundreds of each
+# make test-hydra   the composition tests with the newest release or candidate of Hydra 1.4
 # make test-faults  plants wrong expressions in a copy of the source, and expects tests to see each
 # make bench    what a GPU is to measure, at small size: some minutes on two cores
 # make check    style, types, layers, spelling, docs    make format   fix the style
@@ -31,7 +32,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup test test-all test-again test-random test-fuzz test-pairs test-faults test-gpu bench check docs format clean
+.PHONY: help run demo setup test test-all test-again test-random test-fuzz test-pairs test-hydra test-faults test-gpu bench check docs format clean
 .PHONY: check-style check-format check-types check-layers check-spelling check-yaml
 
 help:
@@ -93,6 +94,15 @@ test-fuzz: $(STAMP)
 # Every pair of options of two groups, in as few configurations as a greedy choice finds; up to two hours.
 test-pairs: $(STAMP)
 	EKE_PAIRS=10000 EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -s -m "" tests/e2e/test_option_pairs.py -k every_pair
+
+# Hydra 1.4 and its omegaconf in a folder of their own, before the pinned ones on the path.
+HYDRA := $(CURDIR)/$(VENV)/.hydra-1.4
+test-hydra: $(STAMP)
+	@rm -rf $(HYDRA); if $(PIP) install --quiet --pre --target $(HYDRA) 'hydra-core>=1.4.0.dev0,<1.5'; then \
+	  ls -d $(HYDRA)/*.dist-info; \
+	  PYTHONPATH=$(HYDRA):$(CURDIR)/src $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) -m "not slow" \
+	    tests/unit/config tests/conf/test_conf_errors.py tests/e2e/test_hydra_questions.py; \
+	else echo "NOT TESTED: no release or candidate of Hydra 1.4 could be installed"; fi
 
 # Of some: FAULTS="file_not_synced lock_is_shared" make test-faults
 FAULTS ?=

@@ -4,12 +4,27 @@ python train.py precision=bf16 optimizer=adafactor
 python train.py --help
 """
 
+import shlex
 import sys
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
+
+
+def not_installed(error: ImportError) -> str:
+    """What to type where eke's packages are not installed for this interpreter."""
+    environment, word = HERE / ".venv" / "bin" / "activate", shlex.quote
+    enter = f". {word(str(environment))}   (once per shell: its python has eke's packages)"
+    install = f"make -C {word(str(HERE))} run   (installs them, then trains the default model)"
+    fix = enter if (environment.parent / "eke").exists() else install
+    return f"not installed here: {error.name} for {sys.executable}\n  -> {fix}"
+
+
 if __name__ == "__main__":
+    if sys.version_info < (3, 11):  # noqa: UP036  # it may be any
+        sys.exit(f"eke needs Python 3.11 or newer: {sys.executable} is {sys.version.split()[0]}")
     # This checkout's eke, installed or not.
-    sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
+    sys.path.insert(0, str(HERE / "src"))
     try:
         from eke.cli import main  # shell completion looks for this line
         from eke.common.streams import use_utf8
@@ -18,3 +33,7 @@ if __name__ == "__main__":
         sys.exit(main(["train", *sys.argv[1:]]))
     except KeyboardInterrupt:  # while it was still being imported
         sys.exit(75)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "eke").partition(".")[0] == "eke":
+            raise
+        sys.exit(not_installed(missing))

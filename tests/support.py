@@ -64,5 +64,5 @@ def started_by_torchrun(rank: int, world: int) -> dict[str, str]:
 
 
 def last_wins(*overrides: str) -> tuple[str, ...]:
-    """Only the last value of each key: eke refuses contradictions, tests build on bases."""
+    """Only the last value of each key: tests build on bases, and compare overrides."""
     return tuple({o.split("=", 1)[0]: o for o in overrides}.values())

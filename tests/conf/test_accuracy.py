@@ -34,7 +34,7 @@ def test_a_record_of_a_gpu_is_a_row_of_its_own(tmp_path) -> None:
     (tmp_path / "memory_on_gpu_nvidia_h200.json").write_text(json.dumps(content))
     page = accuracy_page(tmp_path)
     assert "reserved, of 64: mean 1.2 %, 95th percentile 3.1 %, largest 5.0 %" in page
-    assert "GPUs today (`python" not in page
+    assert "what a GPU reserves" not in page
 
 
 def test_percentages_have_the_digits_that_count() -> None:

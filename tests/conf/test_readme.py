@@ -5,15 +5,23 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+from reference.cards import TECHNIQUES
+from reference.gpu import not_there_yet, read_gpus, speeds
 from reference.links import anchors, links
 from support import REPO
 
 from eke.config.compose import compose, help_text
+from eke.config.compose.catalogue import make_catalogue
 from eke.models.families import FAMILIES
+from eke.plan.record import read_record
+from eke.results.report import render_summary
 
 README = REPO / "README.md"
 COMMANDS = REPO / "docs" / "reference" / "command-line.md"
+FIRST = REPO / "docs" / "tutorial" / "first-run.md"
 ARCHITECTURE = REPO / "docs" / "architecture.md"
 
 
@@ -28,18 +36,34 @@ def tasks_table() -> str:
     return "\n".join(lines)
 
 
-BLOCKS = {"help": lambda: f"```\n{help_text().strip()}\n```", "tasks": tasks_table}
+def unseen() -> str:
+    options = make_catalogue().options
+    named = [f"{group}={option}" for group in TECHNIQUES for option in options[group]]
+    return not_there_yet(named, REPO / "results")
 
 
-def test_generated_blocks_are_up_to_date() -> None:
-    text = fresh = COMMANDS.read_text()
-    for name, make in BLOCKS.items():
+def first_output() -> str:
+    record = read_record(SimpleNamespace(record=REPO / "results" / "first_run.json"))
+    return f"```\n{render_summary(record, f'runs/{record.run_id}')}\n```"
+
+
+BLOCKS = {
+    FIRST: {"output": first_output},
+    COMMANDS: {"help": lambda: f"```\n{help_text().strip()}\n```", "tasks": tasks_table},
+    README: {"speeds": lambda: speeds(REPO / "results"), "unseen": unseen},
+}
+
+
+@pytest.mark.parametrize("page", BLOCKS, ids=lambda page: page.stem)
+def test_generated_blocks_are_up_to_date(page: Path) -> None:
+    text = fresh = page.read_text()
+    for name, make in BLOCKS[page].items():
         block = f"<!-- {name} -->\n{make()}\n<!-- /{name} -->"
         pattern = f"<!-- {name} -->.*?<!-- /{name} -->"
         assert re.search(pattern, text, flags=re.DOTALL)
         fresh = re.sub(pattern, lambda _, block=block: block, fresh, flags=re.DOTALL)
     if os.environ.get("EKE_UPDATE"):
-        COMMANDS.write_text(fresh)
+        page.write_text(fresh)
     else:
         assert fresh == text, "run EKE_UPDATE=1 pytest tests/conf/test_readme.py"
 
@@ -94,19 +118,135 @@ def pages() -> list[Path]:
 
 
 PAGES = pages()
-HISTORY = REPO / "docs" / "lab"
-"""Each entry names the files of its day."""
+LAB = REPO / "docs" / "lab"
 
 
-def test_files_that_are_named_exist() -> None:
-    folders = "benchmarks|conf|containers|docs|results|slurm|src|sweeps|tests"
-    for page in PAGES:
-        if HISTORY in page.parents or page.name == "CHANGELOG.md":
+def undated(page: Path) -> str:
+    """A page without the dated entries of the lab, each of which names the files of its day."""
+    text = page.read_text()
+    return re.sub(r"^## 20\d\d-.*?(?=^## (?!20\d\d-)|\Z)", "", text, flags=re.M | re.S)
+
+
+FOLDERS = "benchmarks|conf|containers|docs|results|slurm|src|sweeps|tests"
+ROOTS = (REPO, REPO / "src" / "eke", REPO / "docs")
+PACKAGES = "|".join(path.parent.name for path in (REPO / "src" / "eke").glob("*/__init__.py"))
+DEFINED = frozenset(
+    name
+    for path in [*(REPO / "tests").rglob("*.py"), *(REPO / "benchmarks").rglob("*.py")]
+    for name in (*re.findall(r"^ *def (test_\w+)", path.read_text(), re.M), path.stem)
+)
+"""Names of tests, and of files of Python."""
+
+
+def gone(text: str) -> list[str]:
+    """Tests, files and folders that a text names, and that do not exist."""
+    files = re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[a-z0-9_/-]+\.[a-z]+\b", text)
+    folders = re.findall(rf"`((?:{FOLDERS})(?:/[\w-]+)*/?)`", text)
+    modules = re.findall(rf"`(eke\.(?:{PACKAGES})(?:\.[a-z_]+)*)(?:\.[A-Z]\w*)?`", text)
+    paths = [name.replace(".", "/") for name in modules]
+    places = [*files, *folders]
+    found = [name for name in places if not any((root / name).exists() for root in ROOTS)]
+    found += [p for p in paths if not is_python(p)]
+    return found + [name for name in re.findall(r"\b(test_\w+)\b", text) if name not in DEFINED]
+
+
+def is_python(path: str) -> bool:
+    """Whether `eke/config/compose` is a package, a module or a name in one."""
+    place = REPO / "src" / path
+    here = place.is_dir() or place.with_suffix(".py").is_file()
+    above = place.parent if place.parent.is_dir() else place.parent.with_suffix(".py")
+    file = above / "__init__.py" if above.is_dir() else above
+    return here or (
+        file.is_file() and re.search(rf"\b{place.name}\b", file.read_text()) is not None
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_what_a_page_names_exists(page: Path) -> None:
+    text = undated(page) if LAB in page.parents else page.read_text()
+    assert not gone(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[the page](docs" + "/forecast.md)",
+        "by `tests/unit/gone.py`",
+        "`test_that_is_not_there` shows it",
+        "in `src/eke/nowhere`",
+        "`eke.config.nowhere` does it",
+        "## 2026-01-01: an entry\n`results/old.json`\n## Rules\n`results/none.json`",
+    ],
+)
+def test_what_is_gone_is_seen(text: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert len(gone(undated(page))) == 1
+
+
+# ------------------------------------------------------------- what is said not to be measured
+
+UNSEEN = re.compile(r"\b(?:never|not)\b(?: (?:yet|been))* (?:seen|tried)\b", re.I)
+UNMEASURED = re.compile(
+    r"\bGPUs?\b(?: today)?[^\n.]{0,20}\bnot yet measured|"
+    r"\bno\w* [^.]*\bwas measured on (?:a|any) GPU|"
+    r"\bGPUs? (?:is|was|were|has been|have been) (?:not yet|never) (?:measured|seen)|"
+    r"\bnever (?:been )?seen running on (?:one|a GPU)",
+    re.I,
+)
+
+
+def contradicted(text: str) -> list[str]:
+    """Sentences that deny of a GPU or an option what a committed record shows.
+
+    A short one, *Never seen running*, is about the option of its heading, or the sentence before.
+    """
+    gpus = read_gpus(REPO / "results")
+    options = make_catalogue().options
+    seen = {
+        option
+        for group in TECHNIQUES
+        for option in options[group]
+        if any(each.saw(f"{group}={option}") for each in gpus)
+    }
+    known = {option for group in TECHNIQUES for option in options[group]}
+    found, before = [], ""
+    for sentence in re.split(r"(?<=[.;])\s|\\\n|\n(?=[|#-])|\n\n", text):
+        if heading := re.match(r"### \w+=(\w+)", sentence):
+            before = heading[1]
             continue
-        named = re.findall(rf"(?<![\w/])(?:{folders})/[a-z0-9_/-]+\.[a-z]+", page.read_text())
-        roots = (REPO, REPO / "src" / "eke")
-        gone = [name for name in named if not any((root / name).exists() for root in roots)]
-        assert not gone, page.name
+        about = sentence if len(sentence.split()) > 4 else f"{before} {sentence}"
+        words = set(re.findall(r"\w+", about.replace("CUDA graphs", "cudagraphs").lower()))
+        named = UNSEEN.search(sentence) and not words.isdisjoint(seen)
+        before = before if before in known else sentence
+        if named or UNMEASURED.search(" ".join(sentence.split())):
+            found.append(" ".join(sentence.split()))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_a_page_denies_nothing_that_a_record_shows(page: Path) -> None:
+    assert read_gpus(REPO / "results"), "records of a GPU are committed"
+    text = undated(page) if LAB in page.parents else page.read_text()
+    assert not contradicted(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No number here was measured on a GPU.",
+        "Options (`flash2`, `flex`, CUDA graphs) have never been seen running.",
+        "Replay kernels as CUDA graphs. *Never seen running.*",
+        "### compile=cudagraphs\n\nReplay the kernels of a step. *Never seen running.*",
+        "| GPUs today | not yet measured | not yet measured |",
+        "- GPUs: not yet measured",
+        "It is called cudagraphs now; `cudagraphs` was not seen running.",
+        "*Status: chosen by formulas, never seen running on one.*",
+        "Reserved memory on today's GPUs is not yet measured.",
+    ],
+)
+def test_a_false_denial_is_seen(text: str) -> None:
+    assert contradicted(text)
 
 
 def test_links_lead_to_a_page_and_its_heading() -> None:

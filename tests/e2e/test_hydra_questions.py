@@ -89,7 +89,9 @@ REFUSED = [
     pytest.param("--cfg all -p train.stepz", "--cfg all --package train.steps", id="key"),
     pytest.param("--cfg hydra -p train", "--cfg job --package train", id="not Hydra's"),
     pytest.param("--cfg job -m seed=1,2", "-m seed=1,2 plan_only=true", id="a sweep"),
-    pytest.param("--cfg job --config-name x", "--config-dir FOLDER", id="other configuration"),
+    pytest.param("--cfg job --config-name x", "experiment=NAME", id="other configuration"),
+    pytest.param("--config-path x", "--config-dir FOLDER", id="another folder"),
+    pytest.param("--experimental-rerun x.pkl", "the command in record.json", id="rerun"),
     pytest.param("--cfg job data=text", "data.path=FILE_OR_FOLDER", id="missing value"),
 ]
 

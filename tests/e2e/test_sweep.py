@@ -178,4 +178,4 @@ def test_hydras_own_sweeper_and_launcher(train_py, tmp_path) -> None:
 def test_a_plugin_that_is_not_installed(train_main) -> None:
     done = train_main("-m", "seed=1,2", "hydra/sweeper=optuna")
     assert done.code == 2
-    assert "pip install hydra-optuna-sweeper" in done.err
+    assert "pip install optuna && pip install --no-deps hydra-optuna-sweeper" in done.err

@@ -2,12 +2,13 @@
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from live import run_in
-from support import Finished
+from support import REPO, Finished
 
 import eke
 from eke import cli, workflows
@@ -183,6 +184,20 @@ def test_answered_without_torch(tmp_path) -> None:
     done = run_in(tmp_path, [sys.executable, "-c", ASK, *LIGHT])
     answers = [line for line in done.err.splitlines() if ", loaded " in line]
     assert answers == [f"{command}: {code}, loaded []" for command, code in LIGHT.items()]
+
+
+def test_without_its_packages_it_says_what_to_type(tmp_path) -> None:
+    """`-S`: an interpreter without site-packages."""
+    shutil.copy(REPO / "train.py", tmp_path)
+    (tmp_path / "src").symlink_to(REPO / "src")
+    told = [sys.executable, "-S", "-E", str(tmp_path / "train.py"), "--help"]
+    missing = run_in(tmp_path, told)
+    assert missing.code == 1
+    assert "Traceback" not in missing.text
+    assert f"make -C {tmp_path} run" in missing.err
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "eke").touch()
+    assert f". {tmp_path}/.venv/bin/activate" in run_in(tmp_path, told).err
 
 
 def test_help_fits_a_screen_and_names_every_group(capsys) -> None:

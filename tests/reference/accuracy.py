@@ -5,6 +5,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from reference.gpu import memory_rows, time_rows
+
 ABSENT = "not yet measured"
 
 Content = dict[str, Any]
@@ -72,7 +74,7 @@ def _formulas(folder: Path) -> str:
         rows.append((f"random configurations on a CPU ({where})", *_bounds(found["rows"])))
         what = "of these, without adapters, ragged samples and fused loss"
         rows.append((what, *_bounds(plain)))
-    rows.append(("GPUs today", ABSENT, ABSENT))
+    rows += memory_rows(folder) or [("GPUs today", ABSENT, ABSENT)]
     return table(("formulas", "truth within the bounds", "expected value off by"), rows)
 
 
@@ -113,7 +115,7 @@ def _step_time(folder: Path) -> str:
             f"training twice differed by {drift}, median, at a load of {cpu['load'][0]:.0f})"
         )
         rows.append((words, *_times(cpu["summary"]["held out"])))
-    rows.append(("GPUs today", ABSENT, ABSENT, ABSENT))
+    rows += time_rows(folder) or [("GPUs today", ABSENT, ABSENT, ABSENT)]
     return table(
         ("step time", "truth in the range", "high over low", "expected value off by"), rows
     )
@@ -151,7 +153,7 @@ def _traces(folder: Path) -> str:
     for path in on_gpus:
         rows.append((f"`results/{path.name}`", _on_gpu(json.loads(path.read_text()))))
     if not on_gpus:
-        rows.append(("GPUs today (`python benchmarks/memory_on_gpu.py`)", ABSENT))
+        rows.append(("what a GPU reserves (`python benchmarks/memory_on_gpu.py`)", ABSENT))
     return table(("traces", "expected value off by"), rows)
 
 

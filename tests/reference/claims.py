@@ -54,6 +54,8 @@ class Claim:
     evidence: list[Evidence] = field(default_factory=list)
     measure: str = ""
     """The command that would measure it."""
+    seen: list[str] = field(default_factory=list)
+    """`group=option` that the claim is about: the page says where the records saw it running."""
 
 
 @dataclass(frozen=True)

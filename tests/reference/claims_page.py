@@ -16,6 +16,7 @@ from reference.claims import (
 from reference.claims_anatomy import anatomy_table
 from reference.claims_evidence import provenance, shown
 from reference.claims_tables import answers_table, measured_table
+from reference.gpu import where_seen
 
 HEAD = """\
 # What the guides say, and what is true of it
@@ -24,8 +25,8 @@ Generated from `docs/reference/claims/*.yaml` and the records in `results/`; cha
 `EKE_UPDATE=1 pytest tests/conf/test_claims.py`. No number of eke's is entered by hand: each is read
 from the record named with it.
 
-Quotations are short; the rest is paraphrase. Nothing here was measured on a GPU unless a record of
-one is named. A CPU's records show which bytes a technique keeps in tensors: those of weights,
+Quotations are short; the rest is paraphrase. A number is a GPU's only where a record of one
+is named. A CPU's records show which bytes a technique keeps in tensors: those of weights,
 gradients and states are the same on a GPU, those of activations depend on its kernels. They say
 nothing about speed on a GPU.
 """
@@ -69,17 +70,20 @@ def _section(section: Section, guides: list[Guide], results: Path) -> str:
     lines = [f"## {section.title}\n", f"In the guides: {'; '.join(names)}.\n"]
     lines += [f"{section.about}\n"] if section.about else []
     lines += [anatomy_table(results)] if section.key == "anatomy" else []
-    lines += [_claim(claim) for claim in section.claims]
+    lines += [_claim(claim, results) for claim in section.claims]
     return "\n".join(lines) + "\n"
 
 
-def _claim(claim: Claim) -> str:
+def _claim(claim: Claim, results: Path) -> str:
     lines = [
         f"- **{claim.verdict}** · {claim.kind} · {', '.join(claim.guides)}: {claim.says}",
         f"  {claim.why}",
     ]
     if claim.evidence:
         lines.append(f"  *Evidence:* {'; '.join(_evidence(each) for each in claim.evidence)}.")
+    if claim.seen:
+        found = [f"`{option}` {where_seen(option, results)}" for option in claim.seen]
+        lines.append(f"  *Seen:* {'; '.join(found)}.")
     if claim.measure:
         lines.append(f"  *To measure:* `{claim.measure}`")
     return "\\\n".join(lines)

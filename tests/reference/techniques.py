@@ -5,9 +5,10 @@ from pathlib import Path
 
 from reference.cards import TECHNIQUES as GROUPS_WITH_CARDS
 from reference.cards import Card, read_cards
+from reference.gpu import lines_of, read_gpus, where_seen
 from reference.measured import Measured, cell, read_measured
 from reference.published import ROWS, SETTING, SOURCE, published
-from reference.seen import Seen, describe, observations, read_seen
+from reference.seen import Seen, observations, read_seen
 
 from eke.config.compose.catalogue import GROUPS, make_catalogue
 from eke.rules.techniques import TECHNIQUES, Numerics
@@ -26,25 +27,28 @@ Choose with `python train.py group=option`; compare with `python train.py -m gro
 def techniques_page(results: Path) -> str:
     """The whole page, ending in a newline."""
     catalogue, seen = make_catalogue(), read_seen(results)
-    parts = [HEAD, _machines(seen), _published(read_measured(results)), _table()]
+    parts = [HEAD, _machines(seen, results), _published(read_measured(results)), _table()]
     for group in GROUPS_WITH_CARDS:
         parts.append(f"## {group}: {GROUPS[group][0]}\n")
-        parts += [_option(card, seen) for card in read_cards(catalogue, group)]
+        parts += [_option(card, seen, results) for card in read_cards(catalogue, group)]
     return "\n".join(parts)
 
 
-def _machines(seen: list[Seen]) -> str:
+def _machines(seen: list[Seen], results: Path) -> str:
     lines = [
         "*Ran on* a machine means that a run of a few steps of eke's default model, 0.8 million "
         "parameters, ended well there; the line *On* that machine has what the run saw that the "
         "plain run has not (`python benchmarks/techniques.py`). On a CPU that shows what an option "
-        "does, and says nothing about its speed on a GPU.\n"
+        "does, and says nothing about its speed on a GPU. *Ran in tests* on a GPU means that its "
+        "tests in `tests/gpu` passed there, *trained* that one of the [single runs]"
+        "(benchmarks.md#i-single-runs-on-a-gpu) used it.\n"
     ]
-    for each in seen:
+    gpus = read_gpus(results)
+    for each in [*seen, *gpus]:
         names = ("torch", "transformers", "accelerate", "deepspeed", "peft")
         versions = [f"{name} {each.versions[name]}" for name in names if name in each.versions]
         lines.append(f"- {each.device}: {', '.join(versions)}")
-    if not any(each.device != "CPU" for each in seen):
+    if not gpus and not any(each.device != "CPU" for each in seen):
         lines.append("- GPUs: not yet measured")
     return "\n".join(lines) + "\n"
 
@@ -97,14 +101,14 @@ def _table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _option(card: Card, seen: list[Seen]) -> str:
+def _option(card: Card, seen: list[Seen], results: Path) -> str:
     lines = [f"### {card.command}\n", f"{_sentence(card.about)}. "
-             f"*{_sentence(describe(card.command, seen))}.*\n"]  # fmt: skip
+             f"*{_sentence(where_seen(card.command, results))}.*\n"]  # fmt: skip
     for pair in (("Does",), ("Saves", "Costs"), ("Needs", "Source")):
         said = [f"**{name}** {_linked(card.lines[name])}" for name in pair if name in card.lines]
         lines += [f"- {'. '.join(said)}"] if said else []
     lines += [f"- **Guides** {_linked(text)}" for text in published(card.command)]
-    lines += observations(card.command, seen)
+    lines += [*observations(card.command, seen), *lines_of(card.command, read_gpus(results))]
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,7 @@ from eke.hardware import detect
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner.samples import plan_data
 from eke.rules import Facts, check
-from eke.workflows import print_once
+from eke.workflows import heed, print_once
 
 DESCRIPTION = """Prints the first rows as text, what is trained in green, or between [[ and ]]
 without colours; then how long rows are, and how many are bad, empty and truncated."""
@@ -52,9 +52,9 @@ def _shown(config: Config, options: Namespace) -> str:
     """The first rows, and a summary."""
     request = request_of(config)
     if request is None or request.corpus:
-        why = "has no rows to show; data=chat, jsonl, csv, parquet and hub have"
-        fix = Fix("data=chat", "data.path=FILE_OR_FOLDER")
-        raise ConfigError(Problem("data", config.data.option, why, fix))
+        what = f"its text is cut into samples of {config.data.seq_len} tokens, and none is context"
+        what = "its tokens are drawn" if config.data.option == "synthetic" else what
+        return f"data={config.data.option} has no rows to show: {what}"
     store = open_store(request)
     from eke.data.preparation.tokenizers import load_request_tokenizer  # slow: transformers
 
@@ -70,6 +70,7 @@ def _configuration(typed: list[str]) -> Config:
     if arguments.multirun or arguments.hydra_flags or needs_sweep(arguments.overrides):
         fix = Fix(remark="eke data show with the overrides of one run")
         raise ConfigError(Problem("eke data show", "", "shows the data of one configuration", fix))
+    heed(arguments)
     composed = compose(arguments.overrides, arguments.config_dir)
     config = resolve_model(composed.config, composed.overrides, planning=True)
     if not is_set(composed, "task.num_labels"):

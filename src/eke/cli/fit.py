@@ -7,7 +7,7 @@ from eke.cli import make_parser, whole_number
 from eke.config.compose import split_arguments
 from eke.rules.techniques import Numerics
 from eke.tuning.search.search_space import Objective
-from eke.workflows import print_once
+from eke.workflows import heed, print_once
 from eke.workflows.autotune import TuneRequest, fit
 
 DESCRIPTION = """\
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     typed = split_arguments([*folder, *overrides], FLAGS)
     if typed.version:
         return print_once(f"eke {eke.__version__}")
+    heed(typed)
     request = TuneRequest(
         tuple(arguments),
         typed,

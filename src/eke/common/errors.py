@@ -91,6 +91,11 @@ class Problem:
         """Text that accompanies the overrides; the whole fix if it has no override."""
         return self.fix.remark if self.overrides else str(self.fix)
 
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is about an argument of a command, DIR or --by, and not about an override."""
+        return bool(re.match(r"[A-Z]|-|eke ", self.key))
+
     def render(self) -> str:
         """The problem as two indented lines, what and why, then the fix."""
         what = " ".join((f"{self.key} = {self.value}" if self.value else self.key).split("\n"))
@@ -102,7 +107,7 @@ class Problem:
     def as_json(self) -> dict[str, object]:
         """The problem as plain values, for programs."""
         return {
-            "id": self.id,
+            "id": self.id or ("wrong_argument" if self.is_argument else "wrong_override"),
             "key": self.key,
             "value": self.value,
             "why": self.why,
@@ -158,8 +163,9 @@ class ConfigError(EkeError):
         if count == 1 and not self.problems[0].why:
             return self.problems[0].key
         heading = "1 problem" if count == 1 else f"{count} problems"
-        where = "on this machine at the moment" if self.is_passing else "in this configuration"
-        return "\n".join([f"{heading} {where}:", *(p.render() for p in self.problems)])
+        where = " on this machine at the moment" if self.is_passing else " in this configuration"
+        where = "" if all(p.is_argument for p in self.problems) else where
+        return "\n".join([f"{heading}{where}:", *(p.render() for p in self.problems)])
 
 
 class BusyError(EkeError):

@@ -1,5 +1,6 @@
 """Command and environment of child processes; detection of externally started ranks."""
 
+import logging
 import os
 import re
 import signal
@@ -142,6 +143,18 @@ _OF_RANKS, _OF_TRACKED_RUNS = re.compile(RANK_VARIABLES), re.compile(TRACKED_RUN
 def module_command(module: str, *arguments: str) -> list[str]:
     """The command that runs a module of eke; no `torch.py` in the current folder is imported."""
     return [sys.executable, SAFE_PATH, "-m", module, *arguments]
+
+
+VERBOSE = "EKE_VERBOSE"
+"""Environment variable: loggers at level debug, with commas."""
+
+
+def be_verbose() -> None:
+    """Set these loggers to level debug, on standard error; a worker's is train.log."""
+    for name in filter(None, os.environ.get(VERBOSE, "").split(",")):
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger(name).setLevel(logging.DEBUG)
+        logging.getLogger(name).debug("%s is at level debug", name)
 
 
 def child_environment() -> dict[str, str]:

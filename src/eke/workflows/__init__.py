@@ -1,5 +1,6 @@
 """Commands behind `train.py`: help, one plan, one run (running.py) or a sweep (sweep.py)."""
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,8 @@ import eke
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.paths import program
 from eke.common.process_env import (
+    VERBOSE,
+    be_verbose,
     check_started_ranks,
     check_started_tasks,
     is_first,
@@ -54,6 +57,7 @@ def main(
         arguments = split_arguments(argv, also)
         if arguments.version:
             return print_once(f"eke {eke.__version__}")
+        heed(arguments)
         if arguments.hydra_flags:
             return ask_hydra(arguments)
         if why or ALL_DEVICES in arguments.overrides:
@@ -122,6 +126,15 @@ def print_once(text: str) -> int:
     if is_first():
         speak(text)
     return EXIT_FAILED if lost() else EXIT_OK
+
+
+def heed(arguments: Arguments) -> None:
+    """Print the warnings about a command once for all ranks, on standard error, and set loggers."""
+    for text in arguments.warnings if is_first() else ():
+        speak(f"warning: {text}", sys.stderr)
+    if arguments.verbose:
+        os.environ[VERBOSE] = arguments.verbose
+        be_verbose()
 
 
 def complain(text: str, code: int) -> int:

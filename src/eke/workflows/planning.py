@@ -26,7 +26,7 @@ from eke.estimate.memory import (
     traced_forecast,
     traced_forecasts,
 )
-from eke.estimate.time import forecast_time, num_runs, render_time, speed_cell
+from eke.estimate.time import forecast_time, num_runs, render_time, speed_cell, table_notes
 from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import DEVICES, Device, choose_device, usable_cores
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
@@ -345,4 +345,5 @@ def compare_on_all_devices(
         return json.dumps(content, indent=2)
     config = composed.config
     count = config.distributed.num_processes
-    return render_devices(rows, config.batch.per_device, samples_to_keep(config), count)
+    table = render_devices(rows, config.batch.per_device, samples_to_keep(config), count)
+    return "\n".join([table, *table_notes(times.values())])

@@ -100,14 +100,16 @@ def problems_in_json(typed: list[str], capsys) -> list[dict[str, Any]]:
             ],
             id="rules",
         ),
-        pytest.param(["model=a,gpt2"], [("", "model", []), ("", "model", [])], id="no override"),
+        pytest.param(["model=a,gpt2"], [("wrong_override", "model", [])] * 2, id="no override"),
         pytest.param(
             ["seed=1,2"],
-            [("", "seed", ["-m", "seed=1,2", "plan_only=true"])],
+            [("wrong_override", "seed", ["-m", "seed=1,2", "plan_only=true"])],
             id="a sweep, as words to execute",
         ),
         pytest.param(
-            ["data=text", "hardware=cpu"], [("", "data.path", [])], id="only the user knows"
+            ["data=text", "hardware=cpu"],
+            [("wrong_override", "data.path", [])],
+            id="only the user knows",
         ),
     ],
 )

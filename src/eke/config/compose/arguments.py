@@ -36,7 +36,7 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras
-from eke.config.compose.overrides import suggest_fix
+from eke.config.compose.overrides import last_wins, suggest_fix
 from eke.config.compose.suggest import completed, nearest_key, option_for
 from eke.config.foreign_names import find_retired
 from eke.config.mixing import SHARED, source_names
@@ -57,7 +57,7 @@ def secrets_in(config: Mapping[str, object]) -> list[Problem]:
 
 # Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> number of values.
 _HYDRA_FLAGS = {
-    **dict.fromkeys(("--hydra-help", "--resolve", "--run", "-r", "--shell-completion", "-sc"), 0),
+    **dict.fromkeys(("--hydra-help", "--resolve", "--shell-completion", "-sc"), 0),
     **dict.fromkeys(("--cfg", "-c", "--package", "-p", "--config-path", "-cp"), 1),
     **dict.fromkeys(("--config-name", "-cn", "--experimental-rerun"), 1),
 }
@@ -70,6 +70,8 @@ FLAG_VALUES = {
 }
 """Flag of Hydra -> the values that it can have."""
 _HELP = ("--help", "-h")
+_RUN = ("--run", "-r")
+"""Hydra's flags of a single run, which needs none."""
 _SWITCHES = {
     "--multirun": "multirun", "-m": "multirun", "--version": "version", "--cell": "cell",
 }  # fmt: skip
@@ -85,7 +87,7 @@ _BYTE = re.compile("[\udc80-\udcff]")
 _FLAGS = {
     **_HYDRA_FLAGS,
     **dict.fromkeys(_INFO_FLAGS, 1),
-    **dict.fromkeys((*_HELP, *_SWITCHES), 0),
+    **dict.fromkeys((*_HELP, *_RUN, *_SWITCHES), 0),
     **dict.fromkeys(CONFIG_DIR, 1),
 }
 
@@ -95,7 +97,11 @@ class Arguments:
     """A parsed command line."""
 
     overrides: tuple[str, ...] = ()
-    """`key=value`, in command-line order."""
+    """`key=value`, in command-line order, each key once."""
+    verbose: str = ""
+    """Loggers of `hydra.verbose`, with commas; `root` is all."""
+    warnings: tuple[str, ...] = ()
+    """Overrides that a later one of the same key has replaced."""
     help: str | None = None
     """--help, -h: the group to describe, empty for the first page; None without the flag."""
     version: bool = False
@@ -144,9 +150,25 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
             found = _read_flag(token, found, reader, also or {})
         elif token != "--":
             found = replace(found, overrides=(*found.overrides, token))
+    if found.multirun and (run := set(_RUN).intersection(argv)):
+        why = "is a single run, and -m a sweep: one of them"
+        reader.problems.append(Problem(min(run), "", why, Fix("-m", *found.overrides)))
     if reader.problems:
         raise ConfigError(reader.problems)
-    return found
+    kept, warnings = last_wins(found.overrides, make_catalogue())
+    verbose = [text for text in kept if text.lstrip("+").startswith("hydra.verbose=")]
+    rest, loggers = tuple(text for text in kept if text not in verbose), map(_loggers, verbose)
+    return replace(found, overrides=rest, verbose=",".join(loggers), warnings=tuple(warnings))
+
+
+def _loggers(text: str) -> str:
+    """Names of the loggers of `hydra.verbose=...`, as Hydra reads it (hydra/core/utils.py)."""
+    raw = text.partition("=")[2]
+    if not re.fullmatch(r"\[[\w., ]*\]|[A-Za-z_][\w.]*", raw):
+        why = "true, false, a logger or a list of loggers is wanted"
+        raise ConfigError(Problem("hydra.verbose", raw, why, Fix("hydra.verbose=true")))
+    names = raw.strip("[]").replace(" ", "")
+    return {"true": "root", "false": ""}.get(names.lower(), names)
 
 
 def _no_utf8(token: str) -> Problem:
@@ -163,6 +185,8 @@ def _read_flag(token: str, found: Arguments, reader: _Reader, also: Mapping[str,
     if flag in _SWITCHES and inline is None:
         switched: dict[str, Any] = {_SWITCHES[flag]: True}
         return replace(found, **switched)
+    if flag in _RUN and inline is None:
+        return found
     if flag in _HELP:
         named = reader.tokens and re.fullmatch(r"\w[\w.]*", reader.tokens[0])
         return replace(found, help=inline or (reader.tokens.pop(0) if named else ""))

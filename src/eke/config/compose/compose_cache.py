@@ -15,10 +15,10 @@ from itertools import filterfalse, starmap
 from pathlib import Path
 from typing import Any
 
+import hydra
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
@@ -104,17 +104,21 @@ class Tree:
     """Group -> option."""
 
 
+def hydra_base() -> dict[str, str]:
+    """`version_base`, without which Hydra 1.3 warns, and with which 1.4 does."""
+    return {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+
+
 @contextmanager
 def hydra_state() -> Iterator[None]:
     """Set up Hydra's global state, and restore it; ConfigError without a current folder."""
     if gone := without_folder():
         raise ConfigError(gone)
-    if "schema.yaml" not in ConfigStore.instance().repo:
-        register()
+    register()
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="eke"):
+        with initialize_config_dir(str(conf_folder()), job_name="eke", **hydra_base()):
             yield
     finally:
         GlobalHydra.instance().hydra = before

@@ -49,7 +49,7 @@ from eke.config.compose.compose_cache import (
     set_by_preset,
 )
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras, is_launching
-from eke.config.compose.overrides import find_problems, parse, suggest_fix
+from eke.config.compose.overrides import find_problems, last_wins, parse, suggest_fix
 from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
@@ -91,6 +91,7 @@ def compose(
     """
     with _explained(overrides), hydra_state():
         trees = make_trees(open_catalogue(config_dir))
+        overrides, _ = last_wins(overrides, trees.catalogue)
         return _composed(_checked(overrides, trees, in_sweep), tuple(overrides), trees)
 
 
@@ -122,7 +123,6 @@ def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
     found = {text: problems_of(text, catalogue, in_sweep) for text in texts}
     good = [text for text in texts if not found[text]]
     problems = spaced + [problem for text in texts for problem in found[text]]
-    problems += contradictions(good)
     if problems:
         if any(text.lstrip("+").startswith("cfg=") for text in texts):
             raise ConfigError(_restarted_by_agent(good))
@@ -174,18 +174,6 @@ def problems_of(text: str, catalogue: Catalogue, in_sweep: bool) -> list[Problem
     what = "names" if named else "is about"
     why = f"{what} a set of runs; without -m one run would start here"
     return [Problem(key, shown(value), why, Fix("-m", text))]
-
-
-def contradictions(texts: Sequence[str]) -> list[Problem]:
-    """Problems of keys with two values; Hydra silently uses the last."""
-    first: dict[str, str] = {}
-    problems = []
-    for text in texts:
-        key, _, value = text.lstrip("+").partition("=")
-        if first.setdefault(key, value) != value:
-            why = f"contradicts {key}={first[key]}, given before it; keep one"
-            problems.append(Problem(key, shown(value), why, Fix(f"{key}={value}")))
-    return problems
 
 
 def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[Problem]:
@@ -280,12 +268,13 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
         try:
             found = OmegaConf.select(tree, key, throw_on_missing=True)
             # A whole section, ${model}, is an object of its schema class and no mapping.
-            plain = OmegaConf.is_config(found) and OmegaConf.get_type(found) in (dict, list)
+            is_section = str(parsed.value()).strip("${} ") in catalogue.sections
+            plain = OmegaConf.is_config(found) and not is_section
             value = OmegaConf.to_container(found) if plain else found
             if value is not None and not admits(field, value):
                 why = f"leads to {shown(str(found))}; {field.words()} is wanted"
         except OmegaConfBaseException as error:
-            why = hydra_reason(error)
+            why = f"{hydra_reason(error)}; {field.words()} is wanted"
             if "${hydra" in text:
                 why = "reads a setting of Hydra's own, and eke's runs have none"
         if why:

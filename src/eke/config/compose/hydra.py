@@ -6,23 +6,25 @@ and its loss is the objective.
 
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
 from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
-from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_state
+from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_base, hydra_state
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.hydra_settings import LAUNCHING
 from eke.config.compose.overrides import find_problems
@@ -31,6 +33,13 @@ from eke.config.schema import register
 
 _QUESTIONS = ("--cfg", "--info", "--hydra-help")  # print information
 _COMPANIONS = ("--resolve", "--package")  # modify --cfg
+_OTHER = "would compose another configuration than eke's, which its checks are about"
+_REFUSED = {
+    **dict.fromkeys(("--config-path", "-cp"), (_OTHER, "--config-dir FOLDER")),
+    **dict.fromkeys(("--config-name", "-cn"), (_OTHER, "experiment=NAME")),
+    "--experimental-rerun": ("would start a job pickled by Hydra", "the command in record.json"),
+}
+"""Flag -> what it would do, and what does it here."""
 
 
 def check_question(arguments: Arguments) -> None:
@@ -57,9 +66,9 @@ def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
 def _wrong_flags(pairs: Sequence[tuple[str, str]]) -> Iterator[Problem]:
     for flag, value in pairs:
         known = FLAG_VALUES.get(flag, (value,))
-        if flag not in _QUESTIONS + _COMPANIONS:
-            why = "would run something else than eke checks; your own options go into a folder"
-            yield Problem(flag, value, why, Fix(remark="--config-dir FOLDER"))
+        if flag in _REFUSED:
+            why, instead = _REFUSED[flag]
+            yield Problem(flag, value, why, Fix(remark=instead))
         elif flag == "--package" and not value:
             yield Problem(flag, "", "names a part of the configuration", Fix(flag, "optimizer"))
         elif value not in known and (value or flag != "--info"):
@@ -109,7 +118,7 @@ def _run_hydra(
     """Run Hydra's own application on a command line."""
     register()
     folder = ["--config-dir", str(catalogue.own_folder)] if catalogue.own_folder else []
-    main = hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")
+    main = hydra.main(config_path=str(conf_folder()), config_name="config", **hydra_base())
     before = sys.argv
     taken = (as_hydra_takes_it(text, catalogue) for text in overrides)
     sys.argv = [before[0], *flags, *folder, *taken]
@@ -197,8 +206,20 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
 
     full = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised, instead of printing a traceback
+    if sweepers:  # it logs the best values
+        logging.basicConfig(format="%(message)s", stream=sys.stdout)
+        logging.getLogger("hydra_plugins").setLevel(logging.INFO)
     try:
         _run_hydra(["-m"], foreign, catalogue, run_job)
+    except Exception as error:
+        of_a_job = any(frame.name == "run_job" for frame in extract_tb(error.__traceback__))
+        elsewhere = type(error.__cause__).__name__ == "_RemoteTraceback"  # by a process of loky
+        if isinstance(error, EkeError | OSError) or of_a_job or elsewhere:
+            raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        chosen = " ".join(text for text in overrides if _is_foreign(text))
+        fix = Fix("hydra/launcher=local", "hydra/sweeper=eke")
+        raise ConfigError(Problem(chosen, "", "; ".join(lines), fix)) from error
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full
 
@@ -233,7 +254,9 @@ def _without_plugin(overrides: Sequence[str]) -> Iterator[Problem]:
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
     plugin, kind = option.split("_")[0], group.partition("/")[2]
     if plugin in PLUGINS[group]:
-        fix = Fix(remark=f"pip install hydra-{plugin}-{kind}")
+        # hydra-optuna-sweeper 1.3 asks for optuna<3, and works with 4.
+        first = "optuna && pip install --no-deps " if plugin == "optuna" else ""
+        fix = Fix(remark=f"pip install {first}hydra-{plugin}-{kind}")
         return Problem(group, option, "is not installed", fix)
     own = plugin_names(LAUNCHERS) if group == "hydra/launcher" else [SWEEPER]
     options = [*own, *known, *PLUGINS[group]]

@@ -5,6 +5,7 @@ only if it runs the sweep itself (`eke.config.compose.hydra`). Sweep values are 
 globs, and these inside lists.
 """
 
+import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from hydra.core.override_parser.types import (
     IntervalSweep,
     Override,
     RangeSweep,
+    Sweep,
     Transformer,
 )
 
@@ -103,6 +105,29 @@ def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
             yield from map(Transformer.str, _in_order(part.range(), part.shuffle))
         elif not isinstance(part, IntervalSweep):
             yield Transformer.str(part)
+
+
+def unlisted(value: Any) -> tuple[str, str]:
+    """Why Hydra's grammar takes a value and its evaluation does not, and the range that is meant.
+
+    Both are empty if it can be evaluated; the second also if it is unknown.
+    """
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        is_swept = any(isinstance(each, Sweep | Glob) or unlisted(each)[0] for each in inner)
+        return "a sweep inside a list or mapping is a quoted text" if is_swept else "", ""
+    parts = list(sweep_parts(value))
+    ends = [(p.start or 0, p.stop or 0, p.step) for p in parts if isinstance(p, RangeSweep)]
+    why = "a range has finite numbers, and no step of 0"
+    if all(step and all(map(math.isfinite, (*end, step))) for *end, step in ends):
+        if len(ends) < len(parts) or any((stop - start) * step > 0 for start, stop, step in ends):
+            return "", ""
+        why = "has no values"
+    if len(parts) != 1 or not ends or not all(map(math.isfinite, ends[0])):
+        return why, ""
+    start, stop, step = ends[0]
+    step = abs(step or 1) if stop > start else -abs(step or 1)
+    return why, f"range({start},{stop},{step})" if start != stop else f"{start}"
 
 
 def sweep_parts(value: Any) -> Iterator[Any]:

@@ -5,7 +5,7 @@ Hydra's parser parses the text; the catalogue decides whether its key and option
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, get_args
@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
 from eke.common.errors import Fix, Problem
-from eke.common.text import format_value, override
+from eke.common.text import format_value, override, quoted
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
     Catalogue,
@@ -27,7 +27,7 @@ from eke.config.compose.catalogue import (
     shown,
     swept,
 )
-from eke.config.compose.hydra_settings import check_setting, is_hydras, sweep_values
+from eke.config.compose.hydra_settings import check_setting, is_hydras, sweep_values, unlisted
 from eke.config.compose.suggest import (
     NUMBER_KEYS,
     completed,
@@ -63,12 +63,30 @@ def find_problems(text: str, catalogue: Catalogue, multirun: bool = False) -> li
         return [malformed]
     try:
         parsed = parse(text)
-    except Exception:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
-        return [_unparsable(text, catalogue)]
+    except Exception as error:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
+        return [_unparsable(text, catalogue, str(error))]
     problems = _check_parsed(parsed, catalogue)
     if multirun and parsed.is_sweep_override() and not is_hydras(parsed.key_or_group):
         return problems[:-1]  # the last one is that -m is needed
     return problems
+
+
+def last_wins(texts: Sequence[str], catalogue: Catalogue) -> tuple[list[str], list[str]]:
+    """Drop each override that a later one replaces, and warn; Hydra merges mappings."""
+    last: dict[str, str] = {}
+    kept, warnings = list[str](), list[str]()
+    for text in reversed(texts):
+        key, _, value = text.removeprefix("++").partition("=")
+        # +key adds, which Hydra refuses for a key that is there: it stays, to be explained.
+        key = key.removeprefix("+") if catalogue.is_entry(key.removeprefix("+")) else key
+        later = last.get(key) if value else None
+        if later is None:
+            kept.append(text)
+            if value and not value.startswith("{"):
+                last[key] = text
+        elif later.partition("=")[2] != value:
+            warnings.append(f"{text} has no effect: {later}, given after it, replaces it")
+    return kept[::-1], warnings[::-1]
 
 
 def suggest_fix(text: str, catalogue: Catalogue) -> Fix:
@@ -133,7 +151,7 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
     return Problem(shown(text), "", why, Fix(found) if found else Fix())
 
 
-def _unparsable(text: str, catalogue: Catalogue) -> Problem:
+def _unparsable(text: str, catalogue: Catalogue, said: str) -> Problem:
     key, _, value = text.partition("=")
     if not _KEY.fullmatch(key):
         return _unknown(key.strip("+~"), value, catalogue)
@@ -152,6 +170,8 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
     wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
     why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
+    if called := re.match(r"\w+ while evaluating '(.*?)':[ ]?(.*)", said):
+        why = f"{called[1]} has no value: {called[2] or 'no such cast'}; {wanted} is wanted"
     if wanted.startswith("a list"):
         bare = f"[{bare}]"
     fix = suggest_fix(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else Fix()
@@ -180,7 +200,7 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     if parsed.type is OverrideType.ADD and not entry:
         why = f"+ adds a new key, and {key} is there already"
         return [Problem(f"+{key}", shown(raw), why, suggest_fix(plain, catalogue))]
-    if parsed.is_sweep_override():
+    if parsed.is_sweep_override() or unlisted(parsed.value())[0]:
         return _check_sweep(parsed, catalogue)
     if entry:
         return [] if raw else [Problem(key, "(nothing)", "no value; remove it")]
@@ -223,11 +243,17 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         return Problem(key, shown(raw), f"an option of {group} is chosen by {group}=OPTION", fix)
     if raw.lower() == "true" and (chosen := completed(key, catalogue)):
         return Problem(key, shown(raw), "is an option here", Fix(chosen))
-    found = nearest_key(key, catalogue)
+    found, own = nearest_key(key, catalogue), ""
+    if re.search(r"_target_|class|loss|metric|callback", key) or re.search(r"\w[.:][A-Z]", raw):
+        own = "; code of your own cannot be named here (docs/how-to/use.md)"
     if not found:
-        return Problem(shown(key), shown(raw), nothing_near(key, catalogue))
+        return Problem(shown(key), shown(raw), nothing_near(key, catalogue) + own)
     why = f"there is no such key; did you mean {found}?"
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
+    section = key.rpartition(".")[0]
+    if wrong and section in catalogue.sections and found.rpartition(".")[0] != section:
+        why = f"there is no such key; {section} has {', '.join(catalogue.names(section))}"
+        return Problem(shown(key), shown(raw), why + own)
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
     usual = Fix(completed(found, catalogue) or found)
     fix = suggest_fix(f"{found}={raw}", catalogue) if raw else usual
@@ -237,6 +263,15 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
 def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     """Problems of single values, then one whose fix is the corrected `-m` form."""
     key, raw = parsed.key_or_group, _raw(parsed)
+    (why, meant), whole = unlisted(parsed.value()), key.startswith("sweep.")
+    if why := why or ("is about the whole sweep, and has one value" if whole else ""):
+        inside = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", raw) if raw[:1] in ("[", "{") else ""
+        meant = inside or ("" if whole else meant)
+        better = [f"{key}={meant}", completed(key, catalogue), f"{key}={quoted(raw)}"]
+        right = next(t for t in better if t and not find_problems(t, catalogue, multirun=True))
+        wrong = [Problem(key, shown(raw), why, Fix(right))]
+        swept_here = parsed.is_sweep_override() and not whole
+        return [*wrong, Problem(key, shown(raw), why, Fix("-m", right))] if swept_here else wrong
     values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
     found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
     wrong = [problem for _, problems in found for problem in problems]

@@ -138,11 +138,15 @@ def register() -> None:
     """Put the root schema and the variants where Hydra's defaults lists find them."""
     # Here, and not above: workers, reports and preparations have a plan and need no Hydra, whose
     # import is the longest part of eke's own.
+    import omegaconf
     from hydra.core.config_store import ConfigStore
-    from omegaconf import OmegaConf
 
-    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
+    # omegaconf 2.4 deprecates the name with "new"; 2.3's other one is an older function.
+    new = "new_" if omegaconf.__version__.startswith("2.3.") else ""
+    getattr(omegaconf.OmegaConf, f"register_{new}resolver")("oc.env", _variable, replace=True)
     store = ConfigStore.instance()
+    if "schema.yaml" in store.repo:  # Hydra 1.4 warns of the same once more
+        return
     store.store(name="schema", node=Config, provider="eke")
     for group, variants in VARIANTS.items():
         for name, variant in variants.items():

@@ -24,13 +24,12 @@ from eke.config.compose.composer import (
     Progress,
     compose_cells,
     compose_tree,
-    contradictions,
     open_catalogue,
     problems_by_cell,
     problems_of,
 )
 from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_parts, sweep_values
-from eke.config.compose.overrides import find_problems, parse
+from eke.config.compose.overrides import find_problems, last_wins, parse
 from eke.config.schema import Sweep
 from eke.config.schema.resources import Seeds
 from eke.config.sweep.exclusion import KEY, Expression, read_clauses, value_of
@@ -158,7 +157,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     except Exception:  # `problems` has the reason
         return problems
     key, raw = parsed.key_or_group, text.partition("=")[2]
-    if not parsed.is_sweep_override() or is_hydras(key):
+    if problems or not parsed.is_sweep_override() or is_hydras(key):
         return problems
     parts = list(sweep_parts(parsed.value()))
     if any(isinstance(part, IntervalSweep) for part in parts):
@@ -169,7 +168,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
         return [Problem("sweep", raw, "one named sweep at a time", fix)]
     options = list(catalogue.options.get(key, {}))
     globs = [part for part in parts if isinstance(part, Glob)]
-    if not problems and not all(glob.filter(options) for glob in globs):
+    if not all(glob.filter(options) for glob in globs):
         known = ", ".join(options) or "it is no group"
         return [Problem(key, raw, f"matches no option of {key}: {known}")]
     return problems
@@ -272,6 +271,7 @@ def expand(
         ConfigError: all errors of the cells; shared ones are listed once.
     """
     trees = Trees(open_catalogue(config_dir))
+    overrides, _ = last_wins(overrides, trees.catalogue)
     definition = read_definition([t for t in overrides if not is_launching(t)], trees)
     settings = definition.settings
     clauses, problems = read_clauses(settings.exclude, trees.catalogue, list(definition.rows))
@@ -319,8 +319,6 @@ def _check_texts(cells: Sequence[tuple[str, ...]], trees: Trees) -> None:
         if not is_launching(text):
             for problem in problems_of(text, trees.catalogue, in_sweep=True):
                 found[problem] += number
-    for cell in cells if not found else []:
-        found.update(contradictions(cell))
     if found:
         raise ConfigError(problems_by_cell(found, len(cells)))
 

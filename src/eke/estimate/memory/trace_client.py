@@ -13,6 +13,7 @@ import os
 import queue
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
@@ -150,7 +151,8 @@ def _path(folder: str, key: str) -> Path:
 
 
 LIMIT_S = 120.0
-"""For one plan, the imports of a new process included: many times what the largest models take."""
+"""Processor time for one plan, with the imports of a new process: many times what large models
+take. A process that hangs uses none, and has ten times as long by the clock."""
 
 MODULE = "eke.training.trace.trace_worker"
 """Program of a tracing process."""
@@ -183,10 +185,10 @@ class TraceProcess:
                 assert process.stdin is not None
                 process.stdin.write(json.dumps(plan_to_plain(plan)) + "\n")
                 process.stdin.flush()
-                line = self._lines.get(timeout=limit_s)
-            except queue.Empty:
+                line = self._next_line(process.pid, limit_s)
+            except TimeoutError as error:
                 self._stop()
-                return Answer(None, f"the trace took longer than {limit_s:.0f} s")
+                return Answer(None, f"the trace took longer than {error}")
             except OSError:
                 line = ""
             except BaseException:  # Ctrl-C: the pending answer is discarded
@@ -195,6 +197,17 @@ class TraceProcess:
             if not line:
                 return Answer(None, f"the tracing process {self._stop()}")
             return _read(line)
+
+    def _next_line(self, pid: int, limit_s: float) -> str:
+        """What the process writes; raises TimeoutError, with the time that it took."""
+        start_s, start_cpu_s = time.monotonic(), _processor_s(pid)
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._lines.get(timeout=min(1.0, limit_s))
+            if _processor_s(pid) - start_cpu_s > limit_s:
+                raise TimeoutError(f"{limit_s:.0f} s of processor time")
+            if time.monotonic() - start_s > 10 * limit_s:
+                raise TimeoutError(f"{10 * limit_s:.0f} s")
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -241,6 +254,14 @@ class TraceProcess:
         if ended is None:
             return "was stopped"
         return f"was ended by signal {-ended}" if ended < 0 else f"ended with code {ended}"
+
+
+def _processor_s(pid: int) -> float:
+    """Processor time of a process and its ended children; 0 if the system does not tell it."""
+    with contextlib.suppress(OSError):  # proc(5): utime to cstime, the 14th to 17th after (command)
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _read(line: str) -> Answer:

@@ -11,6 +11,7 @@ from eke.estimate.time.step_time import (
     speed_cell,
     step_time_json,
     sum_line,
+    table_notes,
     time_line,
 )
 from eke.estimate.time.time_history import note_pace

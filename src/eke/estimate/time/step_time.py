@@ -3,10 +3,11 @@
 Its text, always called an estimate, has at most 80 columns.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import exp, expm1, log
+from math import exp, expm1, inf, log
 from typing import TYPE_CHECKING, Any
 
 from eke.common.text import format_count, format_number, format_seconds
@@ -79,10 +80,18 @@ def sum_line(found: Sequence[StepTime | Unknown], kind: str) -> str:
             ", training steps alone"
         )
         lines.append(wrapped(text, 0))
-    if unknown:
-        text = f"without an estimate: {format_number(len(unknown), 'run')}: {unknown[0]}"
+    for reason, count in Counter(unknown).items():
+        text = f"without an estimate: {format_number(count, 'run')}: {reason}"
         lines.append(wrapped(text, 0))
-    return "\n".join(lines)
+    return "\n".join([*lines, *table_notes(found)])
+
+
+def table_notes(found: Iterable[StepTime | Unknown]) -> list[str]:
+    """What makes step times of a table less sure: each note once, with its number of rows."""
+    notes = Counter(note for each in found if isinstance(each, StepTime) for note in each.notes)
+    return [
+        wrapped(f"not exact: {format_number(n, 'run')}: {note}", 0) for note, n in notes.items()
+    ]
 
 
 def _seconds(step: Span) -> str:
@@ -172,8 +181,8 @@ def fitted_rates(runs: tuple[Observation, ...]) -> FittedRates | None:
     return FittedRates(seconds, correction_of([1 / ratio for ratio in best.left_out]))
 
 
-FAR = 10.0
-"""Times the longest step seen, or below the shortest: noted, since nothing was measured there."""
+BEYOND = 4.0
+"""Times the most FLOPs, bytes or launches of finished runs that they speak for: a choice."""
 
 WIDEST = 10.0
 """Factor either way beyond which an interval of fitted rates is no answer: a choice."""
@@ -194,15 +203,33 @@ def forecast_time(plan: Plan) -> StepTime | Unknown:
     found = prior_time(plan, work)
     if isinstance(found, Unknown):
         return _by_runs(plan, work, runs, versions)
-    ratios = [run.measured / run.predicted for run in runs if run.predicted > 0]
+    corrected = [run for run in runs if run.predicted > 0]
+    ratios = [run.measured / run.predicted for run in corrected]
     if len(ratios) < NEEDED:
         return replace(found, calibrated=CalibratedStep(len(runs), NEEDED, versions=versions))
+    if beyond := _beyond(amounts_of(plan, work), corrected):
+        return replace(found, notes=(*found.notes, f"not corrected: {beyond}"))
     from eke.estimate.time.rate_regression import correction_of  # as above
 
     by = correction_of(ratios)
     found = prior_time(plan, work, _spread(by.within) * by.factor)
     assert isinstance(found, StepTime)
     return replace(found, calibrated=_calibrated(len(ratios), by, versions))
+
+
+def _beyond(amounts: Mapping[str, float], runs: Sequence[Observation]) -> str:
+    """Which amount of a step's work no finished run came near, and by how much; empty if none."""
+    ratios = {
+        kind: amount / (max(run.amounts.get(kind, 0.0) for run in runs) or inf)
+        for kind, amount in amounts.items()
+    }
+    kind = max(ratios, key=lambda each: ratios[each])
+    if ratios[kind] <= BEYOND:
+        return ""
+    name = {"moved": "bytes moved", "launches": "kernel launches"}.get(kind, "FLOPs")
+    return (
+        f"its {name} are {ratios[kind]:,.0f} times what the {len(runs)} finished runs here showed"
+    )
 
 
 def _calibrated(num_runs: int, by: "Correction", versions: str) -> CalibratedStep:
@@ -230,6 +257,8 @@ def _by_runs(
     unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seconds]
     if unseen:
         return Unknown(f"no run in {unseen[0]} has finished here yet: one would tell")
+    if beyond := _beyond(amounts, runs[-MOST:]):
+        return Unknown(f"{beyond}: a run of about this size would tell")
     seconds = {kind: amount * rates.seconds.get(kind, 0.0) for kind, amount in amounts.items()}
     expected = sum(seconds.values()) * factor
     if expected <= 0:
@@ -237,9 +266,6 @@ def _by_runs(
     parts = {PART_OF.get(kind, "compute"): each * factor for kind, each in seconds.items()}
     step, basis = _spread(within) * expected, "finished runs on this device"
     found = describe_step(plan, work, step, parts, basis, None)
-    if not min(measured) / FAR <= expected <= max(measured) * FAR:
-        note = "far from the runs that rates are known from: less sure than the range says"
-        found = replace(found, notes=(*found.notes, note))
     calibrated = _calibrated(len(measured), rates.correction, versions)
     return replace(found, calibrated=calibrated)
 

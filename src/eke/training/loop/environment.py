@@ -15,6 +15,7 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import own_folder
+from eke.common.process_env import be_verbose
 from eke.data.sources import cache_folder
 from eke.plan.planner import Plan, maps_memory
 from eke.training.model import import_transformers
@@ -41,6 +42,7 @@ def quiet_imports() -> None:
     """Set levels of loggers, before torch is imported, and with it whatever else is installed."""
     for name in TALKERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+    be_verbose()
 
 
 def quiet_libraries(plan: Plan) -> None:
@@ -59,6 +61,7 @@ def quiet_transformers() -> None:
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    be_verbose()
 
 
 def configure_allocator(plan: Plan) -> None:

@@ -3,16 +3,19 @@
 import subprocess
 import sys
 
+import hydra
 import pytest
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from eke.common.errors import ConfigError, Problem
 from eke.common.paths import conf_folder
-from eke.config.compose import Composed, compose
+from eke.config.compose import Composed, compose, split_arguments
 from eke.config.compose.catalogue import make_catalogue
+from eke.config.compose.compose_cache import hydra_base, hydra_state
 from eke.config.schema import SGD, BertModel, Config, Switch
 
 
@@ -42,7 +45,89 @@ def test_experiment_changes_choices_and_typed_options_win() -> None:
 
 
 def test_overrides_are_kept_as_typed() -> None:
-    assert compose(["seed=1", "++seed=1", "seed=1"]).overrides == ("seed=1", "++seed=1", "seed=1")
+    assert compose(["++seed=1", "optimizer=sgd"]).overrides == ("++seed=1", "optimizer=sgd")
+
+
+TWICE = [
+    "seed=1 seed=2",
+    "seed=1 ++seed=2",
+    "++seed=1 seed=2",
+    "optimizer=adamw optimizer=sgd",
+    "optimizer=nosuch optimizer=sgd",
+    "optimizer=adamw optimizer.lr=0.3 optimizer=sgd",
+    "optimizer.lr=0.1 optimizer=sgd optimizer.lr=0.2",
+    "recipe=guide_best recipe=none",
+    "experiment=smoke experiment=none",
+    "+trainer.extra.debug=1 trainer.extra.debug=2",
+    "+trainer.extra.debug=1 ++trainer.extra.debug=2",
+    "++trainer.extra={a:1} ++trainer.extra={b:2}",
+    "data=synthetic data.seq_len=64 data.seq_len=32",
+]
+
+
+@pytest.mark.parametrize("typed", TWICE)
+def test_of_a_key_given_twice_hydra_takes_the_last_and_so_does_eke(typed) -> None:
+    with hydra_state():
+        hydras = OmegaConf.to_object(hydra.compose("config", typed.split()))
+    mine = compose(typed.split()).config
+    for section in ("optimizer", "seed", "train", "data", "precision", "memory", "trainer"):
+        assert getattr(mine, section) == getattr(hydras, section)
+
+
+@pytest.mark.parametrize("typed", ["+seed=1 seed=2", "seed=1 +seed=2", "~seed seed=2"])
+def test_what_hydra_refuses_stays_refused(typed) -> None:
+    with hydra_state(), pytest.raises(hydra.errors.HydraException):
+        hydra.compose("config", typed.split())
+    with pytest.raises(ConfigError):
+        compose(typed.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept", "warned"),
+    [
+        ("seed=1 seed=2", "seed=2", ["seed=1", "seed=2"]),
+        ("seed=1,2 seed=3", "seed=3", ["seed=1,2", "seed=3"]),
+        ("seed=3 optimizer=sgd seed=1,2", "optimizer=sgd seed=1,2", ["seed=3", "seed=1,2"]),
+        ("hydra/launcher=slurm hydra/launcher=local", "hydra/launcher=local", ["slurm", "local"]),
+        ("sweep.repeats=2 sweep.repeats=3", "sweep.repeats=3", ["repeats=2", "repeats=3"]),
+        ("seed=1 ++seed=1", "++seed=1", []),
+        ("optimizer=sgd optimizer.lr=1", "optimizer=sgd optimizer.lr=1", []),
+        ("trainer.extra={a:1} trainer.extra={b:1}", "trainer.extra={a:1} trainer.extra={b:1}", []),
+    ],
+)
+def test_the_warning_names_both(typed, kept, warned) -> None:
+    found = split_arguments(typed.split())
+    assert found.overrides == tuple(kept.split())
+    assert len(found.warnings) == bool(warned)
+    assert all(word in found.warnings[0] for word in warned)
+
+
+@pytest.mark.parametrize(
+    ("typed", "loggers"),
+    [("true", "root"), ("True", "root"), ("false", ""), ("[eke,filelock]", "eke,filelock"),
+     ("[eke.common, filelock]", "eke.common,filelock"), ("filelock", "filelock")],
+)  # fmt: skip
+def test_loggers_to_debug_are_no_part_of_the_configuration(typed, loggers) -> None:
+    found = split_arguments([f"hydra.verbose={typed}", "seed=1"])
+    assert (found.verbose, found.overrides) == (loggers, ("seed=1",))
+
+
+@pytest.mark.parametrize("typed", ["3", "{a:1}", "true,false", ""])
+def test_other_loggers_are_refused(typed) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_arguments([f"hydra.verbose={typed}"])
+    assert caught.value.problems[0].overrides == ("hydra.verbose=true",)
+
+
+def test_a_single_run_may_be_called_one() -> None:
+    assert split_arguments(["--run", "seed=1"]) == split_arguments(["seed=1"])
+    with pytest.raises(ConfigError) as caught:
+        split_arguments(["-r", "-m", "seed=1,2"])
+    assert caught.value.problems[0].fix.words == ("-m", "seed=1,2")
+
+
+def test_the_run_id_is_that_of_the_last() -> None:
+    assert compose(["seed=1", "seed=2"]).overrides == compose(["seed=2"]).overrides
 
 
 def test_interpolations_resolve() -> None:
@@ -72,7 +157,7 @@ def test_hydras_global_state_is_put_back() -> None:
 
 
 def test_composing_inside_a_hydra_application() -> None:
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+    with initialize_config_dir(str(conf_folder()), **hydra_base()):
         outer = GlobalHydra.instance().hydra
         assert compose(["seed=2"]).config.seed == 2
         with pytest.raises(ConfigError):

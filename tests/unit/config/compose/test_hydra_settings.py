@@ -1,6 +1,7 @@
 """Settings of Hydra's own have an effect, or are refused with the key that has it."""
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from hydra.conf import HydraConf
@@ -9,6 +10,7 @@ from omegaconf import OmegaConf
 
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
+from eke.config.compose import hydra as compose_hydra
 from eke.config.sweep import expand
 
 TOP = "# @package _global_\n"
@@ -106,3 +108,27 @@ def test_in_a_job_of_hydras_it_was_read(tmp_path, monkeypatch) -> None:
     write(tmp_path, "hydra:\n  sweep:\n    dir: away\nseed: 3\n")
     monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
     assert compose(["experiment=mine"], tmp_path, in_sweep=True).config.seed == 3
+
+
+def test_a_plugin_that_fails_is_one_problem(monkeypatch) -> None:
+    def fail(*_) -> None:
+        raise RuntimeError("no srun here\nare you on a cluster?") from ValueError()
+
+    monkeypatch.setattr(compose_hydra, "_run_hydra", fail)
+    with pytest.raises(ConfigError) as caught:
+        compose_hydra.sweep_by_hydra(["hydra/launcher=basic", "seed=1"], None, lambda *_: 0.0)
+    (problem,) = caught.value.problems
+    assert problem.key == "hydra/launcher=basic"
+    assert problem.why == "no srun here; are you on a cluster?"
+
+
+def test_an_error_of_a_run_stays_what_it_is(monkeypatch) -> None:
+    """A mistake of eke's own keeps its traceback."""
+
+    def job(*_) -> float:
+        raise KeyError("a fault in eke")
+
+    monkeypatch.setattr(compose_hydra, "HydraConfig", MagicMock())
+    monkeypatch.setattr(compose_hydra, "_run_hydra", lambda *parts: parts[-1](None))
+    with pytest.raises(KeyError, match="a fault in eke"):
+        compose_hydra.sweep_by_hydra(["hydra/launcher=basic", "seed=1"], None, job)

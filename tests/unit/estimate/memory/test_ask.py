@@ -144,9 +144,19 @@ def test_a_process_that_dies_is_an_answer(fake_worker, code, reason) -> None:
 
 def test_a_process_that_hangs_is_stopped_and_another_one_answers(fake_worker) -> None:
     worker = fake_worker("time.sleep(60)")
-    assert "longer than" in worker.ask(plan_of(), limit_s=0.1).reason
+    assert "longer than 1 s" in worker.ask(plan_of(), limit_s=0.1).reason
     fake_worker(ANSWERS)
     assert worker.ask(plan_of(), limit_s=60).traced is not None
+    worker.close()
+
+
+def test_the_limit_is_of_processor_time(fake_worker) -> None:
+    """On a busy machine the clock runs on while a process waits for its turn."""
+    worker = fake_worker("time.sleep(1.5)" + ANSWERS)
+    assert worker.ask(plan_of(), limit_s=1.0).traced is not None
+    worker.close()
+    worker = fake_worker("while True: pass")
+    assert "1 s of processor time" in worker.ask(plan_of(), limit_s=1.0).reason
     worker.close()
 
 

@@ -10,7 +10,15 @@ from random import Random
 import pytest
 from unit.estimate.time.cases import CPU, large, small
 
-from eke.estimate.time import Unknown, forecast_time, note_pace, time_history
+from eke.estimate.time import (
+    StepTime,
+    Unknown,
+    forecast_time,
+    note_pace,
+    num_runs,
+    sum_line,
+    time_history,
+)
 from eke.estimate.time.step_time import NEEDED, fitted_rates
 from eke.estimate.time.time_history import (
     Observation,
@@ -88,10 +96,44 @@ def test_what_runs_cannot_tell_is_unknown(noise, typed, words) -> None:
     assert words in found.reason
 
 
-def test_far_from_all_runs_is_said() -> None:
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "batch.per_device=64 model.num_hidden_layers=40",
+        "model.num_hidden_layers=20",
+        "data.seq_len=1024",
+    ],
+)
+def test_far_beyond_all_runs_is_unknown(typed) -> None:
+    """Rates that fit the runs best may leave FLOPs without any: 20 ms for 381 GFLOP."""
     note_runs(12)
-    found = forecast_time(small("batch.per_device=64", "model.num_hidden_layers=40", device=CPU))
-    assert any("far from the runs" in note for note in found.notes)
+    found = forecast_time(small(*typed.split(), device=CPU))
+    assert isinstance(found, Unknown)
+    assert "times what the 12 finished runs here showed" in found.reason
+    assert isinstance(forecast_time(small("batch.per_device=16", device=CPU)), StepTime)
+
+
+def test_a_datasheet_is_not_corrected_far_beyond_the_runs() -> None:
+    for n in range(6):
+        plan = large(f"batch.per_device={BATCHES[n]}")
+        note_pace(plan, record_of(plan, 1.3 * prior_time(plan).step_s.expected))
+    near, far = large("batch.per_device=30"), large("batch.per_device=40")
+    assert num_runs(forecast_time(near)) == 6
+    found = forecast_time(far)
+    assert found.step_s == prior_time(far).step_s
+    assert num_runs(found) == 0
+    assert any("5 times what the 6 finished runs" in note for note in found.notes)
+
+
+def test_tables_say_what_a_plan_says() -> None:
+    for n in range(6):
+        plan = large(f"batch.per_device={BATCHES[n]}")
+        note_pace(plan, record_of(plan, 1.3 * prior_time(plan).step_s.expected))
+    note_runs(12)
+    rows = [forecast_time(large("batch.per_device=40")), forecast_time(large()),
+            forecast_time(small("batch.per_device=64", device=CPU))]  # fmt: skip
+    assert "1 run: not corrected: its" in " ".join(sum_line(rows, "cuda").split())
+    assert "without an estimate: 1 run: its" in " ".join(sum_line(rows, "cuda").split())
 
 
 def test_runs_correct_a_datasheet() -> None:

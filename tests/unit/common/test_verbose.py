@@ -1,0 +1,39 @@
+"""Loggers that `hydra.verbose` names, in this process and its children."""
+
+import logging
+
+import pytest
+
+from eke.common.process_env import VERBOSE, be_verbose, child_environment
+from eke.config.compose import split_arguments
+from eke.workflows import heed
+
+
+@pytest.fixture(autouse=True)
+def levels(monkeypatch):
+    monkeypatch.delenv(VERBOSE, raising=False)
+    names = ("", "eke.some", "eke.other")
+    before = {name: logging.getLogger(name).level for name in names}
+    yield
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def test_the_named_loggers_are_at_debug_here_and_in_runs(caplog) -> None:
+    heed(split_arguments(["hydra.verbose=[eke.some]"]))
+    assert logging.getLogger("eke.some").level == logging.DEBUG
+    assert logging.getLogger("eke.other").level != logging.DEBUG
+    assert child_environment()[VERBOSE] == "eke.some"
+    assert any(record.name == "eke.some" for record in caplog.records)
+
+
+def test_true_is_all(monkeypatch) -> None:
+    monkeypatch.setenv(VERBOSE, "root")
+    be_verbose()
+    assert logging.getLogger().level == logging.DEBUG
+
+
+def test_without_it_nothing_changes() -> None:
+    before = logging.getLogger().level
+    heed(split_arguments(["seed=1", "hydra.verbose=false"]))
+    assert (logging.getLogger().level, VERBOSE in child_environment()) == (before, False)
