@@ -21,12 +21,21 @@ from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassificati
 from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import (
     first_position,
+    has_class,
     is_known,
     models_folder,
     read_sizes,
     supports,
 )
-from eke.models.checkpoints.locate import CONFIG, KEY, Located, locate, refuse
+from eke.models.checkpoints.locate import (
+    ADAPTER,
+    ANOTHER,
+    CONFIG,
+    KEY,
+    Located,
+    locate,
+    refuse,
+)
 from eke.models.families import FAMILIES
 from eke.models.families.family_record import Sizes
 from eke.models.freezing import find_problem, is_frozen
@@ -182,7 +191,15 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
-    kind = raw["model_type"]
+    kind, parts = raw["model_type"], sorted(k for k in raw if _PARTS.fullmatch(k))
+    if parts:
+        why = f"is multimodal: its {CONFIG} has {' and '.join(parts)}, and eke trains text alone"
+        text = raw.get("text_config")
+        kind = str(text.get("model_type")) if isinstance(text, dict) else ""
+        saved = f"save its text part, a {kind}: {_text_part(found)}"
+        raise refuse(
+            found.typed, why, Fix(remark=saved) if has_class(kind, "causal_lm") else ANOTHER
+        )
     if is_known(kind) or _transformers_has(kind):
         return
     if raw.get("auto_map"):
@@ -191,6 +208,22 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
     why = f"its {CONFIG} says model_type = {kind}, which transformers {version('transformers')}"
     newer = f"pip install --upgrade transformers   (where a newer one has it; else {KEY}=ANOTHER)"
     raise refuse(found.typed, f"{why} does not have", Fix(remark=newer))
+
+
+_PARTS = re.compile(r"(text|vision|image|audio|speech|thinker|language|llm)_config")
+"""Keys of a config.json for the parts of a multimodal model."""
+
+
+def _text_part(found: Located) -> str:
+    code = (
+        f"import transformers as t; f, to = {str(found.folder)!r}, 'NEW_FOLDER'; "
+        "m = t.AutoModelForImageTextToText.from_pretrained(f); "
+        "n = t.AutoModelForCausalLM.from_config(m.config.get_text_config()); "
+        "n.base_model.load_state_dict(m.get_decoder().state_dict()); "
+        "n.set_output_embeddings(m.get_output_embeddings()); "
+        "n.save_pretrained(to); t.AutoTokenizer.from_pretrained(f).save_pretrained(to)"
+    )
+    return f"python -c {shlex.quote(code)}   then {KEY}=NEW_FOLDER"
 
 
 def _transformers_has(model_type: str) -> bool:

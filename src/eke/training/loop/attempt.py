@@ -130,9 +130,10 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
             job.profiled = max(gathered, key=lambda each: each[0] or 0)[1]
         return Outcome.ok, None
     except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
-        outcome, failure = classify(error, meter.phase)
+        begun = bool(meter.steps_ended)
+        outcome, failure = classify(error, meter.phase, None if begun else plan)
         log.error("%s: %s", outcome.value, failure.message)
-        if failure.traceback and outcome is Outcome.crashed:  # others have it in the record
+        if failure.traceback and outcome is not Outcome.oom:  # that one has it in the record
             log.error(failure.traceback)
         return outcome, failure
     finally:

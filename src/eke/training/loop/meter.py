@@ -75,6 +75,8 @@ class Meter:
     """Names of the sources of a mix."""
     watcher: Callable[[str], None] | None = None
     """Called with each phase before it begins."""
+    steps_ended: int = 0
+    """In this attempt."""
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
 
     def leave(self, phase: str) -> None:
@@ -102,6 +104,7 @@ class Meter:
         self._stamps.append(("end", end))
         note = StepNote(step, self._stamps, loss, grad_norm, learning_rate, totals)
         self.notes.append(note)
+        self.steps_ended += 1
         self._stamps = [("between", end)]
 
     def flush(self, ranks: Ranks = ALONE) -> list[metrics.Row]:

@@ -4,20 +4,28 @@ The libraries are imported inside the functions, since they are slow to import o
 4-bit weights: Dettmers et al. 2023, arXiv:2305.14314.
 """
 
+import ast
 import copy
 import dataclasses
+import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from eke.common.errors import ConfigError, RunError
-from eke.common.text import format_number
+from eke.common.errors import ConfigError, Fix, Problem, RunError
+from eke.common.text import format_number, format_value
 from eke.config.schema import Adapters, Lora, QLora
 from eke.models.freezing import find_problem, is_frozen
 from eke.models.sizes import Targets, choose_targets
@@ -85,6 +93,11 @@ def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | No
     mine: Any = model
     config = copy.copy(mine.peft_config["default"])
     config.inference_mode = True
+    if taken := _taken_by_peft(mine):
+        # By parameter plain PEFT loads the same update of the same layer; it asks for no dropout.
+        config.target_modules = set(config.target_modules) - taken
+        parameters = {*(config.target_parameters or ()), *(f"{name}.weight" for name in taken)}
+        config.target_parameters, config.lora_dropout = sorted(parameters), 0.0
     if isinstance(config.target_modules, set):  # in another order in every process
         config.target_modules = sorted(config.target_modules)
     tensors = {n: t.detach().contiguous() for n, t in adapter_tensors(model, weights).items()}
@@ -257,30 +270,40 @@ CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
 def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
     """The model with the planned adapters, drawn in float32 by the run's seed; or itself.
 
-    Raises RunError: no layer of the model is one that `peft.target_modules` names.
+    Raises ConfigError: a layer that is asked for is not there, or can have no adapter.
     """
     make = BUILDERS[plan.config.peft.option]
     if make is None:
         return model
     from peft import get_peft_model
 
-    names = _linear_layers(model)
+    names = _linear_layers(plan, model)
     targets = choose_targets(plan.config, names.values())
     _check(plan, model, targets, sorted(set(names.values())))
     config = make(plan, names, targets)
+    left_out = _leave_unfit(plan, config, model, names)
     # GPT-2's Conv1D stores its weight the other way round.
     config.fan_in_fan_out = any(
         not isinstance(model.get_submodule(name), nn.Linear) for name in names
     )
+    if getattr(plan.config.peft, "experts", False):
+        config.target_parameters = _stacked_experts(plan, model, names)
+    parameters = getattr(config, "target_parameters", None) or ()
+    wanted = {*config.target_modules, *(name.rpartition(".")[0] for name in parameters)}
     config.modules_to_save = _heads(plan, model) or None
     config.task_type = TASK_TYPES[plan.config.task.option]
     # For loading; random weights have no name.
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
     device = next(model.parameters()).device
-    with own_random_numbers(device, plan.config.seed), warnings.catch_warnings():
+    with own_random_numbers(device, plan.config.seed), warnings.catch_warnings(), _as_named():
         # peft 0.21 asks by a name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         adapted: Any = get_peft_model(cast(Any, model), config)
+    if other := sorted(wanted ^ _adapted(adapted)):
+        why = f"PEFT {version('peft')} adapts other layers of {type(model).__name__} than planned: "
+        why += f"{len(other)} differ, the first is {other[0]}"
+        raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
+    adapted.left_out = left_out
     # peft adds names, repeated or of no module.
     config.modules_to_save = _heads(plan, model) or None
     _set_formats(plan, adapted)
@@ -339,15 +362,19 @@ def _set_formats(plan: Plan, adapted: nn.Module) -> None:
             parameter.data = parameter.data.to(trained)
 
 
-def _linear_layers(model: nn.Module) -> dict[str, str]:
-    """Name of each linear layer in a Transformer layer -> its name from that layer on."""
-    layers = set(find_layers(model))
+def _linear_layers(plan: Plan, model: nn.Module) -> dict[str, str]:
+    """Name of each linear layer in a Transformer layer -> its name from that layer on.
+
+    Those of routed experts only if they are asked for.
+    """
+    layers, peft = set(find_layers(model)), cast(Adapters, plan.config.peft)
+    routed = peft.target_modules is not None or getattr(peft, "experts", False)
     return {
         f"{prefix}.{name}": name
         for prefix, layer in model.named_modules()
         if layer in layers
         for name, module in layer.named_modules()
-        if is_linear(module)
+        if is_linear(module) and (routed or "experts" not in name.split("."))
     }
 
 
@@ -355,19 +382,186 @@ def _check(plan: Plan, model: nn.Module, targets: Targets, names: list[str]) -> 
     config = cast(Adapters, plan.config.peft)
     if targets.modules and not targets.unmatched:
         return
-    kind = type(model).__name__
+    kind, key, value, fix = type(model).__name__, "peft", config.option, Fix("peft=none")
     if not names:
-        why = f"{kind} has no linear layer in a Transformer layer\n  -> peft=none"
-        raise RunError(f"peft = {config.option}: {why}")
-    if config.target_modules is None:
-        why = f"which layers it scales is not known of {kind}\n  -> peft=lora"
-        raise RunError(f"peft = {config.option}: {why}")
-    wrong = ", ".join(targets.unmatched) or "[]"
-    last = sorted({name.rpartition(".")[2] for name in names})
-    raise RunError(
-        f"peft.target_modules: {wrong} names no linear layer of {kind}, which has "
-        f"{', '.join(last)}\n  -> peft.target_modules=null"
-    )
+        why = f"{kind} has no linear layer in a Transformer layer"
+    elif config.target_modules is None:
+        why, fix = f"which layers it scales is not known of {kind}", Fix("peft=lora")
+    else:
+        key, value = "peft.target_modules", ", ".join(targets.unmatched) or "[]"
+        last = sorted({name.rpartition(".")[2] for name in names})
+        why = f"names no linear layer of {kind}, which has {', '.join(last)}"
+        fix = Fix("peft.target_modules=null")
+    raise ConfigError(Problem(key, value, why, fix))
+
+
+def _leave_unfit(
+    plan: Plan, config: Any, model: nn.Module, names: Mapping[str, str]
+) -> dict[str, str]:
+    """Take layers that can have no adapter from peft's configuration; returns why, by short name.
+
+    Raises ConfigError: they were asked for by name, or none is left.
+    """
+    unfit = {n: why for n in config.target_modules if (why := _why_unfit(config, model, n))}
+    left = [name for name in config.target_modules if name not in unfit]
+    found = {names[name]: why for name, why in sorted(unfit.items())}
+    typed = cast(Adapters, plan.config.peft).target_modules
+    if unfit and (typed is not None or not left):
+        kept = [t for t in typed or () if not any(f".{n}".endswith(f".{t}") for n in found)]
+        name, why = next(iter(found.items()))
+        why = f"{type(model).__name__} has no place for an adapter on {name}: {why}"
+        key, fix = ("peft", "peft=none") if typed is None else (
+            "peft.target_modules", f"peft.target_modules={format_value(kept) if kept else 'null'}"
+        )  # fmt: skip
+        value = plan.config.peft.option if typed is None else format_value(typed)
+        raise ConfigError(Problem(key, value, why, Fix(fix)))
+    for field in ("target_modules", "feedforward_modules"):
+        if getattr(config, field, None):
+            setattr(config, field, set(getattr(config, field)) - set(unfit))
+    return found
+
+
+def _why_unfit(config: Any, model: nn.Module, name: str) -> str:
+    """Why a linear layer can have no adapter; empty if it can."""
+    from peft import PEFT_TYPE_TO_TUNER_MAPPING
+
+    module, parts = model.get_submodule(name), name.split(".")
+    for end in range(1, len(parts)):
+        parent = type(model.get_submodule(".".join(parts[:end])))
+        if any(".".join(parts[end:]) in _read_by(base) for base in parent.__mro__):
+            return f"{parent.__name__} reads its weight without calling it"
+    if not is_product(module):
+        return f"{type(module).__name__} answers with more than a product"
+    tuner = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
+    ask = getattr(tuner, "_check_target_module_compatiblity", None)  # so spelt in peft 0.21
+    try:
+        if ask is not None:
+            ask(None, config, model, parts[-1])
+    except ValueError:
+        return f"PEFT {version('peft')} refuses it for {cast(Any, model).config.model_type}"
+    return ""
+
+
+def is_product(module: nn.Module) -> bool:
+    """Whether a module is a matrix product that answers as nn.Linear does: no router."""
+    if not is_linear(module):
+        return False
+    if not type(module).__module__.startswith("transformers.models."):
+        return True
+    linear = cast(nn.Linear, module)
+    rows = torch.empty(2, 3, linear.in_features, device="meta")
+    weights = {name: p.to("meta") for name, p in module.named_parameters()}
+    try:
+        answer = functional_call(module, weights, (rows,))
+    except Exception:  # of a class that takes other inputs
+        return False
+    return isinstance(answer, Tensor) and answer.shape == (2, 3, linear.out_features)
+
+
+@cache
+def _reads(path: str) -> dict[str, frozenset[str]]:
+    """Class of a file -> its modules, as named in it, whose weights are handed on as they are.
+
+    Kernels of Mamba's kind and fused attention take weights, and call no module: an adapter there
+    would change nothing. Slices are left alone: those are of branches that training does not take.
+    """
+    found = {}
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    for definition in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        given: list[ast.expr] = []
+        for node in ast.walk(definition):
+            if isinstance(node, ast.BinOp):
+                given += [node.left, node.right]
+            elif isinstance(node, ast.List):
+                given += node.elts
+            elif isinstance(node, ast.Call) and not _ASKS.search(ast.unparse(node.func)):
+                given += [*node.args, *(keyword.value for keyword in node.keywords)]
+        read = (_WEIGHT.fullmatch(ast.unparse(each)) for each in given)
+        found[definition.name] = frozenset(match[1] for match in read if match)
+    return found
+
+
+_ASKS = re.compile(r"^(isinstance|hasattr|getattr)$|\binit\.|_init")
+"""Calls that look at a weight, or give it its first value."""
+
+_WEIGHT = re.compile(r"self\.([\w.]+)\.weight(\.T|\.(t|to|type|float)\(.*\))?")
+
+
+def _read_by(kind: type) -> frozenset[str]:
+    """The same for one class, of transformers or torch alone."""
+    if kind.__module__.partition(".")[0] not in ("transformers", "torch") or kind is nn.Module:
+        return frozenset()
+    return _reads(inspect.getfile(kind)).get(kind.__name__, frozenset())
+
+
+def _as_named() -> AbstractContextManager[Any]:
+    """Context in which PEFT adapts the layers that are named.
+
+    PEFT 0.21 takes `mlp.gate_proj` of a dense or shared layer for the routed experts, which had
+    that name in transformers 4, wherever it knows the model type as a mixture.
+    """
+    try:
+        from peft.utils import transformers_weight_conversion as conversion
+    except ImportError:  # of an older peft
+        return nullcontext()
+    return patch.object(conversion, "convert_peft_config_for_transformers", lambda *_, **__: None)
+
+
+def _taken_by_peft(adapted: Any) -> set[str]:
+    """Names of adapted layers that plain PEFT would take for routed experts when it loads them."""
+    config = adapted.peft_config["default"]
+    try:
+        from peft.utils import transformers_weight_conversion as conversion
+    except ImportError:
+        return set()
+
+    @cache
+    def is_taken(leaf: str) -> bool:
+        twin = copy.deepcopy(config)
+        twin.target_modules = {leaf}
+        try:
+            conversion.convert_peft_config_for_transformers(twin, adapted.get_base_model(), None)
+        except ValueError:  # one of two that the experts have joined
+            return True
+        return not twin.target_modules
+
+    return {n for n in config.target_modules if is_taken(n.rpartition(".")[2])}
+
+
+def _adapted(model: nn.Module) -> set[str]:
+    """Names of the base model's modules that have adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    base: nn.Module = cast(Any, model).get_base_model()
+    found = (name for name, m in base.named_modules() if isinstance(m, BaseTunerLayer))
+    return {name.replace(".base_layer", "") for name in found}
+
+
+def _stacks(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Matrices of routed experts, one each or all in one parameter."""
+    return {
+        f"{prefix}.{name}": parameter
+        for prefix, module in model.named_modules()
+        if "experts" in prefix.split(".") or "Expert" in type(module).__name__
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() > 1 and "bias" not in name
+    }
+
+
+def _stacked_experts(plan: Plan, model: nn.Module, names: Mapping[str, str]) -> list[str]:
+    """The stacked experts, for PEFT; ConfigError where `peft.experts` cannot be followed."""
+    peft = cast(Lora, plan.config.peft)
+    stacks = sorted(n for n in _stacks(model) if n.removesuffix(".weight") not in names)
+    why, fix = "", "peft.experts=false"
+    if not stacks and not any("experts" in name.split(".") for name in names):
+        why = f"{type(model).__name__} has no routed experts"
+    elif stacks and peft.option != "lora":
+        why, fix = f"peft={peft.option} has no form for experts that are one tensor", "peft=lora"
+    elif stacks and peft.dropout:
+        why, fix = "the update of stacked experts has no input to drop", "peft.dropout=0"
+    if why:
+        raise ConfigError(Problem("peft.experts", "true", why, Fix(fix)))
+    return stacks
 
 
 def trained_modules(plan: Plan, model: nn.Module) -> list[str]:
@@ -420,18 +614,25 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
     plain: nn.Module = adapted.get_base_model()
     kinds = (BaseTunerLayer, ModulesToSaveWrapper)
     wrapped = [(name, m) for name, m in plain.named_modules() if isinstance(m, kinds)]
+    seen: set[nn.Parameter] = set()
     for name, module in wrapped:
         parent, leaf = plain.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        if leaf == "base_layer":  # merged with the one around it: experts have one per parameter
+            continue
+        merged: Any = module
         if isinstance(module, ModulesToSaveWrapper):
-            merged: Any = module.modules_to_save["default"]
-        else:
-            layer: Any = module
-            merged = layer.get_base_layer()
+            merged = module.modules_to_save["default"]
+        while isinstance(merged, BaseTunerLayer):
+            layer: Any = merged
+            merged = layer.base_layer
             if hasattr(merged, "stores_transposed"):
                 delta = layer.get_delta_weight("default")
                 merged = dequantised(merged, frozen_dtype(plan), delta)
             else:
                 layer.merge()
+        if any(p in seen for p in merged.parameters(recurse=False) if p.dim() > 1):
+            raise RunError(f"{name} shares its weight with another adapted layer")  # Zamba 2's
+        seen |= set(merged.parameters(recurse=False))
         setattr(parent, leaf, merged)
     dequantise_rest(plain, frozen_dtype(plan))
     vars(plain).pop("peft_config", None)
@@ -453,21 +654,29 @@ def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
     return [f"{format_number(len(frozen), 'tensor')} left random, since {why}: {frozen[0]}{more}"]
 
 
-def experts_left_out(model: nn.Module) -> list[str]:
-    """A warning where experts are one tensor of three dimensions, which no adapter changes."""
+def places_of_adapters(model: nn.Module) -> list[str]:
+    """Warnings: layers without an adapter that could be thought to have one."""
     if not is_adapted(model):
         return []
-    stacked = [
-        (name, p)
-        for name, p in model.named_parameters()
-        if p.dim() > 2 and not p.requires_grad and "experts" in name.split(".")
-    ]
-    if not stacked:
-        return []
-    share = sum(p.numel() for _, p in stacked) / sum(p.numel() for p in model.parameters())
+    mine: Any = model
+    found: dict[str, list[str]] = {}
+    for name, why in mine.left_out.items():
+        found.setdefault(why, []).append(name)
+    said = [f"no adapter on {', '.join(names)}: {why}" for why, names in found.items()]
+    if mine.peft_config["default"].use_dora and _taken_by_peft(mine):
+        where = f"PEFT {version('peft')} alone loads some of these adapters into the experts"
+        said.append(f"{where}; eke export --merge gives a model that needs no PEFT")
+    adapted = _adapted(model)
+    stacks = [(name, p) for name, p in _stacks(mine.get_base_model()).items()
+              if not p.requires_grad
+              and name.rpartition(".")[0].replace(".base_layer", "") not in adapted]  # fmt: skip
+    if not stacks:
+        return said
+    share = sum(p.numel() for _, p in stacks) / sum(p.numel() for p in model.parameters())
     return [
-        f"the experts have no adapters, since they are no linear layers: {stacked[0][0]} and "
-        f"{len(stacked) - 1} more, {share:.0%} of the parameters, stay as they are"
+        *said,
+        f"the experts have no adapters: {stacks[0][0]} and {len(stacks) - 1} more, {share:.0%} of "
+        "the parameters, stay as they are (peft.experts=true adapts them)",
     ]
 
 
