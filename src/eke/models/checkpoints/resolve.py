@@ -28,7 +28,6 @@ from eke.models.checkpoints.architecture import (
     supports,
 )
 from eke.models.checkpoints.locate import (
-    ADAPTER,
     ANOTHER,
     CONFIG,
     KEY,
@@ -191,7 +190,10 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
-    kind, parts = raw["model_type"], sorted(k for k in raw if _PARTS.fullmatch(k))
+    kind, parts = (
+        raw["model_type"],
+        sorted(k for k, v in raw.items() if _PARTS.fullmatch(k) and isinstance(v, dict)),
+    )
     if parts:
         why = f"is multimodal: its {CONFIG} has {' and '.join(parts)}, and eke trains text alone"
         text = raw.get("text_config")

@@ -36,7 +36,8 @@ from eke.training.distributed.ranks import (
 from eke.training.loop.meter import Clock, Meter, RandomState
 from eke.training.loop.stop import StopFlag
 from eke.training.model.activation_offload import build_activation_offload
-from eke.training.model.adapters import frozen_at_random, places_of_adapters
+from eke.training.model.adapted_layers import places_of_adapters
+from eke.training.model.adapters import frozen_at_random
 from eke.training.model.load_pretrained import LoadReport
 from eke.training.model.loss import (
     LossFunction,

@@ -4,32 +4,35 @@ The libraries are imported inside the functions, since they are slow to import o
 4-bit weights: Dettmers et al. 2023, arXiv:2305.14314.
 """
 
-import ast
 import copy
 import dataclasses
-import inspect
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from eke.common.errors import ConfigError, Fix, Problem, RunError
-from eke.common.text import format_number, format_value
-from eke.config.schema import Adapters, Lora, QLora
+from eke.common.text import format_number
+from eke.config.schema import Lora, QLora
 from eke.models.freezing import find_problem, is_frozen
 from eke.models.sizes import Targets, choose_targets
 from eke.plan.planner import Plan
+from eke.training.model.adapted_layers import (
+    adapted_modules,
+    as_named,
+    check_targets,
+    is_linear,
+    leave_unfit,
+    linear_modules,
+    stacked_experts,
+    taken_by_peft,
+)
 from eke.training.model.checkpointing import find_layers
 from eke.training.model.number_formats import frozen_dtype, kept_in_float32, trained_dtype
 from eke.training.model.unused import own_random_numbers
@@ -93,7 +96,7 @@ def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | No
     mine: Any = model
     config = copy.copy(mine.peft_config["default"])
     config.inference_mode = True
-    if taken := _taken_by_peft(mine):
+    if taken := taken_by_peft(mine):
         # By parameter plain PEFT loads the same update of the same layer; it asks for no dropout.
         config.target_modules = set(config.target_modules) - taken
         parameters = {*(config.target_parameters or ()), *(f"{name}.weight" for name in taken)}
@@ -158,13 +161,6 @@ def quantise(plan: Plan, model: nn.Module, device: torch.device) -> nn.Module:
             elif leaf == "experts":
                 _quantise_parameters(module, config, device)
     return model.to(device)
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a matrix product that adapters are made for: GPT-2's class, too."""
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, nn.Linear | Conv1D)
 
 
 def _linear(
@@ -277,17 +273,17 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         return model
     from peft import get_peft_model
 
-    names = _linear_layers(plan, model)
+    names = linear_modules(plan, model)
     targets = choose_targets(plan.config, names.values())
-    _check(plan, model, targets, sorted(set(names.values())))
+    check_targets(plan, model, targets, sorted(set(names.values())))
     config = make(plan, names, targets)
-    left_out = _leave_unfit(plan, config, model, names)
+    left_out = leave_unfit(plan, config, model, names)
     # GPT-2's Conv1D stores its weight the other way round.
     config.fan_in_fan_out = any(
         not isinstance(model.get_submodule(name), nn.Linear) for name in names
     )
     if getattr(plan.config.peft, "experts", False):
-        config.target_parameters = _stacked_experts(plan, model, names)
+        config.target_parameters = stacked_experts(plan, model, names)
     parameters = getattr(config, "target_parameters", None) or ()
     wanted = {*config.target_modules, *(name.rpartition(".")[0] for name in parameters)}
     config.modules_to_save = _heads(plan, model) or None
@@ -295,11 +291,11 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
     # For loading; random weights have no name.
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
     device = next(model.parameters()).device
-    with own_random_numbers(device, plan.config.seed), warnings.catch_warnings(), _as_named():
+    with own_random_numbers(device, plan.config.seed), warnings.catch_warnings(), as_named():
         # peft 0.21 asks by a name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         adapted: Any = get_peft_model(cast(Any, model), config)
-    if other := sorted(wanted ^ _adapted(adapted)):
+    if other := sorted(wanted ^ adapted_modules(adapted)):
         why = f"PEFT {version('peft')} adapts other layers of {type(model).__name__} than planned: "
         why += f"{len(other)} differ, the first is {other[0]}"
         raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
@@ -360,208 +356,6 @@ def _set_formats(plan: Plan, adapted: nn.Module) -> None:
     for parameter in adapted.parameters():
         if parameter.requires_grad and parameter.dtype is frozen:
             parameter.data = parameter.data.to(trained)
-
-
-def _linear_layers(plan: Plan, model: nn.Module) -> dict[str, str]:
-    """Name of each linear layer in a Transformer layer -> its name from that layer on.
-
-    Those of routed experts only if they are asked for.
-    """
-    layers, peft = set(find_layers(model)), cast(Adapters, plan.config.peft)
-    routed = peft.target_modules is not None or getattr(peft, "experts", False)
-    return {
-        f"{prefix}.{name}": name
-        for prefix, layer in model.named_modules()
-        if layer in layers
-        for name, module in layer.named_modules()
-        if is_linear(module) and (routed or "experts" not in name.split("."))
-    }
-
-
-def _check(plan: Plan, model: nn.Module, targets: Targets, names: list[str]) -> None:
-    config = cast(Adapters, plan.config.peft)
-    if targets.modules and not targets.unmatched:
-        return
-    kind, key, value, fix = type(model).__name__, "peft", config.option, Fix("peft=none")
-    if not names:
-        why = f"{kind} has no linear layer in a Transformer layer"
-    elif config.target_modules is None:
-        why, fix = f"which layers it scales is not known of {kind}", Fix("peft=lora")
-    else:
-        key, value = "peft.target_modules", ", ".join(targets.unmatched) or "[]"
-        last = sorted({name.rpartition(".")[2] for name in names})
-        why = f"names no linear layer of {kind}, which has {', '.join(last)}"
-        fix = Fix("peft.target_modules=null")
-    raise ConfigError(Problem(key, value, why, fix))
-
-
-def _leave_unfit(
-    plan: Plan, config: Any, model: nn.Module, names: Mapping[str, str]
-) -> dict[str, str]:
-    """Take layers that can have no adapter from peft's configuration; returns why, by short name.
-
-    Raises ConfigError: they were asked for by name, or none is left.
-    """
-    unfit = {n: why for n in config.target_modules if (why := _why_unfit(config, model, n))}
-    left = [name for name in config.target_modules if name not in unfit]
-    found = {names[name]: why for name, why in sorted(unfit.items())}
-    typed = cast(Adapters, plan.config.peft).target_modules
-    if unfit and (typed is not None or not left):
-        kept = [t for t in typed or () if not any(f".{n}".endswith(f".{t}") for n in found)]
-        name, why = next(iter(found.items()))
-        why = f"{type(model).__name__} has no place for an adapter on {name}: {why}"
-        key, fix = ("peft", "peft=none") if typed is None else (
-            "peft.target_modules", f"peft.target_modules={format_value(kept) if kept else 'null'}"
-        )  # fmt: skip
-        value = plan.config.peft.option if typed is None else format_value(typed)
-        raise ConfigError(Problem(key, value, why, Fix(fix)))
-    for field in ("target_modules", "feedforward_modules"):
-        if getattr(config, field, None):
-            setattr(config, field, set(getattr(config, field)) - set(unfit))
-    return found
-
-
-def _why_unfit(config: Any, model: nn.Module, name: str) -> str:
-    """Why a linear layer can have no adapter; empty if it can."""
-    from peft import PEFT_TYPE_TO_TUNER_MAPPING
-
-    module, parts = model.get_submodule(name), name.split(".")
-    for end in range(1, len(parts)):
-        parent = type(model.get_submodule(".".join(parts[:end])))
-        if any(".".join(parts[end:]) in _read_by(base) for base in parent.__mro__):
-            return f"{parent.__name__} reads its weight without calling it"
-    if not is_product(module):
-        return f"{type(module).__name__} answers with more than a product"
-    tuner = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
-    ask = getattr(tuner, "_check_target_module_compatiblity", None)  # so spelt in peft 0.21
-    try:
-        if ask is not None:
-            ask(None, config, model, parts[-1])
-    except ValueError:
-        return f"PEFT {version('peft')} refuses it for {cast(Any, model).config.model_type}"
-    return ""
-
-
-def is_product(module: nn.Module) -> bool:
-    """Whether a module is a matrix product that answers as nn.Linear does: no router."""
-    if not is_linear(module):
-        return False
-    if not type(module).__module__.startswith("transformers.models."):
-        return True
-    linear = cast(nn.Linear, module)
-    rows = torch.empty(2, 3, linear.in_features, device="meta")
-    weights = {name: p.to("meta") for name, p in module.named_parameters()}
-    try:
-        answer = functional_call(module, weights, (rows,))
-    except Exception:  # of a class that takes other inputs
-        return False
-    return isinstance(answer, Tensor) and answer.shape == (2, 3, linear.out_features)
-
-
-@cache
-def _reads(path: str) -> dict[str, frozenset[str]]:
-    """Class of a file -> its modules, as named in it, whose weights are handed on as they are.
-
-    Kernels of Mamba's kind and fused attention take weights, and call no module: an adapter there
-    would change nothing. Slices are left alone: those are of branches that training does not take.
-    """
-    found = {}
-    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-    for definition in (node for node in tree.body if isinstance(node, ast.ClassDef)):
-        given: list[ast.expr] = []
-        for node in ast.walk(definition):
-            if isinstance(node, ast.BinOp):
-                given += [node.left, node.right]
-            elif isinstance(node, ast.List):
-                given += node.elts
-            elif isinstance(node, ast.Call) and not _ASKS.search(ast.unparse(node.func)):
-                given += [*node.args, *(keyword.value for keyword in node.keywords)]
-        read = (_WEIGHT.fullmatch(ast.unparse(each)) for each in given)
-        found[definition.name] = frozenset(match[1] for match in read if match)
-    return found
-
-
-_ASKS = re.compile(r"^(isinstance|hasattr|getattr)$|\binit\.|_init")
-"""Calls that look at a weight, or give it its first value."""
-
-_WEIGHT = re.compile(r"self\.([\w.]+)\.weight(\.T|\.(t|to|type|float)\(.*\))?")
-
-
-def _read_by(kind: type) -> frozenset[str]:
-    """The same for one class, of transformers or torch alone."""
-    if kind.__module__.partition(".")[0] not in ("transformers", "torch") or kind is nn.Module:
-        return frozenset()
-    return _reads(inspect.getfile(kind)).get(kind.__name__, frozenset())
-
-
-def _as_named() -> AbstractContextManager[Any]:
-    """Context in which PEFT adapts the layers that are named.
-
-    PEFT 0.21 takes `mlp.gate_proj` of a dense or shared layer for the routed experts, which had
-    that name in transformers 4, wherever it knows the model type as a mixture.
-    """
-    try:
-        from peft.utils import transformers_weight_conversion as conversion
-    except ImportError:  # of an older peft
-        return nullcontext()
-    return patch.object(conversion, "convert_peft_config_for_transformers", lambda *_, **__: None)
-
-
-def _taken_by_peft(adapted: Any) -> set[str]:
-    """Names of adapted layers that plain PEFT would take for routed experts when it loads them."""
-    config = adapted.peft_config["default"]
-    try:
-        from peft.utils import transformers_weight_conversion as conversion
-    except ImportError:
-        return set()
-
-    @cache
-    def is_taken(leaf: str) -> bool:
-        twin = copy.deepcopy(config)
-        twin.target_modules = {leaf}
-        try:
-            conversion.convert_peft_config_for_transformers(twin, adapted.get_base_model(), None)
-        except ValueError:  # one of two that the experts have joined
-            return True
-        return not twin.target_modules
-
-    return {n for n in config.target_modules if is_taken(n.rpartition(".")[2])}
-
-
-def _adapted(model: nn.Module) -> set[str]:
-    """Names of the base model's modules that have adapters."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    base: nn.Module = cast(Any, model).get_base_model()
-    found = (name for name, m in base.named_modules() if isinstance(m, BaseTunerLayer))
-    return {name.replace(".base_layer", "") for name in found}
-
-
-def _stacks(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Matrices of routed experts, one each or all in one parameter."""
-    return {
-        f"{prefix}.{name}": parameter
-        for prefix, module in model.named_modules()
-        if "experts" in prefix.split(".") or "Expert" in type(module).__name__
-        for name, parameter in module.named_parameters(recurse=False)
-        if parameter.dim() > 1 and "bias" not in name
-    }
-
-
-def _stacked_experts(plan: Plan, model: nn.Module, names: Mapping[str, str]) -> list[str]:
-    """The stacked experts, for PEFT; ConfigError where `peft.experts` cannot be followed."""
-    peft = cast(Lora, plan.config.peft)
-    stacks = sorted(n for n in _stacks(model) if n.removesuffix(".weight") not in names)
-    why, fix = "", "peft.experts=false"
-    if not stacks and not any("experts" in name.split(".") for name in names):
-        why = f"{type(model).__name__} has no routed experts"
-    elif stacks and peft.option != "lora":
-        why, fix = f"peft={peft.option} has no form for experts that are one tensor", "peft=lora"
-    elif stacks and peft.dropout:
-        why, fix = "the update of stacked experts has no input to drop", "peft.dropout=0"
-    if why:
-        raise ConfigError(Problem("peft.experts", "true", why, Fix(fix)))
-    return stacks
 
 
 def trained_modules(plan: Plan, model: nn.Module) -> list[str]:
@@ -652,32 +446,6 @@ def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
     more = ", ..." if len(frozen) > 1 else ""
     why = "only adapters are trained" if is_adapted(model) else "they are frozen"
     return [f"{format_number(len(frozen), 'tensor')} left random, since {why}: {frozen[0]}{more}"]
-
-
-def places_of_adapters(model: nn.Module) -> list[str]:
-    """Warnings: layers without an adapter that could be thought to have one."""
-    if not is_adapted(model):
-        return []
-    mine: Any = model
-    found: dict[str, list[str]] = {}
-    for name, why in mine.left_out.items():
-        found.setdefault(why, []).append(name)
-    said = [f"no adapter on {', '.join(names)}: {why}" for why, names in found.items()]
-    if mine.peft_config["default"].use_dora and _taken_by_peft(mine):
-        where = f"PEFT {version('peft')} alone loads some of these adapters into the experts"
-        said.append(f"{where}; eke export --merge gives a model that needs no PEFT")
-    adapted = _adapted(model)
-    stacks = [(name, p) for name, p in _stacks(mine.get_base_model()).items()
-              if not p.requires_grad
-              and name.rpartition(".")[0].replace(".base_layer", "") not in adapted]  # fmt: skip
-    if not stacks:
-        return said
-    share = sum(p.numel() for _, p in stacks) / sum(p.numel() for p in model.parameters())
-    return [
-        *said,
-        f"the experts have no adapters: {stacks[0][0]} and {len(stacks) - 1} more, {share:.0%} of "
-        "the parameters, stay as they are (peft.experts=true adapts them)",
-    ]
 
 
 BUILDERS: dict[str, Callable[[Plan, Mapping[str, str], Targets], Any] | None] = {

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from eke.config.schema import Checkpointing
 from eke.models.sizes import fuses_adapters
 from eke.plan.planner import Plan
-from eke.training.model.adapters import is_linear, is_product
+from eke.training.model.adapted_layers import is_linear, is_product
 from eke.training.model.unused import own_random_numbers, probe_inputs
 
 log = logging.getLogger(__name__)
