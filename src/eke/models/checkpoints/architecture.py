@@ -55,8 +55,8 @@ def _other(reader: Reader) -> Sizes:
     So does a size that a list gives layer by layer (Gemma 3n's `intermediate_size`).
     """
     needed = SYNONYMS["hidden_size"]
-    known = {k: v for k, v in reader.raw.items() if k in needed or not isinstance(v, list)}
-    reader = Reader(known)
+    raw = {k: v for k, v in reader.raw.items() if k in needed or not isinstance(v, list)}
+    reader = Reader(raw)
     sizes: Sizes = {key: reader.needed(key) for key in ("hidden_size", "vocab_size")}
     # Experts that a token may not pass through, and two stacks, have no usual names.
     unusual = reader.raw.get("is_encoder_decoder") is True or any("expert" in k for k in reader.raw)
@@ -108,7 +108,7 @@ def _table(path: Path, name: str) -> dict[str, str]:
 
 
 def has_class(model_type: str, task: str) -> bool:
-    """Whether transformers has a class of this type with the head of a task, by its own table."""
+    """Whether transformers' own table has a class of this type with the head of a task."""
     return model_type in _table(models_folder() / "auto/modeling_auto.py", MAPPINGS[task])
 
 

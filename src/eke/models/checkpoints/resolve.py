@@ -27,14 +27,7 @@ from eke.models.checkpoints.architecture import (
     read_sizes,
     supports,
 )
-from eke.models.checkpoints.locate import (
-    ANOTHER,
-    CONFIG,
-    KEY,
-    Located,
-    locate,
-    refuse,
-)
+from eke.models.checkpoints.locate import CONFIG, KEY, Located, locate, refuse
 from eke.models.families import FAMILIES
 from eke.models.families.family_record import Sizes
 from eke.models.freezing import find_problem, is_frozen
@@ -74,7 +67,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     raw = read_config(found)
     _refuse_foreign(found, raw)
     family, sizes = read_sizes(raw, found.typed)
-    _refuse_task(config, raw, family)
+    _refuse_task(config, raw, family, found)
     shapes = read_shapes(found)
     if not shapes and found.is_local:
         raise refuse(found.typed, "its files of weights hold no tensors")
@@ -190,18 +183,8 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
-    kind, parts = (
-        raw["model_type"],
-        sorted(k for k, v in raw.items() if _PARTS.fullmatch(k) and isinstance(v, dict)),
-    )
-    if parts:
-        why = f"is multimodal: its {CONFIG} has {' and '.join(parts)}, and eke trains text alone"
-        text = raw.get("text_config")
-        kind = str(text.get("model_type")) if isinstance(text, dict) else ""
-        saved = f"save its text part, a {kind}: {_text_part(found)}"
-        raise refuse(
-            found.typed, why, Fix(remark=saved) if has_class(kind, "causal_lm") else ANOTHER
-        )
+    kind = raw["model_type"]
+    _refuse_multimodal(found, raw)
     if is_known(kind) or _transformers_has(kind):
         return
     if raw.get("auto_map"):
@@ -216,7 +199,15 @@ _PARTS = re.compile(r"(text|vision|image|audio|speech|thinker|language|llm)_conf
 """Keys of a config.json for the parts of a multimodal model."""
 
 
-def _text_part(found: Located) -> str:
+def _refuse_multimodal(found: Located, raw: dict[str, Any]) -> None:
+    """A model of text and of something else; its text part alone may be a model, too."""
+    parts = {k: v for k, v in sorted(raw.items()) if _PARTS.fullmatch(k) and isinstance(v, dict)}
+    if not parts:
+        return
+    why = f"is multimodal: its {CONFIG} has {' and '.join(parts)}, and eke trains text alone"
+    kind = str(parts.get("text_config", {}).get("model_type"))
+    if not has_class(kind, "causal_lm"):
+        raise refuse(found.typed, why)
     code = (
         f"import transformers as t; f, to = {str(found.folder)!r}, 'NEW_FOLDER'; "
         "m = t.AutoModelForImageTextToText.from_pretrained(f); "
@@ -225,6 +216,11 @@ def _text_part(found: Located) -> str:
         "n.set_output_embeddings(m.get_output_embeddings()); "
         "n.save_pretrained(to); t.AutoTokenizer.from_pretrained(f).save_pretrained(to)"
     )
+    remark = f"save its text part, a {kind}: {_pasted(code)}"
+    raise refuse(found.typed, why, Fix(remark=remark))
+
+
+def _pasted(code: str) -> str:
     return f"python -c {shlex.quote(code)}   then {KEY}=NEW_FOLDER"
 
 
@@ -244,12 +240,14 @@ _BY_ENDING = {
 """End of an architecture's name -> the task it was saved for."""
 
 
-def _refuse_task(config: Config, raw: dict[str, Any], family: str) -> None:
+def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: Located) -> None:
     """A task that the saved class shows to be another one's; known families have a rule for it."""
     if FAMILIES[family].is_known or isinstance(config.task, SequenceClassification):
         return
     name = _saved_by(raw)
     task = next((t for ending, t in _BY_ENDING.items() if name.endswith(ending)), None)
+    if task and not has_class(str(raw["model_type"]), task):  # Whisper reads sound
+        raise refuse(found.typed, f"was saved by {name}, which is for none of eke's tasks")
     if task is None or task == config.task.option:
         return
     why = f"the checkpoint was saved by {name}"
@@ -316,7 +314,7 @@ def _conversion(found: Located) -> str:
         f"f = {str(found.folder)!r}; c = AutoConfig.from_pretrained(f); "
         "getattr(t, c.architectures[0]).from_pretrained(f).save_pretrained('NEW_FOLDER')"
     )
-    return f"python -c {shlex.quote(code)}   then {KEY}=NEW_FOLDER"
+    return _pasted(code)
 
 
 def _shards(found: Located) -> list[Path]:

@@ -7,15 +7,7 @@ import traceback
 
 import torch
 
-from eke.common.errors import (
-    ChangedError,
-    ConfigError,
-    EkeError,
-    Fix,
-    Problem,
-    no_room,
-    of_system,
-)
+from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, no_room, of_system
 from eke.common.runtime import lacking
 from eke.models.checkpoints.architecture import MAPPINGS
 from eke.models.families import family_of
@@ -92,14 +84,23 @@ def _of_code(
         folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
         fix = "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER   (or compile=none)"
         message += f"; if what the compiler keeps in {folder} is damaged: {fix}"
-    elif plan is not None and not lacking(error) and is_of_library(error):
-        problem = ConfigError(_problem(error, message, plan))
-        return Outcome.refused, Failure(phase, problem.short(), trace)
+    elif plan is not None and not lacking(error) and _is_of_library(error):
+        return Outcome.refused, Failure(phase, _problem(error, message, plan).short(), trace)
     return Outcome.crashed, Failure(phase, message, trace)
 
 
 _FILES = ("eke.training.checkpoint", "eke.training.batches", "eke.data", "eke.results")
 """Parts of eke whose errors are of files or of other programs, not of a model."""
+
+_TECHNIQUES = {
+    "torch.utils.checkpoint": "memory",
+    "torch._dynamo": "compile",
+    "torch._inductor": "compile",
+    "peft": "peft",
+    "bitsandbytes": "peft",
+    "liger_kernel": "kernels",
+}
+"""Module -> group whose option brought it in, and can be `none`."""
 
 
 def _modules(error: BaseException) -> list[str]:
@@ -108,18 +109,17 @@ def _modules(error: BaseException) -> list[str]:
     return [str(frame.f_globals.get("__name__", "")) for frame in frames]
 
 
-def is_of_library(error: BaseException) -> bool:
+def _is_of_library(error: BaseException) -> bool:
     """Whether a library raised it by itself, called by eke, while it made or ran a model.
 
     An error of eke's code that a library called back (a hook, an autograd function) is eke's, also
     where that called torch or Python's own library alone.
     """
-    passing = OSError, torch.AcceleratorError, torch.distributed.DistError
-    if not isinstance(error, Exception) or isinstance(error, passing):
-        return False  # of the machine
+    of_machine = OSError, torch.AcceleratorError, torch.distributed.DistError
     modules = _modules(error)
     names = [module.partition(".")[0] for module in modules]
-    if "eke" not in names or any(module.startswith(_FILES) for module in modules):
+    elsewhere = "eke" not in names or any(module.startswith(_FILES) for module in modules)
+    if elsewhere or isinstance(error, of_machine) or not isinstance(error, Exception):
         return False
     last = len(names) - names[::-1].index("eke")
     own = {"eke", "__main__", *sys.stdlib_module_names}
@@ -127,38 +127,25 @@ def is_of_library(error: BaseException) -> bool:
     return bool(set(names[last:]) - own - ({"torch"} if called_back else set()))
 
 
-_TECHNIQUES = {
-    "torch.utils.checkpoint": "memory",
-    "torch._dynamo": "compile",
-    "torch._inductor": "compile",
-    "eke.training.model.adapters": "peft",
-    "peft": "peft",
-    "bitsandbytes": "peft",
-    "liger_kernel": "kernels",
-}
-"""Module -> group whose option brought it in, and can be `none`."""
-
-
-def _problem(error: BaseException, message: str, plan: Plan) -> Problem:
+def _problem(error: BaseException, message: str, plan: Plan) -> ConfigError:
     """A library's error in the user's words; with an override where its cause is one technique."""
     from transformers.models.auto import modeling_auto
 
-    config = plan.config
+    config, modules = plan.config, _modules(error)
     options = {group: getattr(config, group).option for group in sorted({*_TECHNIQUES.values()})}
-    used = [f"{group}={option}" for group, option in options.items() if option != "none"]
+    used = " ".join(f"{group}={option}" for group, option in options.items() if option != "none")
     kind = getattr(config.model, "model_type", "") or next(iter(family_of(config).checkpoints), "")
     named = getattr(modeling_auto, MAPPINGS[config.task.option]).get(kind, kind)
-    why = f"{named if isinstance(named, str) else named[0]} is refused by "
-    modules = _modules(error)
+    model = named if isinstance(named, str) else named[0]
     library = modules[-1].partition(".")[0]
-    why += f"{library}: {message}" + (f" (with {' '.join(used)})" if used else "")
+    why = f"{library} refuses {model}{f' with {used}' if used else ''}: {message}"
     for module in reversed(modules):
-        found = next((g for m, g in _TECHNIQUES.items() if f"{module}.".startswith(f"{m}.")), "")
-        if found and options[found] != "none":
-            return Problem(found, options[found], why, Fix(f"{found}=none"))
+        group = next((g for m, g in _TECHNIQUES.items() if f"{module}.".startswith(f"{m}.")), "")
+        if group and options[group] != "none":
+            return ConfigError(Problem(group, options[group], why, Fix(f"{group}=none")))
         if module.startswith("transformers."):
             break  # the model's own code, whatever called it
-    return Problem("model", config.model.option, why)
+    return ConfigError(Problem("model", config.model.option, why))
 
 
 def _first_line(error: BaseException) -> str:
