@@ -368,6 +368,7 @@ def test_an_adapter_that_cannot_be_is_refused(kind, more, fix):
     assert caught.value.problems[0].overrides == (fix,)
 
 
+@pytest.mark.filterwarnings("ignore:.*rank_pattern keys did not match:RuntimeWarning")
 def test_what_peft_makes_is_compared_with_what_was_asked_for(monkeypatch):
     monkeypatch.setattr("eke.training.model.adapters.as_named", contextlib.nullcontext)
     with pytest.raises(ConfigError, match="adapts other layers of DeepseekV3ForCausalLM"):
