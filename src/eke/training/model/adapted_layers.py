@@ -72,7 +72,7 @@ def leave_unfit(
 
     Raises ConfigError: they were asked for by name, or none is left.
     """
-    unfit = {n: why for n in config.target_modules if (why := _why_unfit(config, model, n))}
+    unfit = {n: why for n in config.target_modules if (why := _why_refused(config, model, n))}
     left = [name for name in config.target_modules if name not in unfit]
     found = {names[name]: why for name, why in sorted(unfit.items())}
     typed = cast(Adapters, plan.config.peft).target_modules
@@ -91,25 +91,28 @@ def leave_unfit(
     return found
 
 
-def _why_unfit(config: Any, model: nn.Module, name: str) -> str:
-    """Why a linear layer can have no adapter; empty if it can."""
-    from peft import PEFT_TYPE_TO_TUNER_MAPPING
-
-    module, parts = model.get_submodule(name), name.split(".")
-    for end in range(1, len(parts)):
+def why_unfit(model: nn.Module, name: str) -> str:
+    """Why a linear layer can be neither adapted nor replaced; empty if it can."""
+    parts = name.split(".")
+    for end in range(len(parts)):
         parent = type(model.get_submodule(".".join(parts[:end])))
         if any(".".join(parts[end:]) in _read_by(base) for base in parent.__mro__):
             return f"{parent.__name__} reads its weight without calling it"
-    if not is_product(module):
-        return f"{type(module).__name__} answers with more than a product"
-    tuner = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
-    ask = getattr(tuner, "_check_target_module_compatiblity", None)  # so spelt in peft 0.21
+    module = model.get_submodule(name)
+    return "" if is_product(module) else f"{type(module).__name__} answers with more than a product"
+
+
+def _why_refused(config: Any, model: Any, name: str) -> str:
+    """The same for what PEFT makes no adapter for."""
+    from peft import PEFT_TYPE_TO_TUNER_MAPPING
+
+    tuner: Any = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
     try:
-        if ask is not None:
-            ask(None, config, model, parts[-1])
+        if ask := getattr(tuner, "_check_target_module_compatiblity", None):  # so spelt in 0.21
+            ask(None, config, model, name.rpartition(".")[2])
     except ValueError:
-        return f"PEFT {version('peft')} refuses it for {cast(Any, model).config.model_type}"
-    return ""
+        return f"PEFT {version('peft')} refuses it for {model.config.model_type}"
+    return why_unfit(model, name)
 
 
 def is_product(module: nn.Module) -> bool:
@@ -246,17 +249,19 @@ def places_of_adapters(model: nn.Module) -> list[str]:
         found.setdefault(why, []).append(name)
     said = [f"no adapter on {', '.join(names)}: {why}" for why, names in found.items()]
     if getattr(mine.peft_config["default"], "use_dora", False) and taken_by_peft(mine):
-        where = f"PEFT {version('peft')} alone loads some of these adapters into the experts"
-        said.append(f"{where}; eke export --merge gives a model that needs no PEFT")
+        why = f"PEFT {version('peft')} cannot load DoRA of this model type by itself"
+        said.append(f"{why}: eke export --merge gives a model that needs no PEFT")
     adapted = adapted_modules(model)
     stacks = [(name, p) for name, p in _stacks(mine.get_base_model()).items()
               if not p.requires_grad
               and name.rpartition(".")[0].replace(".base_layer", "") not in adapted]  # fmt: skip
     if not stacks:
         return said
+    is_lora = mine.peft_config["default"].peft_type == "LORA"
+    hint = " (peft.experts=true adapts them)" if is_lora else ""
     share = sum(p.numel() for _, p in stacks) / sum(p.numel() for p in model.parameters())
     return [
         *said,
         f"the experts have no adapters: {stacks[0][0]} and {len(stacks) - 1} more, {share:.0%} of "
-        "the parameters, stay as they are (peft.experts=true adapts them)",
+        f"the parameters, stay as they are{hint}",
     ]

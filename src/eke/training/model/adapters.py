@@ -32,6 +32,7 @@ from eke.training.model.adapted_layers import (
     linear_modules,
     stacked_experts,
     taken_by_peft,
+    why_unfit,
 )
 from eke.training.model.checkpointing import find_layers
 from eke.training.model.number_formats import frozen_dtype, kept_in_float32, trained_dtype
@@ -156,7 +157,7 @@ def quantise(plan: Plan, model: nn.Module, device: torch.device) -> nn.Module:
     for layer in find_layers(model):
         for name, module in list(layer.named_modules()):
             parent, leaf = layer.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-            if is_linear(module) and leaf not in kept:
+            if is_linear(module) and leaf not in kept and not why_unfit(layer, name):
                 setattr(parent, leaf, _linear(module, config, compute, device))
             elif leaf == "experts":
                 _quantise_parameters(module, config, device)

@@ -126,7 +126,7 @@ class _Keeping(_CachingTorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         _copy_changed(self.storage, func, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 def _copy_changed(storage: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -137,13 +137,12 @@ def _copy_changed(storage: Any, func: Any, args: tuple[Any, ...], kwargs: dict[s
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable or get_proxy_mode() is not None:
         return  # a compiled graph has no operation in place
+    is_alias: Any = vars(torch._C)["_is_alias_of"]  # of the memory; in no stub of torch 2.13
     given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
     changed = [given.get(a.name) for a in schema.arguments if a.is_write]
+    changed = [each for each in changed if isinstance(each, torch.Tensor)]
     for kept in tree_leaves([list(entries.values()) for entries in storage.values()]):
-        if hasattr(kept, "version") and any(
-            isinstance(each, torch.Tensor) and torch._C._is_alias_of(kept.val, each)
-            for each in changed
-        ):
+        if hasattr(kept, "version") and any(is_alias(kept.val, each) for each in changed):
             kept.val = kept.val.clone()
             kept.version = kept.val._version
 

@@ -180,7 +180,7 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
         for config in configs.values():  # packages' kernels want a GPU
             stack.enter_context(patch.object(config, "_attn_implementation_internal", "eager"))
         for name, module in model.named_modules():
-            size = getattr(module, "out_features", getattr(module, "nf", None))
+            size = getattr(module, "out_features", getattr(module, "nf", 0))
             # Routers answer with more than a product, and PEFT's wrapper of experts is none.
             if is_product(getattr(module, "base_layer", module)):
                 stack.enter_context(patch.object(module, "forward", partial(product, size)))
