@@ -49,20 +49,18 @@ def linear_modules(plan: Plan, model: nn.Module) -> dict[str, str]:
 
 def check_targets(plan: Plan, model: nn.Module, targets: Targets, names: list[str]) -> None:
     """Raise ConfigError unless there are such layers."""
-    config = cast(Adapters, plan.config.peft)
+    config, kind = cast(Adapters, plan.config.peft), type(model).__name__
     if targets.modules and not targets.unmatched:
         return
-    kind, key, value, fix = type(model).__name__, "peft", config.option, Fix("peft=none")
-    if not names:
-        why = f"{kind} has no linear layer in a Transformer layer"
-    elif config.target_modules is None:
-        why, fix = f"which layers it scales is not known of {kind}", Fix("peft=lora")
-    else:
-        key, value = "peft.target_modules", ", ".join(targets.unmatched) or "[]"
-        last = sorted({name.rpartition(".")[2] for name in names})
-        why = f"names no linear layer of {kind}, which has {', '.join(last)}"
+    if names and config.target_modules is not None:
+        last = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
+        why, value = f"names no linear layer of {kind}, which has {last}", targets.unmatched
         fix = Fix("peft.target_modules=null")
-    raise ConfigError(Problem(key, value, why, fix))
+        raise ConfigError(Problem("peft.target_modules", ", ".join(value) or "[]", why, fix))
+    why, fix = f"which layers it scales is not known of {kind}", Fix("peft=lora")
+    if not names:
+        why, fix = f"{kind} has no linear layer in a Transformer layer", Fix("peft=none")
+    raise ConfigError(Problem("peft", config.option, why, fix))
 
 
 def leave_unfit(
@@ -73,18 +71,16 @@ def leave_unfit(
     Raises ConfigError: they were asked for by name, or none is left.
     """
     unfit = {n: why for n in config.target_modules if (why := _why_refused(config, model, n))}
-    left = [name for name in config.target_modules if name not in unfit]
     found = {names[name]: why for name, why in sorted(unfit.items())}
     typed = cast(Adapters, plan.config.peft).target_modules
-    if unfit and (typed is not None or not left):
+    if unfit and (typed is not None or len(unfit) == len(config.target_modules)):
         kept = [t for t in typed or () if not any(f".{n}".endswith(f".{t}") for n in found)]
         name, why = next(iter(found.items()))
         why = f"{type(model).__name__} has no place for an adapter on {name}: {why}"
-        key, fix = ("peft", "peft=none") if typed is None else (
-            "peft.target_modules", f"peft.target_modules={format_value(kept) if kept else 'null'}"
-        )  # fmt: skip
-        value = plan.config.peft.option if typed is None else format_value(typed)
-        raise ConfigError(Problem(key, value, why, Fix(fix)))
+        if typed is None:
+            raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
+        key, fix = "peft.target_modules", format_value(kept) if kept else "null"
+        raise ConfigError(Problem(key, format_value(typed), why, Fix(f"{key}={fix}")))
     for field in ("target_modules", "feedforward_modules"):
         if getattr(config, field, None):
             setattr(config, field, set(getattr(config, field)) - set(unfit))
@@ -244,24 +240,14 @@ def places_of_adapters(model: nn.Module) -> list[str]:
     mine: Any = model
     if not hasattr(model, "left_out"):
         return []
-    found: dict[str, list[str]] = {}
-    for name, why in mine.left_out.items():
-        found.setdefault(why, []).append(name)
-    said = [f"no adapter on {', '.join(names)}: {why}" for why, names in found.items()]
-    if getattr(mine.peft_config["default"], "use_dora", False) and taken_by_peft(mine):
-        why = f"PEFT {version('peft')} cannot load DoRA of this model type by itself"
-        said.append(f"{why}: eke export --merge gives a model that needs no PEFT")
+    said = [f"no adapter on {name}: {why}" for name, why in mine.left_out.items()]
     adapted = adapted_modules(model)
-    stacks = [(name, p) for name, p in _stacks(mine.get_base_model()).items()
-              if not p.requires_grad
-              and name.rpartition(".")[0].replace(".base_layer", "") not in adapted]  # fmt: skip
-    if not stacks:
-        return said
-    is_lora = mine.peft_config["default"].peft_type == "LORA"
-    hint = " (peft.experts=true adapts them)" if is_lora else ""
-    share = sum(p.numel() for _, p in stacks) / sum(p.numel() for p in model.parameters())
-    return [
-        *said,
-        f"the experts have no adapters: {stacks[0][0]} and {len(stacks) - 1} more, {share:.0%} of "
-        f"the parameters, stay as they are{hint}",
-    ]
+    stacks = {n: p.numel() for n, p in _stacks(mine.get_base_model()).items() if not p.requires_grad
+              and n.rpartition(".")[0].replace(".base_layer", "") not in adapted}  # fmt: skip
+    if stacks:
+        share = sum(stacks.values()) / sum(p.numel() for p in model.parameters())
+        said.append(
+            f"the experts have no adapters: {next(iter(stacks))} and {len(stacks) - 1} more, "
+            f"{share:.0%} of the parameters, stay as they are (peft=lora peft.experts=true)"
+        )
+    return said
