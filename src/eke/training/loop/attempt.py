@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from textwrap import indent
 
 import torch
 
@@ -16,6 +17,7 @@ from eke.plan.planner import Plan, check_inputs, check_software, remove_swap, sw
 from eke.plan.record import (
     EXIT_FAILED,
     EXIT_OK,
+    IN_LOG,
     Failure,
     Outcome,
     metrics,
@@ -133,8 +135,10 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
         begun = bool(meter.steps_ended)
         outcome, failure = classify(error, meter.phase, None if begun else plan)
         log.error("%s: %s", outcome.value, failure.message)
-        if failure.traceback and outcome is not Outcome.oom:  # that one has it in the record
+        if failure.traceback and outcome is Outcome.crashed:  # others have it in the record
             log.error(failure.traceback)
+        elif failure.traceback and outcome is Outcome.refused:
+            log.error("its traceback is in %s\n%s", paths.log, indent(failure.traceback, IN_LOG))
         return outcome, failure
     finally:
         remove_swap(swap_folder(plan, paths), ranks.rank)

@@ -290,6 +290,12 @@ OTHERS = {
     "glm4_moe": ({**SIZES, **MIXTURE, "head_dim": 8}, set()),
     "mamba": (MAMBA, {"mixer.dt_proj", "mixer.out_proj", "mixer.x_proj"}),
     "mamba2": ({**MAMBA, "num_heads": 4, "head_dim": 16, "n_groups": 1}, {"mixer.out_proj"}),
+    "jamba": (
+        {**SIZES, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
+         "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 8,
+         "mamba_dt_rank": 4, "use_mamba_kernels": False},
+        {"mamba.dt_proj"},
+    ),
     "llama4_text": (
         {**SIZES, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 1,
          "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2},
@@ -368,7 +374,7 @@ def test_an_adapter_that_cannot_be_is_refused(kind, more, fix):
     assert caught.value.problems[0].overrides == (fix,)
 
 
-@pytest.mark.filterwarnings("ignore:.*rank_pattern keys did not match:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*_pattern keys did not match:RuntimeWarning")
 def test_what_peft_makes_is_compared_with_what_was_asked_for(monkeypatch):
     monkeypatch.setattr("eke.training.model.adapters.as_named", contextlib.nullcontext)
     with pytest.raises(ConfigError, match="adapts other layers of DeepseekV3ForCausalLM"):
