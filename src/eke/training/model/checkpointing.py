@@ -126,7 +126,8 @@ class _Keeping(_CachingTorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         _copy_changed(self.storage, func, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        keep: Any = super().__torch_dispatch__
+        return keep(func, types, args, kwargs)
 
 
 def _copy_changed(storage: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

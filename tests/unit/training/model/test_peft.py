@@ -319,6 +319,7 @@ def lora_of(kind, *more):
     return apply_peft(hand_plan("model=tiny", "peft=lora", "peft.r=2", *more), other(kind))
 
 
+# peft 0.21 asks by a name that transformers 5.23 has renamed.
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("kind", OTHERS)
@@ -374,6 +375,7 @@ def test_an_adapter_that_cannot_be_is_refused(kind, more, fix):
     assert caught.value.problems[0].overrides == (fix,)
 
 
+# peft 0.21 gives patterns to experts, which are no modules.
 @pytest.mark.filterwarnings("ignore:.*_pattern keys did not match:RuntimeWarning")
 def test_what_peft_makes_is_compared_with_what_was_asked_for(monkeypatch):
     monkeypatch.setattr("eke.training.model.adapters.as_named", contextlib.nullcontext)
