@@ -154,6 +154,8 @@ class Lora(Adapters):
     """Divide alpha by the square root of r instead of by r (arXiv:2312.03732)."""
     fused: bool = False
     """Layers that read the same tensor share a product, and less is kept for the backward pass."""
+    experts: bool = False
+    """Adapt the routed experts of a mixture, too, each with matrices of rank r."""
 
 
 @dataclass

@@ -21,7 +21,7 @@ from eke.common.files import (
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.streams import printable, speak, unfiltered
 from eke.common.text import format_seconds
-from eke.plan.record import metrics
+from eke.plan.record import IN_LOG, metrics
 
 TAIL_BYTES = 4096
 """Of metrics.jsonl: more than a row has."""
@@ -107,7 +107,8 @@ class RunView:
     def update(self, last: bool = False) -> None:
         """Print new lines of the log, and move the bar to the newest step."""
         for line in self.log.lines(last):
-            print_line(line, self.bar)
+            if not line.startswith(IN_LOG):
+                print_line(line, self.bar)
         if self.bar is None:
             return
         step, loss, _ = newest_step(self.paths)

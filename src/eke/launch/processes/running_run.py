@@ -86,7 +86,7 @@ def settle(
         try:  # it may not even have been imported, to say so itself
             check_software(plan)
         except ChangedError as error:
-            outcome, failure = Outcome.refused, Failure(WORKER_PHASE, str(error), tail)
+            outcome, failure = Outcome.refused, Failure(WORKER_PHASE, str(error))
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.machine = machine_of(begun, plan)
     record.environment = environment()

@@ -132,8 +132,10 @@ class Job:
         vain = are_in_vain(self.worths) if outcome in _RETRIED else ""
         if not vain and self.tries[outcome] < _RETRIED.get(outcome, 0):
             return True
-        rule = CHANGED if outcome is Outcome.refused else ""
-        self.end(outcome, vain or (record.failure.message if record.failure else ""), rule)
+        failure = record.failure
+        # A worker that refuses a configuration has a traceback, in its log.
+        changed = outcome is Outcome.refused and not (failure and failure.traceback)
+        self.end(outcome, vain or (failure.message if failure else ""), CHANGED if changed else "")
         return False
 
     def end(self, outcome: Outcome, reason: str = "", rule: str = "") -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from eke.config.schema import Config, PretrainedModel
 from eke.models.checkpoints.locate import refuse
 from eke.models.families import FAMILIES, family_of
-from eke.models.families.family_record import InvalidSize, Reader, Sizes
+from eke.models.families.family_record import SYNONYMS, InvalidSize, Reader, Sizes
 
 Raw = Mapping[str, Any]
 
@@ -52,7 +52,13 @@ _UNUSUAL = ("attention_bias", "mlp_bias", "add_cross_attention", "is_decoder")
 
 
 def _other(reader: Reader) -> Sizes:
-    """What the usual names give; attention stays unknown where it would be guessed."""
+    """What the usual names give; attention stays unknown where it would be guessed.
+
+    So does a size that a list gives layer by layer (Gemma 3n's `intermediate_size`).
+    """
+    needed = SYNONYMS["hidden_size"]
+    raw = {k: v for k, v in reader.raw.items() if k in needed or not isinstance(v, list)}
+    reader = Reader(raw)
     sizes: Sizes = {key: reader.needed(key) for key in ("hidden_size", "vocab_size")}
     # Experts that a token may not pass through, and two stacks, have no usual names.
     unusual = reader.raw.get("is_encoder_decoder") is True or any("expert" in k for k in reader.raw)
@@ -101,6 +107,11 @@ def _table(path: Path, name: str) -> dict[str, str]:
                 pairs = ast.literal_eval(literal)
                 return {k: v[0] if isinstance(v, tuple) else v for k, v in pairs}
     return {}
+
+
+def has_class(model_type: str, task: str) -> bool:
+    """Whether transformers' own table has a class of this type with the head of a task."""
+    return model_type in _table(models_folder() / "auto/modeling_auto.py", MAPPINGS[task])
 
 
 def source_of(model_type: str) -> Path | None:

@@ -86,9 +86,10 @@ def _local(typed: str, path: Path) -> Path:
         raise refuse(typed, why, _named(folder))
     if not os.access(path, os.R_OK | os.X_OK):
         raise refuse(typed, "the folder cannot be read")
-    if (path / CONFIG).is_file():
+    adapter = (path / ADAPTER).is_file()
+    if (path / CONFIG).is_file() and not (adapter and not any(path.glob("model*.safetensors"))):
         return Path(os.path.abspath(path))
-    if (path / ADAPTER).is_file():
+    if adapter:
         base = ""
         with suppress(OSError, ValueError, AttributeError):
             base = json.loads((path / ADAPTER).read_text()).get("base_model_name_or_path")

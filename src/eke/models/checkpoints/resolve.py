@@ -21,6 +21,7 @@ from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassificati
 from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import (
     first_position,
+    has_class,
     is_known,
     models_folder,
     read_sizes,
@@ -67,7 +68,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     raw = read_config(found)
     _refuse_foreign(found, raw)
     family, sizes = read_sizes(raw, found.typed)
-    _refuse_task(config, raw, family)
+    _refuse_task(config, raw, family, found)
     shapes = read_shapes(found)
     if not shapes and found.is_local:
         raise refuse(found.typed, "its files of weights hold no tensors")
@@ -189,6 +190,7 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
     kind = raw["model_type"]
+    _refuse_multimodal(found, raw)
     if is_known(kind) or _transformers_has(kind):
         return
     if raw.get("auto_map"):
@@ -197,6 +199,35 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
     why = f"its {CONFIG} says model_type = {kind}, which transformers {version('transformers')}"
     newer = f"pip install --upgrade transformers   (where a newer one has it; else {KEY}=ANOTHER)"
     raise refuse(found.typed, f"{why} does not have", Fix(remark=newer))
+
+
+_PARTS = re.compile(r"(text|vision|image|audio|speech|thinker|language|llm)_config")
+"""Keys of a config.json for the parts of a multimodal model."""
+
+
+def _refuse_multimodal(found: Located, raw: dict[str, Any]) -> None:
+    """A model of text and of something else; its text part alone may be a model, too."""
+    parts = {k: v for k, v in sorted(raw.items()) if _PARTS.fullmatch(k) and isinstance(v, dict)}
+    if not parts:
+        return
+    why = f"is multimodal: its {CONFIG} has {' and '.join(parts)}, and eke trains text alone"
+    kind = str(parts.get("text_config", {}).get("model_type"))
+    if not has_class(kind, "causal_lm"):
+        raise refuse(found.typed, why)
+    code = (
+        f"import transformers as t; f, to = {str(found.folder)!r}, 'NEW_FOLDER'; "
+        "m = t.AutoModelForImageTextToText.from_pretrained(f); "
+        "n = t.AutoModelForCausalLM.from_config(m.config.get_text_config()); "
+        "n.base_model.load_state_dict(m.get_decoder().state_dict()); "
+        "n.set_output_embeddings(m.get_output_embeddings()); "
+        "n.save_pretrained(to); t.AutoTokenizer.from_pretrained(f).save_pretrained(to)"
+    )
+    remark = f"save its text part, a {kind}: {_pasted(code)}"
+    raise refuse(found.typed, why, Fix(remark=remark))
+
+
+def _pasted(code: str) -> str:
+    return f"python -c {shlex.quote(code)}   then {KEY}=NEW_FOLDER"
 
 
 def _transformers_has(model_type: str) -> bool:
@@ -215,12 +246,14 @@ _BY_ENDING = {
 """End of an architecture's name -> the task it was saved for."""
 
 
-def _refuse_task(config: Config, raw: dict[str, Any], family: str) -> None:
+def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: Located) -> None:
     """A task that the saved class shows to be another one's; known families have a rule for it."""
     if FAMILIES[family].is_known or isinstance(config.task, SequenceClassification):
         return
     name = _saved_by(raw)
     task = next((t for ending, t in _BY_ENDING.items() if name.endswith(ending)), None)
+    if task and not has_class(str(raw["model_type"]), task):  # Whisper reads sound
+        raise refuse(found.typed, f"was saved by {name}, which is for none of eke's tasks")
     if task is None or task == config.task.option:
         return
     why = f"the checkpoint was saved by {name}"
@@ -287,7 +320,7 @@ def _conversion(found: Located) -> str:
         f"f = {str(found.folder)!r}; c = AutoConfig.from_pretrained(f); "
         "getattr(t, c.architectures[0]).from_pretrained(f).save_pretrained('NEW_FOLDER')"
     )
-    return f"python -c {shlex.quote(code)}   then {KEY}=NEW_FOLDER"
+    return _pasted(code)
 
 
 def _shards(found: Located) -> list[Path]:

@@ -447,21 +447,24 @@ def _adapted_tensors(config: Config, weight: Weight, targets: Targets) -> Iterat
         yield weight
         return
     yield replace(weight, trained=False, four_bits=in_four_bits(config, weight))
-    if chosen and len(weight.shape) == 2:
+    if (chosen and len(weight.shape) == 2) or (
+        len(weight.shape) > 2 and getattr(peft, "experts", False)
+    ):
         yield from _added(config, weight, weight.module in targets.feed_forward)
 
 
 def _added(config: Config, weight: Weight, feed_forward: bool) -> Iterator[Weight]:
-    """The adapter of one linear layer."""
-    out, inp = weight.shape
+    """The adapter of one linear layer, or of stacked experts."""
+    *experts, out, inp = weight.shape
     if family_of(config).stores_transposed:
         out, inp = inp, out
     if not isinstance(config.peft, Lora):
         shape = (1, inp) if feed_forward else (out, 1)
         yield Weight(shape, is_adapter=True, is_scale=True)
         return
-    yield Weight((config.peft.r, inp), weight.tokens, is_adapter=True)
-    yield Weight((out, config.peft.r), weight.tokens, is_adapter=True)
+    rank = config.peft.r * prod(experts)
+    for shape in ((rank, inp), (out, rank)):
+        yield Weight(shape, weight.tokens, active=weight.active, is_adapter=True)
     if config.peft.option == "dora":
         yield Weight((out,), is_adapter=True)
 

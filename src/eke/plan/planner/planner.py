@@ -384,7 +384,9 @@ def _plan_peft(config: Config, decisions: list[Decision]) -> None:
         if is_ia3(config):
             reason = "keys, values and the feed-forward's inner activations: arXiv:2205.05638"
         if family_of(config).is_moe:
-            reason += "; its experts, one tensor each and no linear layer, stay as they are"
+            adapted_too = getattr(config.peft, "experts", False)
+            reason += "; its experts, one tensor each and no linear layer, "
+            reason += "are adapted, too" if adapted_too else "stay as they are"
         value = ",".join(sorted({name.rpartition(".")[2] for name in adapted})) or "all"
         decisions.append(Decision("peft.target_modules", f"[{value}]", reason))
 

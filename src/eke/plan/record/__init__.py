@@ -212,6 +212,10 @@ class Loss:
     bits_per_byte_final: float | None = None
 
 
+IN_LOG = "  | "
+"""Beginning of lines in a run's log that the command which started it does not repeat."""
+
+
 @dataclass
 class Failure:
     """Why a run did not end well."""

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from textwrap import indent
 
 import torch
 
@@ -18,6 +19,7 @@ from eke.plan.planner import Plan, check_inputs, check_software, remove_swap, sw
 from eke.plan.record import (
     EXIT_FAILED,
     EXIT_OK,
+    IN_LOG,
     Failure,
     Outcome,
     metrics,
@@ -136,10 +138,13 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
                 attempt.shared = True
         return Outcome.ok, None
     except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
-        outcome, failure = classify(error, meter.phase)
+        begun = bool(meter.steps_ended)
+        outcome, failure = classify(error, meter.phase, None if begun else plan)
         log.error("%s: %s", outcome.value, failure.message)
         if failure.traceback and outcome is Outcome.crashed:  # others have it in the record
             log.error(failure.traceback)
+        elif failure.traceback and outcome is Outcome.refused:
+            log.error("its traceback is in %s\n%s", paths.log, indent(failure.traceback, IN_LOG))
         return outcome, failure
     finally:
         remove_swap(swap_folder(plan, paths), ranks.rank)

@@ -2,12 +2,16 @@
 
 import errno
 import os
+import sys
 import traceback
 
 import torch
 
-from eke.common.errors import ChangedError, EkeError, no_room, of_system
+from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, no_room, of_system
 from eke.common.runtime import lacking
+from eke.models.checkpoints.architecture import MAPPINGS
+from eke.models.families import family_of
+from eke.plan.planner import Plan
 from eke.plan.record import Failure, Outcome
 from eke.training.distributed.ranks import is_lost_contact
 from eke.training.loop.stop import Stopped
@@ -39,8 +43,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in text for sign in OUT_OF_MEMORY)
 
 
-def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
-    """Outcome and explanation for an exception that reached the worker in a phase."""
+def classify(error: BaseException, phase: str, plan: Plan | None = None) -> tuple[Outcome, Failure]:
+    """Outcome and explanation for an exception that reached the worker in a phase.
+
+    With a `plan` no step of the attempt has ended yet: what a library refuses then is a problem of
+    the configuration.
+    """
     if isinstance(error, Stopped):
         return error.outcome, Failure(phase, str(error))
     if isinstance(error, Diverged):
@@ -48,12 +56,14 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
     if isinstance(error, ChangedError):
         last = str(error).rstrip().splitlines()[-1]  # a loader's process puts a traceback before it
         return Outcome.refused, Failure(phase, last.rpartition("ChangedError: ")[2])
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, ConfigError):
+        return Outcome.refused, Failure(phase, error.short(), trace)
     if isinstance(error, EkeError):
         said = str(error)
         if said.startswith("Caught "):  # in a loader's process, as above
             said = said.rstrip().splitlines()[-1].partition("Error: ")[2]
         return Outcome.crashed, Failure(phase, said)
-    trace = "".join(traceback.format_exception(error))
     if is_out_of_memory(error):  # first: NCCL says so in the same words as that others are gone
         return Outcome.oom, Failure(phase, f"out of memory in {phase}: {_first_line(error)}", trace)
     if is_lost_contact(error):
@@ -61,13 +71,81 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
         return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
     if isinstance(error, OSError) and no_room(error):
         return Outcome.crashed, Failure(phase, of_system(error))
+    return _of_code(error, phase, plan, trace)
+
+
+def _of_code(
+    error: BaseException, phase: str, plan: Plan | None, trace: str
+) -> tuple[Outcome, Failure]:
+    """The same for an error in code: of eke, or of a library."""
     message = lacking(error) or f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
     if type(error).__module__.startswith("torch._inductor"):
         # A file that a crash or a full disk left empty ends every later run.
         folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
         fix = "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER   (or compile=none)"
         message += f"; if what the compiler keeps in {folder} is damaged: {fix}"
+    elif plan is not None and not lacking(error) and _is_of_library(error):
+        return Outcome.refused, Failure(phase, _problem(error, message, plan).short(), trace)
     return Outcome.crashed, Failure(phase, message, trace)
+
+
+_FILES = ("eke.training.checkpoint", "eke.training.batches", "eke.data", "eke.results")
+"""Parts of eke whose errors are of files or of other programs, not of a model."""
+
+_TECHNIQUES = {
+    "torch.utils.checkpoint": "memory",
+    "torch._dynamo": "compile",
+    "torch._inductor": "compile",
+    "peft": "peft",
+    "bitsandbytes": "peft",
+    "liger_kernel": "kernels",
+}
+"""Module -> group whose option brought it in, and can be `none`."""
+
+
+def _modules(error: BaseException) -> list[str]:
+    """The module of each frame, the innermost last."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return [str(frame.f_globals.get("__name__", "")) for frame in frames]
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Whether a library raised it by itself, called by eke, while it made or ran a model.
+
+    An error of eke's code that a library called back (a hook, an autograd function) is eke's, also
+    where that called torch or Python's own library alone.
+    """
+    of_machine = OSError, torch.AcceleratorError, torch.distributed.DistError
+    modules = _modules(error)
+    names = [module.partition(".")[0] for module in modules]
+    elsewhere = "eke" not in names or any(module.startswith(_FILES) for module in modules)
+    if elsewhere or isinstance(error, of_machine) or not isinstance(error, Exception):
+        return False
+    last = len(names) - names[::-1].index("eke")
+    own = {"eke", "__main__", *sys.stdlib_module_names}
+    called_back = set(names[names.index("eke") : last]) - own
+    return bool(set(names[last:]) - own - ({"torch"} if called_back else set()))
+
+
+def _problem(error: BaseException, message: str, plan: Plan) -> ConfigError:
+    """A library's error in the user's words; with an override where its cause is one technique."""
+    from transformers.models.auto import modeling_auto
+
+    config, modules = plan.config, _modules(error)
+    options = {group: getattr(config, group).option for group in sorted({*_TECHNIQUES.values()})}
+    used = " ".join(f"{group}={option}" for group, option in options.items() if option != "none")
+    kind = getattr(config.model, "model_type", "") or next(iter(family_of(config).checkpoints), "")
+    named = getattr(modeling_auto, MAPPINGS[config.task.option]).get(kind, kind)
+    model = named if isinstance(named, str) else named[0]
+    library = modules[-1].partition(".")[0]
+    why = f"{library} refuses {model}{f' with {used}' if used else ''}: {message}"
+    for module in reversed(modules):
+        group = next((g for m, g in _TECHNIQUES.items() if f"{module}.".startswith(f"{m}.")), "")
+        if group and options[group] != "none":
+            return ConfigError(Problem(group, options[group], why, Fix(f"{group}=none")))
+        if module.startswith("transformers."):
+            break  # the model's own code, whatever called it
+    return ConfigError(Problem("model", config.model.option, why))
 
 
 def _first_line(error: BaseException) -> str:

@@ -77,6 +77,8 @@ class Meter:
     """Called with each phase before it begins."""
     is_shared: Callable[[], bool | None] = lambda: None
     """Whether another run has used the device so far."""
+    steps_ended: int = 0
+    """In this attempt."""
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
 
     def leave(self, phase: str) -> None:
@@ -104,6 +106,7 @@ class Meter:
         self._stamps.append(("end", end))
         note = StepNote(step, self._stamps, loss, grad_norm, learning_rate, totals)
         self.notes.append(note)
+        self.steps_ended += 1
         self._stamps = [("between", end)]
 
     def flush(self, ranks: Ranks = ALONE) -> list[metrics.Row]:

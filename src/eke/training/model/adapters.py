@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +17,23 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from eke.common.errors import ConfigError, RunError
+from eke.common.errors import ConfigError, Fix, Problem, RunError
 from eke.common.text import format_number
-from eke.config.schema import Adapters, Lora, QLora
+from eke.config.schema import Lora, QLora
 from eke.models.freezing import find_problem, is_frozen
 from eke.models.sizes import Targets, choose_targets
 from eke.plan.planner import Plan
+from eke.training.model.adapted_layers import (
+    adapted_modules,
+    as_named,
+    check_targets,
+    is_linear,
+    leave_unfit,
+    linear_modules,
+    stacked_experts,
+    taken_by_peft,
+    why_unfit,
+)
 from eke.training.model.checkpointing import find_layers
 from eke.training.model.number_formats import frozen_dtype, kept_in_float32, trained_dtype
 from eke.training.model.unused import own_random_numbers
@@ -85,6 +97,11 @@ def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | No
     mine: Any = model
     config = copy.copy(mine.peft_config["default"])
     config.inference_mode = True
+    if taken := taken_by_peft(mine):
+        # By parameter plain PEFT loads the same update of the same layer; it asks for no dropout.
+        config.target_modules = set(config.target_modules) - taken
+        parameters = {*(config.target_parameters or ()), *(f"{name}.weight" for name in taken)}
+        config.target_parameters, config.lora_dropout = sorted(parameters), 0.0
     if isinstance(config.target_modules, set):  # in another order in every process
         config.target_modules = sorted(config.target_modules)
     tensors = {n: t.detach().contiguous() for n, t in adapter_tensors(model, weights).items()}
@@ -140,18 +157,11 @@ def quantise(plan: Plan, model: nn.Module, device: torch.device) -> nn.Module:
     for layer in find_layers(model):
         for name, module in list(layer.named_modules()):
             parent, leaf = layer.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-            if is_linear(module) and leaf not in kept:
+            if is_linear(module) and leaf not in kept and not why_unfit(layer, name):
                 setattr(parent, leaf, _linear(module, config, compute, device))
             elif leaf == "experts":
                 _quantise_parameters(module, config, device)
     return model.to(device)
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a matrix product that adapters are made for: GPT-2's class, too."""
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, nn.Linear | Conv1D)
 
 
 def _linear(
@@ -257,30 +267,40 @@ CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
 def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
     """The model with the planned adapters, drawn in float32 by the run's seed; or itself.
 
-    Raises RunError: no layer of the model is one that `peft.target_modules` names.
+    Raises ConfigError: a layer that is asked for is not there, or can have no adapter.
     """
     make = BUILDERS[plan.config.peft.option]
     if make is None:
         return model
     from peft import get_peft_model
 
-    names = _linear_layers(model)
+    names = linear_modules(plan, model)
     targets = choose_targets(plan.config, names.values())
-    _check(plan, model, targets, sorted(set(names.values())))
+    check_targets(plan, model, targets, sorted(set(names.values())))
     config = make(plan, names, targets)
+    left_out = leave_unfit(plan, config, model, names)
     # GPT-2's Conv1D stores its weight the other way round.
     config.fan_in_fan_out = any(
         not isinstance(model.get_submodule(name), nn.Linear) for name in names
     )
+    if getattr(plan.config.peft, "experts", False):
+        config.target_parameters = stacked_experts(plan, model, names)
+    parameters = getattr(config, "target_parameters", None) or ()
+    wanted = {*config.target_modules, *(name.rpartition(".")[0] for name in parameters)}
     config.modules_to_save = _heads(plan, model) or None
     config.task_type = TASK_TYPES[plan.config.task.option]
     # For loading; random weights have no name.
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
     device = next(model.parameters()).device
-    with own_random_numbers(device, plan.config.seed), warnings.catch_warnings():
+    with own_random_numbers(device, plan.config.seed), warnings.catch_warnings(), as_named():
         # peft 0.21 asks by a name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         adapted: Any = get_peft_model(cast(Any, model), config)
+    if other := sorted(wanted ^ adapted_modules(adapted)):
+        why = f"PEFT {version('peft')} adapts other layers of {type(model).__name__} than planned: "
+        why += f"{len(other)} differ, the first is {other[0]}"
+        raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
+    adapted.left_out = left_out
     # peft adds names, repeated or of no module.
     config.modules_to_save = _heads(plan, model) or None
     _set_formats(plan, adapted)
@@ -339,37 +359,6 @@ def _set_formats(plan: Plan, adapted: nn.Module) -> None:
             parameter.data = parameter.data.to(trained)
 
 
-def _linear_layers(model: nn.Module) -> dict[str, str]:
-    """Name of each linear layer in a Transformer layer -> its name from that layer on."""
-    layers = set(find_layers(model))
-    return {
-        f"{prefix}.{name}": name
-        for prefix, layer in model.named_modules()
-        if layer in layers
-        for name, module in layer.named_modules()
-        if is_linear(module)
-    }
-
-
-def _check(plan: Plan, model: nn.Module, targets: Targets, names: list[str]) -> None:
-    config = cast(Adapters, plan.config.peft)
-    if targets.modules and not targets.unmatched:
-        return
-    kind = type(model).__name__
-    if not names:
-        why = f"{kind} has no linear layer in a Transformer layer\n  -> peft=none"
-        raise RunError(f"peft = {config.option}: {why}")
-    if config.target_modules is None:
-        why = f"which layers it scales is not known of {kind}\n  -> peft=lora"
-        raise RunError(f"peft = {config.option}: {why}")
-    wrong = ", ".join(targets.unmatched) or "[]"
-    last = sorted({name.rpartition(".")[2] for name in names})
-    raise RunError(
-        f"peft.target_modules: {wrong} names no linear layer of {kind}, which has "
-        f"{', '.join(last)}\n  -> peft.target_modules=null"
-    )
-
-
 def trained_modules(plan: Plan, model: nn.Module) -> list[str]:
     """Names of modules trained whole: the head of a classifier, which a checkpoint seldom has."""
     if plan.config.task.option != "sequence_classification":
@@ -420,18 +409,25 @@ def merge_adapters(plan: Plan, model: nn.Module) -> nn.Module:
     plain: nn.Module = adapted.get_base_model()
     kinds = (BaseTunerLayer, ModulesToSaveWrapper)
     wrapped = [(name, m) for name, m in plain.named_modules() if isinstance(m, kinds)]
+    seen: set[nn.Parameter] = set()
     for name, module in wrapped:
         parent, leaf = plain.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        if leaf == "base_layer":  # merged with the one around it: experts have one per parameter
+            continue
+        merged: Any = module
         if isinstance(module, ModulesToSaveWrapper):
-            merged: Any = module.modules_to_save["default"]
-        else:
-            layer: Any = module
-            merged = layer.get_base_layer()
+            merged = module.modules_to_save["default"]
+        while isinstance(merged, BaseTunerLayer):
+            layer: Any = merged
+            merged = layer.base_layer
             if hasattr(merged, "stores_transposed"):
                 delta = layer.get_delta_weight("default")
                 merged = dequantised(merged, frozen_dtype(plan), delta)
             else:
                 layer.merge()
+        if any(p in seen for p in merged.parameters(recurse=False) if p.dim() > 1):
+            raise RunError(f"{name} shares its weight with another adapted layer")  # Zamba 2's
+        seen |= set(merged.parameters(recurse=False))
         setattr(parent, leaf, merged)
     dequantise_rest(plain, frozen_dtype(plan))
     vars(plain).pop("peft_config", None)
@@ -451,24 +447,6 @@ def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
     more = ", ..." if len(frozen) > 1 else ""
     why = "only adapters are trained" if is_adapted(model) else "they are frozen"
     return [f"{format_number(len(frozen), 'tensor')} left random, since {why}: {frozen[0]}{more}"]
-
-
-def experts_left_out(model: nn.Module) -> list[str]:
-    """A warning where experts are one tensor of three dimensions, which no adapter changes."""
-    if not is_adapted(model):
-        return []
-    stacked = [
-        (name, p)
-        for name, p in model.named_parameters()
-        if p.dim() > 2 and not p.requires_grad and "experts" in name.split(".")
-    ]
-    if not stacked:
-        return []
-    share = sum(p.numel() for _, p in stacked) / sum(p.numel() for p in model.parameters())
-    return [
-        f"the experts have no adapters, since they are no linear layers: {stacked[0][0]} and "
-        f"{len(stacked) - 1} more, {share:.0%} of the parameters, stay as they are"
-    ]
 
 
 BUILDERS: dict[str, Callable[[Plan, Mapping[str, str], Targets], Any] | None] = {

@@ -12,8 +12,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    _CachingTorchDispatchMode,
+    create_selective_checkpoint_contexts,
+)
 
 from eke.common.errors import RunError
 from eke.config.schema import Checkpointing
@@ -66,7 +72,9 @@ def marked() -> Contexts:
 def selective() -> Contexts:
     """Keep what `KEPT` names; every operation must happen in both passes."""
     make: Callable[..., Contexts] = create_selective_checkpoint_contexts
-    return make(_keep_dear)
+    first, again = make(_keep_dear)
+    first.__class__ = _Keeping
+    return first, again
 
 
 def selective_among_others() -> Contexts:
@@ -107,7 +115,37 @@ class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: 
     ) -> Any:
         if _is_dear(func):
             return self.mode.__torch_dispatch__(func, types, args, kwargs)
+        _copy_changed(self.mode.storage, func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+class _Keeping(_CachingTorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
+    """torch's mode of the first pass, which keeps what nothing changes."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        _copy_changed(self.storage, func, args, kwargs or {})
+        keep: Any = super().__torch_dispatch__
+        return keep(func, types, args, kwargs)
+
+
+def _copy_changed(storage: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Keep a copy of what an operation is about to change in place.
+
+    Experts add biases to their products so; torch 2.13 refuses to read such a result again.
+    """
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable or get_proxy_mode() is not None:
+        return  # a compiled graph has no operation in place
+    is_alias: Any = vars(torch._C)["_is_alias_of"]  # of the memory; in no stub of torch 2.13
+    given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
+    changed = [given.get(a.name) for a in schema.arguments if a.is_write]
+    changed = [each for each in changed if isinstance(each, torch.Tensor)]
+    for kept in tree_leaves([list(entries.values()) for entries in storage.values()]):
+        if hasattr(kept, "version") and any(is_alias(kept.val, each) for each in changed):
+            kept.val = kept.val.clone()
+            kept.version = kept.val._version
 
 
 def _is_dear(operation: Any) -> bool:

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from eke.config.schema import Checkpointing
 from eke.models.sizes import fuses_adapters
 from eke.plan.planner import Plan
-from eke.training.model.adapters import is_linear
+from eke.training.model.adapted_layers import is_linear, is_product
 from eke.training.model.unused import own_random_numbers, probe_inputs
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,9 @@ class _Products(torch.autograd.Function):
                 result.copy_(bias)
             result.addmm_(inner, b.to(x.dtype).T, beta=float(bias is not None), alpha=scale)
             add = result.addmm_ if in_place else result.addmm
-            results.append(add(rows, weight.to(x.dtype).T).view(*x.shape[:-1], len(b)))
+            result = add(rows, weight.to(x.dtype).T)
+            # No view: Llama 4 adds to a result in place, which autograd forbids for a view.
+            results.append(torch.ops.aten._unsafe_view(result, [*x.shape[:-1], len(b)]))
         ctx.save_for_backward(x, up, thin, *parts)
         return tuple(results)
 
@@ -178,8 +180,9 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
         for config in configs.values():  # packages' kernels want a GPU
             stack.enter_context(patch.object(config, "_attn_implementation_internal", "eager"))
         for name, module in model.named_modules():
-            size = getattr(module, "out_features", getattr(module, "nf", None))
-            if size is not None:
+            size = getattr(module, "out_features", getattr(module, "nf", 0))
+            # Routers answer with more than a product, and PEFT's wrapper of experts is none.
+            if is_product(getattr(module, "base_layer", module)):
                 stack.enter_context(patch.object(module, "forward", partial(product, size)))
             elif name.rpartition(".")[2] == "experts":
                 stack.enter_context(patch.object(module, "forward", lambda x, *_, **__: x))
@@ -190,7 +193,7 @@ def _watch(model: Any) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]
             zeros[name] = torch.zeros((), dtype=dtype).expand(tensor.shape)
         try:
             functional_call(model, zeros, (), probe_inputs(model, 0, torch.device("cpu")))
-        except RuntimeError as error:
+        except Exception as error:  # any, of any class: it may look at what is stood in for
             log.warning("peft.fused: layers share nothing, since %s", error)
             return {}, {}
     return read, gave

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -22,7 +23,7 @@ from eke.data.sources import Vocabulary
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
-from eke.training.model.adapters import freeze_named, trained_modules
+from eke.training.model.adapters import ADAPTER_CONFIG, freeze_named, trained_modules
 from eke.training.model.attention_kernels import ATTENTION
 from eke.training.model.number_formats import base_dtype, frozen_dtype, trained_dtype
 from eke.training.model.unused import (
@@ -58,6 +59,8 @@ class LoadReport:
     """Frozen, since no output depends on them."""
     rounded: str = ""
     """A sentence, where frozen weights are rounded."""
+    adapter: str = ""
+    """A sentence, where an adapter lies in the checkpoint's folder, too."""
     kept_dropouts: tuple[float, ...] = ()
     """Probabilities of dropouts that `model.dropout` does not reach."""
     padding: str = "right"
@@ -78,8 +81,7 @@ class LoadReport:
         ]
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
-        if self.rounded:
-            found.append(self.rounded)
+        found += [sentence for sentence in (self.rounded, self.adapter) if sentence]
         if self.kept_dropouts:
             kept = ", ".join(f"{p:g}" for p in self.kept_dropouts)
             found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
@@ -108,7 +110,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         model_config = checkpoint_configuration(plan)
         stored = model_config.dtype
         formats = _own_formats(plan)
-        with own_random_numbers(device, config.seed), drawn_in_float32(dtype), formats:
+        with own_random_numbers(device, config.seed), drawn_in_float32(dtype), formats, _alone():
             if device.type == "meta":
                 with device:
                     return head.from_config(model_config, **settings), LoadReport()
@@ -135,6 +137,9 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         why = first_line(error).rstrip(".:") if known else f"{type(error).__name__}: {error}"
         raise _refusal(pretrained, why, "another checkpoint, or another task") from error
     report = _judge(plan, model, info)
+    if (Path(pretrained.name_or_path) / ADAPTER_CONFIG).is_file():
+        why = f"the checkpoint's {ADAPTER_CONFIG} is not used: its weights are a whole model's"
+        report = replace(report, adapter=why)
     frozen = frozen_dtype(plan)
     mixed = frozen is not trained_dtype(plan)
     if mixed and stored not in (None, frozen):
@@ -164,6 +169,17 @@ def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
         kept = kept_dropouts(model, pretrained.dropout, probe_inputs(model, 0))
         report = replace(report, kept_dropouts=kept)
     return report
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Context in which transformers looks for no adapter: it would load that one's base model."""
+    from transformers.integrations import peft
+    from transformers.models.auto import auto_factory
+
+    name, none = "find_adapter_config_file", lambda *_, **__: None
+    with patch.object(peft, name, none), patch.object(auto_factory, name, none):
+        yield
 
 
 @contextmanager

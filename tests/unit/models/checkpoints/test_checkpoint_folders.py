@@ -4,6 +4,7 @@ import ast
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -540,3 +541,43 @@ def test_architectures_of_transformers_own_list_are_known(folder):
     for kind in ("phi", "hrm_text", "openai-gpt", "gemma3_text"):
         edit(folder, model_type=kind, architectures=["LlamaForCausalLM"])
         assert resolved(folder).model.model_type == kind
+
+
+def test_widths_by_layer_leave_a_size_unknown(tmp_path):
+    from eke.models.checkpoints.architecture import read_sizes
+
+    raw = {"model_type": "gemma3n_text", "hidden_size": 32, "vocab_size": 64, "num_layers": 2}
+    _, sizes = read_sizes({**raw, "intermediate_size": [48, 96]}, "folder")
+    assert (sizes["intermediate_size"], sizes["num_hidden_layers"]) == (0, 2)
+    with pytest.raises(ConfigError, match="no positive whole number"):
+        read_sizes({**raw, "hidden_size": [32, 32]}, "folder")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "fix"),
+    [
+        ({"text_config": {"model_type": "gemma3_text"}, "vision_config": {}}, "text_config and "
+         "vision_config", "Gemma3|from_pretrained"),
+        ({"text_config": {"model_type": "qwen2_vl_text"}}, "multimodal", "ANOTHER"),
+        ({"model_type": "qwen2_audio", "audio_config": {}}, "audio_config", "ANOTHER"),
+    ],
+    ids=["its text part is a model", "it is none", "sizes outside"],
+)  # fmt: skip
+def test_a_multimodal_checkpoint_says_what_to_load(folder, changes, why, fix):
+    edit(folder, model_type="gemma3")
+    edit(folder, **changes)
+    problem = refused(folder)
+    assert why in problem.why
+    assert re.search(fix, str(problem.fix))
+
+
+def test_a_model_of_sound_is_refused_for_every_task(folder):
+    edit(folder, model_type="whisper", architectures=["WhisperForConditionalGeneration"])
+    for task in ("causal_lm", "seq2seq_lm"):
+        assert "WhisperForConditionalGeneration" in refused(folder, f"task={task}").why
+
+
+def test_a_configuration_does_not_make_an_adapter_a_model(folder):
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    assert "holds an adapter" in refused(folder).why

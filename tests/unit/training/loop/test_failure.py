@@ -5,7 +5,9 @@ import errno
 import pytest
 import torch
 import torch.distributed as dist
+from unit.training.model.plans import hand_plan
 
+from eke.common.errors import ConfigError, Problem
 from eke.plan.record import Outcome
 from eke.training.loop.failure import Diverged, classify, is_out_of_memory
 from eke.training.loop.stop import Stopped
@@ -140,3 +142,63 @@ def test_where_compiled_code_is_kept_is_said_when_the_compiler_fails(monkeypatch
     assert "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER" in failure.message
     _, other = classify(AttributeError("another"), "forward")
     assert "TORCHINDUCTOR" not in other.message
+
+
+def raised(*modules: str) -> Exception:
+    """An error of a call chain through these modules, the innermost last."""
+    call = None
+    for module in reversed(modules):
+        own = {"__name__": module, "inner": call}
+        exec("def call(): inner()" if call else "def call(): int('no number')", own)
+        call = own["call"]
+    try:
+        call()
+    except ValueError as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+CHAINS = {
+    "a library": (("eke.loop", "peft.tuners", "torch.nn"), True),
+    "its Python": (("eke.loop", "peft.tuners", "json"), True),
+    "eke": (("eke.loop", "eke.model"), False),
+    "Python, for eke": (("eke.loop", "json.decoder"), False),
+    "eke's hook": (("eke.loop", "torch.nn", "eke.model"), False),
+    "torch, for eke's hook": (("eke.loop", "transformers.llama", "eke.m", "torch.nn"), False),
+    "another, for eke's hook": (("eke.loop", "torch.nn", "eke.m", "bitsandbytes.nn"), True),
+    "a file": (("eke.training.checkpoint", "torch.serialization"), False),
+    "no eke": (("torch.nn",), False),
+}
+
+
+@pytest.mark.parametrize(("modules", "refused"), CHAINS.values(), ids=CHAINS)
+def test_what_a_library_refuses_before_the_first_step_ends_is_a_problem(modules, refused) -> None:
+    error, plan = raised(*modules), hand_plan("model=tiny", "peft=lora")
+    outcome, failure = classify(error, "build", plan)
+    assert outcome is (Outcome.refused if refused else Outcome.crashed)
+    assert "Traceback" in failure.traceback
+    assert "\n" not in failure.message
+    assert classify(error, "forward")[0] is Outcome.crashed
+
+
+@pytest.mark.parametrize(
+    ("modules", "fix"),
+    [
+        (("eke.loop", "peft.tuners", "torch.nn"), "-> peft=none"),
+        (("eke.loop", "torch.utils.checkpoint", "transformers.llama", "torch.nn"), ""),
+        (("eke.loop", "torch.utils.checkpoint", "transformers.llama", "torch.utils.checkpoint"),
+         "-> memory=none"),
+        (("eke.loop", "bitsandbytes.nn"), "-> peft=none"),
+    ],
+    ids=["peft", "the model", "memory", "bitsandbytes"],
+)  # fmt: skip
+def test_an_override_only_where_it_avoids_the_error(modules, fix) -> None:
+    plan = hand_plan("model=tiny", "peft=lora", "memory=checkpointing")
+    message = classify(raised(*modules), "forward", plan)[1].message
+    assert message.partition("-> ")[2] == fix.partition("-> ")[2]
+    assert "LlamaForCausalLM with memory=checkpointing peft=lora: ValueError: " in message
+
+
+def test_a_wrong_setting_that_the_worker_finds_is_refused() -> None:
+    outcome, failure = classify(ConfigError(Problem("peft", "lora", "cannot be")), "build")
+    assert (outcome, failure.message) == (Outcome.refused, "peft = lora cannot be")

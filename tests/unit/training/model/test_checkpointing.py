@@ -1,7 +1,10 @@
 """Checkpointing: what it must not change, and the sign that it happened."""
 
+import functools
+
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan, options_of
 from unit.training.model.steps import make_inputs, step
@@ -97,3 +100,23 @@ def test_a_layer_that_stays_off_is_refused():
     model.activation_checkpointing_enable = lambda arguments: None
     with pytest.raises(RunError, match=r"4 of 4 layers stayed off \(LlamaDecoderLayer\)"):
         apply_checkpointing(hand_plan("memory=checkpointing"), model)
+
+
+@pytest.mark.parametrize("zero3", [False, True], ids=["one process", "zero3"])
+def test_what_is_changed_in_place_is_kept_as_it_was(zero3):
+    """As GPT-OSS's experts do; a result that nothing changes is kept without a copy."""
+    contexts = CHECKPOINTING[Checkpointing.selective][zero3]
+    weights = [torch.randn(8, 8, requires_grad=True) for _ in range(2)]
+
+    def layer(x):
+        y = x @ weights[0]
+        y += 1.0
+        y[:, :4].mul_(2.0)
+        return torch.sigmoid(y) @ weights[1]
+
+    x, found = torch.randn(4, 8, requires_grad=True), []
+    for context in (None, contexts):
+        more = {"context_fn": context} if context else {}
+        run = functools.partial(checkpoint, layer, use_reentrant=False, **more)
+        found.append(torch.autograd.grad((run if context else layer)(x).sum(), [x, *weights]))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

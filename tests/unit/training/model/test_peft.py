@@ -1,15 +1,19 @@
 """Adapters of the peft library: what is trained, kept and written, for every family."""
 
+import contextlib
 import json
+import re
 
 import pytest
 import torch
+import transformers
 from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs, step
 
-from eke.common.errors import RunError
+from eke.common.errors import ConfigError, RunError
 from eke.models.sizes import state_bytes, training_structure
+from eke.training.model.adapted_layers import adapted_modules, places_of_adapters
 from eke.training.model.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -21,6 +25,7 @@ from eke.training.model.adapters import (
     quant_tensors,
 )
 from eke.training.model.build_model import build_model
+from eke.training.model.fused_adapters import fuse_adapters
 from eke.training.model.save_model import load_weights, save_pretrained
 
 CPU = torch.device("cpu")
@@ -39,6 +44,7 @@ METHODS = {
     "dora": ("peft=dora", "peft.r=3"),
     "qlora": ("peft=qlora", "peft.r=3"),
     "ia3": ("peft=ia3",),
+    "experts": ("peft.r=3", "peft.experts=true"),
     "biases": ("peft.r=3", "peft.bias=lora_only"),
     "one scale": ("peft=qlora", "peft.r=3", "peft.double_quant=false", "peft.quant_type=fp4"),
     "some layers": ("peft.r=3", "peft.target_modules=[q_proj,query,c_attn,q,wi]"),
@@ -55,6 +61,7 @@ SOMEWHERE = [
     ("one scale", "tiny", "causal_lm"),
     ("some layers", "tiny", "causal_lm"),
     ("some layers", "tiny_t5", "seq2seq_lm"),
+    ("experts", "tiny_moe", "causal_lm"),
 ]
 
 
@@ -214,9 +221,11 @@ def test_the_seed_draws_the_adapters_and_nothing_else_is_drawn():
     ids=["another family's", "none", "the output projection"],
 )
 def test_layers_that_are_not_there(more, words):
-    with pytest.raises(RunError, match=words) as caught:
+    with pytest.raises(ConfigError) as caught:
         adapted("tiny", "causal_lm", *more)
-    assert "-> peft.target_modules=null" in str(caught.value)
+    (problem,) = caught.value.problems
+    assert re.search(words, problem.value + " " + problem.why)
+    assert problem.overrides == ("peft.target_modules=null",)
 
 
 def test_a_whole_name_means_that_layer_alone():
@@ -265,3 +274,119 @@ def test_the_written_configuration_is_short_and_names_its_base(tmp_path):
     assert content["inference_mode"]
     assert not model.peft_config["default"].inference_mode, "the model trains on"
     assert (content["r"], content["task_type"]) == (16, "CAUSAL_LM")
+
+
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 320}
+SIZES = {**TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "intermediate_size": 48}  # fmt: skip
+MIXTURE = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+           "n_shared_experts": 1, "num_experts_per_tok": 2,
+           "moe_intermediate_size": 16}  # fmt: skip
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4,
+          "qk_nope_head_dim": 8, "v_head_dim": 8}  # fmt: skip
+MAMBA = {**TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+OTHERS = {
+    "deepseek_v3": ({**SIZES, **MIXTURE, **LATENT}, set()),
+    "glm4_moe": ({**SIZES, **MIXTURE, "head_dim": 8}, set()),
+    "mamba": (MAMBA, {"mixer.dt_proj", "mixer.out_proj", "mixer.x_proj"}),
+    "mamba2": ({**MAMBA, "num_heads": 4, "head_dim": 16, "n_groups": 1}, {"mixer.out_proj"}),
+    "jamba": (
+        {**SIZES, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
+         "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 8,
+         "mamba_dt_rank": 4, "use_mamba_kernels": False},
+        {"mamba.dt_proj"},
+    ),
+    "llama4_text": (
+        {**SIZES, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 1,
+         "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2},
+        {"feed_forward.router"},
+    ),
+    "bloom": ({**TOKENS, "hidden_size": 32, "n_layer": 2, "n_head": 4}, set()),
+    "falcon": ({**TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+               set()),
+}  # fmt: skip
+"""Model type -> sizes, and the linear layers that can have no adapter."""
+
+
+def other(kind):
+    config = transformers.AutoConfig.for_model(kind, **OTHERS[kind][0])
+    config.use_cache = False
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def lora_of(kind, *more):
+    return apply_peft(hand_plan("model=tiny", "peft=lora", "peft.r=2", *more), other(kind))
+
+
+# peft 0.21 asks by a name that transformers 5.23 has renamed.
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_each_layer_that_is_asked_for_has_an_adapter(kind, fused, tmp_path):
+    from peft import PeftModel
+
+    plan = hand_plan("model=tiny", "peft=lora", "peft.r=2", f"peft.fused={str(fused).lower()}")
+    model = apply_peft(plan, other(kind))
+    fuse_adapters(plan, model)
+    left_out = OTHERS[kind][1]
+    linear = {n for n, m in other(kind).named_modules() if isinstance(m, torch.nn.Linear)}
+    assert adapted_modules(model) == {
+        n for n in linear - {"lm_head"} if not n.endswith(("none", *left_out))
+    }
+    assert set(model.left_out) == left_out
+    _, gradients = step(model, **make_inputs_of(model))
+    assert set(gradients) == {n for n, p in model.named_parameters() if p.requires_grad}
+    stir(model)
+    save_pretrained(model, tmp_path)
+    loaded = PeftModel.from_pretrained(other(kind), tmp_path)
+    torch.testing.assert_close(logits(loaded), after := logits(model), rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(logits(merge_adapters(plan, model)), after, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "llama4_text"])
+def test_routed_experts_have_adapters_where_they_are_asked_for(kind):
+    plan = hand_plan("model=tiny", "peft=lora", "peft.r=2", "peft.experts=true")
+    model = lora_of(kind, "peft.experts=true")
+    assert adapted_modules(model) - adapted_modules(lora_of(kind)) == {
+        "model.layers.1.mlp.experts" if kind == "deepseek_v3" else
+        "model.layers.1.feed_forward.experts"
+    }  # fmt: skip
+    assert not any("experts" in said for said in places_of_adapters(model))
+    assert any("peft.experts=true" in said for said in places_of_adapters(lora_of(kind)))
+    stir(model)
+    after = logits(model)
+    torch.testing.assert_close(logits(merge_adapters(plan, model)), after, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "fix"),
+    [
+        ("mamba", "peft.target_modules=[in_proj,out_proj]", "peft.target_modules=[in_proj]"),
+        ("llama4_text", "peft.target_modules=[router]", "peft.target_modules=null"),
+        ("bloom", "peft.experts=true", "peft.experts=false"),
+        ("deepseek_v3", "peft.experts=true peft.dropout=0.1", "peft.dropout=0"),
+    ],
+    ids=["kernels read it", "a router", "no experts", "dropout"],
+)
+def test_an_adapter_that_cannot_be_is_refused(kind, more, fix):
+    with pytest.raises(ConfigError) as caught:
+        lora_of(kind, *more.split())
+    assert caught.value.problems[0].overrides == (fix,)
+
+
+# peft 0.21 gives patterns to experts, which are no modules.
+@pytest.mark.filterwarnings("ignore:.*_pattern keys did not match:RuntimeWarning")
+def test_what_peft_makes_is_compared_with_what_was_asked_for(monkeypatch):
+    monkeypatch.setattr("eke.training.model.adapters.as_named", contextlib.nullcontext)
+    with pytest.raises(ConfigError, match="adapts other layers of DeepseekV3ForCausalLM"):
+        lora_of("deepseek_v3")
+
+
+def test_adapters_of_a_shared_weight_are_not_merged():
+    model = other("mamba")
+    first, second = (layer.mixer for layer in model.backbone.layers)
+    second.in_proj.weight = first.in_proj.weight
+    plan = hand_plan("model=tiny", "peft=lora", "peft.r=2")
+    with pytest.raises(RunError, match="shares its weight"):
+        merge_adapters(plan, apply_peft(plan, model))

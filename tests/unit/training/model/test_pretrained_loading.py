@@ -373,10 +373,22 @@ def test_small_updates_are_lost_where_something_narrow_is_trained(saved, family,
 
 
 def test_experts_without_adapters_are_named(saved):
-    from eke.training.model.adapters import experts_left_out
+    from eke.training.model.adapted_layers import places_of_adapters
 
     _, model, _ = adapted(saved["mixtral"], "peft=lora", "peft.r=2")
     stacked = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
     share = stacked / sum(p.numel() for p in model.parameters())
-    assert f"{share:.0%} of the parameters" in experts_left_out(model)[0]
-    assert experts_left_out(adapted(saved["llama"], "peft=lora", "peft.r=2")[1]) == []
+    assert f"{share:.0%} of the parameters" in places_of_adapters(model)[0]
+    assert places_of_adapters(adapted(saved["llama"], "peft=lora", "peft.r=2")[1]) == []
+
+
+def test_an_adapter_beside_whole_weights_is_not_loaded(tmp_path):
+    """transformers would freeze the model, or load the one that the adapter names instead."""
+    folder = save_checkpoint(tmp_path / "whole", "llama")
+    whole, _ = load(folder)
+    adapter = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": "another/model"}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    model, report = load(folder)
+    assert same_weights(model, whole)
+    assert all(p.requires_grad for p in model.parameters())
+    assert "adapter_config.json is not used" in report.warnings[0]
