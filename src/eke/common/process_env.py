@@ -176,7 +176,7 @@ def child_environment() -> dict[str, str]:
 
 
 def ensure_home() -> None:
-    """Set HOME for libraries if this user id has none, to a private folder if that is possible."""
+    """Set HOME, for libraries, to a private folder if this user id has no home."""
     if not user_path("~").is_absolute():
         with suppress(OSError):
             os.environ["HOME"] = str(own_folder(home_folder(), private=True))
@@ -185,8 +185,8 @@ def ensure_home() -> None:
 def leave_tracked_run() -> None:
     """Remove variables that mean one tracked run: each of several runs has a separate id."""
     if all(name in os.environ for name in AGENT):
-        why = "W&B's agent has named one run; these runs have their own ids, outside its sweep"
-        speak(f"  warning: {why} (one run: without -m)", sys.stderr)
+        why = "W&B's agent names one run: these runs are outside its sweep"
+        speak(f"  warning: {why}", sys.stderr)
     for name in filter(_OF_TRACKED_RUNS.match, list(os.environ)):
         del os.environ[name]
 

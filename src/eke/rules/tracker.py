@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from eke.common.errors import Fix
-from eke.common.paths import home_folder, user_path
+from eke.common.paths import user_path
 from eke.common.text import format_value, override
 from eke.config.schema import TrackerMode
 from eke.rules.rule import Facts, Rule, configured, without_effect
@@ -35,18 +35,6 @@ def has_wandb_key() -> bool:
     return any(map(_netrc_has, PUBLIC_HOSTS if host in PUBLIC_HOSTS else (host,)))
 
 
-def switched_off() -> str:
-    """The environment variable that switches W&B off, `WANDB_MODE=disabled`; empty without one.
-
-    WANDB_DISABLED is older; transformers and W&B read these values (`strtobool`, wandb 0.31).
-    """
-    yes = ("1", "true", "t", "yes", "y", "on")
-    for name, values in (("WANDB_MODE", ("disabled",)), ("WANDB_DISABLED", yes)):
-        if (value := os.environ.get(name, "")).lower() in values:
-            return f"{name}={value}"
-    return ""
-
-
 def _netrc_has(host: str) -> bool:
     """Whether the netrc file, where there is one, has a password for the host."""
     named = os.environ.get("NETRC")
@@ -60,7 +48,7 @@ def _netrc_has(host: str) -> bool:
 
 def _read_settings() -> dict[str, str]:
     """W&B's settings file of this user. The current folder's, `wandb/settings`, is not his word."""
-    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or home_folder() / ".config" / "wandb")
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or user_path("~/.config/wandb"))
     parser = ConfigParser(interpolation=None)
     with contextlib.suppress(OSError, ConfigParserError, UnicodeDecodeError):
         parser.read(folder / "settings")

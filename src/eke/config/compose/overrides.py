@@ -370,18 +370,17 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
 
 
 def _misread(field: Field, value: Any, raw: str) -> Any:
-    """The text, or texts, that Hydra's grammar reads as numbers or booleans; None if it does not.
-
-    Such a value of a text's key becomes another text: `1_000` is 1000, and `true` is True.
-    """
+    """The text, or texts, that Hydra's grammar reads as others: `1_000` as 1000, `true` as True."""
     if value is None and field.kind is str and not field.optional and os.path.exists(raw):
         return raw  # a file of the name null
-    several = isinstance(value, list) and get_args(field.kind)[:1] == (str,)
-    items = value if several else [value] if field.kind is str else []
-    texts = [each.strip("'\" ") for each in raw[1:-1].split(",")] if several else [raw]
-    pairs = zip(items, texts, strict=False)
-    wrong = any(isinstance(each, bool | int | float) and str(each) != text for each, text in pairs)
-    return (texts if several else raw) if wrong and len(items) == len(texts) else None
+    if isinstance(value, list) and get_args(field.kind)[:1] == (str,):
+        texts = [each.strip("'\" ") for each in raw[1:-1].split(",")]
+        return texts if _read_as_numbers(value) - set(texts) else None
+    return raw if field.kind is str and _read_as_numbers([value]) - {raw} else None
+
+
+def _read_as_numbers(values: Sequence[Any]) -> set[str]:
+    return {str(each) for each in values if isinstance(each, bool | int | float)}
 
 
 def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:

@@ -10,30 +10,11 @@ from eke.common.text import override
 from eke.config.compose import compose
 
 PLAIN = (
-    "rows.jsonl",
-    "my-rows_2.csv",
-    "/data/a.b/rows",
-    "./1_000",
-    "../x",
-    ".hidden",
-    "a@b",
-    "a%20b",
-)
+    "rows.jsonl", "my-rows_2.csv", "/data/a.b/rows", "./1_000", "../x", ".hidden", "a@b", "a%20b",
+)  # fmt: skip
 NUMBERS = (
-    "1_000",
-    "1e5",
-    "007",
-    "0x10",
-    ".5",
-    "-3",
-    "+4",
-    "12",
-    "1.0",
-    "inf",
-    "NaN",
-    "-inf",
-    "1:30",
-)
+    "1_000", "1e5", "007", "0x10", ".5", "-3", "+4", "12", "1.0", "inf", "NaN", "-inf", "1:30",
+)  # fmt: skip
 WORDS = ("null", "true", "False", "on", "NULL")
 SIGNS = (
     "a,b", "a b", " a ", "a=b", "a:b", "it's", 'say "x"', "it's \"x\"", "~", "~/x", "$HOME",
