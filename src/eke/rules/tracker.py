@@ -10,7 +10,6 @@ import os
 import re
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
-from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -67,17 +66,6 @@ def _mlflow_uri(facts: Facts) -> str | None:
     return facts.config.tracker.uri if _tracker(facts) == "mlflow" else None
 
 
-STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
-"""Schemes that MLflow 3.17 has stores for; packages add more."""
-
-
-def _is_unknown(uri: str) -> bool:
-    scheme = urlsplit(uri).scheme.partition("+")[0]  # mysql+pymysql: a driver
-    if _is_folder(uri) or scheme in STORES:
-        return False
-    return scheme not in entry_points(group="mlflow.tracking_store").names
-
-
 def _store(uri: str) -> str:
     """The probable intent: a server without its scheme, otherwise a file."""
     server = re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri)
@@ -122,15 +110,6 @@ RULES = (
         why="a URI is needed; MLflow 3.17 takes no folder as a store any more",
         fix=lambda f: Fix(override("tracker.uri", _store(f.config.tracker.uri or ""))),
         source="mlflow/store/tracking/file_store.py",
-        versions="mlflow 3.17",
-    ),
-    Rule(
-        id="uri_has_a_store",
-        key="tracker.uri",
-        when=lambda f: (uri := _mlflow_uri(f)) is not None and _is_unknown(uri),
-        why=lambda _: f"MLflow has no store of that kind; it has {', '.join(STORES)}",
-        fix=Fix("tracker.uri=https://SERVER", remark="or: sqlite:////FOLDER/mlflow.db"),
-        source="mlflow/tracking/_tracking_service/utils.py",
         versions="mlflow 3.17",
     ),
 )

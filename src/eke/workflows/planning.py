@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -290,11 +289,7 @@ def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
     if why and (arguments.multirun or ALL_DEVICES in arguments.overrides):
         many = "-m" if arguments.multirun else ALL_DEVICES
         text = f"explains one configuration on one device, and {many} names several"
-        typed = [each for each in arguments.overrides if each != "plan_only=true"]
-        several = ["-m"] if arguments.multirun else []
-        fix = shlex.join(["eke", "plan", *several, *typed])
-        remark = f"{fix}   (or --why with one of them)"
-        raise ConfigError(Problem("--why", "", text, Fix(remark=remark)))
+        raise ConfigError(Problem("--why", "", text, Fix(remark="--why with one of them")))
 
 
 def compare_on_all_devices(
