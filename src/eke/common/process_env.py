@@ -154,7 +154,6 @@ def be_verbose() -> None:
     for name in filter(None, os.environ.get(VERBOSE, "").split(",")):
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger(name).setLevel(logging.DEBUG)
-        logging.getLogger(name).debug("%s is at level debug", name)
 
 
 def child_environment() -> dict[str, str]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from eke.common.errors import ChangedError, EkeError
 from eke.common.files import open_file, own_folder, seal
 from eke.common.paths import RANK, RunPaths
-from eke.common.process_env import ensure_home
 from eke.common.runtime import importing, lacking
 from eke.common.streams import open_streams
 from eke.hardware import environment
@@ -50,7 +49,6 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m eke.training.loop.worker RUN_DIR\n")
         return EXIT_USER
     paths = RunPaths(Path(arguments[0]).absolute())
-    ensure_home()
     stop = StopFlag()
     stop.listen()
     stop_with_supervisor()
