@@ -51,7 +51,7 @@ def cpu_cores() -> list[str]:
 class DeviceUse:
     """Registration of a training process on its devices, until it is closed.
 
-    Processes with the same `run` are ranks of one run. No devices: they could not be identified.
+    Processes with the same `run` are ranks of one run.
     """
 
     def __init__(self, run: str, devices: Iterable[str], shared: bool | None = None) -> None:
@@ -59,8 +59,7 @@ class DeviceUse:
         self._held = contextlib.ExitStack()
         self._size = 0
         with contextlib.suppress(OSError):
-            if self._devices:
-                self._register()
+            self._register()
 
     def is_shared(self) -> bool | None:
         """Whether another run has used a device since the start; None if unknown."""

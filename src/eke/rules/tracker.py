@@ -62,10 +62,6 @@ def _is_folder(uri: str) -> bool:
     return uri.startswith("file:") or ("://" not in uri and uri != "databricks")
 
 
-def _mlflow_uri(facts: Facts) -> str | None:
-    return facts.config.tracker.uri if _tracker(facts) == "mlflow" else None
-
-
 def _store(uri: str) -> str:
     """The probable intent: a server without its scheme, otherwise a file."""
     server = re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri)
@@ -106,7 +102,11 @@ RULES = (
     Rule(
         id="uri_is_no_folder",
         key="tracker.uri",
-        when=lambda f: (uri := _mlflow_uri(f)) is not None and _is_folder(uri),
+        when=lambda f: (
+            _tracker(f) == "mlflow"
+            and f.config.tracker.uri is not None
+            and _is_folder(f.config.tracker.uri)
+        ),
         why="a URI is needed; MLflow 3.17 takes no folder as a store any more",
         fix=lambda f: Fix(override("tracker.uri", _store(f.config.tracker.uri or ""))),
         source="mlflow/store/tracking/file_store.py",

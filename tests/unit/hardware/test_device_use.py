@@ -18,8 +18,8 @@ def use(run, devices, shared=None) -> closing[DeviceUse]:
 
 @pytest.mark.parametrize(
     ("first", "second", "meet"),
-    [(FIRST, FIRST, True), (FIRST, BOTH, True), (FIRST, SECOND, False), (FIRST, set(), False)],
-    ids=["one device", "overlap", "disjoint cores", "unidentified"],
+    [(FIRST, FIRST, True), (FIRST, BOTH, True), (FIRST, SECOND, False)],
+    ids=["one device", "overlap", "disjoint cores"],
 )
 def test_overlapping_runs_are_shared(first, second, meet) -> None:
     with use("one", first) as one:
@@ -53,8 +53,6 @@ def test_a_failed_run_leaves_no_registration() -> None:
 def test_what_is_already_known_is_kept(shared) -> None:
     with use("one", FIRST, shared) as one:
         assert one.is_shared() is bool(shared)
-    with use("one", set(), shared) as unidentified:
-        assert unidentified.is_shared() is shared
 
 
 KILLED = """

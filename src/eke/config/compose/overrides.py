@@ -273,6 +273,9 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
         swept_here = parsed.is_sweep_override() and not whole
         return [*wrong, Problem(key, shown(raw), why, Fix("-m", right))] if swept_here else wrong
     values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
+    pieces = [each.strip() for each in raw.split(",")]
+    if len(pieces) == len(values) and "(" not in raw:
+        values = pieces  # of `1.50`, the parsed value is 1.5
     found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
     wrong = [problem for _, problems in found for problem in problems]
     fixed = [list(ps[0].fix.words) if ps else [f"{key}={value}"] for value, ps in found]
@@ -356,7 +359,7 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
         why = f"no value; {field.words()} is wanted"
         return Problem(key, "(nothing)", why, Fix(f"{key}={default_text(field, key)}"))
     if misread := _misread(field, value, raw):
-        why = f"is read as {shown(format_value(value))}; a text is quoted"
+        why = f"would become {shown(str(value))}; a text is quoted"
         return Problem(key, shown(raw), why, Fix(override(key, misread)))
     if is_interpolation(value) or admits(field, value):
         return None
