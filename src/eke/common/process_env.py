@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,8 +60,8 @@ def check_started_tasks(what: str, num_nodes: int) -> None:
 RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each process (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
-#: Time for rank 0 to report an error, s: the launcher ends all ranks when one exits.
 SPEECH_S = 30.0
+"""Time for rank 0 to report an error: torchrun ends all ranks as soon as the first one exits."""
 
 
 def started_ranks() -> int:
@@ -112,11 +111,6 @@ def check_started_ranks(option: str, num_processes: int) -> None:
     elif option == "none":
         fix = Fix(remark=f"distributed=ddp {fix}")
     raise ConfigError(Problem("distributed.num_processes", str(num_processes), why, fix))
-
-
-def let_rank_0_speak() -> None:
-    """Wait, in a rank other than 0: torchrun ends all ranks as soon as the first one exits."""
-    time.sleep(SPEECH_S)
 
 
 RANK_VARIABLES = (

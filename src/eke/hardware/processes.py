@@ -17,8 +17,8 @@ from eke.hardware.datasheets import Device
 _PROC = Path("/proc")
 
 
-def foreign_processes(device: Device, proc: Path = _PROC) -> set[int] | None:
-    """Processes of other runs with a CUDA context on the visible GPUs.
+def has_foreign_processes(device: Device, proc: Path = _PROC) -> bool | None:
+    """Whether processes of others have a CUDA context on the visible GPUs.
 
     None if unknown: on a CPU, without a driver, or in a container whose process ids the driver does
     not know (before this process has a context, all are foreign).
@@ -34,7 +34,7 @@ def foreign_processes(device: Device, proc: Path = _PROC) -> set[int] | None:
     has_context = torch is not None and torch.cuda.is_initialized()
     if unseen and os.getpid() not in used and has_context:
         return None
-    return foreign
+    return bool(foreign)
 
 
 def resident_bytes(pid: int, proc: Path = _PROC) -> int:

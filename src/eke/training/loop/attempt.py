@@ -13,7 +13,7 @@ import torch
 
 from eke.common.paths import SHARED_DEVICE, RunPaths
 from eke.estimate.time import note_pace
-from eke.hardware import foreign_processes
+from eke.hardware import has_foreign_processes
 from eke.hardware.device_use import DeviceUse, cpu_cores
 from eke.plan.planner import Plan, check_inputs, check_software, remove_swap, swap_folder
 from eke.plan.record import (
@@ -83,10 +83,8 @@ class Attempt:
 def work(attempt: Attempt) -> int:
     """Train, and write the record in any case; returns the exit code."""
     plan = attempt.plan
-    foreign = foreign_processes(plan.device)
-    attempt.shared = None if foreign is None else bool(foreign)
-    if os.environ.get(SHARED_DEVICE):
-        attempt.shared = True
+    shared = os.environ.get(SHARED_DEVICE)
+    attempt.shared = True if shared else has_foreign_processes(plan.device)
     tracker = open_tracker(plan, attempt.paths, attempt.number)
     outcome, failure = attempt_training(attempt, tracker)
     write_last_rows(attempt)

@@ -20,7 +20,6 @@ from eke.hardware import environment
 from eke.plan.planner import Plan, check_software, outline_record, read_plan, with_own_software
 from eke.plan.record import (
     EXIT_FAILED,
-    EXIT_USER,
     Failure,
     Outcome,
     metrics,
@@ -45,9 +44,6 @@ PLAN_POLL_S = 0.1
 
 def main(arguments: list[str]) -> int:
     """Run the plan of one folder; returns the exit code that stands in the record."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m eke.training.loop.worker RUN_DIR\n")
-        return EXIT_USER
     paths = RunPaths(Path(arguments[0]).absolute())
     stop = StopFlag()
     stop.listen()
