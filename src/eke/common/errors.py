@@ -9,7 +9,6 @@ EkeError                    base of every error shown to the user; has an exit c
 """
 
 import errno
-import os
 import re
 import resource
 import shlex
@@ -187,20 +186,11 @@ class ChangedError(RunError):
     exit_code = 2
 
 
-def without_folder() -> str:
-    """Say that the current folder, which paths are relative to, has been deleted; else empty."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return "the current folder has been deleted: cd FOLDER"
-    return ""
-
-
 def of_system(error: OSError) -> str:
     """Format an operating system error and its file, if it names one, on one line."""
     where = error.filename
-    if not where and (gone := without_folder()):
-        return gone
+    if not where and isinstance(error, FileNotFoundError):  # of os.getcwd()
+        return "the current folder has been deleted: cd FOLDER"
     if not where and (frames := traceback.extract_tb(error.__traceback__)):
         where = f"{frames[-1].name}, {frames[-1].line}"  # the operation, if no file has a name
     line = " ".join(f"{where or 'a file'}: {error.strerror or error}".split("\n"))

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,8 +60,8 @@ def check_started_tasks(what: str, num_nodes: int) -> None:
 RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each process (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
-#: Time for rank 0 to report an error, s: the launcher ends all ranks when one exits.
 SPEECH_S = 30.0
+"""Time for rank 0 to report an error: torchrun ends all ranks as soon as the first one exits."""
 
 
 def started_ranks() -> int:
@@ -114,11 +113,6 @@ def check_started_ranks(option: str, num_processes: int) -> None:
     raise ConfigError(Problem("distributed.num_processes", str(num_processes), why, fix))
 
 
-def let_rank_0_speak() -> None:
-    """Wait, in a rank other than 0: torchrun ends all ranks as soon as the first one exits."""
-    time.sleep(SPEECH_S)
-
-
 RANK_VARIABLES = (
     r"((LOCAL|GROUP|ROLE|NODE|CROSS)_)?(RANK|WORLD_SIZE)$|(LOCAL|CROSS)_SIZE$|ROLE_NAME$"
     r"|MASTER_(ADDR|PORT)$|TORCHELASTIC_|ACCELERATE_|OMPI_|PMI|MPI_LOCAL|MV2_COMM_WORLD|SUBMITIT_"
@@ -154,7 +148,6 @@ def be_verbose() -> None:
     for name in filter(None, os.environ.get(VERBOSE, "").split(",")):
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger(name).setLevel(logging.DEBUG)
-        logging.getLogger(name).debug("%s is at level debug", name)
 
 
 def child_environment() -> dict[str, str]:
@@ -176,7 +169,7 @@ def child_environment() -> dict[str, str]:
 
 
 def ensure_home() -> None:
-    """Set HOME for libraries if this user id has none, to a private folder if that is possible."""
+    """Set HOME, for libraries, to a private folder if this user id has no home."""
     if not user_path("~").is_absolute():
         with suppress(OSError):
             os.environ["HOME"] = str(own_folder(home_folder(), private=True))
@@ -185,8 +178,8 @@ def ensure_home() -> None:
 def leave_tracked_run() -> None:
     """Remove variables that mean one tracked run: each of several runs has a separate id."""
     if all(name in os.environ for name in AGENT):
-        why = "W&B's agent has named one run; these runs have their own ids, outside its sweep"
-        speak(f"  warning: {why} (one run: without -m)", sys.stderr)
+        why = "W&B's agent names one run: these runs are outside its sweep"
+        speak(f"  warning: {why}", sys.stderr)
     for name in filter(_OF_TRACKED_RUNS.match, list(os.environ)):
         del os.environ[name]
 

@@ -6,9 +6,9 @@ from eke.hardware.fingerprint import environment, machine_fingerprint, software_
 from eke.hardware.processes import (
     DeviceSlot,
     cpu_slots,
-    foreign_processes,
     free_bytes,
     gpu_slots,
+    has_foreign_processes,
     processes_on,
     resident_bytes,
 )

@@ -5,13 +5,11 @@ A run that shares its device has no valid speed measurement.
 
 import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eke.common.paths import SUPERVISOR
-from eke.common.text import format_bytes
 from eke.hardware import nvidia
 from eke.hardware.cpu import memory_available
 from eke.hardware.datasheets import Device
@@ -19,31 +17,24 @@ from eke.hardware.datasheets import Device
 _PROC = Path("/proc")
 
 
-def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
-    """Processes of other runs with a CUDA context on the visible GPUs: `pid 42 (python, 2.50 GiB)`.
+def has_foreign_processes(device: Device, proc: Path = _PROC) -> bool | None:
+    """Whether processes of others have a CUDA context on the visible GPUs.
 
     None if unknown: on a CPU, without a driver, or in a container whose process ids the driver does
     not know (before this process has a context, all are foreign).
     """
     if device.kind != "cuda":
         return None
-    used, _ = nvidia.ask_driver(_processes_by_pid)
+    used, _ = nvidia.ask_driver(_visible_processes)
     if used is None:
         return None
-    own = _own_processes(proc, set(used))
-    foreign = {pid: memory for pid, memory in used.items() if pid not in own}
+    foreign = used - _own_processes(proc, used)
     unseen = [pid for pid in foreign if not (proc / str(pid)).exists()]
     torch = sys.modules.get("torch")
     has_context = torch is not None and torch.cuda.is_initialized()
     if unseen and os.getpid() not in used and has_context:
         return None
-    found = []
-    for pid, memory in sorted(foreign.items()):
-        name = "outside this container"
-        with suppress(OSError):
-            name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
-        found.append(f"pid {pid} ({name}{f', {format_bytes(memory)}' if memory else ''})")
-    return found
+    return bool(foreign)
 
 
 def resident_bytes(pid: int, proc: Path = _PROC) -> int:
@@ -67,14 +58,10 @@ def _stat(process: Path) -> tuple[int, int]:
         return 0, 0
 
 
-def _processes_by_pid(nvml: Any) -> dict[int, int | None]:
-    """GPU memory in bytes by process id over all visible GPUs; None if it is not reported."""
-    used: dict[int, int | None] = {}
-    for handle in nvidia.visible_handles(nvml):
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            memory, before = process.usedGpuMemory, used.get(process.pid)
-            used[process.pid] = before if memory is None else (before or 0) + memory
-    return used
+def _visible_processes(nvml: Any) -> set[int]:
+    """Processes with a context on any visible GPU."""
+    running, handles = nvml.nvmlDeviceGetComputeRunningProcesses, nvidia.visible_handles(nvml)
+    return {int(process.pid) for handle in handles for process in running(handle)}
 
 
 def _own_processes(proc: Path, candidates: set[int]) -> set[int]:

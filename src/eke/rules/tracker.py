@@ -10,12 +10,11 @@ import os
 import re
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
-from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from eke.common.errors import Fix
-from eke.common.paths import home_folder, user_path
+from eke.common.paths import user_path
 from eke.common.text import format_value, override
 from eke.config.schema import TrackerMode
 from eke.rules.rule import Facts, Rule, configured, without_effect
@@ -35,18 +34,6 @@ def has_wandb_key() -> bool:
     return any(map(_netrc_has, PUBLIC_HOSTS if host in PUBLIC_HOSTS else (host,)))
 
 
-def switched_off() -> str:
-    """The environment variable that switches W&B off, `WANDB_MODE=disabled`; empty without one.
-
-    WANDB_DISABLED is older; transformers and W&B read these values (`strtobool`, wandb 0.31).
-    """
-    yes = ("1", "true", "t", "yes", "y", "on")
-    for name, values in (("WANDB_MODE", ("disabled",)), ("WANDB_DISABLED", yes)):
-        if (value := os.environ.get(name, "")).lower() in values:
-            return f"{name}={value}"
-    return ""
-
-
 def _netrc_has(host: str) -> bool:
     """Whether the netrc file, where there is one, has a password for the host."""
     named = os.environ.get("NETRC")
@@ -60,7 +47,7 @@ def _netrc_has(host: str) -> bool:
 
 def _read_settings() -> dict[str, str]:
     """W&B's settings file of this user. The current folder's, `wandb/settings`, is not his word."""
-    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or home_folder() / ".config" / "wandb")
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or user_path("~/.config/wandb"))
     parser = ConfigParser(interpolation=None)
     with contextlib.suppress(OSError, ConfigParserError, UnicodeDecodeError):
         parser.read(folder / "settings")
@@ -73,21 +60,6 @@ def _tracker(facts: Facts) -> str:
 
 def _is_folder(uri: str) -> bool:
     return uri.startswith("file:") or ("://" not in uri and uri != "databricks")
-
-
-def _mlflow_uri(facts: Facts) -> str | None:
-    return facts.config.tracker.uri if _tracker(facts) == "mlflow" else None
-
-
-STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
-"""Schemes that MLflow 3.17 has stores for; packages add more."""
-
-
-def _is_unknown(uri: str) -> bool:
-    scheme = urlsplit(uri).scheme.partition("+")[0]  # mysql+pymysql: a driver
-    if _is_folder(uri) or scheme in STORES:
-        return False
-    return scheme not in entry_points(group="mlflow.tracking_store").names
 
 
 def _store(uri: str) -> str:
@@ -130,19 +102,14 @@ RULES = (
     Rule(
         id="uri_is_no_folder",
         key="tracker.uri",
-        when=lambda f: (uri := _mlflow_uri(f)) is not None and _is_folder(uri),
+        when=lambda f: (
+            _tracker(f) == "mlflow"
+            and f.config.tracker.uri is not None
+            and _is_folder(f.config.tracker.uri)
+        ),
         why="a URI is needed; MLflow 3.17 takes no folder as a store any more",
         fix=lambda f: Fix(override("tracker.uri", _store(f.config.tracker.uri or ""))),
         source="mlflow/store/tracking/file_store.py",
-        versions="mlflow 3.17",
-    ),
-    Rule(
-        id="uri_has_a_store",
-        key="tracker.uri",
-        when=lambda f: (uri := _mlflow_uri(f)) is not None and _is_unknown(uri),
-        why=lambda _: f"MLflow has no store of that kind; it has {', '.join(STORES)}",
-        fix=Fix("tracker.uri=https://SERVER", remark="or: sqlite:////FOLDER/mlflow.db"),
-        source="mlflow/tracking/_tracking_service/utils.py",
         versions="mlflow 3.17",
     ),
 )

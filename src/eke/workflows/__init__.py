@@ -3,19 +3,20 @@
 import os
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 import eke
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.paths import program
 from eke.common.process_env import (
+    SPEECH_S,
     VERBOSE,
     be_verbose,
     check_started_ranks,
     check_started_tasks,
     is_first,
     leave_tracked_run,
-    let_rank_0_speak,
     my_rank,
 )
 from eke.common.streams import lost, speak, speak_problems
@@ -140,7 +141,7 @@ def heed(arguments: Arguments) -> None:
 def complain(text: str, code: int) -> int:
     """Say what went wrong, once for all ranks; returns the exit code."""
     if my_rank() and code != EXIT_RESUMABLE:
-        let_rank_0_speak()
+        time.sleep(SPEECH_S)
     if is_first():
         speak(text, sys.stderr)
     return code

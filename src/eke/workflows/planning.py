@@ -1,7 +1,7 @@
 """Plan one composed configuration for a device, and show its forecast, advice or all devices."""
 
 import json
-import shlex
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -41,7 +41,6 @@ from eke.plan.planner import (
 from eke.plan.planner.samples import plan_data
 from eke.results.report import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, Facts, check
-from eke.rules.tracker import switched_off
 from eke.tuning.advice import Advice, advise, ranked, render_advice
 from eke.tuning.chooser import ROOM
 from eke.tuning.refuse_oom import refuse_what_cannot_fit, what_makes_room
@@ -60,6 +59,9 @@ if TYPE_CHECKING:
     from eke.launch.interface import Launcher
 
 Key = TypeVar("Key", int, str)
+
+SWITCHED_OFF = {"WANDB_MODE": ("disabled",), "WANDB_DISABLED": ("1", "true", "yes", "on")}
+"""Variable -> its values that switch W&B off; transformers reads the older one, too."""
 
 PLANNING = Means()
 """Budget of batch=auto if no run starts."""
@@ -128,10 +130,13 @@ def plan_for(
 
 
 def switched_off_tracker(composed: Composed) -> str:
-    """The warning that the environment has switched W&B off; empty if an override has its mode."""
-    typed = any(each.lstrip("+").startswith("tracker.mode=") for each in composed.overrides)
-    found = switched_off() if composed.config.tracker.option == "wandb" and not typed else ""
-    return f"tracker=none, as {found} asks for; tracker.mode=offline overrides it" if found else ""
+    """The warning that the environment has switched W&B off; empty if `tracker.mode` is set."""
+    if composed.config.tracker.option != "wandb" or "tracker.mode" in composed.set_paths:
+        return ""
+    for name, values in SWITCHED_OFF.items():
+        if (value := os.environ.get(name, "")).lower() in values:
+            return f"tracker=none, as {name}={value} asks for; tracker.mode=offline overrides it"
+    return ""
 
 
 def _target(config: Config, launcher: "Launcher | None") -> tuple[Device, str, int]:
@@ -284,11 +289,7 @@ def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
     if why and (arguments.multirun or ALL_DEVICES in arguments.overrides):
         many = "-m" if arguments.multirun else ALL_DEVICES
         text = f"explains one configuration on one device, and {many} names several"
-        typed = [each for each in arguments.overrides if each != "plan_only=true"]
-        several = ["-m"] if arguments.multirun else []
-        fix = shlex.join(["eke", "plan", *several, *typed])
-        remark = f"{fix}   (or --why with one of them)"
-        raise ConfigError(Problem("--why", "", text, Fix(remark=remark)))
+        raise ConfigError(Problem("--why", "", text, Fix(remark="--why with one of them")))
 
 
 def compare_on_all_devices(

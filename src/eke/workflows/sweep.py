@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -136,7 +136,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     print_once(f"sweep {identity}: {describe_sweep(cells, len(duplicates), expanded)}")
     unused = launcher.unused(arguments.overrides)
     unused += sorted(filter(None, {switched_off_tracker(each) for each in composed}))
-    for text in [*unused, *not_asked_for(jobs, cells, plans, launcher)]:
+    for text in unused:
         print_once(f"  warning: {text}")
     first = composed[0].config
     paths = sweep_paths(first.paths.runs, identity)
@@ -163,20 +163,6 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
 
     ordered = smallest_first(jobs, bytes_at_risk)
     return run_planned_sweep(file, ordered, identity, launcher, first.launcher.detach)
-
-
-def not_asked_for(
-    jobs: Iterable[Job], cells: Sequence[Cell], plans: Sequence[Plan | None], launcher: Launcher
-) -> list[str]:
-    """Warnings about jobs identical to another job that requests other resources."""
-    found = []
-    for job, number in ((each, number) for each in jobs for number in each.cells[1:]):
-        plan = plans[number]
-        if plan and launcher.request(plan) != launcher.request(job.plan):
-            mine = set(cells[number].overrides) - set(cells[job.number].overrides)
-            words = " ".join(sorted(mine)) or "what is usual"
-            found.append(f"{words} is not requested: the run is another cell's, too, and runs once")
-    return list(dict.fromkeys(found))
 
 
 def cannot_detach(config: Config, launcher: Launcher) -> Problem | None:

@@ -62,7 +62,7 @@ def test_seconds_that_are_none(capsys) -> None:
         ),
         pytest.param(
             ["plan", "--why", "-m", "seed=1,2"],
-            "-> eke plan -m seed=1,2   (or --why with one of them)\n",
+            "-> --why with one of them\n",
             id="of one plan",
         ),
         pytest.param(

@@ -4,7 +4,6 @@ import pytest
 from support import started_by_torchrun
 
 from eke import workflows
-from eke.common import process_env
 from eke.plan.record import EXIT_RESUMABLE, EXIT_USER
 
 
@@ -12,7 +11,7 @@ from eke.plan.record import EXIT_RESUMABLE, EXIT_USER
 def waits(monkeypatch) -> list[float]:
     """How long this process was made to wait, s."""
     seconds: list[float] = []
-    monkeypatch.setattr(process_env.time, "sleep", seconds.append)
+    monkeypatch.setattr("time.sleep", seconds.append)
     return seconds
 
 

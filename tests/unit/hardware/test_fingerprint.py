@@ -77,7 +77,7 @@ def test_the_source_hash_is_of_names_and_contents(package):
 def test_no_torch_is_imported():
     code = (
         "import sys; from eke import hardware as h; d = h.detect(); h.machine_fingerprint(d); "
-        "h.environment(); h.foreign_processes(d); "
+        "h.environment(); h.has_foreign_processes(d); "
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     )
     path = os.pathsep.join(entry for entry in sys.path if entry)

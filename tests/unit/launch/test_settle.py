@@ -8,7 +8,13 @@ import pytest
 from unit.plan.record.samples import bare_record, step_row
 
 from eke.common.text import GIB
-from eke.launch.processes.running_run import LOG_LINES, describe_exit, log_tail, settle
+from eke.launch.processes.running_run import (
+    IMPATIENCE,
+    LOG_LINES,
+    describe_exit,
+    log_tail,
+    settle,
+)
 from eke.plan.record import (
     DeadRank,
     Failure,
@@ -53,11 +59,11 @@ def test_a_death_without_a_word_becomes_a_record(code, words, paths, plan) -> No
 
 def test_what_somebody_would_not_wait_for_is_cancelled(paths, plan) -> None:
     number = start_attempt(paths, {})
-    record = settle(paths, plan, -signal.SIGKILL, attempts_before=0, given_up=True)
+    record = settle(paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=IMPATIENCE)
     assert (record.outcome, record.exit_code) == ("cancelled", 75)
     assert record.failure == Failure("worker", "killed by a second signal before it had saved")
     write_record(paths, bare_record(attempt=number))
-    saved = settle(paths, plan, -signal.SIGKILL, attempts_before=0, given_up=True)
+    saved = settle(paths, plan, -signal.SIGKILL, attempts_before=0, cancelled=IMPATIENCE)
     assert saved.outcome == "ok", "it had written how it ended"
 
 
@@ -89,7 +95,7 @@ def test_what_the_kernel_may_have_killed_is_told_what_would_need_less(
     start_attempt(paths, {})
     device = dataclasses.replace(plan.device, kind=kind, memory_bytes=8 * GIB)
     plan = dataclasses.replace(plan, device=device)
-    record = settle(paths, plan, code, attempts_before=0, given_up=given_up)
+    record = settle(paths, plan, code, attempts_before=0, cancelled=IMPATIENCE * given_up)
     assert bool(record.memory.advice) is told
     summary = render_summary(record, str(paths.folder))
     assert ("would need less" in summary) is told
@@ -187,10 +193,9 @@ NO_LIMIT = resource.RLIM_INFINITY
         (-signal.SIGXCPU, (6, NO_LIMIT), True),
         (-signal.SIGKILL, (6, 7), True),
         (-signal.SIGKILL, (6, NO_LIMIT), False),
-        (-signal.SIGXCPU, (NO_LIMIT, NO_LIMIT), False),
         (-signal.SIGTERM, (6, 7), False),
     ],
-    ids=["soft", "hard", "soft and killed", "by hand", "another signal"],
+    ids=["soft", "hard", "soft and killed", "another signal"],
 )
 def test_the_limit_of_processor_time_is_named(code, limits, named, monkeypatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: limits)

@@ -77,22 +77,12 @@ def test_a_dry_run_prints_scripts_and_submits_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_resources_that_are_not_asked_for_are_told(typed, no_gpu) -> None:
-    """Partitions are no part of a run's identity: the second cell is the first one's run."""
-    cells = ("resources.partition=spot,nosuch", "hardware=cpu", "plan_only=true")
-    code, out, err = typed(*SLURM, *cells)
-    assert code == 0, err
-    assert out.count("#!/bin/bash") == 1
-    assert "resources.partition=nosuch is not requested: the run is another cell's, too" in out
-
-
 def test_what_sbatch_would_not_read_refuses_the_cell(typed, no_gpu) -> None:
     more = ("resources.time=soon", "resources.partition=spot", "plan_only=true")
     code, out, _ = typed(*SLURM, "hardware=cpu", *more)
     assert code == 0
     assert "resources.time = soon is no time limit of sbatch's" in out
     assert "#!/bin/bash" not in out
-    assert "is not requested" not in out
 
 
 def test_without_a_cluster_nothing_is_started(typed, no_gpu, tmp_path) -> None:

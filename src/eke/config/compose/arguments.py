@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.masking import masked
-from eke.common.paths import conf_folder, user_path
+from eke.common.paths import conf_folder, program, user_path
 from eke.common.plugins import load_plugin
 from eke.common.text import format_value
 from eke.config.compose.catalogue import (
@@ -36,7 +36,7 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras
-from eke.config.compose.overrides import last_wins, suggest_fix
+from eke.config.compose.overrides import find_problems, last_wins, suggest_fix
 from eke.config.compose.suggest import completed, nearest_key, option_for
 from eke.config.foreign_names import find_retired
 from eke.config.mixing import SHARED, source_names
@@ -141,8 +141,14 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
     typed = [dict([token.lstrip("+").partition("=")[::2]]) for token in argv]
     if secret := [problem for each in typed for problem in secrets_in(each)]:
         raise ConfigError(secret)
-    if any(token.startswith("--cfg={") for token in argv):  # W&B's agent, see the composer
-        argv = [token.removeprefix("--") for token in argv]
+    words = [token.lstrip("-+") for token in argv]
+    if any(
+        word.startswith("cfg={") for word in words
+    ):  # https://github.com/wandb/wandb/issues/9143
+        valid = [word for word in words if not find_problems(word, make_catalogue())]
+        why = "is a logged configuration, with which W&B's agent restarts a run; type its overrides"
+        command = Fix(remark=shlex.join([*program().split(), *valid]))
+        raise ConfigError(Problem("cfg", "{...}", why, command))
     found, reader = Arguments(), _Reader(list(argv))
     while reader.tokens:
         token = reader.tokens.pop(0)

@@ -5,6 +5,7 @@
   trees with the same presets; Hydra composes missing ones alone, if no preset writes into them.
 """
 
+import os
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -24,7 +25,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from eke.common.errors import ConfigError, without_folder
+from eke.common.errors import ConfigError, of_system
 from eke.common.paths import conf_folder
 from eke.common.text import quoted
 from eke.config.compose.catalogue import Catalogue, make_catalogue
@@ -112,8 +113,10 @@ def hydra_base() -> dict[str, str]:
 @contextmanager
 def hydra_state() -> Iterator[None]:
     """Set up Hydra's global state, and restore it; ConfigError without a current folder."""
-    if gone := without_folder():
-        raise ConfigError(gone)
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(of_system(error)) from error
     register()
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()

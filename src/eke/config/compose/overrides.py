@@ -273,6 +273,9 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
         swept_here = parsed.is_sweep_override() and not whole
         return [*wrong, Problem(key, shown(raw), why, Fix("-m", right))] if swept_here else wrong
     values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
+    pieces = [each.strip() for each in raw.split(",")]
+    if len(pieces) == len(values) and "(" not in raw:
+        values = pieces  # of `1.50`, the parsed value is 1.5
     found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
     wrong = [problem for _, problems in found for problem in problems]
     fixed = [list(ps[0].fix.words) if ps else [f"{key}={value}"] for value, ps in found]
@@ -356,7 +359,7 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
         why = f"no value; {field.words()} is wanted"
         return Problem(key, "(nothing)", why, Fix(f"{key}={default_text(field, key)}"))
     if misread := _misread(field, value, raw):
-        why = f"is read as {shown(format_value(value))}; a text is quoted"
+        why = f"would become {shown(str(value))}; a text is quoted"
         return Problem(key, shown(raw), why, Fix(override(key, misread)))
     if is_interpolation(value) or admits(field, value):
         return None
@@ -370,18 +373,17 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
 
 
 def _misread(field: Field, value: Any, raw: str) -> Any:
-    """The text, or texts, that Hydra's grammar reads as numbers or booleans; None if it does not.
-
-    Such a value of a text's key becomes another text: `1_000` is 1000, and `true` is True.
-    """
+    """The text, or texts, that Hydra's grammar reads as others: `1_000` as 1000, `true` as True."""
     if value is None and field.kind is str and not field.optional and os.path.exists(raw):
         return raw  # a file of the name null
-    several = isinstance(value, list) and get_args(field.kind)[:1] == (str,)
-    items = value if several else [value] if field.kind is str else []
-    texts = [each.strip("'\" ") for each in raw[1:-1].split(",")] if several else [raw]
-    pairs = zip(items, texts, strict=False)
-    wrong = any(isinstance(each, bool | int | float) and str(each) != text for each, text in pairs)
-    return (texts if several else raw) if wrong and len(items) == len(texts) else None
+    if isinstance(value, list) and get_args(field.kind)[:1] == (str,):
+        texts = [each.strip("'\" ") for each in raw[1:-1].split(",")]
+        return texts if _read_as_numbers(value) - set(texts) else None
+    return raw if field.kind is str and _read_as_numbers([value]) - {raw} else None
+
+
+def _read_as_numbers(values: Sequence[Any]) -> set[str]:
+    return {str(each) for each in values if isinstance(each, bool | int | float)}
 
 
 def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:

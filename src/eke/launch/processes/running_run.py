@@ -57,16 +57,16 @@ WORKER_PHASE = "worker"
 IMPATIENCE = "killed by a second signal before it had saved"
 """Reason for cancelling a run that was stopped but not waited for."""
 
-TOO_EARLY = "stopped by {} before training had begun"
+TOO_EARLY = "stopped before training had begun"
 """Reason for cancelling a run whose worker did not listen to signals yet."""
 
 
 def settle(
-    paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, given_up: bool = False
+    paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, cancelled: str = ""
 ) -> Record:
     """The record of the attempt that just ended; written here when the worker could not.
 
-    `exit_code` is negative for a signal; `given_up`: it was stopped, and died before it had saved.
+    `exit_code` is negative for a signal; `cancelled`: why, if it died of a request to stop.
     """
     attempts = read_attempts(paths)
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
@@ -78,10 +78,8 @@ def settle(
     alone = Outcome.crashed, Failure(WORKER_PHASE, describe_exit(exit_code, tail), tail)
     outcome, failure = end_of_ranks(paths, attempt) or alone
     begun = attempts[attempt:]
-    if given_up:
-        early = -signal.SIGKILL != exit_code < 0
-        why = TOO_EARLY.format(_signal_name(-exit_code)) if early else IMPATIENCE
-        outcome, failure = Outcome.cancelled, Failure(WORKER_PHASE, why)
+    if cancelled:
+        outcome, failure = Outcome.cancelled, Failure(WORKER_PHASE, cancelled)
     elif not begun and exit_code > 0:
         try:  # it may not even have been imported, to say so itself
             check_software(plan)
@@ -90,7 +88,7 @@ def settle(
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.machine = machine_of(begun, plan)
     record.environment = environment()
-    note_predictions(record, plan, not given_up and was_killed(paths, attempt, exit_code))
+    note_predictions(record, plan, not cancelled and was_killed(paths, attempt, exit_code))
     write_record(paths, record)
     return record
 
@@ -135,22 +133,18 @@ def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | Non
 def describe_exit(code: int, tail: str = "") -> str:
     """What an exit without a record means, with the exception that ended it, if the log has one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)  # the worker has inherited it
+    limit = "the limit of processor time is {} s: ulimit -t unlimited"
     if code == -signal.SIGKILL:
-        limit = f"; or after {hard} s of processor time (ulimit -Ht)" if hard >= 0 else ""
-        why = "by hand, or by the kernel because the machine ran out of memory"
-        return f"killed by SIGKILL: {why}{limit}"
-    if code == -signal.SIGXCPU and soft >= 0:
-        return f"killed by SIGXCPU: the limit of processor time is {soft} s (ulimit -t unlimited)"
+        memory = "by hand, or by the kernel because the machine ran out of memory"
+        return f"killed by SIGKILL: {memory}" + (f"; {limit.format(hard)}" if hard >= 0 else "")
+    if code == -signal.SIGXCPU:
+        return f"killed by SIGXCPU: {limit.format(soft)}"
     if code < 0:
-        return f"killed by {_signal_name(-code)}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"killed by {names.get(-code, f'signal {-code}')}"  # real-time signals have no name
     raised = [line for line in tail.splitlines() if re.match(r"[\w.]+(Error|Exception): ", line)]
     told = f" ({raised[-1]})" if raised else ""
     return f"the worker ended with exit code {code} and left no record{told}"
-
-
-def _signal_name(number: int) -> str:
-    names = {each.value: each.name for each in signal.Signals}
-    return names.get(number, f"signal {number}")  # real-time signals have no name
 
 
 def log_tail(paths: RunPaths) -> str:
@@ -230,13 +224,11 @@ class LiveRun:
         try:
             code = self.worker.finish()
             remove_swap(swap_folder(self.plan, self.paths))  # what a killed worker has left
-            paths, before = self.paths, self._attempts_before
-            # A worker that has just started does not listen yet.
-            dead = read_dead_rank(paths, before)
-            ends = (-code, -dead.exit_code if dead else 0)
-            stopped = self._given_up or (self._asked > 0 and self._asked in ends)
-            early = -self._asked if stopped and not self._given_up else code
-            return settle(paths, self.plan, early, before, stopped)
+            dead = read_dead_rank(self.paths, self._attempts_before)
+            cancelled = IMPATIENCE if self._given_up else ""
+            if self._asked and -self._asked in (code, dead.exit_code if dead else 0):
+                cancelled = TOO_EARLY
+            return settle(self.paths, self.plan, code, self._attempts_before, cancelled)
         except OSError as error:
             raise _unwritable(self.paths.folder, error) from error
         finally:

@@ -260,7 +260,6 @@ class TrackioRun(AccelerateRun):
     def start(self, first_step: int) -> dict[str, int]:
         """Start the run, or continue an existing one."""
         from accelerate.tracking import TrackioTracker
-        from trackio.sqlite_storage import SQLiteStorage
 
         run, project = self._run, self._run.settings.project
         self._tracker = TrackioTracker(
@@ -274,32 +273,19 @@ class TrackioRun(AccelerateRun):
             auto_log_cpu=False,
         )
         self._tracker.start()
-        last = SQLiteStorage.get_last_step(project, run_id=self._tracker.run.id)
-        self._rows = self._written()  # of earlier attempts
-        return {} if last is None else {TRAIN: int(last), EVAL: int(last)}
-
-    def send(self, rows: Sequence[Row]) -> None:
-        """Log and count them."""
-        super().send(rows)
-        self._rows += len(rows)
-
-    def summary(self, values: Row) -> None:
-        """Log one more row."""
-        super().summary(values)
-        self._rows += 1
+        return dict.fromkeys((TRAIN, EVAL), self._last_written())
 
     def close(self, exit_code: int) -> None:
-        """Wait for the writer and count rows: Trackio does not report a full disk."""
+        """Wait for the writer and look at the file: Trackio does not report a full disk."""
         self._ensure()
         self._tracker.finish()
-        if (written := self._written()) != self._rows:
-            raise MirrorError(
-                f"Trackio's file holds {written} of {self._rows} rows: is the disk full?"
-            )
+        if (last := self._last_written()) < self._last_step:
+            why = f"Trackio's file ends at step {last} of {self._last_step}: is the disk full?"
+            raise MirrorError(why)
 
-    def _written(self) -> int:
-        """Rows in Trackio's file."""
+    def _last_written(self) -> int:
         from trackio.sqlite_storage import SQLiteStorage
 
         run = self._tracker.run
-        return int(SQLiteStorage.get_log_count(run.project, run_id=run.id))
+        last = SQLiteStorage.get_last_step(run.project, run_id=run.id)
+        return -1 if last is None else int(last)

@@ -13,7 +13,7 @@ import torch
 
 from eke.common.paths import SHARED_DEVICE, RunPaths
 from eke.estimate.time import note_pace
-from eke.hardware import foreign_processes
+from eke.hardware import has_foreign_processes
 from eke.hardware.device_use import DeviceUse, cpu_cores
 from eke.plan.planner import Plan, check_inputs, check_software, remove_swap, swap_folder
 from eke.plan.record import (
@@ -83,8 +83,8 @@ class Attempt:
 def work(attempt: Attempt) -> int:
     """Train, and write the record in any case; returns the exit code."""
     plan = attempt.plan
-    if (foreign := foreign_processes(plan.device)) is not None or os.environ.get(SHARED_DEVICE):
-        attempt.shared = bool(foreign or os.environ.get(SHARED_DEVICE))
+    shared = os.environ.get(SHARED_DEVICE)
+    attempt.shared = True if shared else has_foreign_processes(plan.device)
     tracker = open_tracker(plan, attempt.paths, attempt.number)
     outcome, failure = attempt_training(attempt, tracker)
     write_last_rows(attempt)
@@ -156,8 +156,7 @@ def _train(attempt: Attempt, job: TrainingState) -> None:
     if job.device.type == "cuda":
         first = job.device.index or 0  # nn.DataParallel also uses the ones after it
         numbers = range(first, first + attempt.plan.batch.devices)
-        found = [getattr(torch.cuda.get_device_properties(n), "uuid", None) for n in numbers]
-        devices = frozenset(str(uuid) for uuid in found if uuid)
+        devices = [str(torch.cuda.get_device_properties(n).uuid) for n in numbers]
     run = attempt.ranks.tell(secrets.token_hex(8))
     with contextlib.closing(DeviceUse(run, devices, attempt.shared)) as use:
         job.meter.is_shared = use.is_shared

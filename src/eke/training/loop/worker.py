@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 from eke.common.errors import ChangedError, EkeError
 from eke.common.files import open_file, own_folder, seal
 from eke.common.paths import RANK, RunPaths
-from eke.common.process_env import ensure_home
 from eke.common.runtime import importing, lacking
 from eke.common.streams import open_streams
 from eke.hardware import environment
 from eke.plan.planner import Plan, check_software, outline_record, read_plan, with_own_software
 from eke.plan.record import (
     EXIT_FAILED,
-    EXIT_USER,
     Failure,
     Outcome,
     metrics,
@@ -46,11 +44,7 @@ PLAN_POLL_S = 0.1
 
 def main(arguments: list[str]) -> int:
     """Run the plan of one folder; returns the exit code that stands in the record."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m eke.training.loop.worker RUN_DIR\n")
-        return EXIT_USER
     paths = RunPaths(Path(arguments[0]).absolute())
-    ensure_home()
     stop = StopFlag()
     stop.listen()
     stop_with_supervisor()

@@ -8,32 +8,14 @@ import pytest
 from eke.common.errors import ConfigError, Fix
 from eke.common.text import override
 from eke.config.compose import compose
+from eke.config.sweep import expand
 
 PLAIN = (
-    "rows.jsonl",
-    "my-rows_2.csv",
-    "/data/a.b/rows",
-    "./1_000",
-    "../x",
-    ".hidden",
-    "a@b",
-    "a%20b",
-)
+    "rows.jsonl", "my-rows_2.csv", "/data/a.b/rows", "./1_000", "../x", ".hidden", "a@b", "a%20b",
+)  # fmt: skip
 NUMBERS = (
-    "1_000",
-    "1e5",
-    "007",
-    "0x10",
-    ".5",
-    "-3",
-    "+4",
-    "12",
-    "1.0",
-    "inf",
-    "NaN",
-    "-inf",
-    "1:30",
-)
+    "1_000", "1e5", "007", "0x10", ".5", "-3", "+4", "12", "1.0", "inf", "NaN", "-inf", "1:30",
+)  # fmt: skip
 WORDS = ("null", "true", "False", "on", "NULL")
 SIGNS = (
     "a,b", "a b", " a ", "a=b", "a:b", "it's", 'say "x"', "it's \"x\"", "~", "~/x", "$HOME",
@@ -73,6 +55,15 @@ def test_a_text_that_is_read_as_another_is_refused_with_the_one_typed(text) -> N
         compose([f"tracker.project={text}"])
     (problem,) = refused.value.problems
     assert compose(typed(*problem.fix.words)).config.tracker.project == text
+
+
+def test_so_is_one_of_a_sweep() -> None:
+    """A short commit hash may be a number."""
+    with pytest.raises(ConfigError) as refused:
+        expand(["data=hub", "data.name=x", "data.revision=12e4567,main"])
+    assert refused.value.problems[0].fix.words == ("data.revision='12e4567'",)
+    cells = expand(["data=hub", "data.name=x", "data.revision='12e4567',main"]).cells
+    assert [each.composed.config.data.revision for each in cells] == ["12e4567", "main"]
 
 
 def test_so_is_a_list_of_texts() -> None:

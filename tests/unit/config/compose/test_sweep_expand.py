@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from eke.common.errors import ConfigError
-from eke.config.compose import compose
+from eke.config.compose import compose, split_arguments
 from eke.config.sweep import expand
 
 
@@ -258,3 +258,13 @@ def test_what_a_wandb_agent_types() -> None:
     composed = compose(["++optimizer.lr=0.01", "++precision=bf16"])
     assert composed.choices["precision"] == "bf16"
     assert composed.config.optimizer.lr == 0.01
+
+
+@pytest.mark.parametrize("dashes", ["--", ""])
+def test_a_run_that_a_wandb_agent_restarts_is_told_what_to_type(dashes) -> None:
+    """It passes the whole logged configuration (https://github.com/wandb/wandb/issues/9143)."""
+    logged = ["cfg={'seed': 1}", "model=tiny", "device=cpu", "seed=1"]
+    with pytest.raises(ConfigError) as refused:
+        split_arguments([dashes + word for word in logged])
+    (problem,) = refused.value.problems
+    assert problem.remark.endswith("model=tiny seed=1")

@@ -43,7 +43,7 @@ def arrived(server: Server, paths: RunPaths) -> None:
 
 def keep_receipt(server: Server, paths: RunPaths, project: str) -> None:
     digest = read_content(paths, None, None).digest
-    add_receipt(paths, Receipt(server.url, "me", project, digest, 3, "url", True))
+    add_receipt(paths, Receipt(server.url, "me", project, digest, "url"))
 
 
 def test_again_a_run_arrives_whole_though_it_is_there(online, tmp_path, capsys):
@@ -85,7 +85,6 @@ def test_what_is_there_is_sent_only_after_it_went_on(online, tmp_path, capsys):
     assert "there already" in capsys.readouterr().out
     assert "Run" in online.operations
     _, receipt = read_json(paths.receipt)["sent"]
-    assert (receipt["num_rows"], receipt["is_verified"]) == (3, True)
     assert (receipt["entity"], receipt["project"]) == ("me", "eke")
     online.operations.clear()
     assert main(["sync", str(paths.folder)]) == 0
@@ -337,8 +336,7 @@ def test_a_server_that_cannot_be_asked_back(online, tmp_path, capsys):
     assert main(["sync", str(paths.folder)]) == 0
     assert "could not be read back" in capsys.readouterr().out
     assert steps_of(online) == [1, 2, 3]
-    (receipt,) = read_json(paths.receipt)["sent"]
-    assert receipt["is_verified"] is False
+    assert paths.receipt.exists()
 
 
 @pytest.mark.slow

@@ -231,15 +231,8 @@ def _send(
     """
     path, count, note = _target(content, user.entity), len(content.steps), ""
     settings = content.run.settings
-    receipt = Receipt(
-        user.server,
-        settings.entity or user.entity,
-        settings.project,
-        content.digest,
-        count,
-        "",
-        True,
-    )
+    entity = settings.entity or user.entity
+    receipt = Receipt(user.server, entity, settings.project, content.digest)
     report = partial(Report, paths.folder)
     if not options.again:
         for known in read_receipts(paths):
@@ -260,7 +253,6 @@ def _send(
             return report(SyncOutcome.failed, count, seen.url, found)
         receipt = replace(receipt, url=seen.url)
     except (NoAnswer, Refusal) as error:
-        receipt = replace(receipt, is_verified=False)
         note = f"acknowledged, but could not be read back: {error}"
     if content_digest(paths) != content.digest:
         note = "the run went on while it was sent; the same command sends the rest"

@@ -5,10 +5,9 @@ import os
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -229,9 +228,6 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
     return Content(run, kept, summary_values(record), record.exit_code, digest, note)
 
 
-RECEIPT_VERSION = 1
-
-
 @dataclass(frozen=True)
 class Receipt:
     """Receipt of one run at one destination."""
@@ -241,12 +237,7 @@ class Receipt:
     project: str
     digest: str
     """Hash of the sent files; a different one means that the run continued."""
-    num_rows: int
-    url: str
-    is_verified: bool
-    """Whether the server confirmed them afterwards."""
-    time: float = field(default_factory=time.time)
-    """Seconds since 1970."""
+    url: str = ""
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -258,7 +249,8 @@ def read_receipts(paths: RunPaths) -> list[Receipt]:
     """All receipts; none if the file is missing or invalid (the run is then sent again)."""
     try:
         content: Any = read_json(paths.receipt)
-        return [Receipt(**entry) for entry in content["sent"]]
+        names = [each.name for each in fields(Receipt)]  # older files have more
+        return [Receipt(*(entry[name] for name in names)) for entry in content["sent"]]
     except (OSError, ValueError, TypeError, KeyError):
         return []
 
@@ -266,8 +258,7 @@ def read_receipts(paths: RunPaths) -> list[Receipt]:
 def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
     """Write a receipt, replacing an older one for the same destination; raises OSError."""
     others = [other for other in read_receipts(paths) if other.place != receipt.place]
-    entries = [asdict(entry) for entry in (*others, receipt)]
-    write_json(paths.receipt, {"schema_version": RECEIPT_VERSION, "sent": entries})
+    write_json(paths.receipt, {"sent": [asdict(entry) for entry in (*others, receipt)]})
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def only_view(server: Server) -> tuple[str, dict[str, Any]]:
 
 
 def test_it_arrives_as_the_file_says(online, sweep, capsys):
-    receipt = Receipt(online.url, "me", "eke", "digest", 3, "url", True)
+    receipt = Receipt(online.url, "me", "eke", "digest", "url")
     add_receipt(RunPaths(sweep.parent / f"{0:016x}"), receipt)
     assert publish(sweep) == 0
     view_id, view = only_view(online)
