@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -129,9 +129,8 @@ class TextWriter:
 
         if self.is_chat:
             self.messages.append({"role": "user", "content": prompt})
-            render = partial(self.tokenizer.apply_chat_template, self.messages, tokenize=False)
             with reading(f"the chat template of {self.folder}"):
-                text = render_apart(partial(render, add_generation_prompt=True))
+                text = render_apart(self.messages, self.tokenizer)
             inputs = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)
         else:
             inputs = self.tokenizer(prompt, return_tensors="pt")

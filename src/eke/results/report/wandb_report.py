@@ -202,17 +202,6 @@ MAX_TITLE_CHARS = 128
 """Maximum length of a title in wandb-workspaces 0.4."""
 
 
-def escape_markdown(text: str) -> str:
-    """Escape a sentence: no mark-up, formula or heading."""
-    flat = _guarded(escape(cut(text, 10 * MAX_CHARS)))
-    return f"\\{flat}" if flat[:1] in ("#", "+", "-", "=") else flat
-
-
-def _guarded(text: str) -> str:
-    """Escape dollar signs (formulas in W&B) and strike-through."""
-    return text.replace("$", "\\$").replace("~", "\\~")
-
-
 def specification(
     comparison: Comparison, place: WandbProject, repeats: bool = False, is_online: bool = False
 ) -> Any:
@@ -222,8 +211,8 @@ def specification(
     set names the project, too, which asks the server for its number.
     """
     library = workspaces()
-    first, *others = map(escape_markdown, verdict_lines(comparison))
-    opening = [f"**{first}**", *others, escape_markdown(count_outcomes(comparison))]
+    first, *others = map(escape, verdict_lines(comparison))
+    opening = [f"**{first}**", *others, escape(count_outcomes(comparison))]
     blocks = [library.MarkdownBlock("\n\n".join(opening))]
 
     def add(title: str, text: str) -> None:
@@ -231,13 +220,13 @@ def specification(
 
     if comparison.rows:
         table = main_table(comparison, MAX_ROWS, MAX_CHARS)
-        add("Configurations", _guarded("\n".join(table)))
+        add("Configurations", "\n".join(table))
     if found := find_filter(comparison):
         key, names = found
         which = f"group {', '.join(names)}" if key == "Group" else f"{len(names)} runs by their ids"
         live = (
-            f"These panels are live: {escape_markdown(which)} in project "
-            f"{escape_markdown(place.project)}, with the server's current data. "
+            f"These panels are live: {escape(which)} in project "
+            f"{escape(place.project)}, with the server's current data. "
             "Tables and text are from the time of writing."
         )
         add("Charts", live)
@@ -245,9 +234,9 @@ def specification(
         blocks.append(library.PanelGrid(runsets=[run_set], panels=_panels(library)))
     for section in (*sections(comparison, repeats), provenance(comparison)):
         table = section_lines(section, MAX_SECTION_ROWS, MAX_CHARS)
-        add(section.title, _guarded("\n".join(table)))
+        add(section.title, "\n".join(table))
     if comparison.notes:
-        add("Notes", "\n".join(f"- {escape_markdown(note)}" for note in comparison.notes))
+        add("Notes", "\n".join(f"- {escape(note)}" for note in comparison.notes))
     titles = comparison.sweeps or tuple(Path(folder).name for folder in comparison.folders)
     return library.Report(
         # None would cause a request to the server.
