@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -70,13 +70,10 @@ def limited_memory(more: int = 2 * GIB) -> Iterator[None]:
     """A body that may add so many bytes to this process, mapped files apart; else MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        with open("/proc/self/statm", "rb", buffering=0) as file:
-            used = int(file.read(99).split()[5]) * resource.getpagesize()
-    except OSError:  # not Linux
-        used = resource.RLIM_INFINITY
-    try:
-        if before[0] == resource.RLIM_INFINITY != used:
-            resource.setrlimit(resource.RLIMIT_DATA, (used + more, before[1]))
+        if before[0] == resource.RLIM_INFINITY:
+            with suppress(OSError), open("/proc/self/statm", "rb", buffering=0) as file:
+                used = int(file.read(99).split()[5]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_DATA, (used + more, before[1]))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)

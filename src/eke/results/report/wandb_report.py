@@ -19,7 +19,7 @@ from eke.common.paths import RunPaths
 from eke.common.streams import escape, printable_line
 from eke.config import schema
 from eke.config.schema import TrackerMode
-from eke.plan.record import Record, metrics
+from eke.plan.record import Record, metrics, table
 from eke.results.report.compare import Comparison
 from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.load_records import Entry
@@ -28,7 +28,7 @@ from eke.results.report.show.sections import count_outcomes, provenance, section
 from eke.results.trackers.async_tracker import TIME
 from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import read_receipts
-from eke.results.trackers.tracker import tracker_id, tracker_settings
+from eke.results.trackers.tracker import tracker_id
 
 
 def workspaces() -> ModuleType:
@@ -71,7 +71,7 @@ Filter = tuple[str, list[str]]
 
 def find_project(comparison: Comparison, project: str = "", entity: str = "") -> WandbProject:
     """Project of the runs, unless given; raises ConfigError if they are filed under several."""
-    settings = [tracker_settings(record) for _, record in recorded(comparison)]
+    settings = [table(record.config, "tracker") for _, record in recorded(comparison)]
     return WandbProject(
         entity or _only("entity", settings),
         project or _only("project", settings) or schema.Tracker.project,
@@ -88,7 +88,9 @@ def find_filter(comparison: Comparison) -> Filter | None:
     if not found:
         return None
     sweeps = list(dict.fromkeys(entry.sweep for entry, _ in found))
-    is_grouped = all(entry.sweep == tracker_settings(each).get("group") for entry, each in found)
+    is_grouped = all(
+        entry.sweep == table(each.config, "tracker").get("group") for entry, each in found
+    )
     if is_grouped and all(map(PLAIN.fullmatch, sweeps)):
         return "Group", sweeps
     ids = dict.fromkeys(
@@ -319,7 +321,7 @@ def count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
     """Count runs that the server may lack: no receipt of `eke sync`, and not run online."""
     count = 0
     for entry, record in recorded(comparison):
-        settings = tracker_settings(record)
+        settings = table(record.config, "tracker")
         is_online = settings.get("mode") == TrackerMode.online.value
         if is_online and settings.get("option") == "wandb" and settings.get("project") == where[2]:
             continue

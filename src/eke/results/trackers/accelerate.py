@@ -298,7 +298,6 @@ class TrackioRun(AccelerateRun):
             )
 
     def _written(self) -> int:
-        """Rows in Trackio's file."""
         from trackio.sqlite_storage import SQLiteStorage
 
         run = self._tracker.run

@@ -243,7 +243,6 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
 
 
 def _metrics(variants: Sequence[Variant]) -> list[str]:
-    """Names of all metrics of the runs' evaluations."""
     return list(dict.fromkeys(name for v in variants for r in v.records for name in r.metrics))
 
 
@@ -343,7 +342,6 @@ def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> Con
 
 
 def _shared(variants: Sequence[Variant], keys: Sequence[str]) -> dict[str, str]:
-    """Options common to all recorded variants."""
     recorded = [v.settings for v in variants if v.machine]
     if not recorded:
         return {}

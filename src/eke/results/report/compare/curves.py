@@ -270,7 +270,6 @@ def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]
 
 
 def _end(record: Record) -> float | None:
-    """Time of the record, in seconds since 1970."""
     with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(str(record.environment.get("time"))).timestamp()
     return None

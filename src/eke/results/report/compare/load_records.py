@@ -184,7 +184,6 @@ def _alone(run: Path) -> Entry:
 
 
 def _read(run: Path) -> tuple[str, str, Record | None]:
-    """Read outcome, reason and record of a run folder."""
     try:
         record = read_record(RunPaths(run))
     except UnreadableRecord as error:

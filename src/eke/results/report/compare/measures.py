@@ -49,7 +49,7 @@ MEASURES = (
 
 
 LARGEST = 1e60
-"""Values beyond it, or below its inverse, are no measurements: their squares and ratios overflow."""
+"""Values above it, or below its inverse, are no measurements: their squares would overflow."""
 
 
 def measured_values(record: Record) -> dict[str, float]:
@@ -67,7 +67,9 @@ def measured_values(record: Record) -> dict[str, float]:
         and _is_usual(value)
         and not (measure.is_speed and record.shared_device)
     }
-    return found | {f"{METRIC}{k}": v for k, v in record.metrics.items() if v == 0 or _is_usual(abs(v))}
+    return found | {
+        f"{METRIC}{k}": v for k, v in record.metrics.items() if v == 0 or _is_usual(abs(v))
+    }
 
 
 def _is_usual(value: float) -> bool:

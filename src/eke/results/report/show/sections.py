@@ -163,7 +163,6 @@ def outcome_text(row: ComparisonRow) -> str:
 
 
 def _by_reason(found: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...], str]:
-    """Each reason with the labels of its configurations."""
     labels: dict[tuple[str, ...], dict[str, None]] = {}
     for reason, label in found:
         labels.setdefault(reason, {})[label] = None
@@ -319,7 +318,6 @@ def provenance(comparison: Comparison) -> Section:
 
 
 def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
-    """Times, commits and drivers of a machine's runs."""
     records = [
         entry.record
         for row in comparison.rows_of(part)
@@ -356,7 +354,6 @@ def _outcomes(comparison: Comparison) -> Section:
 
 
 def _unmeasured(comparison: Comparison) -> Section:
-    """Reasons that successful configurations have no speed."""
     found = _by_reason(
         ((_no_speed(row.variant.records[0]),), row.variant.label)
         for row in comparison.rows

@@ -214,7 +214,14 @@ def test_hostile_names_stay_text(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("# x", "\\# x"), ("- x", "\\- x"), ("a # x", "a # x"), ("==", "\\=\\="), ("", ""), ("a_b __c__ d_", "a_b \\_\\_c\\_\\_ d\\_")],
+    [
+        ("# x", "\\# x"),
+        ("- x", "\\- x"),
+        ("a # x", "a # x"),
+        ("==", "\\=\\="),
+        ("", ""),
+        ("a_b __c__ d_", "a_b \\_\\_c\\_\\_ d\\_"),
+    ],
 )
 def test_a_sentence_begins_no_block(text, shown):
     assert escape(text) == shown
