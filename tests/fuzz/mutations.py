@@ -21,12 +21,14 @@ CASE_S = 60.0
 
 DEEP = "[" * 5000 + "]" * 5000
 NESTED: Any = json.loads("[" * 300 + "]" * 300)
+DEEP_KEYS: Any = json.loads('{"a":' * 90 + "1" + "}" * 90)
 
 VALUES: list[Any] = [
-    None, True, -1, 0, 2**63, 10**400, -(10**30), 1e308, float("inf"), float("nan"), "", " ",
+    None, True, -1, 0, 2**63, 10**400, -(10**30), 1e308, -1e308, 1e-320, 2**62,
+    float("inf"), float("nan"), "", " ",
     "x" * 99_999, "\ud800", "\x1b]52;c;YQ==\x07", "\u202e", "\x00", "nan", "inf", "../..",
     "<script>", "=1+1", "a\nb",
-    [], [1], {}, {"": None}, {"a": {"b": [1]}}, NESTED, [[]], ["a", 1, None],
+    [], [1], {}, {"": None}, {"a": {"b": [1]}}, NESTED, DEEP_KEYS, [[]], ["a", 1, None],
 ]  # fmt: skip
 
 

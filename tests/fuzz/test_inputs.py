@@ -37,7 +37,7 @@ def test_no_damaged_data_file_ends_in_a_traceback(tokenizer, tmp_path, monkeypat
         {"text": f"row {n}", "label": n % 2, "messages": turns, "n": [n], "x": None}
         for n in range(30)
     ]
-    for number, rng in draws("data", 15):
+    for number, rng in draws("data", 10):
         option = rng.choice(["jsonl", "csv", "parquet", "chat"])
         ending = rng.choice(["jsonl", "parquet"]) if option == "chat" else option
         file = tmp_path / f"rows.{ending}"
@@ -73,7 +73,7 @@ def test_no_damaged_checkpoint_ends_in_a_traceback(tokenizer, tmp_path, capsys) 
     save_checkpoint(whole, "llama", tokenizer=False)
     saved(FAMILIES["llama 3.1"], whole)
     names = sorted(path.name for path in whole.iterdir())
-    for number, rng in draws("checkpoint", 5):
+    for number, rng in draws("checkpoint", 2):
         folder = tmp_path / "checkpoint"
         shutil.copytree(whole, folder)
         file = folder / rng.choice(names)

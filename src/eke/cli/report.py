@@ -5,7 +5,7 @@ import json
 import shlex
 import sys
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from eke.cli import make_parser
@@ -63,20 +63,12 @@ def main(arguments: Sequence[str]) -> int:
     """Parse, compare, print and write; return the exit code."""
     options = _parse(arguments)
     folders = [user_path(each) for each in options.folders]
-    if options.open and "html" not in options.formats:
-        options.formats = (*options.formats, "html")
-    texts: dict[str, str] = {}
+    found = compare_runs(folders, options.baseline, options.by)
+    if not options.quiet:
+        from eke.results.report.show.terminal import render_terminal
 
-    def render(found: Comparison) -> None:
-        texts.update({name: _render(name, found, options.repeats) for name in options.formats})
-        if not options.quiet:
-            from eke.results.report.show.terminal import render_terminal
-
-            texts[""] = render_terminal(found, options.repeats, sys.stdout.isatty())
-
-    found = compare_runs(folders, options.baseline, options.by, render)
-    sys.stdout.write(texts.pop("", ""))
-    return _write(found, options, texts)
+        sys.stdout.write(render_terminal(found, options.repeats, sys.stdout.isatty()))
+    return _write(found, options)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -124,21 +116,25 @@ def _formats(text: str) -> tuple[str, ...]:
     return asked
 
 
-def _write(found: Comparison, options: argparse.Namespace, texts: Mapping[str, str]) -> int:
+def _write(found: Comparison, options: argparse.Namespace) -> int:
     folder = user_path(options.output or options.folders[0])
+    asked = [*options.formats]
+    if options.open and "html" not in asked:
+        asked.append("html")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with hold_folder(folder):  # `runs` may be a link made by this user
             folder = folder.resolve()
-        for name, text in texts.items():
+        for name in asked:
+            text = _render(name, found, options.repeats)
             write_atomic(folder / f"report.{name}", text, shared=bool(options.output))
     except OSError as error:
         # It passes: the folder belongs to another user, or is an archive.
         why = f"the report's files cannot be written there: {error.strerror or error}"
         fix = Fix(remark="--output FOLDER   (or --formats none)")
         raise ConfigError(Problem("--output", str(folder), why, fix, passing=True)) from error
-    if texts:
-        names = ", ".join(f"report.{name}" for name in texts)
+    if asked:
+        names = ", ".join(f"report.{name}" for name in asked)
         sys.stdout.write(f"written to {folder}: {names}\n")
     write_report(found, options, folder)
     if options.open and not webbrowser.open((folder / "report.html").resolve().as_uri()):

@@ -274,23 +274,10 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False, strict: bool = False) -> Any:
-    """Parse a JSON file, read as by `read_bytes`; ValueError if it is not JSON.
-
-    `strict` also refuses not-a-number, infinities and integers above 64 bits, which eke never
-    writes: converting them raises at any place.
-    """
-
-    def number(text: str) -> int | float:
-        value = int(text) if text.lstrip("-").isdecimal() else float(text)
-        if math.isfinite(float(text)) and (isinstance(value, float) or abs(value) < 2**63):
-            return value
-        raise ValueError(f"{text[:30]} is no number of a record")
-
-    names = ("parse_constant", "parse_float", "parse_int")
-    hooks = dict.fromkeys(names, number) if strict else {}
+def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False) -> Any:
+    """Parse a JSON file, read as by `read_bytes`; ValueError if it is not JSON."""
     try:
-        return json.loads(read_bytes(path, limit, own), **hooks)  # type: ignore[arg-type]  # of Any
+        return json.loads(read_bytes(path, limit, own))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

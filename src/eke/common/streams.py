@@ -45,11 +45,14 @@ def printable(text: str, colours: bool = True) -> str:
     return "".join(parts)
 
 
+MARKUP = re.compile(r"[\\`*\[\]|$~]|^[#+=-]+(?= |$)|(?<!\w)_+|_+(?!\w)")
+"""Signs with a meaning in Markdown, which `_` inside a word is not; `$` begins a formula."""
+
+
 def escape(text: str) -> str:
-    """Escape text for Markdown and HTML."""
+    """Escape text for Markdown and HTML, on one line."""
     flat = " ".join(printable_line(text).split())
-    for sign in "\\`*_[]|":
-        flat = flat.replace(sign, f"\\{sign}")
+    flat = MARKUP.sub(lambda signs: "".join(f"\\{sign}" for sign in signs[0]), flat)
     return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

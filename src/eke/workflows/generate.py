@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -111,27 +111,25 @@ class TextWriter:
                 names = content.get("architectures") or [""]
                 if not names[0].endswith(GENERATIVE):
                     raise self._refuse(f"is a {names[0] or 'model without a class'}")
-        kind = "ModelForSeq2SeqLM" if is_seq2seq else "ModelForCausalLM"
-        found = self._load(f"{prefix}{kind}", dtype="auto", use_safetensors=True)
-        if self.is_adapter and (self.folder / "generation_config.json").is_file():
-            found.generation_config = self._load("GenerationConfig")  # ends of turn, not the base's
-        with reading(self.folder):
+            kind = "ModelForSeq2SeqLM" if is_seq2seq else "ModelForCausalLM"
+            found = self._load(f"{prefix}{kind}", dtype="auto", use_safetensors=True)
+            if self.is_adapter and (self.folder / "generation_config.json").is_file():
+                found.generation_config = self._load("GenerationConfig")  # its own ends of turn
             return found.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
     def answer(self, prompt: str) -> str:
         """What the model writes after a prompt; in a conversation, after all that was said."""
-        model = self.model
         with reading(self.folder):
-            return self._answer(model, prompt)
+            return self._answer(prompt)
 
-    def _answer(self, model: Any, prompt: str) -> str:
+    def _answer(self, prompt: str) -> str:
         import torch
 
+        model = self.model
         if self.is_chat:
             self.messages.append({"role": "user", "content": prompt})
-            render = partial(self.tokenizer.apply_chat_template, self.messages, tokenize=False)
             with reading(f"the chat template of {self.folder}"):
-                text = render_apart(partial(render, add_generation_prompt=True))
+                text = render_apart(self.messages, self.tokenizer)
             inputs = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)
         else:
             inputs = self.tokenizer(prompt, return_tensors="pt")

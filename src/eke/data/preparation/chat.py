@@ -30,7 +30,7 @@ from eke.data.preparation.conversations import (
 )
 from eke.data.preparation.lines import BadRowError, Fields, TooLongError
 from eke.data.preparation.tokenizers import Tokenizer
-from eke.data.preparation.untrusted import RENDER_CHARACTERS, TemplateLimitError, limited_rendering
+from eke.data.preparation.untrusted import RENDER_CHARACTERS, limited_rendering
 from eke.data.sources import PrepareRequest
 
 Span = tuple[int, int]
@@ -151,8 +151,9 @@ class ChatTemplate:
                     add_generation_prompt=prompt,
                     **self.variables,
                 )
-        except TemplateLimitError as error:
-            why, fix = str(error), Fix("data.chat_template=FILE")
+        except MemoryError as error:
+            why = "rendering one conversation takes more than 1 GiB of memory"
+            fix = Fix("data.chat_template=FILE")
             raise ConfigError(Problem("data.chat_template", self.name, why, fix)) from error
         except Exception as error:  # a template may fail in any way
             why = f"is rejected by the chat template: {first_line(error)[:200]}"

@@ -4,16 +4,16 @@ None of their code runs, but for chat templates in jinja's sandbox, which has no
 """
 
 import io
-import json
-import os
+import multiprocessing
 import resource
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
 from eke.common.errors import EkeError
 from eke.common.text import GIB, first_line
@@ -65,26 +65,15 @@ def load(kind: Any, source: object, **options: Any) -> Any:
         return kind.from_pretrained(source, trust_remote_code=False, **options)
 
 
-class TemplateLimitError(ValueError):
-    """A rendering reached this limit."""
-
-    def __str__(self) -> str:
-        limit = next(iter(self.args), f"{RENDER_S:g} s of processor time")
-        return f"rendering one conversation takes more than {limit}"
-
-
 @contextmanager
 def limited_memory(more: int = 2 * GIB) -> Iterator[None]:
     """A body that may add so many bytes to this process, mapped files apart; else MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        with open("/proc/self/statm", "rb", buffering=0) as file:
-            used = int(file.read(99).split()[5]) * resource.getpagesize()
-    except OSError:  # not Linux
-        used = resource.RLIM_INFINITY
-    try:
-        if before[0] == resource.RLIM_INFINITY != used:
-            resource.setrlimit(resource.RLIMIT_DATA, (used + more, before[1]))
+        if before[0] == resource.RLIM_INFINITY:
+            with suppress(OSError), open("/proc/self/statm", "rb", buffering=0) as file:
+                used = int(file.read(99).split()[5]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_DATA, (used + more, before[1]))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
@@ -92,53 +81,37 @@ def limited_memory(more: int = 2 * GIB) -> Iterator[None]:
 
 @contextmanager
 def limited_rendering() -> Iterator[None]:
-    """Raise TemplateLimitError from a rendering that takes too long or too much memory."""
-    has_signals = threading.current_thread() is threading.main_thread()
+    """One rendering: the kernel ends the process after RENDER_S; MemoryError above 1 GiB more."""
+    # No handler: a single call of C code, as of a large power, would never get to it.
+    signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
     try:
         with limited_memory(GIB):
-            if has_signals:
-                signal.signal(signal.SIGPROF, _stop)
-                # Repeated: an exception inside of a destructor is lost.
-                signal.setitimer(signal.ITIMER_PROF, RENDER_S, RENDER_S)
-                # Ends the process: a single call of C code answers no other signal.
-                signal.setitimer(signal.ITIMER_VIRTUAL, 2 * RENDER_S)
             yield
-    except MemoryError as error:
-        raise TemplateLimitError("1 GiB of memory") from error
     finally:
-        if has_signals:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def _stop(*_: int | FrameType | None) -> NoReturn:
-    raise TemplateLimitError
+def render_apart(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
+    """A conversation as text, ready for an answer, by a process that the limits may end.
 
-
-def render_apart(render: Callable[[], Any]) -> str:
-    """The text of one rendering, made in a forked process: only that ends, whatever happens.
-
-    ValueError: what the template says, or the limit that it reached.
+    Raises what the template raises, or ValueError for a limit.
     """
-    ours, theirs = os.pipe()
-    if not (child := os.fork()):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    given = {"chat_template": tokenizer.get_chat_template(), **tokenizer.special_tokens_map}
+    render = partial(render_jinja_template, [messages], add_generation_prompt=True, **given)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         try:
-            with limited_rendering():
-                found = json.dumps([render(), ""])
-        except BaseException as error:
-            found = json.dumps(["", first_line(error)[:200]])
-        try:
-            with open(theirs, "w", encoding="ascii") as pipe:
-                pipe.write(found)
-        finally:
-            os._exit(0)
-    os.close(theirs)
-    with open(ours, "rb") as answer:
-        content = answer.read()
-    os.waitpid(child, 0)
-    if not content:  # ended by the timer
-        raise TemplateLimitError
-    text, why = json.loads(content)
-    if why or len(text) > RENDER_CHARACTERS:
-        raise ValueError(why or f"makes a text of {len(text)} characters")
+            (text,), _ = pool.submit(_limited, render).result()
+        except BrokenProcessPool:
+            raise ValueError(f"takes more than {RENDER_S:g} s of processor time") from None
+        except MemoryError:
+            raise ValueError("takes more than 1 GiB of memory") from None
+    if len(text) > RENDER_CHARACTERS:
+        raise ValueError(f"makes a text of {len(text)} characters")
     return str(text)
+
+
+def _limited(render: Callable[[], Any]) -> Any:
+    with limited_rendering():
+        return render()

@@ -6,12 +6,13 @@ A measurement that was not made is None. Reading these files needs neither torch
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import shlex
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -396,6 +397,29 @@ def _converter() -> cattrs.Converter:
     return cattrs.Converter(forbid_extra_keys=True)
 
 
+DEPTH = 100
+"""Levels of a record; eke writes about ten, and every use of deeper ones needs more frames."""
+
+
+def _check(value: Any, depth: int = 0) -> None:
+    """Raise ValueError for what `write_record` never writes, and what any later use may fail at."""
+    if depth > DEPTH:
+        raise ValueError("nested too deeply")
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            _check(each, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no number of a record")
+    elif isinstance(value, int) and abs(value) >= 1 << 63:
+        raise ValueError("an integer of more than 64 bits")
+
+
+def table(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A table inside a record's untyped data; empty where there is another value, or none."""
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}
+
+
 def write_record(paths: RunPaths, record: Record) -> None:
     """Write `record.json` atomically."""
     write_json(paths.record, _converter().unstructure(record))
@@ -411,7 +435,7 @@ def read_record(paths: RunPaths) -> Record | None:
     """
     named, planned = _ids(paths)
     try:
-        content = read_json(paths.record, RECORD_LIMIT, strict=True)
+        content = read_json(paths.record, RECORD_LIMIT)
         if not isinstance(content, dict):
             raise NoRecord(f"{paths.record}: not a readable record (no object)")
         version = content.get("schema_version")
@@ -420,6 +444,7 @@ def read_record(paths: RunPaths) -> Record | None:
             raise (UnreadableRecord if is_newer else NoRecord)(
                 f"{paths.record}: record version {version}, this eke reads {RECORD_VERSION}"
             )
+        _check(content)
         record = _converter().structure(content, Record)
         Outcome(record.outcome)  # a ValueError for a word that is none
     except FileNotFoundError:

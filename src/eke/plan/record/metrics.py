@@ -99,19 +99,18 @@ def read_rows(path: Path) -> tuple[list[Row], int]:
 def parse_row(line: str) -> Row | None:
     """One line as a row; None when it is torn, or holds anything but numbers: no row of ours."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        row = {key: _number(value) for key, value in json.loads(line).items()}
+        return row if math.isfinite(row.get(STEP, 0)) else None
+    except (ValueError, RecursionError, AttributeError, TypeError, OverflowError):
         return None
-    if not isinstance(found, dict):
-        return None
-    row = {key: _number(value) for key, value in found.items()}
-    if not all(isinstance(value, int | float) for value in row.values()):
-        return None
-    return row if math.isfinite(row.get(STEP, 0)) else None
 
 
-def _number(value: Any) -> Any:
-    return float(value) if value in ("nan", "inf", "-inf") else value
+def _number(value: Any) -> int | float:
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    raise ValueError(f"{value!r:.30} is no number of a row")
 
 
 def latest(rows: Iterable[Row], key: str) -> list[Row]:

@@ -19,7 +19,7 @@ from eke.common.paths import RunPaths
 from eke.common.streams import escape, printable_line
 from eke.config import schema
 from eke.config.schema import TrackerMode
-from eke.plan.record import Record, metrics
+from eke.plan.record import Record, metrics, table
 from eke.results.report.compare import Comparison
 from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.load_records import Entry
@@ -28,7 +28,7 @@ from eke.results.report.show.sections import count_outcomes, provenance, section
 from eke.results.trackers.async_tracker import TIME
 from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import read_receipts
-from eke.results.trackers.tracker import tracker_id, tracker_settings
+from eke.results.trackers.tracker import tracker_id
 
 
 def workspaces() -> ModuleType:
@@ -71,7 +71,7 @@ Filter = tuple[str, list[str]]
 
 def find_project(comparison: Comparison, project: str = "", entity: str = "") -> WandbProject:
     """Project of the runs, unless given; raises ConfigError if they are filed under several."""
-    settings = [tracker_settings(record) for _, record in recorded(comparison)]
+    settings = [table(record.config, "tracker") for _, record in recorded(comparison)]
     return WandbProject(
         entity or _only("entity", settings),
         project or _only("project", settings) or schema.Tracker.project,
@@ -88,7 +88,9 @@ def find_filter(comparison: Comparison) -> Filter | None:
     if not found:
         return None
     sweeps = list(dict.fromkeys(entry.sweep for entry, _ in found))
-    is_grouped = all(entry.sweep == tracker_settings(each).get("group") for entry, each in found)
+    is_grouped = all(
+        entry.sweep == table(each.config, "tracker").get("group") for entry, each in found
+    )
     if is_grouped and all(map(PLAIN.fullmatch, sweeps)):
         return "Group", sweeps
     ids = dict.fromkeys(
@@ -202,17 +204,6 @@ MAX_TITLE_CHARS = 128
 """Maximum length of a title in wandb-workspaces 0.4."""
 
 
-def escape_markdown(text: str) -> str:
-    """Escape a sentence: no mark-up, formula or heading."""
-    flat = _guarded(escape(cut(text, 10 * MAX_CHARS)))
-    return f"\\{flat}" if flat[:1] in ("#", "+", "-", "=") else flat
-
-
-def _guarded(text: str) -> str:
-    """Escape dollar signs (formulas in W&B) and strike-through."""
-    return text.replace("$", "\\$").replace("~", "\\~")
-
-
 def specification(
     comparison: Comparison, place: WandbProject, repeats: bool = False, is_online: bool = False
 ) -> Any:
@@ -222,8 +213,8 @@ def specification(
     set names the project, too, which asks the server for its number.
     """
     library = workspaces()
-    first, *others = map(escape_markdown, verdict_lines(comparison))
-    opening = [f"**{first}**", *others, escape_markdown(count_outcomes(comparison))]
+    first, *others = map(escape, verdict_lines(comparison))
+    opening = [f"**{first}**", *others, escape(count_outcomes(comparison))]
     blocks = [library.MarkdownBlock("\n\n".join(opening))]
 
     def add(title: str, text: str) -> None:
@@ -231,13 +222,13 @@ def specification(
 
     if comparison.rows:
         table = main_table(comparison, MAX_ROWS, MAX_CHARS)
-        add("Configurations", _guarded("\n".join(table)))
+        add("Configurations", "\n".join(table))
     if found := find_filter(comparison):
         key, names = found
         which = f"group {', '.join(names)}" if key == "Group" else f"{len(names)} runs by their ids"
         live = (
-            f"These panels are live: {escape_markdown(which)} in project "
-            f"{escape_markdown(place.project)}, with the server's current data. "
+            f"These panels are live: {escape(which)} in project "
+            f"{escape(place.project)}, with the server's current data. "
             "Tables and text are from the time of writing."
         )
         add("Charts", live)
@@ -245,9 +236,9 @@ def specification(
         blocks.append(library.PanelGrid(runsets=[run_set], panels=_panels(library)))
     for section in (*sections(comparison, repeats), provenance(comparison)):
         table = section_lines(section, MAX_SECTION_ROWS, MAX_CHARS)
-        add(section.title, _guarded("\n".join(table)))
+        add(section.title, "\n".join(table))
     if comparison.notes:
-        add("Notes", "\n".join(f"- {escape_markdown(note)}" for note in comparison.notes))
+        add("Notes", "\n".join(f"- {escape(note)}" for note in comparison.notes))
     titles = comparison.sweeps or tuple(Path(folder).name for folder in comparison.folders)
     return library.Report(
         # None would cause a request to the server.
@@ -330,7 +321,7 @@ def count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
     """Count runs that the server may lack: no receipt of `eke sync`, and not run online."""
     count = 0
     for entry, record in recorded(comparison):
-        settings = tracker_settings(record)
+        settings = table(record.config, "tracker")
         is_online = settings.get("mode") == TrackerMode.online.value
         if is_online and settings.get("option") == "wandb" and settings.get("project") == where[2]:
             continue

@@ -84,12 +84,6 @@ def tracker_id(folder: str, run_id: str) -> str:
     return folder if re.fullmatch(rf"{re.escape(run_id)}(-\d+)?", folder) else run_id
 
 
-def tracker_settings(record: Record) -> dict[str, Any]:
-    """The record's `tracker.*`; empty if another version wrote it differently."""
-    found = record.config.get("tracker")
-    return found if isinstance(found, dict) else {}
-
-
 def summary_values(record: Record) -> Mapping[str, Value]:
     """Main numbers of a record as flat values; those not measured are absent.
 

@@ -203,7 +203,6 @@ class WandbRun(Mirror):
         kill_core()
 
     def _make_settings(self) -> "wandb.Settings":
-        """Settings that restrict W&B to writing its file."""
         import wandb
 
         return wandb.Settings(

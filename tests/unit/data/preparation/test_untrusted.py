@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from jinja2 import TemplateError
 
 import eke
 from eke.common.errors import ConfigError
@@ -17,6 +18,7 @@ from eke.data.preparation import untrusted
 from eke.data.preparation.chat import ChatTemplate, Conversation
 from eke.data.preparation.lines import BadRowError
 from eke.data.preparation.untrusted import LoadError, load, reading, render_apart
+from eke.data.sources.request import PrepareRequest, _unforeseen
 
 SOURCE = Path(eke.__file__).parent
 
@@ -104,8 +106,6 @@ MEMORY = """{% set ns = namespace(t='x' * 9999) %}
 ONE_CALL = "{{ ('a' * 4000000).rfind('ab' + 'a' * 2000000) }}"
 """C code that takes hours and looks for no signal."""
 
-LIMITS = {"loops": LOOPS, "memory": MEMORY}
-
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
@@ -116,29 +116,27 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, {}, frozenset(), "default of FOLDER")
 
 
-@pytest.mark.parametrize("kind", LIMITS)
-def test_a_rendering_has_limits(kind, quick) -> None:
-    conversation = Conversation([{"role": "user", "content": "a"}])
+ASKED = Conversation([{"role": "user", "content": "a"}])
+
+
+def test_a_rendering_has_limited_memory(quick) -> None:
     with pytest.raises(ConfigError, match="default of FOLDER") as raised:
-        template(LIMITS[kind]).render(conversation)
+        template(MEMORY).render(ASKED)
     assert raised.value.problems[0].key == "data.chat_template"
-    assert (
-        signal.getitimer(signal.ITIMER_PROF)[0] == signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
-    )
-    assert template("{{ messages[0]['content'] }}").render(conversation)[0] == "a"
+    assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
+    assert template("{{ messages[0]['content'] }}").render(ASKED)[0] == "a"
 
 
 def test_the_time_is_that_of_one_rendering(quick) -> None:
-    conversation = Conversation([{"role": "user", "content": "a"}])
     some = template("{% for a in range(5000) %}{% endfor %}{{ messages[0]['content'] }}")
     started = os.times().user
     while os.times().user < started + 0.7:
-        assert some.render(conversation)[0] == "a"
+        assert some.render(ASKED)[0] == "a"
 
 
 def test_a_text_far_longer_than_its_row_is_a_bad_row() -> None:
     with pytest.raises(BadRowError):
-        template("{{ 'x' * 20000000 }}").render(Conversation([{"role": "user", "content": "a"}]))
+        template("{{ 'x' * 20000000 }}").render(ASKED)
 
 
 APART = {
@@ -147,16 +145,27 @@ APART = {
     "memory": (MEMORY, "memory"),
     "one-call": (ONE_CALL, "processor time"),
     "raises": ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+    "no-template": ("{% for a in %}", "Expected an expression"),
     "long": ("{{ 'x' * 20000000 }}", "20000000 characters"),
 }
+
+
+def tokenizer(source: str) -> SimpleNamespace:
+    return SimpleNamespace(get_chat_template=lambda: source, special_tokens_map={"bos_token": "é"})
 
 
 @pytest.mark.parametrize("kind", APART)
 def test_a_rendering_apart_ends_alone(kind, quick) -> None:
     source, why = APART[kind]
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     messages = [{"role": "user", "content": "a\ud800"}]
-    with pytest.raises(ValueError, match=why):
-        render_apart(lambda: render_jinja_template([messages], chat_template=source)[0][0])
-    assert render_apart(lambda: "é\ud800") == "é\ud800"
+    with pytest.raises((ValueError, TemplateError), match=why):
+        render_apart(messages, tokenizer(source))
+    good = tokenizer("{{ bos_token }}{{ messages[0].content }}{{ add_generation_prompt }}")
+    assert render_apart(messages, good) == "éa\ud800True"
+
+
+def test_a_preparation_that_was_ended_names_the_template() -> None:
+    request = PrepareRequest("chat", "rows", "", tokenizer="FOLDER")
+    problem = _unforeseen(request, -signal.SIGVTALRM, "")
+    assert problem.key == "data.chat_template"
+    assert "FOLDER" in problem.value

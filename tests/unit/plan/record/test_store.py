@@ -69,6 +69,9 @@ DAMAGE = {
     "wrong type": damaged(steps_done="many"),
     "unknown nested key": damaged(loss={"train_last": 1.0}),
     "unknown outcome": damaged(outcome="exploded"),
+    "infinite number": damaged(config={"seed": math.inf}),
+    "wide integer": damaged(plan={"batch": {"devices": 10**300}}),
+    "deep": damaged(config=json.loads('{"a":' * 200 + "1" + "}" * 200)),
 }
 
 

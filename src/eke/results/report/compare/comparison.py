@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from eke.results.report.compare.effects import (
     match_published,
     pareto,
 )
-from eke.results.report.compare.load_records import Gathered, gather, use_readable
+from eke.results.report.compare.load_records import Gathered, gather
 from eke.results.report.compare.measures import (
     MEASURES,
     METRIC,
@@ -200,12 +200,7 @@ class Comparison:
         return f" [{part.machine.letter}]" if len(self.machines) > 1 else ""
 
 
-def compare_runs(
-    folders: Sequence[Path],
-    baseline: str = "",
-    by: str = "",
-    show: Callable[[Comparison], object] = lambda _: None,
-) -> Comparison:
+def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> Comparison:
     """Compare all runs in some folders.
 
     Args:
@@ -213,21 +208,11 @@ def compare_runs(
         baseline: `key=value,...` or a row's name; empty for the row `baseline`, or the first cell.
         by: show only effects of this factor, or judge and sort by this metric; empty for all
             factors, and the loss.
-        show: makes texts of the comparison; a run at which it raises is an unreadable one.
 
     Raises:
         ConfigError: no runs, unknown baseline, factor or metric.
     """
-
-    def use(gathered: Gathered) -> Comparison:
-        found = _compare(folders, gathered, baseline, by)
-        show(found)
-        return found
-
-    return use_readable(gather(folders), use)
-
-
-def _compare(folders: Sequence[Path], gathered: Gathered, baseline: str, by: str) -> Comparison:
+    gathered = gather(folders)
     variants, machines, keys = group(gathered.entries)
     chosen, notes = choose_baselines(variants, machines, baseline, keys)
     metrics = _metrics(variants)
@@ -258,7 +243,6 @@ def _compare(folders: Sequence[Path], gathered: Gathered, baseline: str, by: str
 
 
 def _metrics(variants: Sequence[Variant]) -> list[str]:
-    """Names of all metrics of the runs' evaluations."""
     return list(dict.fromkeys(name for v in variants for r in v.records for name in r.metrics))
 
 
@@ -358,7 +342,6 @@ def _unknown_factor(by: str, keys: Sequence[str], metrics: Sequence[str]) -> Con
 
 
 def _shared(variants: Sequence[Variant], keys: Sequence[str]) -> dict[str, str]:
-    """Options common to all recorded variants."""
     recorded = [v.settings for v in variants if v.machine]
     if not recorded:
         return {}

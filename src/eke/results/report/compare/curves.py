@@ -20,6 +20,7 @@ from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record, metrics
 from eke.plan.record.metrics import is_lower_better
 from eke.results.report.compare.measures import (
+    LARGEST,
     LOSSES,
     METRIC,
     SAMPLES,
@@ -92,7 +93,7 @@ def read_curve(paths: RunPaths) -> Curve | None:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) < LARGEST
 
 
 MARGIN = 0.01
@@ -269,7 +270,6 @@ def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]
 
 
 def _end(record: Record) -> float | None:
-    """Time of the record, in seconds since 1970."""
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(str(record.environment.get("time"))).timestamp()
     return None

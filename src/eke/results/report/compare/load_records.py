@@ -1,13 +1,13 @@
 """Load the runs and sweep cells of some folders, and find the keys in which they differ."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from eke.common.errors import ConfigError, EkeError
+from eke.common.errors import ConfigError
 from eke.common.files import read_json
 from eke.common.paths import RunPaths, SweepPaths
 from eke.common.text import first_line, format_value
@@ -16,13 +16,12 @@ from eke.plan.record import (
     RECORD_LIMIT,
     Outcome,
     Record,
+    UnreadableRecord,
     missing_run,
     no_runs,
     read_record,
 )
 from eke.results.report.compare.measures import measured_values
-
-T = TypeVar("T")
 
 NOT_RUN = "not run"
 """Outcome shown for a cell without one."""
@@ -112,40 +111,6 @@ def gather(folders: Sequence[Path]) -> Gathered:
     return Gathered(tuple(entries), tuple(_unique(names)), tuple(_unique(commands)), tuple(notes))
 
 
-def use_readable(gathered: Gathered, use: Callable[[Gathered], T]) -> T:
-    """`use` of all runs; those at which it raises are unreadable, and the others are used.
-
-    A record may hold any value in any place, so that what reads it may raise anything.
-    """
-    try:
-        return use(gathered)
-    except EkeError:
-        raise
-    except Exception:
-        entries = [_usable(entry, gathered, use) for entry in gathered.entries]
-        bad = set(entries).difference(gathered.entries)
-        if not bad:
-            raise
-        notes = (*gathered.notes, *(f"{e.folder}: {e.reason}" for e in entries if e in bad))
-        return use(replace(gathered, entries=tuple(entries), notes=notes))
-
-
-def _usable(entry: Entry, gathered: Gathered, use: Callable[[Gathered], object]) -> Entry:
-    """The entry, or an unreadable one if `use` raises with it alone, or with one compared to it."""
-    if entry.record is None:
-        return entry
-    other = replace(entry.record, config={**entry.record.config, "another": 1})
-    try:
-        use(replace(gathered, entries=(entry,)))
-        use(replace(gathered, entries=(entry, replace(entry, record=other))))
-    except EkeError:  # no baseline
-        pass
-    except Exception as error:
-        why = f"record.json: not a readable record ({type(error).__name__}: {first_line(error)})"
-        return replace(entry, outcome=UNREADABLE, reason=why, record=None)
-    return entry
-
-
 def _sweeps_of(folder: Path) -> Iterator[Path]:
     is_sweep = os.path.exists(SweepPaths(folder).sweep)  # False without permission
     for each in [folder] if is_sweep else _children(folder):
@@ -219,11 +184,10 @@ def _alone(run: Path) -> Entry:
 
 
 def _read(run: Path) -> tuple[str, str, Record | None]:
-    """Read outcome, reason and record of a run folder."""
     try:
         record = read_record(RunPaths(run))
-    except Exception as error:  # any value in any place
-        return UNREADABLE, first_line(error), None
+    except UnreadableRecord as error:
+        return UNREADABLE, str(error), None
     if record is None:
         return NOT_RUN, "", None
     return record.outcome, record.failure.message if record.failure else "", record

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from eke.plan.record import Record
+from eke.plan.record import Record, table
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,12 @@ MEASURES = (
 )  # fmt: skip
 
 
+LARGEST = 1e60
+"""Values above it, or below its inverse, are no measurements: their squares would overflow."""
+
+
 def measured_values(record: Record) -> dict[str, float]:
-    """Key of a measure -> value; finite, and positive but for metrics.
+    """Key of a measure -> value; within LARGEST, and positive but for metrics.
 
     Speeds of a run on a shared device are absent, since other processes affect them.
     """
@@ -60,10 +64,16 @@ def measured_values(record: Record) -> dict[str, float]:
         measure.key: float(value)
         for measure, value in values.items()
         if isinstance(value, int | float)
-        and 0 < value < math.inf
+        and _is_usual(value)
         and not (measure.is_speed and record.shared_device)
     }
-    return found | {f"{METRIC}{k}": v for k, v in record.metrics.items() if math.isfinite(v)}
+    return found | {
+        f"{METRIC}{k}": v for k, v in record.metrics.items() if v == 0 or _is_usual(abs(v))
+    }
+
+
+def _is_usual(value: float) -> bool:
+    return 1 / LARGEST < value < LARGEST
 
 
 def _value(record: Record, path: str) -> Any:
@@ -83,15 +93,18 @@ def metric_of(key: str) -> Measure:
 
 def num_devices(record: Record) -> int:
     """Devices that a run trained on."""
-    batch = record.plan.get("batch", {})
-    return int(batch.get("world_size", 1)) * int(batch.get("devices", 1))
+    counts = [_count(record, key) for key in ("world_size", "devices")]
+    return math.prod(count for count in counts if count is not None)
 
 
-def samples_seen(record: Record) -> int | None:
+def samples_seen(record: Record) -> float | None:
     """Training samples of the whole run; None if the plan lacks them."""
-    batch = record.plan.get("batch", {})
-    try:
-        per_step = batch["per_device"] * batch["accumulation"] * num_devices(record)
-    except (KeyError, TypeError):
+    size, times = (_count(record, key) for key in ("per_device", "accumulation"))
+    if size is None or times is None:
         return None
-    return int(per_step * record.steps_done)
+    return float(size) * times * num_devices(record) * record.steps_done
+
+
+def _count(record: Record, key: str) -> int | None:
+    found = table(record.plan, "batch").get(key)
+    return found if isinstance(found, int) else None

@@ -162,7 +162,6 @@ def _predicted(
     unit: str,
     text: Callable[[float], str],
 ) -> Spec | None:
-    """Predicted against measured values, in units of `size`."""
     points = [
         {"name": row.variant.label, "measured": found.value / size, "predicted": told.value / size,
          "text": f"{text(told.value)} predicted, {text(found.value)} measured"}
@@ -255,7 +254,6 @@ def _spec(values: Sequence[Mapping[str, Any]], height: Any, **rest: Any) -> Spec
 
 
 def _height(values: Sequence[Mapping[str, Any]]) -> int:
-    """Height in pixels for one line per name."""
     return 30 * len({value["name"] for value in values})
 
 

@@ -13,10 +13,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from enum import Enum
 from importlib import metadata, resources
-from pathlib import Path
 from typing import Any
 
-from eke.common.files import own_folder, read_text, write_atomic
+from eke.common.files import own_folder, plain, read_text, write_atomic
 from eke.common.process_env import SAFE_PATH
 from eke.common.streams import escape, printable
 from eke.data.sources import cache_folder
@@ -64,7 +63,7 @@ def as_csv(comparison: Comparison) -> str:
             cells = (row.variant.label, entry.row, row.variant.machine, *factors, *entry.repeat,
                      entry.outcome, entry.reason, *numbers, entry.folder or "")  # fmt: skip
             writer.writerow(map(_inert, cells))
-    return text.getvalue()
+    return printable(text.getvalue(), colours=False)
 
 
 def _inert(cell: object) -> object:
@@ -72,21 +71,9 @@ def _inert(cell: object) -> object:
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """
-    cell = _printable(str(cell) if isinstance(cell, Path) else cell)
     if isinstance(cell, str) and cell.lstrip().startswith(tuple("=+-@\uff1d\uff0b\uff0d\uff20")):
         return f"'{cell}"
     return cell
-
-
-def _printable(value: Any) -> Any:
-    """Plain data with its texts printable; markup of this program stays."""
-    if isinstance(value, dict):
-        return {_printable(key): _printable(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_printable(each) for each in value]
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return printable(value.encode(errors="replace").decode(), colours=False)
 
 
 def _machine(part: OneMachine) -> dict[str, Any]:
@@ -164,17 +151,15 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
     """Render the page; data are embedded as JSON and shown as text."""
     from jinja2 import Environment  # not needed for other formats
 
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_printable
-    )
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {
         "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False
     }  # fmt: skip
     pictures, notes = charts(comparison), list(comparison.notes)
     vega = vega_script() if pictures else ""
     if pictures and not vega:
-        pictures, notes = [], [*notes, "no pictures: vl_convert ended without a word"]
-    return environment.from_string(_page_part("page.html")).render(
+        pictures, notes = [], [*notes, "no pictures: vl_convert failed"]
+    page = environment.from_string(_page_part("page.html")).render(
         title=", ".join(comparison.sweeps) or "comparison",
         verdict=verdict_lines(comparison),
         counts=count_outcomes(comparison),
@@ -183,12 +168,11 @@ def render_page(comparison: Comparison, repeats: bool = False) -> str:
         script=_page_part("page.js"),
         vega=vega,
         pictures=[(title, note) for title, note, _ in pictures],
-        data=_printable(
-            {"specs": [spec for _, _, spec in pictures], "table": table_data(comparison)}
-        ),
+        data=plain({"specs": [spec for _, _, spec in pictures], "table": table_data(comparison)}),
         sections=[*sections(comparison, repeats), provenance(comparison)],
         notes=notes,
     )
+    return printable(page, colours=False)
 
 
 def table_data(comparison: Comparison) -> dict[str, Any]:
@@ -247,7 +231,7 @@ def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
     lines = [f"**{escape(first)}**", ""]
     for line in others:
         lines += [escape(line), ""]
-    lines += [*main_table(comparison, MAX_ROWS), "", count_outcomes(comparison), ""]
+    lines += [*main_table(comparison, MAX_ROWS), "", escape(count_outcomes(comparison)), ""]
     for section in [*sections(comparison, repeats), provenance(comparison)]:
         lines += [f"### {escape(section.title)}", "", *section_lines(section), ""]
     lines += [f"- {escape(note)}" for note in comparison.notes]

@@ -14,7 +14,7 @@ from typing import Any
 
 from eke.common.paths import program
 from eke.common.text import format_bytes, format_count, format_number, format_seconds
-from eke.plan.record import Outcome, Record
+from eke.plan.record import Outcome, Record, table
 from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.comparison import SIGNS, times
 from eke.results.report.compare.curves import Parity
@@ -163,7 +163,6 @@ def outcome_text(row: ComparisonRow) -> str:
 
 
 def _by_reason(found: Iterable[tuple[tuple[str, ...], str]]) -> dict[tuple[str, ...], str]:
-    """Each reason with the labels of its configurations."""
     labels: dict[tuple[str, ...], dict[str, None]] = {}
     for reason, label in found:
         labels.setdefault(reason, {})[label] = None
@@ -319,7 +318,6 @@ def provenance(comparison: Comparison) -> Section:
 
 
 def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
-    """Times, commits and drivers of a machine's runs."""
     records = [
         entry.record
         for row in comparison.rows_of(part)
@@ -327,7 +325,7 @@ def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
         if entry.record
     ]
     times_run = sorted(str(r.environment.get("time", "")) for r in records)
-    states = [r.environment.get("git") or {} for r in records]
+    states = [table(r.environment, "git") for r in records]
     commits = {str(state.get("commit", ""))[:12] for state in states} - {""}
     dirty = " (changed)" if any(state.get("dirty") for state in states) else ""
     drivers = {str(r.environment.get("driver", "")) for r in records} - {""}
@@ -356,7 +354,6 @@ def _outcomes(comparison: Comparison) -> Section:
 
 
 def _unmeasured(comparison: Comparison) -> Section:
-    """Reasons that successful configurations have no speed."""
     found = _by_reason(
         ((_no_speed(row.variant.records[0]),), row.variant.label)
         for row in comparison.rows
@@ -369,7 +366,7 @@ def _unmeasured(comparison: Comparison) -> Section:
 def _no_speed(record: Record) -> str:
     if record.shared_device:
         return "another process used its device meanwhile"
-    warm_up = record.config.get("train", {}).get("timing_warmup_steps", "?")
+    warm_up = table(record.config, "train").get("timing_warmup_steps", "?")
     return (
         f"none of {record.steps_done} steps was timed: the first {warm_up} of each attempt are "
         "warm-up (train.timing_warmup_steps)"

@@ -81,7 +81,6 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _main(comparison: Comparison, width: int) -> list[RenderableType]:
-    """The main table, and a note on omitted columns."""
     rows = _chosen(comparison.rows)
     shown, left_out = _fitting(comparison, rows, width)
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")

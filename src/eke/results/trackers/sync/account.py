@@ -17,7 +17,7 @@ from eke.common.paths import RunPaths
 from eke.common.streams import speak
 from eke.config import schema
 from eke.plan.planner import outline_record, read_plan
-from eke.plan.record import RECORD_LIMIT, Outcome, metrics, read_attempts, read_record
+from eke.plan.record import RECORD_LIMIT, Outcome, metrics, read_attempts, read_record, table
 from eke.results.trackers.async_tracker import deduplicate, one_line
 from eke.results.trackers.tracker import (
     TrackedRun,
@@ -25,7 +25,6 @@ from eke.results.trackers.tracker import (
     shown_of,
     summary_values,
     tracker_id,
-    tracker_settings,
 )
 from eke.results.trackers.wandb import ignore_folder_settings, kill_core
 from eke.rules.tracker import has_wandb_key
@@ -206,8 +205,8 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
     if record is None:  # worker and supervisor were killed before writing one
         attempt: Any = max(len(read_attempts(paths)) - 1, 0)
         record = outline_record(read_plan(paths), rows, attempt, Outcome.crashed, None)
-    settings = tracker_settings(record)
-    device = str(record.plan.get("device", {}).get("name", ""))
+    settings = table(record.config, "tracker")
+    device = str(table(record.plan, "device").get("name", ""))
     factors = record.choices | ({"device": device} if device else {})
     run = TrackedRun(
         run_id=tracker_id(paths.folder.name, record.run_id),

@@ -12,6 +12,7 @@ from unit.results.report.wandb_report.runs import make_sweep, three_repeats, tra
 from eke.cli import main
 from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
+from eke.common.streams import escape
 from eke.plan.record import metrics, read_record
 from eke.results.report import wandb_report as module
 from eke.results.report.compare import Comparison, compare_runs
@@ -213,10 +214,17 @@ def test_hostile_names_stay_text(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("# x", "\\# x"), ("- x", "\\- x"), ("a # x", "a # x"), ("==", "\\=="), ("", "")],
+    [
+        ("# x", "\\# x"),
+        ("- x", "\\- x"),
+        ("a # x", "a # x"),
+        ("==", "\\=\\="),
+        ("", ""),
+        ("a_b __c__ d_", "a_b \\_\\_c\\_\\_ d\\_"),
+    ],
 )
 def test_a_sentence_begins_no_block(text, shown):
-    assert module.escape_markdown(text) == shown
+    assert escape(text) == shown
 
 
 def test_a_title_fits(tmp_path):
