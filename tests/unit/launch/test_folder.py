@@ -263,7 +263,7 @@ def test_a_record_that_may_be_read_later_fails_its_run_alone(
 
 
 def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monkeypatch) -> None:
-    def refuse(path, *_) -> None:
+    def refuse(path, *_, **__) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     leave("ok")

@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -115,13 +115,13 @@ class Element:
     name: str
     reason: str
     """SLURM's reason for waiting."""
-    ids: tuple[str, ...] = ()
+    ids: tuple[str, ...]
     """SLURM's numbers of it, `123_4`, this one first: arrays of one name are one submission."""
 
     @property
-    def waits_for(self) -> str:
-        """The reason, for display; the state where there is none."""
-        return self.reason if self.reason not in ("", "None") else self.state.lower()
+    def key(self) -> str:
+        """Name and index, `NAME_4`: numbers come again on a new cluster, and after MaxJobId."""
+        return f"{self.name}_{self.ids[0].partition('_')[2]}"
 
 
 class SaidNo(EkeError):
@@ -215,90 +215,85 @@ def objection_to(text: str) -> str:
 
 
 def queue() -> dict[str, Element]:
-    """This user's jobs in the queue, by name and index `NAME_4`; EkeError without an answer.
+    """This user's jobs that wait or run, by `NAME_4`; EkeError without an answer.
 
-    Numbers come again on a new cluster, and after MaxJobId. Of several arrays with one name the
-    element that runs is shown, else the first.
+    Of several arrays with one name the element that runs is shown, else the first.
     """
+    return _joined(_listed())
+
+
+def _listed(*options: str) -> list[Element]:
+    """This user's jobs as squeue shows them."""
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # not by name: LOGNAME may be anything, and a container has none
-    lines = ask(["squeue", "--noheader", "--array", user, form]).splitlines()
-    found: dict[str, list[Element]] = {}
-    for line in lines:
-        job, index, state, node, rest = (line.split("|", 4) + [""] * 4)[:5]
-        name, _, reason = rest.rpartition("|")  # a name may have a |
-        element = Element(state, node, name, reason, (f"{job}_{index}",))
-        found.setdefault(f"{name}_{index}", []).append(element)
-    return {key: _joined(each) for key, each in found.items()}
+    found = []
+    for line in ask(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
+        job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
+        found.append(Element(state, node, name, reason, (f"{job}_{index}",)))
+    return found
 
 
-def _joined(same: list[Element]) -> Element:
-    """Return the shown one of several elements, with the numbers of all that are not over."""
-    order = {Phase.runs: 0, Phase.waits: 1, Phase.unknown: 1, Phase.over: 2}
-    same.sort(key=lambda each: (order[phase_of(each.state)], len(each.ids[0]), each.ids[0]))
-    alive = [each for each in same if phase_of(each.state) is not Phase.over] or same[:1]
-    return replace(same[0], ids=tuple(number for each in alive for number in each.ids))
+def _joined(listed: Iterable[Element]) -> dict[str, Element]:
+    """Elements that are not over, each with the numbers of all of its name and index."""
+    alive = [each for each in listed if phase_of(each.state) is not Phase.over]
+    alive.sort(key=lambda e: (phase_of(e.state) is not Phase.runs, len(e.ids[0]), e.ids[0]))
+    found: dict[str, Element] = {}
+    for each in alive:
+        first = found.get(each.key)
+        found[each.key] = replace(first, ids=first.ids + each.ids) if first else each
+    return found
 
 
-def last_states(elements: Mapping[str, str]) -> dict[str, str]:
-    """The last state of jobs no longer in the queue, by `NAME_4`; unknown jobs are absent.
+def last_states(elements: Sequence[str]) -> dict[str, str]:
+    """The state of jobs that are missing from the queue, by `NAME_4`; unknown ones are absent.
 
-    `elements` has the number of each one's array, `123`, empty if unknown. Accounting learns late;
-    the controller, which is asked by number, remembers for some minutes (MinJobAge).
+    The controller remembers a job for some minutes (MinJobAge). Accounting learns late.
     """
     if not elements:
         return {}
-    found: dict[str, list[str]] = {}
-    for job, name, state in _accounted({element.rpartition("_")[0] for element in elements}):
-        found.setdefault(f"{name}_{job.partition('_')[2]}", []).append(state)
-    settled = {
-        element: states[0]
-        for element, states in found.items()
-        if element in elements and all(phase_of(state) is Phase.over for state in states)
-    }
-    for array in sorted({elements[e] for e in elements.keys() - settled.keys()} - {""}):
-        for shown in _show(array):
-            element = f"{shown.get('JobName')}_{shown.get('ArrayTaskId')}"
-            if element in elements and (state := shown.get("JobState", "")):
-                settled.setdefault(element, state)
-    return settled
+    names = sorted({element.rpartition("_")[0] for element in elements})
+    found: list[tuple[str, str]] = []
+    with contextlib.suppress(EkeError):
+        found += [(each.key, each.state) for each in _remembered(names)]
+    for job, name, state in _accounted(names):
+        if phase_of(state) is Phase.over:
+            found.append((f"{name}_{job.partition('_')[2]}", state))
+    found.sort(key=lambda pair: phase_of(pair[1]) is Phase.over)  # of several arrays of one name
+    return {key: state for key, state in reversed(found) if key in elements}
 
 
-def _accounted(names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+def _remembered(names: Sequence[str]) -> list[Element]:
+    """Jobs of these names, also those that are over, by the controller; or EkeError."""
+    return _listed("--states=all", f"--name={','.join(names)}")
+
+
+def _accounted(names: Sequence[str]) -> list[list[str]]:
     """Number, name and state of each job of these names in accounting; none without an answer."""
     form = ["--noheader", "--parsable2", "--allocations", "--format=JobID,JobName,State"]
-    asked = [f"--name={','.join(sorted(names))}", "--starttime=now-30days"]
-    with contextlib.suppress(EkeError):
-        for line in ask(["sacct", *form, *asked]).splitlines():
-            job, _, rest = line.partition("|")
-            name, _, state = rest.rpartition("|")
-            yield job, name, state
+    asked = [f"--name={','.join(names)}", "--starttime=now-30days"]
+    try:
+        lines = ask(["sacct", *form, *asked]).splitlines()
+    except EkeError:
+        return []
+    return [line.split("|") for line in lines if line.count("|") == 2]
 
 
 def show_job(element: str) -> dict[str, str]:
     """The controller's information on one job; empty if unknown or unreachable."""
-    return next(iter(_show(element)), {})
-
-
-def _show(job: str) -> list[dict[str, str]]:
     try:
-        lines = ask(["scontrol", "show", "job", "--oneliner", job]).splitlines()
+        shown = ask(["scontrol", "show", "job", "--oneliner", element]).partition("\n")[0]
     except EkeError:
-        return []
-    return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
+        return {}
+    return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
 
 def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
     """Job id of each name that SLURM has ever taken, absent others; EkeError without an answer."""
-    if not names:
+    if not names:  # no name at all would mean every job
         return {}
-    found = {each.name: each.ids[0].split("_")[0] for each in queue().values()}
-    missing = [name for name in names if name not in found]
-    if not missing:  # no name at all would mean every job
-        return {name: found[name] for name in names}
-    for job, name, _ in _accounted(missing):
-        found[name] = job.split("_")[0]
-    return {name: found[name] for name in names if name in found}
+    numbers = {each.name: each.ids[0] for each in _remembered(names)}
+    numbers = {name: job for job, name, _ in _accounted(names)} | numbers
+    return {name: numbers[name].partition("_")[0] for name in names if name in numbers}
 
 
 def max_array_size() -> int:
@@ -312,7 +307,7 @@ def max_array_size() -> int:
     return max(1, min(map(int, found), default=DEFAULT_ARRAY_SIZE))
 
 
-def cancel(elements: Sequence[str]) -> None:
+def cancel(elements: Sequence[Element]) -> None:
     """Ask SLURM to end jobs, which save first, within KillWait; EkeError without an answer."""
     if elements:
-        ask(["scancel", *elements])
+        ask(["scancel", *(number for each in elements for number in each.ids)])

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
@@ -22,9 +22,10 @@ from eke.launch.slurm.submission import (
     make_request,
     name_in_runs,
     new_submission,
-    newest_of,
     put_back,
+    read_submission,
     read_submissions,
+    read_ticket,
     script_text,
     submission_file,
     with_job,
@@ -89,8 +90,7 @@ def settle_intents(
     """Resolve submissions without an answer of sbatch; EkeError if nothing may be submitted."""
     while True:
         own = dict(_intents(read_submissions(folder)))
-        named = {each.path: each.submission for each in newest_of(runs) if each}
-        intents = dict(_intents(named.items())) | own
+        intents = dict(_intents(_named_by(runs))) | own
         known = scheduler.jobs_of_names([each.name for _, each in intents.values()])
         may_turn_up = False
         for name, (path, each) in intents.items():
@@ -103,6 +103,13 @@ def settle_intents(
         if not may_turn_up:
             return
         sleep(LOOK_S)
+
+
+def _named_by(runs: Sequence[RunPaths]) -> Iterator[tuple[Path, Submission]]:
+    """The newest submission of each run, also of another sweep; unreadable ones are skipped."""
+    for file in {ticket.submission for ticket in map(read_ticket, runs) if ticket}:
+        with suppress(EkeError):
+            yield Path(file), read_submission(Path(file))
 
 
 def _intents(
