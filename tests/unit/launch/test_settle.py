@@ -53,11 +53,12 @@ def test_a_death_without_a_word_becomes_a_record(code, words, paths, plan) -> No
 
 def test_what_somebody_would_not_wait_for_is_cancelled(paths, plan) -> None:
     number = start_attempt(paths, {})
-    record = settle(paths, plan, -signal.SIGKILL, attempts_before=0, given_up=True)
+    why = "killed by a second signal"
+    record = settle(paths, plan, -signal.SIGKILL, attempts_before=0, stopped=why)
     assert (record.outcome, record.exit_code) == ("cancelled", 75)
-    assert record.failure == Failure("worker", "killed by a second signal before it had saved")
+    assert record.failure == Failure("worker", why)
     write_record(paths, bare_record(attempt=number))
-    saved = settle(paths, plan, -signal.SIGKILL, attempts_before=0, given_up=True)
+    saved = settle(paths, plan, -signal.SIGKILL, attempts_before=0, stopped=why)
     assert saved.outcome == "ok", "it had written how it ended"
 
 
@@ -74,22 +75,22 @@ def test_a_worker_that_died_before_its_first_word_is_an_attempt(paths, plan) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "given_up", "told"),
+    ("code", "kind", "stopped", "told"),
     [
-        (-signal.SIGKILL, "cpu", False, True),
-        (-signal.SIGKILL, "cpu", True, False),
-        (-signal.SIGSEGV, "cpu", False, False),
-        (-signal.SIGKILL, "cuda", False, False),
+        (-signal.SIGKILL, "cpu", "", True),
+        (-signal.SIGKILL, "cpu", "killed by a second signal", False),
+        (-signal.SIGSEGV, "cpu", "", False),
+        (-signal.SIGKILL, "cuda", "", False),
     ],
     ids=["killed", "somebody would not wait", "another signal", "a GPU's memory is another"],
 )
 def test_what_the_kernel_may_have_killed_is_told_what_would_need_less(
-    code, kind, given_up, told, paths, plan
+    code, kind, stopped, told, paths, plan
 ) -> None:
     start_attempt(paths, {})
     device = dataclasses.replace(plan.device, kind=kind, memory_bytes=8 * GIB)
     plan = dataclasses.replace(plan, device=device)
-    record = settle(paths, plan, code, attempts_before=0, given_up=given_up)
+    record = settle(paths, plan, code, attempts_before=0, stopped=stopped)
     assert bool(record.memory.advice) is told
     summary = render_summary(record, str(paths.folder))
     assert ("would need less" in summary) is told
@@ -187,10 +188,9 @@ NO_LIMIT = resource.RLIM_INFINITY
         (-signal.SIGXCPU, (6, NO_LIMIT), True),
         (-signal.SIGKILL, (6, 7), True),
         (-signal.SIGKILL, (6, NO_LIMIT), False),
-        (-signal.SIGXCPU, (NO_LIMIT, NO_LIMIT), False),
         (-signal.SIGTERM, (6, 7), False),
     ],
-    ids=["soft", "hard", "soft and killed", "by hand", "another signal"],
+    ids=["soft", "hard", "soft and killed", "another signal"],
 )
 def test_the_limit_of_processor_time_is_named(code, limits, named, monkeypatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: limits)

@@ -57,16 +57,13 @@ WORKER_PHASE = "worker"
 IMPATIENCE = "killed by a second signal before it had saved"
 """Reason for cancelling a run that was stopped but not waited for."""
 
-TOO_EARLY = "stopped by {} before training had begun"
-"""Reason for cancelling a run whose worker did not listen to signals yet."""
-
 
 def settle(
-    paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, given_up: bool = False
+    paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, stopped: str = ""
 ) -> Record:
     """The record of the attempt that just ended; written here when the worker could not.
 
-    `exit_code` is negative for a signal; `given_up`: it was stopped, and died before it had saved.
+    `exit_code` is negative for a signal; `stopped`: why it ended before it had saved, if asked to.
     """
     attempts = read_attempts(paths)
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
@@ -78,10 +75,8 @@ def settle(
     alone = Outcome.crashed, Failure(WORKER_PHASE, describe_exit(exit_code, tail), tail)
     outcome, failure = end_of_ranks(paths, attempt) or alone
     begun = attempts[attempt:]
-    if given_up:
-        early = -signal.SIGKILL != exit_code < 0
-        why = TOO_EARLY.format(_signal_name(-exit_code)) if early else IMPATIENCE
-        outcome, failure = Outcome.cancelled, Failure(WORKER_PHASE, why)
+    if stopped:
+        outcome, failure = Outcome.cancelled, Failure(WORKER_PHASE, stopped)
     elif not begun and exit_code > 0:
         try:  # it may not even have been imported, to say so itself
             check_software(plan)
@@ -90,7 +85,7 @@ def settle(
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.machine = machine_of(begun, plan)
     record.environment = environment()
-    note_predictions(record, plan, not given_up and was_killed(paths, attempt, exit_code))
+    note_predictions(record, plan, not stopped and was_killed(paths, attempt, exit_code))
     write_record(paths, record)
     return record
 
@@ -134,13 +129,13 @@ def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | Non
 
 def describe_exit(code: int, tail: str = "") -> str:
     """What an exit without a record means, with the exception that ended it, if the log has one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)  # the worker has inherited it
     if code == -signal.SIGKILL:
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)  # the worker has inherited it
         limit = f"; or after {hard} s of processor time (ulimit -Ht)" if hard >= 0 else ""
         why = "by hand, or by the kernel because the machine ran out of memory"
         return f"killed by SIGKILL: {why}{limit}"
-    if code == -signal.SIGXCPU and soft >= 0:
-        return f"killed by SIGXCPU: the limit of processor time is {soft} s (ulimit -t unlimited)"
+    if code == -signal.SIGXCPU:
+        return "killed by SIGXCPU: at the limit of processor time (ulimit -t unlimited removes it)"
     if code < 0:
         return f"killed by {_signal_name(-code)}"
     raised = [line for line in tail.splitlines() if re.match(r"[\w.]+(Error|Exception): ", line)]
@@ -231,12 +226,12 @@ class LiveRun:
             code = self.worker.finish()
             remove_swap(swap_folder(self.plan, self.paths))  # what a killed worker has left
             paths, before = self.paths, self._attempts_before
-            # A worker that has just started does not listen yet.
             dead = read_dead_rank(paths, before)
-            ends = (-code, -dead.exit_code if dead else 0)
-            stopped = self._given_up or (self._asked > 0 and self._asked in ends)
-            early = -self._asked if stopped and not self._given_up else code
-            return settle(paths, self.plan, early, before, stopped)
+            stopped = IMPATIENCE if self._given_up else ""
+            if self._asked and -self._asked in (code, dead.exit_code if dead else 0):
+                # A worker that has just started does not listen yet.
+                stopped = f"stopped by {_signal_name(self._asked)} before training had begun"
+            return settle(paths, self.plan, code, before, stopped)
         except OSError as error:
             raise _unwritable(self.paths.folder, error) from error
         finally:

@@ -21,7 +21,7 @@ from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.run import ClusterRun, changes_since_planning, stamp_of
-from eke.launch.slurm.scheduler import HELD, Element, Phase, SubmissionRefused, phase_of
+from eke.launch.slurm.scheduler import HELD, Element, SubmissionRefused, is_over, is_running
 from eke.launch.slurm.submission import (
     NAME,
     Request,
@@ -181,7 +181,7 @@ class Cluster(StartedSweep):
         states = scheduler.last_states(unclear)
         for job in lost:
             state = states.get(self.elements[job.number], "")
-            if not state or phase_of(state) is Phase.over:
+            if not state or is_over(state):
                 self.collect(job, state)
         try:
             self.cancel_skipped(queue)
@@ -202,14 +202,14 @@ class Cluster(StartedSweep):
             self.missed[job.number] = self.missed.get(job.number, 0) + 1
             return self.missed[job.number] >= MISSED or self.is_done(job)
         self.missed.pop(job.number, None)
-        phase = phase_of(seen.state)
-        if phase is Phase.runs and job.live is None and seen.state != "COMPLETING":
+        if not is_running(seen.state):
+            self.note_waiting(job, seen)
+            return False
+        if job.live is None and seen.state != "COMPLETING":
             job.live, job.where = self.run_of(job), seen.node
             self.books.started(job)
-        elif phase is Phase.waits:
-            self.note_waiting(job, seen)
         # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
-        return phase is Phase.runs and self.is_done(job)
+        return self.is_done(job)
 
     def is_done(self, job: Job) -> bool:
         """Whether there is a final record already."""

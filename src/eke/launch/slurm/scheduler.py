@@ -11,35 +11,17 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 
 from eke.common.errors import EkeError
 from eke.common.process_env import RANK_VARIABLES
 from eke.plan.record import Outcome
 
-
-class Phase(Enum):
-    """SLURM's intention for a job."""
-
-    waits = "waits"
-    """In the queue, also again."""
-    runs = "runs"
-    """On its nodes, or just leaving them."""
-    over = "over"
-    """It will not run again by itself."""
-    unknown = "unknown"
-    """A word that is not in the table: no verdict."""
-
-
-_WAITS = (
-    "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
-    "RESV_DEL_HOLD", "RECONFIG_FAIL", "POWER_UP_NODE", "EXPEDITING",
-)  # fmt: skip
 _RUNS = (
     "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING",
     "UPDATE_DB",
 )  # fmt: skip
+"""On its nodes, or just leaving them. In another state that is not over, a job waits."""
 
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 """Of the host's memory, which says nothing about a GPU's."""
@@ -63,19 +45,24 @@ HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 """Waits for `scontrol release`."""
 
 
-def phase_of(state: str) -> Phase:
-    """What a state means; SLURM adds a `+` and a reason to some (`CANCELLED by 0`)."""
-    word = next(iter(state.split()), "").rstrip("+")
-    if word in _WAITS:
-        return Phase.waits
-    if word in _RUNS:
-        return Phase.runs
-    return Phase.over if word in OVER else Phase.unknown
+def is_running(state: str) -> bool:
+    """Whether a job has its nodes."""
+    return state in _RUNS
+
+
+def is_over(state: str) -> bool:
+    """Whether a job will not run again by itself."""
+    return _word(state) in OVER
 
 
 def outcome_of(state: str) -> Outcome:
     """Outcome of a run whose job ended in this state without a record."""
-    return OVER.get(next(iter(state.split()), "").rstrip("+"), Outcome.crashed)
+    return OVER.get(_word(state), Outcome.crashed)
+
+
+def _word(state: str) -> str:
+    """The state without the `+` and the reason that SLURM adds to some (`CANCELLED by 0`)."""
+    return next(iter(state.split()), "").rstrip("+")
 
 
 PATIENCE_S = 60.0
@@ -235,8 +222,8 @@ def _listed(*options: str) -> list[Element]:
 
 def _joined(listed: Iterable[Element]) -> dict[str, Element]:
     """Elements that are not over, each with the numbers of all of its name and index."""
-    alive = [each for each in listed if phase_of(each.state) is not Phase.over]
-    alive.sort(key=lambda e: (phase_of(e.state) is not Phase.runs, len(e.ids[0]), e.ids[0]))
+    alive = [each for each in listed if not is_over(each.state)]
+    alive.sort(key=lambda e: (not is_running(e.state), len(e.ids[0]), e.ids[0]))
     found: dict[str, Element] = {}
     for each in alive:
         first = found.get(each.key)
@@ -256,9 +243,9 @@ def last_states(elements: Sequence[str]) -> dict[str, str]:
     with contextlib.suppress(EkeError):
         found += [(each.key, each.state) for each in _remembered(names)]
     for job, name, state in _accounted(names):
-        if phase_of(state) is Phase.over:
+        if is_over(state):
             found.append((f"{name}_{job.partition('_')[2]}", state))
-    found.sort(key=lambda pair: phase_of(pair[1]) is Phase.over)  # of several arrays of one name
+    found.sort(key=lambda pair: is_over(pair[1]))  # of several arrays of one name
     return {key: state for key, state in reversed(found) if key in elements}
 
 

@@ -10,7 +10,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -237,26 +237,11 @@ def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
     return known
 
 
-def name_in_runs(path: Path, submission: Submission) -> dict[RunPaths, Ticket | None]:
-    """Have each of its runs name an intent; returns what they named before, for `put_back`."""
-    before: dict[RunPaths, Ticket | None] = {}
+def name_in_runs(path: Path, submission: Submission) -> None:
+    """Have each of its runs name an intent as its newest job."""
     for number, run in enumerate(submission.runs):
-        paths = RunPaths(Path(run))
-        earlier = read_ticket(paths)
         with contextlib.suppress(FileNotFoundError):  # the run was deleted meanwhile
-            write_ticket(paths, Ticket(str(path), number))
-            before[paths] = earlier
-    return before
-
-
-def put_back(tickets: Mapping[RunPaths, Ticket | None]) -> None:
-    """Have runs name again what they named before an intent that has come to nothing."""
-    for paths, ticket in tickets.items():
-        with contextlib.suppress(FileNotFoundError):
-            if ticket:
-                write_ticket(paths, ticket)
-            else:
-                paths.ticket(NAME).unlink()
+            write_ticket(RunPaths(Path(run)), Ticket(str(path), number))
 
 
 def write_ticket(paths: RunPaths, ticket: Ticket) -> None:

@@ -17,12 +17,12 @@ from eke.launch.processes.sweep import Job
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.run import note_software
 from eke.launch.slurm.submission import (
+    NAME,
     Request,
     Submission,
     make_request,
     name_in_runs,
     new_submission,
-    put_back,
     read_submission,
     read_submissions,
     read_ticket,
@@ -135,11 +135,12 @@ def submit_array(
     write_atomic(script, text, mode=0o600)  # lines of shell are for this user alone
     write_submission(path, submission)
     note_software(path)
-    before = name_in_runs(path, submission)
+    name_in_runs(path, submission)
     try:
         job_id = scheduler.submit(script, [lock])
     except scheduler.SubmissionRefused:
-        put_back(before)
+        for run in runs:
+            RunPaths(Path(run)).ticket(NAME).unlink(missing_ok=True)
         forget(path)
         raise
     return with_job(path, submission, job_id)

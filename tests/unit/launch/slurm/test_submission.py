@@ -8,10 +8,8 @@ from eke.common.errors import EkeError
 from eke.common.paths import RunPaths
 from eke.launch.slurm import submission, submit
 from eke.launch.slurm.submission import (
-    Ticket,
     name_in_runs,
     new_submission,
-    put_back,
     read_submission,
     read_submissions,
     read_ticket,
@@ -196,19 +194,6 @@ def test_a_run_that_was_deleted_meanwhile_keeps_no_other(intend, runs) -> None:
     path, made = intend()
     with_job(path, made, "12")
     assert [each and each.element for each in map(read_ticket, runs)] == [0, None, 2]
-
-
-def test_what_a_refusal_puts_back(intend, runs) -> None:
-    """The log of an earlier job is still to be found; the second run never had one."""
-    path, made = intend()
-    earlier = Ticket("/of/an/earlier/job.json", 7, stalled=1)
-    write_ticket(runs[0], earlier)
-    runs[1].ticket("slurm").unlink()
-    before = name_in_runs(path, made)
-    assert read_ticket(runs[0]).submission == read_ticket(runs[1]).submission == str(path)
-    put_back(before)
-    assert read_ticket(runs[0]) == earlier
-    assert not runs[1].ticket("slurm").exists()
 
 
 # --- tickets --------------------------------------------------------------------------------------
