@@ -420,7 +420,9 @@ def read_record(paths: RunPaths) -> Record | None:
         raise UnreadableRecord(f"{paths.record}: {error.strerror or error}") from error
     except ValueError as error:
         raise NoRecord(f"{paths.record}: not a readable record ({first_line(error)})") from error
-    version = content.get("schema_version") if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        raise NoRecord(f"{paths.record}: not a readable record (no object)")
+    version = content.get("schema_version")
     if version != RECORD_VERSION:
         is_newer = isinstance(version, int) and version > RECORD_VERSION
         raise (UnreadableRecord if is_newer else NoRecord)(
