@@ -225,11 +225,6 @@ def read_submission(path: Path) -> Submission:
         raise EkeError(f"{path}: not a readable submission ({error})") from error
 
 
-def read_submissions(folder: Path) -> list[tuple[Path, Submission]]:
-    """All of a folder; raises EkeError if one cannot be read."""
-    return [(path, read_submission(path)) for path in folder.glob("eke-*.json")]
-
-
 def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
     """Note what SLURM calls it."""
     known = replace(submission, job_id=job_id)

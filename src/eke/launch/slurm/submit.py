@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from eke.launch.slurm.submission import (
     name_in_runs,
     new_submission,
     read_submission,
-    read_submissions,
     read_ticket,
     script_text,
     submission_file,
@@ -89,34 +88,30 @@ def settle_intents(
 ) -> None:
     """Resolve submissions without an answer of sbatch; EkeError if nothing may be submitted."""
     while True:
-        own = dict(_intents(read_submissions(folder)))
-        intents = dict(_intents(_named_by(runs))) | own
-        known = scheduler.jobs_of_names([each.name for _, each in intents.values()])
+        own = {path: read_submission(path) for path in folder.absolute().glob("eke-*.json")}
+        found = {**_named_by(runs), **own}
+        intents = {path: each for path, each in found.items() if not each.job_id}
+        known = scheduler.jobs_of_names([each.name for each in intents.values()])
         may_turn_up = False
-        for name, (path, each) in intents.items():
-            if name in known:
-                with_job(path, each, known[name])
+        for path, each in intents.items():
+            if each.name in known:
+                with_job(path, each, known[each.name])
             elif abs(time.time() - each.created) <= GIVEN_UP_S:
                 may_turn_up = True
-            elif name in own:
+            elif path in own:
                 forget(path)
         if not may_turn_up:
             return
         sleep(LOOK_S)
 
 
-def _named_by(runs: Sequence[RunPaths]) -> Iterator[tuple[Path, Submission]]:
+def _named_by(runs: Sequence[RunPaths]) -> dict[Path, Submission]:
     """The newest submission of each run, also of another sweep; unreadable ones are skipped."""
+    found = {}
     for file in {ticket.submission for ticket in map(read_ticket, runs) if ticket}:
         with suppress(EkeError):
-            yield Path(file), read_submission(Path(file))
-
-
-def _intents(
-    found: Iterable[tuple[Path, Submission]],
-) -> Iterator[tuple[str, tuple[Path, Submission]]]:
-    """Submissions without a job id, by their unique name."""
-    return ((each.name, (path, each)) for path, each in found if not each.job_id)
+            found[Path(file)] = read_submission(Path(file))
+    return found
 
 
 def submit_array(
