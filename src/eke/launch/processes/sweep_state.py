@@ -214,7 +214,7 @@ class Rerun:
             runs = paths.folder.parent
             known = self._read()
             met = known.get("met")
-            if known and (met is None or not all(_is_final(runs / name) for name in met)):
+            if known and (met is None or not all(has_final_record(runs / name) for name in met)):
                 self._state, self.goes_on = {**known, "met": None}, True
             else:
                 self._state = {"begun": uuid.uuid4().hex, "old": {}, "met": None}
@@ -222,7 +222,7 @@ class Rerun:
             for run_id in (job.plan.run_id for job in self.jobs):
                 there = itertools.takewhile(lambda n: (runs / n).exists(), folder_names(run_id))
                 names = old.get(run_id, there)
-                old[run_id] = [name for name in names if _is_final(runs / name)]
+                old[run_id] = [name for name in names if has_final_record(runs / name)]
             self._write()
 
     @property
@@ -266,7 +266,8 @@ class Rerun:
             yield
 
 
-def _is_final(folder: Path) -> bool:
+def has_final_record(folder: Path) -> bool:
+    """Whether a run's folder has a final record that can be read."""
     try:
         record = read_record(RunPaths(folder))
         return record is not None and Outcome[record.outcome].is_final

@@ -18,7 +18,7 @@ from eke.config.schema import Config
 from eke.launch.interface import JobStatus, Launcher, StartedSweep, Target, declared_target
 from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import Books, has_final_record
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.run import ClusterRun, changes_since_planning, stamp_of
 from eke.launch.slurm.scheduler import HELD, Element, SubmissionRefused, is_over, is_running
@@ -41,7 +41,7 @@ from eke.launch.slurm.submit import (
     submitting,
 )
 from eke.plan.planner import Plan
-from eke.plan.record import Outcome, read_record
+from eke.plan.record import Outcome
 
 TICK_S = 0.2
 """Between two looks at the screen."""
@@ -200,7 +200,7 @@ class Cluster(StartedSweep):
         seen = queue.get(element)
         if seen is None:
             self.missed[job.number] = self.missed.get(job.number, 0) + 1
-            return self.missed[job.number] >= MISSED or self.is_done(job)
+            return self.missed[job.number] >= MISSED or has_final_record(Path(job.folder))
         self.missed.pop(job.number, None)
         if not is_running(seen.state):
             self.note_waiting(job, seen)
@@ -209,14 +209,7 @@ class Cluster(StartedSweep):
             job.live, job.where = self.run_of(job), seen.node
             self.books.started(job)
         # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
-        return self.is_done(job)
-
-    def is_done(self, job: Job) -> bool:
-        """Whether there is a final record already."""
-        with contextlib.suppress(EkeError):
-            record = read_record(paths_of(job))
-            return record is not None and Outcome[record.outcome].is_final
-        return False
+        return has_final_record(Path(job.folder))
 
     def run_of(self, job: Job, state: str = "") -> ClusterRun:
         """A run, and the last state of its job."""
