@@ -146,8 +146,8 @@ FAULTS = (
     fault(
         "intent_not_named",
         "launch/slurm/submit.py",
-        "before = name_in_runs(path, submission)",
-        "before: dict = {}",
+        "    name_in_runs(path, submission)",
+        "    pass",
         "a kill during sbatch lets another sweep submit the runs again",
         "unit/launch/slurm/test_submit.py::test_nor_by_another_sweep_with_these_runs",
     ),

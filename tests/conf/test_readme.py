@@ -43,7 +43,9 @@ def unseen() -> str:
 
 
 def first_output() -> str:
-    record = read_record(SimpleNamespace(record=REPO / "results" / "first_run.json"))
+    results = REPO / "results"
+    paths = {"folder": results, "record": results / "first_run.json", "plan": results / "plan.json"}
+    record = read_record(SimpleNamespace(**paths))
     return f"```\n{render_summary(record, f'runs/{record.run_id}')}\n```"
 
 

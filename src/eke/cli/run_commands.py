@@ -476,15 +476,12 @@ def _watcher(paths: RunPaths) -> Watcher:
 
 def _interrupt(watchers: Sequence[Watcher]) -> dict[Watcher, str]:
     """Interrupt processes of this machine (Ctrl-C), each once; return why not, empty if done."""
-    # All are found before one is asked. Several containers may each have a process 1.
+    # All are found before one is asked: it may release its other locks at once.
     found = {watcher: _find_process(*watcher) for watcher in watchers}
-    failed: dict[int | str, str] = {}
-    for number in dict.fromkeys(each for each in found.values() if isinstance(each, int)):
-        try:
+    for number in sorted({each for each in found.values() if isinstance(each, int)}):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(number, signal.SIGINT)
-        except OSError as error:
-            failed[number] = f"process {number} cannot be asked: {error}"
-    return {w: n if isinstance(n, str) else failed.get(n, "") for w, n in found.items()}
+    return {w: each if isinstance(each, str) else "" for w, each in found.items()}
 
 
 def _find_process(host: str, process: str, lock: Path) -> int | str:
@@ -492,14 +489,12 @@ def _find_process(host: str, process: str, lock: Path) -> int | str:
     if host != socket.gethostname():
         return f"process {process} runs on {host}: cancel it there"
     try:
-        # The process may have ended, and its id may belong to another one. A container's process
-        # has another number here.
         found = who_has_open(lock)
-        number = next((n for n, own in found.items() if process in (str(n), own)), None)
-        if number is not None:
-            return number
     except OSError as error:
         return f"process {process} cannot be asked: {error}"
+    for number, own_number in found.items():  # a container's process has another number here
+        if process in (str(number), own_number):
+            return number
     if found or not is_locked(lock):
         return f"process {process} has ended, and its worker ends by itself"
     again = shlex.join(["eke", "cancel", str(lock.parent)])

@@ -171,7 +171,7 @@ class BusyError(EkeError):
     """Another process holds the run folder."""
 
     exit_code = errno.EBUSY
-    """16: neither an invalid command nor 75, on which `slurm/train.sbatch` requeues."""
+    """16: neither an invalid command nor 75, on which a batch script requeues its job."""
 
 
 class RunError(EkeError):

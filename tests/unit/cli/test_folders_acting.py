@@ -79,7 +79,9 @@ def world(monkeypatch, runs):
     monkeypatch.setattr(os, "kill", lambda pid, number: made.signals.append((pid, number)))
     queue = {f"eke-s_{n}": Element("RUNNING", "n1", "eke-s", "", (f"5_{n}",)) for n in range(2)}
     monkeypatch.setattr(scheduler, "queue", lambda: queue)
-    monkeypatch.setattr(scheduler, "cancel", lambda elements: made.cancelled.extend(elements))
+    monkeypatch.setattr(
+        scheduler, "cancel", lambda jobs: made.cancelled.extend(n for job in jobs for n in job.ids)
+    )
     return made
 
 

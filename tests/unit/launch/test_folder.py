@@ -262,15 +262,15 @@ def test_a_record_that_may_be_read_later_fails_its_run_alone(
     assert [job.outcome for job in jobs] == [None, Outcome.crashed], "the other goes on"
 
 
-def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monkeypatch) -> None:
-    def refuse(path, *_) -> None:
+def test_a_record_of_another_users_is_read_later(runs, plan, leave, monkeypatch) -> None:
+    def refuse(path, *_, **__) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    leave("ok")
+    paths = leave("ok")
     monkeypatch.setattr(eke.plan.record, "read_json", refuse)
-    with pytest.raises(EkeError, match="once its owner lets you read it") as caught:
+    with pytest.raises(EkeError, match="Nothing was changed") as caught:
         find_place(runs, plan, rerun=False)
-    assert "delete" not in str(caught.value)
+    assert f"{paths.record}: Permission denied" in str(caught.value)
 
 
 # --- the lock -----------------------------------------------------------------------------------

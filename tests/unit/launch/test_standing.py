@@ -15,7 +15,7 @@ from eke.launch.processes.run_dir import claim
 from eke.launch.processes.status import find_standings, goes_on
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
-from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
+from eke.launch.slurm.submission import Ticket, write_ticket
 from eke.plan.planner import read_plan, write_plan
 from eke.plan.record import Failure, start_attempt, write_record
 
@@ -36,7 +36,7 @@ class Queue(dict):
         self.asked += 1
         if self.down:
             raise EkeError(self.down)
-        return self
+        return scheduler._joined(self.values())
 
 
 @pytest.fixture
@@ -57,10 +57,7 @@ def run(tmp_path, plan, queue):
             write_plan(paths, plan)
             paths.config.write_text("# seed=3 optimizer=sgd\nmodel: {}\n")
         if element is not None:
-            file = tmp_path / "eke-s-1.json"
-            runs = ("", *[str(paths.folder)] * 2)  # elements 1 and 2
-            write_submission(file, Submission("eke-s-1", runs, 5, 0.0, "5"))
-            write_ticket(paths, Ticket(str(file), element))
+            write_ticket(paths, Ticket(str(tmp_path / "eke-s-1.json"), element))
         return paths
 
     return make
@@ -155,18 +152,15 @@ def test_what_the_queue_no_longer_says(left, queued, state, run, queue) -> None:
     assert only(paths.folder).state == state
 
 
-def test_a_job_whose_number_nobody_has_written_down(run, queue, tmp_path) -> None:
-    """Its launcher was killed behind sbatch."""
+def test_a_job_that_is_asked_for_in_vain(run, queue) -> None:
     paths = run(element=2)
-    runs = ("", "", str(paths.folder))
-    write_submission(tmp_path / "eke-s-1.json", Submission("eke-s-1", runs, 5, 0.0))
     assert only(paths.folder).state == "not started"
     queue.put("5_2", "PENDING", "", "Priority")
     found = only(paths.folder)
     assert (found.state, found.where, found.job) == ("queued", "job 5_2: Priority", "eke-s-1_2")
     queue.down = "squeue: no controller"
     found = only(paths.folder)
-    assert (found.state, found.where) == ("unknown", "job eke-s-1")
+    assert (found.state, found.where) == ("unknown", "job eke-s-1_2")
     assert (found.silent, found.is_active) == ("squeue: no controller", False)
 
 

@@ -73,11 +73,14 @@ def find_place(
         if not paths.folder.exists():
             break
         try:
-            record = _readable(paths)
+            record = read_record(paths)
         except NoRecord as error:
             outdated = (str(error),)
             passed = f"beside {name}: {error}"
             continue
+        except UnreadableRecord as error:
+            fix = "Nothing was changed. paths.runs=FOLDER runs it elsewhere."
+            raise EkeError(f"{error}\n{fix}") from error
         if record is None or not Outcome[record.outcome].is_final:
             note = f"continuing {paths.folder}" if paths.attempts.exists() else passed
             return Place(paths, None, note)
@@ -130,18 +133,6 @@ def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
     send = shlex.join(["eke", "sync", str(folder)])
     fix = f"{send} sends it" if asked == "wandb" else f"with rerun=true {asked} has one"
     return f"; it ran with tracker={had}: {fix}"
-
-
-def _readable(paths: RunPaths) -> Record | None:
-    try:
-        return read_record(paths)
-    except NoRecord:
-        raise
-    except UnreadableRecord as error:
-        fix = "Nothing was changed. paths.runs=FOLDER runs it elsewhere."
-        if isinstance(error.__cause__, PermissionError):
-            fix += " It answers once its owner lets you read it."
-        raise EkeError(f"{error}\n{fix}") from error
 
 
 @contextmanager

@@ -87,16 +87,12 @@ def find_standings(folder: Path) -> list[RunStatus]:
         raise ConfigError(no_runs([folder], "status"))
     jobs = job_statuses(paths for paths, _, _ in found)
     goes_on = bool(watchers_of(SweepPaths(folder)))
-
-    def of(paths: RunPaths, cell: dict[str, Any], label: str) -> RunStatus:
-        try:
-            launcher, job = jobs.get(paths.folder, ("", JobStatus("")))
-            return replace(stand(paths, cell, label, job, goes_on), launcher=launcher)
-        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-            why = f"{paths.folder}: not readable ({error})"
-            return RunStatus(paths, label, UNREADABLE, note=why)
-
-    return [of(*each) for each in found]
+    standings = []
+    for paths, cell, label in found:
+        launcher, job = jobs.get(paths.folder, ("", JobStatus("")))
+        standing = stand(paths, cell, label, job, goes_on)
+        standings.append(replace(standing, launcher=launcher))
+    return standings
 
 
 def stand(
@@ -192,7 +188,7 @@ def _recorded(paths: RunPaths, label: str) -> tuple[RunStatus, str]:
         damage = str(error)
     if record is None:
         return RunStatus(paths, label, ""), damage
-    total = int(record.plan.get("steps", {}).get("total", 0))
+    total = _steps_of(record.plan)
     note = record.failure.message if record.failure else ""
     loss = as_number(record.loss.train_final)
     outcome, done = record.outcome, record.steps_done
@@ -200,6 +196,13 @@ def _recorded(paths: RunPaths, label: str) -> tuple[RunStatus, str]:
 
 
 def _planned_steps(paths: RunPaths) -> int:
-    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
-        return int(read_json(paths.plan, RECORD_LIMIT)["steps"]["total"])
+    with suppress(OSError, ValueError):
+        return _steps_of(read_json(paths.plan, RECORD_LIMIT))
+    return 0
+
+
+def _steps_of(plan: Any) -> int:
+    """Steps of a plan, which may hold any value in any place."""
+    with suppress(LookupError, TypeError, ValueError, OverflowError):
+        return int(plan["steps"]["total"])
     return 0

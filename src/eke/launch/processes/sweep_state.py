@@ -1,8 +1,8 @@
 """State of a sweep's runs: their outcomes, which need not run, and requests to run all again.
 
 A run that needs at least as much memory as one that ran out of it is skipped: the same run with a
-larger micro-batch, longer samples, more layers, without checkpointing, or with float32 in place of
-16-bit weights. Anything else that differs leaves two runs without an order.
+larger micro-batch, longer samples, more layers, or without checkpointing. Anything else that
+differs leaves two runs without an order.
 """
 
 import contextlib
@@ -59,17 +59,15 @@ def needs_at_least(plan: Plan, failed: Plan) -> str:
         return ""
     if plan.batch.accumulation == 1 < failed.batch.accumulation:
         return ""  # gradients were there while the second micro-batch went through the model
-    widened = _is_wider(plan, failed)
     here, there = _flat(plan), _flat(failed)
     differing = [key for key in {*here, *there} if here.get(key) != there.get(key)]
     more = []
     for key in sorted(differing):
-        if key in FREE or (widened and key.startswith("precision.")):
+        if key in FREE:
             continue
         if not _grows(key, there.get(key), here.get(key)):
             return ""
         more.append(f"{key}={here[key]} needs no less than {there[key]}")
-    more += [f"float32 needs no less than {failed.compute.weights}"] if widened else []
     return "; ".join(more) or "this run differs in nothing that changes memory"
 
 
@@ -79,13 +77,6 @@ def _grows(key: str, failed: Any, here: Any) -> bool:
     if key == "memory.checkpointing":
         return bool(here is Checkpointing.off and failed is Checkpointing.full)
     return False
-
-
-def _is_wider(plan: Plan, failed: Plan) -> bool:
-    """Whether all that is 16 bits wide in the run that failed is 32 bits wide in the other."""
-    narrow, wide = failed.compute, plan.compute
-    was_narrow = narrow.weights != "float32" and not narrow.master and narrow.float8 == "off"
-    return was_narrow and (wide.weights, wide.autocast, wide.float8) == ("float32", None, "off")
 
 
 def _flat(plan: Plan) -> dict[str, Any]:
@@ -223,7 +214,7 @@ class Rerun:
             runs = paths.folder.parent
             known = self._read()
             met = known.get("met")
-            if known and (met is None or not all(_is_final(runs / name) for name in met)):
+            if known and (met is None or not all(has_final_record(runs / name) for name in met)):
                 self._state, self.goes_on = {**known, "met": None}, True
             else:
                 self._state = {"begun": uuid.uuid4().hex, "old": {}, "met": None}
@@ -231,7 +222,7 @@ class Rerun:
             for run_id in (job.plan.run_id for job in self.jobs):
                 there = itertools.takewhile(lambda n: (runs / n).exists(), folder_names(run_id))
                 names = old.get(run_id, there)
-                old[run_id] = [name for name in names if _is_final(runs / name)]
+                old[run_id] = [name for name in names if has_final_record(runs / name)]
             self._write()
 
     @property
@@ -275,7 +266,8 @@ class Rerun:
             yield
 
 
-def _is_final(folder: Path) -> bool:
+def has_final_record(folder: Path) -> bool:
+    """Whether a run's folder has a final record that can be read."""
     try:
         record = read_record(RunPaths(folder))
         return record is not None and Outcome[record.outcome].is_final

@@ -18,17 +18,15 @@ from eke.config.schema import Config
 from eke.launch.interface import JobStatus, Launcher, StartedSweep, Target, declared_target
 from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import Job
-from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.sweep_state import Books, has_final_record
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.run import ClusterRun, changes_since_planning, stamp_of
-from eke.launch.slurm.scheduler import HELD, Element, Phase, SubmissionRefused, phase_of
+from eke.launch.slurm.scheduler import HELD, Element, SubmissionRefused, is_over, is_running
 from eke.launch.slurm.submission import (
     NAME,
     Request,
-    job_log,
     make_request,
     new_submission,
-    newest_of,
     read_ticket,
     script_text,
     submission_file,
@@ -43,7 +41,7 @@ from eke.launch.slurm.submit import (
     submitting,
 )
 from eke.plan.planner import Plan
-from eke.plan.record import Outcome, read_record
+from eke.plan.record import Outcome
 
 TICK_S = 0.2
 """Between two looks at the screen."""
@@ -94,12 +92,11 @@ class Cluster(StartedSweep):
         A run rejected by sbatch is recorded with its message; the others continue.
         """
         settle_intents(self.folder, [*map(paths_of, self.not_started())], self.sleep)
-        queue, jobs = scheduler.queue(), self.not_started()
-        for job, newest in zip(jobs, newest_of(map(paths_of, jobs)), strict=True):
-            # Of an earlier command, or of another sweep.
-            seen = queue.get(newest.element) if newest else None
-            if newest and seen and phase_of(seen.state) is not Phase.over:
-                self.elements[job.number] = newest.element
+        queue = scheduler.queue()
+        for job in self.not_started():
+            ticket = read_ticket(paths_of(job))
+            if ticket and ticket.job in queue:  # of an earlier command, or of another sweep
+                self.elements[job.number] = ticket.job
         limit = scheduler.max_array_size()
         new = [job for job in self.not_started() if self.freeze(job)]
         refused: list[tuple[Job, SubmissionRefused]] = []
@@ -133,7 +130,7 @@ class Cluster(StartedSweep):
                 continue
             self.most = min(2 * self.most, sys.maxsize)
             for number, job in enumerate(now):
-                self.elements[job.number], job.waiting_for = submission.element(number), ""
+                self.elements[job.number], job.waiting_for = f"{submission.name}_{number}", ""
             speak(f"submitted {format_number(len(now), 'run')} as job {submission.job_id}")
 
     def freeze(self, job: Job) -> bool:
@@ -180,14 +177,11 @@ class Cluster(StartedSweep):
                 job.waiting_for = str(error)
             return
         lost = [job for job in self.books.unfinished() if self.follow(job, queue)]
-        unclear = [job for job in lost if not self.run_of(job).tells_all()]
-        newest = filter(None, newest_of(map(paths_of, unclear)))
-        numbers = {each.element: each.submission.job_id for each in newest}
-        elements = [self.elements[job.number] for job in unclear]
-        states = scheduler.last_states({each: numbers.get(each, "") for each in elements})
+        unclear = [self.elements[job.number] for job in lost if not self.run_of(job).tells_all()]
+        states = scheduler.last_states(unclear)
         for job in lost:
             state = states.get(self.elements[job.number], "")
-            if not state or phase_of(state) is Phase.over:
+            if not state or is_over(state):
                 self.collect(job, state)
         try:
             self.cancel_skipped(queue)
@@ -204,37 +198,30 @@ class Cluster(StartedSweep):
         if element is None:
             return False
         seen = queue.get(element)
-        phase = phase_of(seen.state) if seen else Phase.over
-        if phase is not Phase.over and seen is not None:
-            self.missed.pop(job.number, None)
-            if phase is Phase.runs and job.live is None and seen.state != "COMPLETING":
-                job.live, job.where = self.run_of(job), seen.node
-                self.books.started(job)
-            elif phase is Phase.waits:
-                self.note_waiting(job, seen)
-            # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
-            return phase is Phase.runs and self.is_done(job)
-        self.missed[job.number] = self.missed.get(job.number, 0) + 1
-        return self.missed[job.number] >= MISSED or self.is_done(job)
-
-    def is_done(self, job: Job) -> bool:
-        """Whether there is a final record already."""
-        with contextlib.suppress(EkeError):
-            record = read_record(paths_of(job))
-            return record is not None and Outcome[record.outcome].is_final
-        return False
+        if seen is None:
+            self.missed[job.number] = self.missed.get(job.number, 0) + 1
+            return self.missed[job.number] >= MISSED or has_final_record(Path(job.folder))
+        self.missed.pop(job.number, None)
+        if not is_running(seen.state):
+            self.note_waiting(job, seen)
+            return False
+        if job.live is None and seen.state != "COMPLETING":
+            job.live, job.where = self.run_of(job), seen.node
+            self.books.started(job)
+        # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
+        return has_final_record(Path(job.folder))
 
     def run_of(self, job: Job, state: str = "") -> ClusterRun:
         """A run, and the last state of its job."""
         stamp = self.stamps.get(job.number, 0)
-        return ClusterRun(job.plan, paths_of(job), self.elements[job.number], state, stamp)
+        return ClusterRun(job.plan, paths_of(job), state, stamp)
 
     def note_waiting(self, job: Job, seen: Element) -> None:
         """Its job is in the queue, perhaps again."""
         if job.live is not None:
             job.live, job.lasted_s = None, job.lasted_s + time.monotonic() - job.started
         held = f"; scontrol release {seen.ids[0]}" if seen.state in HELD else ""
-        job.waiting_for = f"job {seen.ids[0]}: {seen.waits_for}{held}"
+        job.waiting_for = _waits_for(seen) + held
 
     def collect(self, job: Job, state: str) -> None:
         """Take the record of a run whose job is over."""
@@ -268,13 +255,19 @@ class Cluster(StartedSweep):
             for job in self.books.jobs
             if job.outcome is Outcome.skipped and self.elements.get(job.number, "") in queue
         }
-        scheduler.cancel([id_ for element in skipped.values() for id_ in queue[element].ids])
+        scheduler.cancel([queue[element] for element in skipped.values()])
         for number in skipped:
             del self.elements[number]
 
     def not_started(self) -> Sequence[Job]:
         """Jobs that have to go into the queue."""
         return [job for job in self.books.unfinished() if job.number not in self.elements]
+
+
+def _waits_for(seen: Element) -> str:
+    """SLURM's reason for waiting, its state if there is none."""
+    reason = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
+    return f"job {seen.ids[0]}: {reason}"
 
 
 def paths_of(job: Job) -> RunPaths:
@@ -333,32 +326,26 @@ class SlurmLauncher(Launcher):
 
     def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
         """The newest job of each run; squeue is called once."""
-        newest, problem = newest_of(runs), ""
-        queue: dict[str, Element] = {}
+        jobs = {paths.folder: ticket.job for paths in runs if (ticket := read_ticket(paths))}
+        queue, problem = dict[str, Element](), ""
         try:
-            queue = scheduler.queue() if any(newest) else {}
+            queue = scheduler.queue() if jobs else {}
         except EkeError as error:
             problem = str(error).removesuffix(f". {scheduler.ELSEWHERE}")
         found = {}
-        for paths, job in zip(runs, newest, strict=True):
-            if job is not None:
-                # A submission that sbatch did not answer has no number.
-                number, name = job.submission.job_id, job.submission.name
-                where = f"job {number}_{job.number}" if number else f"job {name}"
-                status = JobStatus("", where=where, silent=problem)
-                if seen := queue.get(job.element):
-                    where, is_over = f"job {seen.ids[0]}", phase_of(seen.state) is Phase.over
-                    waits_for = "" if is_over else f"{where}: {seen.waits_for}"
-                    status = JobStatus(job.element, f"{seen.node}, {where}", waits_for)
-                found[paths.folder] = status
+        for folder, job in jobs.items():
+            found[folder] = JobStatus("", where=f"job {job}", silent=problem)
+            if seen := queue.get(job):
+                where, waits_for = f"{seen.node}, job {seen.ids[0]}", _waits_for(seen)
+                found[folder] = JobStatus(job, where, waits_for)
         return found
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Have SLURM end all jobs of these names: runs save first, within the KillWait."""
         queue = scheduler.queue()
-        scheduler.cancel([id_ for job in jobs if job in queue for id_ in queue[job].ids])
+        scheduler.cancel([queue[job] for job in jobs if job in queue])
 
     def log_of(self, paths: RunPaths) -> Path:
         """The log of the run's newest job."""
-        (newest,) = newest_of([paths])
-        return job_log(newest.path.parent, newest.element) if newest else paths.log
+        ticket = read_ticket(paths)
+        return ticket.log if ticket else paths.log

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError, RunError
-from eke.common.files import append_line, read_json, read_text, seal
+from eke.common.files import append_line, read_json, read_text
 from eke.common.paths import RunPaths
 from eke.hardware import software_now, software_places
 from eke.launch.processes.run_dir import claim
 from eke.launch.processes.running_run import machine_of
 from eke.launch.slurm.scheduler import OUT_OF_MEMORY, outcome_of
-from eke.launch.slurm.submission import job_log, read_ticket
+from eke.launch.slurm.submission import read_ticket
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan, outline_record
 from eke.plan.record import (
@@ -52,8 +52,6 @@ class ClusterRun:
 
     plan: Plan
     paths: RunPaths
-    element: str
-    """Name and index of its job: `NAME_4`."""
     last_state: str = ""
     """Of the job, once it is over and if SLURM still knows it."""
     stamp: int = 0
@@ -108,7 +106,7 @@ class ClusterRun:
             rows, _ = metrics.read_rows(paths.metrics)
             attempts = read_attempts(paths)
             told = state or "and SLURM remembers no reason"
-            told += where_it_printed(paths, self.element, outcome)
+            told += where_it_printed(paths, outcome)
             failure = Failure("job", f"its job is over and left no record: {told}")
             attempt = max(0, len(attempts) - 1)
             record = outline_record(self.plan, rows, attempt, outcome, failure)
@@ -118,15 +116,14 @@ class ClusterRun:
             return record
 
 
-def where_it_printed(paths: RunPaths, element: str, outcome: Outcome) -> str:
+def where_it_printed(paths: RunPaths, outcome: Outcome) -> str:
     """The file with a job's output, appended to its outcome."""
     ticket = read_ticket(paths)
     if ticket is None:
         return ""
-    log = job_log(Path(ticket.submission).parent, element)
-    if log.exists():
-        return f"; what it printed: {log}"
-    unseen = f"; nothing in {log}: do the nodes see that folder?"
+    if ticket.log.exists():
+        return f"; what it printed: {ticket.log}"
+    unseen = f"; nothing in {ticket.log}: do the nodes see that folder?"
     return unseen if outcome is Outcome.crashed else ""
 
 
@@ -149,7 +146,6 @@ def note_software(submission: Path, command_prefix: str = "") -> str:
     }
     mine = json.dumps([now, places])
     try:
-        seal(file)
         append_line(file, mine)
         lines = read_text(file).splitlines()
     except OSError:

@@ -9,37 +9,19 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 
 from eke.common.errors import EkeError
 from eke.common.process_env import RANK_VARIABLES
 from eke.plan.record import Outcome
 
-
-class Phase(Enum):
-    """SLURM's intention for a job."""
-
-    waits = "waits"
-    """In the queue, also again."""
-    runs = "runs"
-    """On its nodes, or just leaving them."""
-    over = "over"
-    """It will not run again by itself."""
-    unknown = "unknown"
-    """A word that is not in the table: no verdict."""
-
-
-_WAITS = (
-    "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
-    "RESV_DEL_HOLD", "RECONFIG_FAIL", "POWER_UP_NODE", "EXPEDITING",
-)  # fmt: skip
 _RUNS = (
     "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING",
     "UPDATE_DB",
 )  # fmt: skip
+"""On its nodes, or just leaving them. In another state that is not over, a job waits."""
 
 OUT_OF_MEMORY = "OUT_OF_MEMORY"
 """Of the host's memory, which says nothing about a GPU's."""
@@ -63,19 +45,24 @@ HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 """Waits for `scontrol release`."""
 
 
-def phase_of(state: str) -> Phase:
-    """What a state means; SLURM adds a `+` and a reason to some (`CANCELLED by 0`)."""
-    word = next(iter(state.split()), "").rstrip("+")
-    if word in _WAITS:
-        return Phase.waits
-    if word in _RUNS:
-        return Phase.runs
-    return Phase.over if word in OVER else Phase.unknown
+def is_running(state: str) -> bool:
+    """Whether a job has its nodes."""
+    return state in _RUNS
+
+
+def is_over(state: str) -> bool:
+    """Whether a job will not run again by itself."""
+    return _word(state) in OVER
 
 
 def outcome_of(state: str) -> Outcome:
     """Outcome of a run whose job ended in this state without a record."""
-    return OVER.get(next(iter(state.split()), "").rstrip("+"), Outcome.crashed)
+    return OVER.get(_word(state), Outcome.crashed)
+
+
+def _word(state: str) -> str:
+    """The state without the `+` and the reason that SLURM adds to some (`CANCELLED by 0`)."""
+    return next(iter(state.split()), "").rstrip("+")
 
 
 PATIENCE_S = 60.0
@@ -115,13 +102,13 @@ class Element:
     name: str
     reason: str
     """SLURM's reason for waiting."""
-    ids: tuple[str, ...] = ()
+    ids: tuple[str, ...]
     """SLURM's numbers of it, `123_4`, this one first: arrays of one name are one submission."""
 
     @property
-    def waits_for(self) -> str:
-        """The reason, for display; the state where there is none."""
-        return self.reason if self.reason not in ("", "None") else self.state.lower()
+    def key(self) -> str:
+        """Name and index, `NAME_4`: numbers come again on a new cluster, and after MaxJobId."""
+        return f"{self.name}_{self.ids[0].partition('_')[2]}"
 
 
 class SaidNo(EkeError):
@@ -215,90 +202,85 @@ def objection_to(text: str) -> str:
 
 
 def queue() -> dict[str, Element]:
-    """This user's jobs in the queue, by name and index `NAME_4`; EkeError without an answer.
+    """This user's jobs that wait or run, by `NAME_4`; EkeError without an answer.
 
-    Numbers come again on a new cluster, and after MaxJobId. Of several arrays with one name the
-    element that runs is shown, else the first.
+    Of several arrays with one name the element that runs is shown, else the first.
     """
+    return _joined(_listed())
+
+
+def _listed(*options: str) -> list[Element]:
+    """This user's jobs as squeue shows them."""
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # not by name: LOGNAME may be anything, and a container has none
-    lines = ask(["squeue", "--noheader", "--array", user, form]).splitlines()
-    found: dict[str, list[Element]] = {}
-    for line in lines:
-        job, index, state, node, rest = (line.split("|", 4) + [""] * 4)[:5]
-        name, _, reason = rest.rpartition("|")  # a name may have a |
-        element = Element(state, node, name, reason, (f"{job}_{index}",))
-        found.setdefault(f"{name}_{index}", []).append(element)
-    return {key: _joined(each) for key, each in found.items()}
+    found = []
+    for line in ask(["squeue", "--noheader", "--array", user, form, *options]).splitlines():
+        job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
+        found.append(Element(state, node, name, reason, (f"{job}_{index}",)))
+    return found
 
 
-def _joined(same: list[Element]) -> Element:
-    """Return the shown one of several elements, with the numbers of all that are not over."""
-    order = {Phase.runs: 0, Phase.waits: 1, Phase.unknown: 1, Phase.over: 2}
-    same.sort(key=lambda each: (order[phase_of(each.state)], len(each.ids[0]), each.ids[0]))
-    alive = [each for each in same if phase_of(each.state) is not Phase.over] or same[:1]
-    return replace(same[0], ids=tuple(number for each in alive for number in each.ids))
+def _joined(listed: Iterable[Element]) -> dict[str, Element]:
+    """Elements that are not over, each with the numbers of all of its name and index."""
+    alive = [each for each in listed if not is_over(each.state)]
+    alive.sort(key=lambda e: (not is_running(e.state), len(e.ids[0]), e.ids[0]))
+    found: dict[str, Element] = {}
+    for each in alive:
+        first = found.get(each.key)
+        found[each.key] = replace(first, ids=first.ids + each.ids) if first else each
+    return found
 
 
-def last_states(elements: Mapping[str, str]) -> dict[str, str]:
-    """The last state of jobs no longer in the queue, by `NAME_4`; unknown jobs are absent.
+def last_states(elements: Sequence[str]) -> dict[str, str]:
+    """The state of jobs that are missing from the queue, by `NAME_4`; unknown ones are absent.
 
-    `elements` has the number of each one's array, `123`, empty if unknown. Accounting learns late;
-    the controller, which is asked by number, remembers for some minutes (MinJobAge).
+    The controller remembers a job for some minutes (MinJobAge). Accounting learns late.
     """
     if not elements:
         return {}
-    found: dict[str, list[str]] = {}
-    for job, name, state in _accounted({element.rpartition("_")[0] for element in elements}):
-        found.setdefault(f"{name}_{job.partition('_')[2]}", []).append(state)
-    settled = {
-        element: states[0]
-        for element, states in found.items()
-        if element in elements and all(phase_of(state) is Phase.over for state in states)
-    }
-    for array in sorted({elements[e] for e in elements.keys() - settled.keys()} - {""}):
-        for shown in _show(array):
-            element = f"{shown.get('JobName')}_{shown.get('ArrayTaskId')}"
-            if element in elements and (state := shown.get("JobState", "")):
-                settled.setdefault(element, state)
-    return settled
+    names = sorted({element.rpartition("_")[0] for element in elements})
+    found: list[tuple[str, str]] = []
+    with contextlib.suppress(EkeError):
+        found += [(each.key, each.state) for each in _remembered(names)]
+    for job, name, state in _accounted(names):
+        if is_over(state):
+            found.append((f"{name}_{job.partition('_')[2]}", state))
+    found.sort(key=lambda pair: is_over(pair[1]))  # of several arrays of one name
+    return {key: state for key, state in reversed(found) if key in elements}
 
 
-def _accounted(names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+def _remembered(names: Sequence[str]) -> list[Element]:
+    """Jobs of these names, also those that are over, by the controller; or EkeError."""
+    return _listed("--states=all", f"--name={','.join(names)}")
+
+
+def _accounted(names: Sequence[str]) -> list[list[str]]:
     """Number, name and state of each job of these names in accounting; none without an answer."""
     form = ["--noheader", "--parsable2", "--allocations", "--format=JobID,JobName,State"]
-    asked = [f"--name={','.join(sorted(names))}", "--starttime=now-30days"]
-    with contextlib.suppress(EkeError):
-        for line in ask(["sacct", *form, *asked]).splitlines():
-            job, _, rest = line.partition("|")
-            name, _, state = rest.rpartition("|")
-            yield job, name, state
+    asked = [f"--name={','.join(names)}", "--starttime=now-30days"]
+    try:
+        lines = ask(["sacct", *form, *asked]).splitlines()
+    except EkeError:
+        return []
+    return [line.split("|") for line in lines if line.count("|") == 2]
 
 
 def show_job(element: str) -> dict[str, str]:
     """The controller's information on one job; empty if unknown or unreachable."""
-    return next(iter(_show(element)), {})
-
-
-def _show(job: str) -> list[dict[str, str]]:
     try:
-        lines = ask(["scontrol", "show", "job", "--oneliner", job]).splitlines()
+        shown = ask(["scontrol", "show", "job", "--oneliner", element]).partition("\n")[0]
     except EkeError:
-        return []
-    return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
+        return {}
+    return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
 
 def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
     """Job id of each name that SLURM has ever taken, absent others; EkeError without an answer."""
-    if not names:
+    if not names:  # no name at all would mean every job
         return {}
-    found = {each.name: each.ids[0].split("_")[0] for each in queue().values()}
-    missing = [name for name in names if name not in found]
-    if not missing:  # no name at all would mean every job
-        return {name: found[name] for name in names}
-    for job, name, _ in _accounted(missing):
-        found[name] = job.split("_")[0]
-    return {name: found[name] for name in names if name in found}
+    numbers = {each.name: each.ids[0] for each in _remembered(names)}
+    numbers = {name: job for job, name, _ in _accounted(names)} | numbers
+    return {name: numbers[name].partition("_")[0] for name in names if name in numbers}
 
 
 def max_array_size() -> int:
@@ -312,7 +294,7 @@ def max_array_size() -> int:
     return max(1, min(map(int, found), default=DEFAULT_ARRAY_SIZE))
 
 
-def cancel(elements: Sequence[str]) -> None:
+def cancel(elements: Sequence[Element]) -> None:
     """Ask SLURM to end jobs, which save first, within KillWait; EkeError without an answer."""
     if elements:
-        ask(["scancel", *elements])
+        ask(["scancel", *(number for each in elements for number in each.ids)])

@@ -10,10 +10,10 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import read_json, write_json
@@ -167,10 +167,6 @@ class Submission:
     job_id: str = ""
     """SLURM's number; empty while it is unknown whether sbatch accepted it."""
 
-    def element(self, number: int) -> str:
-        """Name and index of an element, `NAME_4`: its number may be another job's by now."""
-        return f"{self.name}_{number}"
-
 
 @dataclass(frozen=True)
 class Ticket:
@@ -183,6 +179,16 @@ class Ticket:
     """Restarts since a step was made that had not been made before."""
     worths: list[Sequence[float]] = field(default_factory=list)
     """Of its attempts that were interrupted: see `eke.launch.processes.sweep.worth_of`."""
+
+    @property
+    def job(self) -> str:
+        """Name and index of its job, `NAME_4`: its number may be another job's by now."""
+        return f"{Path(self.submission).stem}_{self.element}"
+
+    @property
+    def log(self) -> Path:
+        """Output of its job, outside its worker."""
+        return Path(self.submission).with_name(f"{self.job}.log")
 
     def spent(self, max_restarts: int) -> str:
         """Why it is not requeued; empty if it is."""
@@ -202,11 +208,6 @@ def submission_file(folder: Path, submission: Submission) -> Path:
     return folder / f"{submission.name}.json"
 
 
-def job_log(folder: Path, element: str) -> Path:
-    """Output of the job `element`, `NAME_4`, outside its worker."""
-    return folder / f"{element}.log"
-
-
 def write_submission(path: Path, submission: Submission) -> None:
     """Write it atomically."""
     write_json(path, {"schema_version": SUBMISSION_VERSION, **asdict(submission)})
@@ -224,11 +225,6 @@ def read_submission(path: Path) -> Submission:
         raise EkeError(f"{path}: not a readable submission ({error})") from error
 
 
-def read_submissions(folder: Path) -> list[tuple[Path, Submission]]:
-    """All of a folder; raises EkeError if one cannot be read."""
-    return [(path, read_submission(path)) for path in folder.glob("eke-*.json")]
-
-
 def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
     """Note what SLURM calls it."""
     known = replace(submission, job_id=job_id)
@@ -236,74 +232,27 @@ def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
     return known
 
 
-def name_in_runs(path: Path, submission: Submission) -> dict[RunPaths, Ticket | None]:
-    """Have each of its runs name an intent; returns what they named before, for `put_back`."""
-    before: dict[RunPaths, Ticket | None] = {}
+def name_in_runs(path: Path, submission: Submission) -> None:
+    """Have each of its runs name an intent as its newest job."""
     for number, run in enumerate(submission.runs):
-        paths = RunPaths(Path(run))
-        earlier = read_ticket(paths)
         with contextlib.suppress(FileNotFoundError):  # the run was deleted meanwhile
-            write_ticket(paths, Ticket(str(path), number))
-            before[paths] = earlier
-    return before
-
-
-def put_back(tickets: Mapping[RunPaths, Ticket | None]) -> None:
-    """Have runs name again what they named before an intent that has come to nothing."""
-    for paths, ticket in tickets.items():
-        with contextlib.suppress(FileNotFoundError):
-            if ticket:
-                write_ticket(paths, ticket)
-            else:
-                paths.ticket(NAME).unlink()
+            write_ticket(RunPaths(Path(run)), Ticket(str(path), number))
 
 
 def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
     """Note a run's newest job in its folder."""
-    write_json(paths.ticket(NAME), asdict(ticket))
+    write_json(paths.ticket(NAME), {**asdict(ticket), "run": paths.folder.name})
 
 
 def read_ticket(paths: RunPaths) -> Ticket | None:
-    """A run's newest job; None if missing or unreadable."""
+    """A run's newest job; None if missing, unreadable or another run's (a copied folder)."""
     try:
-        ticket = Ticket(**read_json(paths.ticket(NAME), RECORD_LIMIT, own=True))
+        content = dict(read_json(paths.ticket(NAME), RECORD_LIMIT, own=True))
+        run, ticket = content.pop("run", paths.folder.name), Ticket(**content)
     except (OSError, ValueError, TypeError):
         return None
-    return ticket if isinstance(ticket.submission, str) else None
-
-
-class Newest(NamedTuple):
-    """The newest job of a run, in the queue or not."""
-
-    path: Path
-    """Of its submission."""
-    submission: Submission
-    number: int
-    """Of its element."""
-
-    @property
-    def element(self) -> str:
-        """Its name and index."""
-        return self.submission.element(self.number)
-
-
-def newest_of(runs: Iterable[RunPaths]) -> list[Newest | None]:
-    """The newest job of each run; None if missing, unreadable or another run's (a copied folder).
-
-    Each submission is read once.
-    """
-    found: list[Newest | None] = []
-    read: dict[str, Submission] = {}
-    for paths in runs:
-        ticket, newest = read_ticket(paths), None
-        with contextlib.suppress(EkeError, LookupError, TypeError):
-            if ticket:
-                file = ticket.submission
-                read[file] = read.get(file) or read_submission(Path(file))
-                if Path(read[file].runs[ticket.element]).name == paths.folder.name:
-                    newest = Newest(Path(file), read[file], ticket.element)
-        found.append(newest)
-    return found
+    is_valid = isinstance(ticket.submission, str) and isinstance(ticket.element, int)
+    return ticket if is_valid and run == paths.folder.name else None
 
 
 REQUEUE_CODE = 99
@@ -346,7 +295,7 @@ def script_text(
 def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:
     """Arguments of submitit's for what a run asks for; what is empty is left to the cluster."""
     # SLURM replaces %a and the like wherever they are in a path; two are one.
-    log = str(job_log(Path(str(folder).replace("%", "%%")), f"{name}_%a"))
+    log = f"{str(folder).replace('%', '%%')}/{name}_%a.log"
     chosen: dict[str, Any] = {name: getattr(request, name) for name in PLACES}
     chosen["mem"] = request.memory
     options = {name: value if value else True for name, value in profile.options.items()}

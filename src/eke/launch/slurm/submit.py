@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
@@ -17,14 +17,14 @@ from eke.launch.processes.sweep import Job
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.run import note_software
 from eke.launch.slurm.submission import (
+    NAME,
     Request,
     Submission,
     make_request,
     name_in_runs,
     new_submission,
-    newest_of,
-    put_back,
-    read_submissions,
+    read_submission,
+    read_ticket,
     script_text,
     submission_file,
     with_job,
@@ -88,28 +88,30 @@ def settle_intents(
 ) -> None:
     """Resolve submissions without an answer of sbatch; EkeError if nothing may be submitted."""
     while True:
-        own = dict(_intents(read_submissions(folder)))
-        named = {each.path: each.submission for each in newest_of(runs) if each}
-        intents = dict(_intents(named.items())) | own
-        known = scheduler.jobs_of_names([each.name for _, each in intents.values()])
+        own = {path: read_submission(path) for path in folder.absolute().glob("eke-*.json")}
+        found = {**_named_by(runs), **own}
+        intents = {path: each for path, each in found.items() if not each.job_id}
+        known = scheduler.jobs_of_names([each.name for each in intents.values()])
         may_turn_up = False
-        for name, (path, each) in intents.items():
-            if name in known:
-                with_job(path, each, known[name])
+        for path, each in intents.items():
+            if each.name in known:
+                with_job(path, each, known[each.name])
             elif abs(time.time() - each.created) <= GIVEN_UP_S:
                 may_turn_up = True
-            elif name in own:
+            elif path in own:
                 forget(path)
         if not may_turn_up:
             return
         sleep(LOOK_S)
 
 
-def _intents(
-    found: Iterable[tuple[Path, Submission]],
-) -> Iterator[tuple[str, tuple[Path, Submission]]]:
-    """Submissions without a job id, by their unique name."""
-    return ((each.name, (path, each)) for path, each in found if not each.job_id)
+def _named_by(runs: Sequence[RunPaths]) -> dict[Path, Submission]:
+    """The newest submission of each run, also of another sweep; unreadable ones are skipped."""
+    found = {}
+    for file in {ticket.submission for ticket in map(read_ticket, runs) if ticket}:
+        with suppress(EkeError):
+            found[Path(file)] = read_submission(Path(file))
+    return found
 
 
 def submit_array(
@@ -128,11 +130,12 @@ def submit_array(
     write_atomic(script, text, mode=0o600)  # lines of shell are for this user alone
     write_submission(path, submission)
     note_software(path)
-    before = name_in_runs(path, submission)
+    name_in_runs(path, submission)
     try:
         job_id = scheduler.submit(script, [lock])
     except scheduler.SubmissionRefused:
-        put_back(before)
+        for run in runs:
+            RunPaths(Path(run)).ticket(NAME).unlink(missing_ok=True)
         forget(path)
         raise
     return with_job(path, submission, job_id)

@@ -397,13 +397,13 @@ def _converter() -> cattrs.Converter:
     return cattrs.Converter(forbid_extra_keys=True)
 
 
-DEPTH = 100
+_DEPTH = 100
 """Levels of a record; eke writes about ten, and every use of deeper ones needs more frames."""
 
 
 def _check(value: Any, depth: int = 0) -> None:
     """Raise ValueError for what `write_record` never writes, and what any later use may fail at."""
-    if depth > DEPTH:
+    if depth > _DEPTH:
         raise ValueError("nested too deeply")
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
@@ -436,25 +436,26 @@ def read_record(paths: RunPaths) -> Record | None:
     named, planned = _ids(paths)
     try:
         content = read_json(paths.record, RECORD_LIMIT)
-        if not isinstance(content, dict):
-            raise NoRecord(f"{paths.record}: not a readable record (no object)")
-        version = content.get("schema_version")
-        if version != RECORD_VERSION:
-            is_newer = isinstance(version, int) and version > RECORD_VERSION
-            raise (UnreadableRecord if is_newer else NoRecord)(
-                f"{paths.record}: record version {version}, this eke reads {RECORD_VERSION}"
-            )
-        _check(content)
-        record = _converter().structure(content, Record)
-        Outcome(record.outcome)  # a ValueError for a word that is none
     except FileNotFoundError:
         if named and planned not in ("", named):
             raise NoRecord(f"{paths.plan}: the plan of run {planned}, not of {named}") from None
         return None
     except OSError as error:
         raise UnreadableRecord(f"{paths.record}: {error.strerror or error}") from error
-    except UnreadableRecord:
-        raise
+    except ValueError as error:
+        raise NoRecord(f"{paths.record}: not a readable record ({first_line(error)})") from error
+    if not isinstance(content, dict):
+        raise NoRecord(f"{paths.record}: not a readable record (no object)")
+    version = content.get("schema_version")
+    if version != RECORD_VERSION:
+        is_newer = isinstance(version, int) and version > RECORD_VERSION
+        raise (UnreadableRecord if is_newer else NoRecord)(
+            f"{paths.record}: record version {version}, this eke reads {RECORD_VERSION}"
+        )
+    try:
+        _check(content)
+        record = _converter().structure(content, Record)
+        Outcome(record.outcome)  # a ValueError for a word that is none
     except Exception as error:  # a file of others may hold any value in any place
         why = first_line(error)
         if isinstance(error, cattrs.BaseValidationError):

@@ -148,11 +148,7 @@ class Scheduler:
     def queue(self) -> dict[str, Element]:
         """All jobs."""
         self._ask("queue")
-        found: dict[str, list[Element]] = {}
-        for number, each in self.now.items():
-            key = f"{each.name}_{number.partition('_')[2]}"
-            found.setdefault(key, []).append(replace(each, ids=(number,)))
-        return {key: scheduler._joined(each) for key, each in found.items()}
+        return scheduler._joined(self.now.values())
 
     def number(self, element: str) -> str:
         """SLURM's number of an element `NAME_4`: `100_4`."""
@@ -186,7 +182,8 @@ class Scheduler:
         """A job in this state; of the submission that its number is of, unless it has a `name`."""
         submissions = {number: each for each, number in self.names.items()}
         name = name or submissions.get(element.partition("_")[0], "")
-        self.now[element] = Element(state, "n1" if state != "PENDING" else "", name, reason)
+        node = "n1" if state != "PENDING" else ""
+        self.now[element] = Element(state, node, name, reason, (element,))
 
     def end(self, element: str, state: str) -> None:
         """Out of the queue."""
@@ -214,7 +211,7 @@ class Scheduler:
         """Take them away."""
         if elements:
             self._ask("cancel")
-        self.cancelled += elements
+        self.cancelled += [number for each in elements for number in each.ids]
 
 
 @pytest.fixture

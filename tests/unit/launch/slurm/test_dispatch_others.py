@@ -1,6 +1,7 @@
 """A sweep in a cluster beside others: other commands, other sweeps, and what it says meanwhile."""
 
 import json
+from pathlib import Path
 
 import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, leave, look, record_for
@@ -13,7 +14,7 @@ from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
 from eke.launch.slurm.run import ClusterRun
-from eke.launch.slurm.submission import Ticket, newest_of, write_ticket
+from eke.launch.slurm.submission import Ticket, read_ticket, write_ticket
 from eke.launch.slurm.submit import submitting
 from eke.plan.record import Outcome
 
@@ -89,7 +90,7 @@ def test_only_jobs_of_the_submissions_name_are_shown_and_cancelled(
     runs = tmp_path / "runs"
     books = Books(jobs_here(2), QuietBoard(), QuietLedger(), machine.place_of)
     Cluster(books, SweepPaths(runs / "sweep-1"), "1").submit()
-    name, _, _ = newest_of([paths_of(books.jobs[0])])[0].element.rpartition("_")
+    name = Path(read_ticket(paths_of(books.jobs[0])).submission).stem
 
     def ask(*lines: str) -> tuple[str, str, list[str]]:
         """What status and cancel say, and which numbers scancel is given."""
@@ -105,7 +106,7 @@ def test_only_jobs_of_the_submissions_name_are_shown_and_cancelled(
 
     status, cancel, calls = ask("5|0|RUNNING|n1|my_other_work|None", "5|1|PENDING||other|Priority")
     assert "2 not started" in status
-    assert "its job 5_0 is gone" in status
+    assert f"its job {name}_0 is gone" in status
     assert cancel == "nothing is queued or running; the jobs of 2 runs are gone\n"
     assert calls == []
     # Requeued under its number, and submitted once more under another one.

@@ -12,7 +12,6 @@ QUEUE = """\
 123|0|RUNNING|n1|eke-a|None
 123|1|PENDING||eke-a|Resources
 123|2|COMPLETING|n2|eke-a|None
-9|0|RUNNING|n2|eke-a|b|None
 7|N/A|PENDING||by hand|Priority
 """
 
@@ -22,7 +21,7 @@ def test_the_queue_by_element(stubs) -> None:
     queue = scheduler.queue()
     assert queue["eke-a_0"] == Element("RUNNING", "n1", "eke-a", "None", ("123_0",))
     assert queue["eke-a_1"].reason == "Resources"
-    assert set(queue) == {"eke-a_0", "eke-a_1", "eke-a_2", "eke-a|b_0", "by hand_N/A"}
+    assert set(queue) == {"eke-a_0", "eke-a_1", "eke-a_2", "by hand_N/A"}
     (asked,) = stubs.calls()
     assert f"--user={os.getuid()}" in asked
 
@@ -34,7 +33,6 @@ def test_the_queue_by_element(stubs) -> None:
         (("RUNNING", "PENDING"), "RUNNING", ("9_0", "10_0")),
         (("PENDING", "PENDING"), "PENDING", ("9_0", "10_0")),
         (("CANCELLED", "PENDING"), "PENDING", ("10_0",)),
-        (("CANCELLED", "FAILED"), "CANCELLED", ("9_0",)),
     ],
 )
 def test_two_arrays_of_one_name_are_one_submission(states, state, ids, stubs) -> None:
@@ -117,69 +115,53 @@ def test_a_program_that_does_not_answer(stubs, monkeypatch) -> None:
 # --- last states ----------------------------------------------------------------------------------
 
 
-def show(job: int, index: int, state: str, name: str = "eke-x") -> str:
-    return (
-        f"JobId={job + index} ArrayJobId={job} ArrayTaskId={index} JobName={name} "
-        f"JobState={state} Reason=None Restarts=0 Command=/x/y z=1\n"
-    )
-
-
 def test_accounting_answers_for_all(stubs) -> None:
-    ends = ("5_0|eke-x|COMPLETED", "5_1|eke-x|CANCELLED by 0", "5_2|a|b|TIMEOUT", "6_0|a|FAILED")
+    ends = ("5_0|eke-x|COMPLETED", "5_1|eke-x|CANCELLED by 0", "6_0|a|FAILED")
+    stubs.say("squeue", "")
     stubs.say("sacct", "\n".join(ends))
-    states = scheduler.last_states({"eke-x_0": "5", "eke-x_1": "5", "a|b_2": ""})
-    assert states == {"eke-x_0": "COMPLETED", "eke-x_1": "CANCELLED by 0", "a|b_2": "TIMEOUT"}
-    (call,) = stubs.calls()
-    assert "--name=a|b,eke-x " in call
-    assert "--jobs" not in call, "a number may be another job's by now"
-
-
-def test_without_accounting_each_array_is_asked_for_once(stubs) -> None:
-    count = 3
-    stubs.say("sacct", err="Slurm accounting storage is disabled", code=1)
-    stubs.say("scontrol", "".join(show(5, n, "NODE_FAIL") for n in range(count)))
-    states = scheduler.last_states({f"eke-x_{n}": "5" for n in range(count)})
-    assert states == {f"eke-x_{n}": "NODE_FAIL" for n in range(count)}
-    assert [call.split()[0] for call in stubs.calls()] == ["sacct", "scontrol"]
+    states = scheduler.last_states(["eke-x_0", "eke-x_1", "eke-y_0"])
+    assert states == {"eke-x_0": "COMPLETED", "eke-x_1": "CANCELLED by 0"}
+    for command in ("squeue", "sacct"):
+        (call,) = stubs.calls(command)
+        assert "--name=eke-x,eke-y" in call
+        assert "--jobs" not in call, "a number may be another job's by now"
 
 
 @pytest.mark.parametrize(
-    "late", ["5|eke-x|FAILED\n", "5_0|eke-x|RUNNING\n", "5_[0-3]|eke-x|PENDING\n"]
+    "late", ["", "5|eke-x|FAILED\n", "5_0|eke-x|RUNNING\n", "5_[0-3]|eke-x|PENDING\n"]
 )
-def test_accounting_that_lags_is_not_believed(late, stubs) -> None:
-    stubs.say("sacct", late)
-    stubs.say("scontrol", show(5, 0, "PREEMPTED") + show(5, 1, "FAILED"))
-    assert scheduler.last_states({"eke-x_0": "5"}) == {"eke-x_0": "PREEMPTED"}
-
-
-def test_the_end_of_another_job_under_this_number_is_no_verdict(stubs) -> None:
-    stubs.say("sacct", "5_0|my_other_work|CANCELLED by 0\n")
-    stubs.say("scontrol", show(5, 0, "CANCELLED", "my_other_work"))
-    assert scheduler.last_states({"eke-x_0": "5"}) == {}
+def test_the_controller_knows_what_accounting_has_still_to_learn(late, stubs) -> None:
+    stubs.say("sacct", late, code=not late)
+    stubs.say("squeue", "5|0|PREEMPTED|n1|eke-x|None\n5|1|FAILED|n1|eke-x|None\n")
+    assert scheduler.last_states(["eke-x_0"]) == {"eke-x_0": "PREEMPTED"}
 
 
 def test_one_array_of_a_name_is_over_and_another_is_not(stubs) -> None:
-    stubs.say("sacct", "5_0|eke-x|FAILED\n6_0|eke-x|RUNNING\n6_1|eke-x|TIMEOUT\n")
-    stubs.say("scontrol", code=1)
-    assert scheduler.last_states({"eke-x_0": "5", "eke-x_1": "5"}) == {"eke-x_1": "TIMEOUT"}
+    stubs.say("sacct", "5_0|eke-x|FAILED\n6_1|eke-x|TIMEOUT\n")
+    stubs.say("squeue", "5|0|FAILED|n1|eke-x|None\n6|0|PENDING||eke-x|None\n")
+    assert scheduler.last_states(["eke-x_0", "eke-x_1"]) == {
+        "eke-x_0": "PENDING", "eke-x_1": "TIMEOUT"
+    }  # fmt: skip
 
 
 def test_nobody_remembers(stubs) -> None:
+    """What accounting takes for running, and neither the queue nor the controller knows."""
     stubs.say("sacct", "5_0|eke-x|RUNNING\n")
+    stubs.say("squeue", code=1)
     stubs.say("scontrol", err="Invalid job id specified", code=1)
-    assert scheduler.last_states({"eke-x_0": "5", "eke-y_0": ""}) == {}
+    assert scheduler.last_states(["eke-x_0", "eke-y_0"]) == {}
     assert scheduler.show_job("5_0") == {}
 
 
 def test_nothing_to_ask(stubs) -> None:
-    assert scheduler.last_states({}) == {}
+    assert scheduler.last_states([]) == {}
     assert scheduler.jobs_of_names([]) == {}
     scheduler.cancel([])
     assert stubs.calls() == []
 
 
 def test_one_jobs_facts(stubs) -> None:
-    stubs.say("scontrol", show(5, 1, "COMPLETING"))
+    stubs.say("scontrol", "JobId=6 ArrayJobId=5 JobState=COMPLETING Reason=None Command=/x z=1\n")
     assert scheduler.show_job("5_1")["JobState"] == "COMPLETING"
     assert stubs.calls() == ["scontrol show job --oneliner 5_1"]
 
@@ -187,23 +169,15 @@ def test_one_jobs_facts(stubs) -> None:
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_jobs_by_name_from_the_queue_then_from_accounting(stubs) -> None:
-    stubs.say("squeue", QUEUE)
+def test_jobs_by_name(stubs) -> None:
+    """The queue, what has just ended, and what only accounting remembers."""
+    stubs.say("squeue", QUEUE + "8|0|COMPLETED|n1|eke-d|None\n")
     stubs.say("sacct", "9_0|eke-b|RUNNING\n9_1|eke-b|PENDING\n")
-    assert scheduler.jobs_of_names(["eke-a", "eke-b", "eke-c"]) == {"eke-a": "123", "eke-b": "9"}
-    assert "--name=eke-b,eke-c " in stubs.calls("sacct")[0]
-
-
-def test_accounting_is_not_asked_for_every_job(stubs) -> None:
-    stubs.say("squeue", QUEUE)
-    assert scheduler.jobs_of_names(["eke-a"]) == {"eke-a": "123"}
-    assert stubs.calls("sacct") == []
-
-
-def test_names_without_accounting(stubs) -> None:
-    stubs.say("squeue", QUEUE)
+    found = scheduler.jobs_of_names(["eke-a", "eke-b", "eke-c", "eke-d"])
+    assert found == {"eke-a": "123", "eke-b": "9", "eke-d": "8"}
+    assert "--states=all" in stubs.calls("squeue")[0]
     stubs.say("sacct", err="accounting storage is disabled", code=1)
-    assert scheduler.jobs_of_names(["eke-c"]) == {}
+    assert scheduler.jobs_of_names(["eke-b", "eke-d"]) == {"eke-d": "8"}
 
 
 def test_names_without_a_queue(stubs) -> None:
@@ -230,11 +204,13 @@ def test_the_size_of_arrays(said, size, stubs) -> None:
 
 def test_many_are_cancelled_at_once(stubs) -> None:
     stubs.say("scancel")
-    scheduler.cancel([f"5_{n}" for n in range(100)])
-    assert len(stubs.calls()) == 1
+    jobs = [Element("RUNNING", "n1", "eke-a", "", (f"5_{n}", f"6_{n}")) for n in range(100)]
+    scheduler.cancel(jobs)
+    (call,) = stubs.calls()
+    assert call.startswith("scancel 5_0 6_0 5_1 ")
     stubs.say("scancel", err="scancel: error: down", code=1)
     with pytest.raises(EkeError, match="down"):
-        scheduler.cancel(["5_0"])
+        scheduler.cancel(jobs[:1])
 
 
 GONE = [

@@ -1,6 +1,6 @@
 """SLURM's words: every state of 22.05 to 25.05 has a meaning, and no other word has one."""
 
-from eke.launch.slurm.scheduler import HELD, Phase, outcome_of, phase_of
+from eke.launch.slurm.scheduler import HELD, is_over, is_running, outcome_of
 from eke.plan.record import Outcome
 
 # https://slurm.schedmd.com/job_state_codes.html, base states and flags
@@ -23,17 +23,12 @@ OF_SACCT = {"CANCELLED by 0": "cancelled", "CANCELLED+": "cancelled", "COMPLETED
 
 def test_every_state_has_a_meaning() -> None:
     for state, meaning in {**STATES, **OF_SACCT}.items():
-        if meaning in Phase.__members__:
-            assert phase_of(state) is Phase[meaning], state
-        else:
-            assert phase_of(state) is Phase.over, state
+        assert is_running(state) == (meaning == "runs"), state
+        assert is_over(state) == (meaning not in ("runs", "waits")), state
+        if is_over(state):
             assert outcome_of(state) is Outcome[meaning], state
 
 
 def test_an_unknown_word_is_no_verdict() -> None:
     unknown = ("", "  ", "NEW_IN_26", "running", "CD", "N/A", "COMPLETE")
-    assert {phase_of(word) for word in unknown} == {Phase.unknown}
-
-
-def test_what_is_held_waits() -> None:
-    assert {phase_of(state) for state in HELD} == {Phase.waits}
+    assert not any(is_over(word) or is_running(word) for word in (*unknown, *HELD))

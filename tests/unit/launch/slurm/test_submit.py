@@ -13,7 +13,7 @@ from eke.launch.processes.run_dir import claim
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster, SlurmLauncher, paths_of
-from eke.launch.slurm.submission import newest_of
+from eke.launch.slurm.submission import read_ticket
 from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, submitting
 from eke.plan.planner import read_plan
 from eke.plan.record import Outcome
@@ -58,8 +58,8 @@ def test_arrays_end_at_the_clusters_limit(
     made.submit()
     assert cluster.submitted == sizes
     assert sorted(made.elements) == list(range(7))
-    newest = newest_of(map(paths_of, jobs))
-    assert [each.element for each in newest] == [made.elements[n] for n in range(7)]
+    tickets = [read_ticket(paths_of(job)) for job in jobs]
+    assert [each.job for each in tickets] == [made.elements[n] for n in range(7)]
 
 
 def test_what_is_queued_is_frozen(jobs_here, make_cluster, cluster) -> None:

@@ -72,6 +72,17 @@ def test_a_run_counts_once_however_it_is_named(tmp_path, given):
     assert [e.outcome for e in gather([tmp_path]).entries].count("ok") == 1
 
 
+@pytest.mark.parametrize("name", ["{}-copy", "{}-2", "backup/{}"])
+def test_a_copy_of_a_run_counts_once_and_is_named(tmp_path, name):
+    run = make_run(tmp_path / f"{0:016x}", RUNS[0])
+    again = make_run(tmp_path / f"{0:016x}-3", Run({"precision": "fp32"}, speed=7.0))
+    copy = tmp_path / name.format(run.name)
+    shutil.copytree(run, copy)
+    found = gather([tmp_path, copy.parent])
+    assert [entry.folder for entry in found.entries] == [run, again], "a repeat is no copy"
+    assert found.notes == (f"{copy}: a copy of {run}, counted once",)
+
+
 def test_a_sweep_may_have_been_moved(tmp_path):
     make_sweep(tmp_path / "runs", RUNS)
     shutil.move(tmp_path / "runs", tmp_path / "elsewhere")

@@ -107,6 +107,12 @@ def gather(folders: Sequence[Path]) -> Gathered:
             entries.append(_alone(run))
     if not entries:
         raise ConfigError(no_runs(folders, "report", notes))
+    first: dict[str, Path | None] = {}
+    for entry in list(entries):  # people copy runs to keep them
+        original = first.setdefault(repr(entry.record), entry.folder)
+        if entry.record and original != entry.folder:
+            entries.remove(entry)
+            notes.append(f"{entry.folder}: a copy of {original}, counted once")
     notes += [f"{e.folder}: {e.reason}" for e in entries if e.outcome == UNREADABLE]
     return Gathered(tuple(entries), tuple(_unique(names)), tuple(_unique(commands)), tuple(notes))
 
