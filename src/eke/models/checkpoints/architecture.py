@@ -216,13 +216,12 @@ def asked_router_loss(config: Config, raw: Raw) -> float | None:
     value: Any = raw
     for name in named[1].split(".") if named else ():  # DBRX: ffn_config.moe_loss_weight
         value = value.get(name) if isinstance(value, Mapping) else None
-    value = value if isinstance(value, int | float) else None
-    if config.task.router_loss == "auto" and not (
-        value is not None and adds_router_loss(kind, task)
-    ):
-        why = f"config.json asks for a router loss, which cannot be trained with this {kind}"
-        raise refuse("auto", why, Fix("task.router_loss=off"), "task.router_loss")
-    return value
+    if isinstance(value, int | float) and adds_router_loss(kind, task):
+        return float(value)
+    if config.task.router_loss != "auto":
+        return None
+    why = f"config.json asks for a router loss, which cannot be trained with this {kind}"
+    raise refuse("auto", why, Fix("task.router_loss=off"), "task.router_loss")
 
 
 def router_loss(config: Config) -> float | None:

@@ -162,7 +162,7 @@ def build_loss(plan: Plan) -> LossFunction:
     loss = from_loss_head if has_fused_loss(plan) or is_sparse(plan) else from_logits
     coefficient = router_loss(plan.config)
     asks = coefficient is not None or getattr(plan.config.model, "router_loss", None) is not None
-    return partial(with_router, loss, coefficient) if asks else loss
+    return partial(with_router, loss, coefficient or 0.0) if asks else loss
 
 
 def build_compiled_loss(plan: Plan) -> LossFunction:
@@ -217,14 +217,14 @@ def from_logits(
 
 
 def with_router(
-    take: LossFunction, coefficient: float | None, model: nn.Module, batch: MicroBatch, **how: Any
+    take: LossFunction, coefficient: float, model: nn.Module, batch: MicroBatch, **how: Any
 ) -> Tensor:
     """Return the loss that `take` gives, in training with the micro-batch's router loss.
 
     Shape (2 + sources,): the trained sum, that of each source, and without gradient the router
     loss in the sum. A micro-batch counts by its targets, as in the cross-entropy.
     """
-    trains = coefficient is not None and torch.is_grad_enabled()  # evaluations need none
+    trains = coefficient != 0 and torch.is_grad_enabled()  # evaluations need none
     answers: list[Any] = []
 
     def kept(**inputs: Any) -> Any:
@@ -236,7 +236,7 @@ def with_router(
     if not trains:
         return loss
     share = coefficient * (batch.labels != IGNORED).sum() * answers[0].aux_loss
-    whole, *sources = torch.atleast_1d(loss)
+    whole, *sources = loss.reshape(-1)
     return torch.stack([whole + share, *sources, share.detach()])
 
 
