@@ -94,22 +94,18 @@ def routed_curve(job) -> list[float]:
 
 @pytest.mark.slow
 def test_a_router_loss_with_other_techniques(tmp_path, job_of) -> None:
-    """The same steps by each, and the saved flag is the checkpoint's."""
+    """The same steps by all of them, and the saved flag is the checkpoint's."""
     folder = save_checkpoint(tmp_path / "moe", "mixtral", output_router_logits=True,
                              router_aux_loss_coef=0.5)  # fmt: skip
     typed = (*base(folder), "train.record_grad_norm=true")
-    right = routed_curve(job_of("plain", *typed))
-    free = job_of("free", *typed, "data.packing=padding_free", "memory=checkpointing")
-    assert routed_curve(free) == pytest.approx(right, rel=1e-5)
     cut = ("batch.per_device=2", "batch.accumulation=2")
-    half, trainer = (
-        routed_curve(job_of(engine, *typed, *cut, f"engine={engine}"))
-        for engine in ("loop", "trainer")
-    )
-    assert trainer == pytest.approx(half, rel=1e-5)
-    assert half[0] == pytest.approx(right[0])
-    assert half[1] != pytest.approx(right[1], rel=1e-4), "a mean over each micro-batch"
-    saved = json.loads((free.paths.model / "config.json").read_text())
+    others = ("engine=trainer", "memory=checkpointing", "data.packing=padding_free")
+    whole, half = routed_curve(job_of("whole", *typed)), routed_curve(job_of("half", *typed, *cut))
+    job = job_of("others", *typed, *cut, *others)
+    assert routed_curve(job) == pytest.approx(half, rel=1e-5)
+    assert half[0] == pytest.approx(whole[0])
+    assert half[1] != pytest.approx(whole[1], rel=1e-4), "a mean over each micro-batch"
+    saved = json.loads((job.paths.model / "config.json").read_text())
     assert saved["output_router_logits"] is True
 
 
