@@ -214,8 +214,7 @@ def _shifts_or_scales(own: str, module: nn.Module, name: str) -> bool:
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """A group per role that occurs of the trained parameters; vectors are not decayed."""
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    tables = {id(p) for module in embeddings for p in module.parameters(recurse=False)}
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     vectors = {
         id(p)
         for path, module in model.named_modules()
