@@ -179,7 +179,7 @@ LEFT_OUT = {
     "model.supports_sdpa": "filled in from a checkpoint",
     "model.supports_flash_attn": "filled in from a checkpoint",
     "model.supports_flex_attn": "filled in from a checkpoint",
-    "model.asks_router_loss": "filled in from a checkpoint",
+    "model.router_loss": "filled in from a checkpoint",
     "model.num_parameters": "filled in from a checkpoint",
     "model.num_frozen_parameters": "filled in from a checkpoint",
     "model.freeze": "the names depend on the model; tests/equivalence/test_freeze.py",

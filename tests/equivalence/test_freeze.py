@@ -73,7 +73,7 @@ def step(model):
 def test_loss_and_gradients_are_plain_transformers(saved, family, task, freeze):
     more = (task, f"model.freeze=[{freeze}]", "precision=bf16")
     plan, model, report = build(saved(family), *more)
-    assert not report.rounded
+    assert not report.notes
     config = transformers.AutoConfig.from_pretrained(saved(family))
     set_dropout(config, 0.0)
     config.num_labels = model.config.num_labels

@@ -88,7 +88,7 @@ def test_loss_and_gradients_are_plain_pefts(saved, family, method, precision, tm
     path = saved(family, precision)
     plan = checkpoint_plan(path, STILL, f"task={task}", f"peft={method}", f"precision={precision}")
     model, report = build(plan)
-    assert not report.rounded
+    assert not report.notes
     save_adapter(model, tmp_path)
     config = transformers.AutoConfig.from_pretrained(path)
     set_dropout(config, 0.0)
@@ -130,9 +130,10 @@ def test_a_head_keeps_the_checkpoints_float32_values(saved, tmp_path):
     whole, _ = build_model_and_report(checkpoint_plan(saved("bert", "fp32"), STILL, *more), CPU)
     plan = checkpoint_plan(saved("bert", "fp32"), STILL, *more, "peft=lora")
     model, report = build_model_and_report(plan, CPU)
-    assert report.rounded in report.warnings
-    assert "float32 weights are rounded to bfloat16" in report.rounded
-    assert "base_weights=float32" in report.rounded
+    (rounded,) = report.notes
+    assert rounded in report.warnings
+    assert "float32 weights are rounded to bfloat16" in rounded
+    assert "base_weights=float32" in rounded
     assert torch.equal(model.classifier.weight, whole.classifier.weight)
     frozen = model.bert.embeddings.word_embeddings.weight
     assert frozen.dtype is torch.bfloat16
@@ -142,7 +143,7 @@ def test_a_head_keeps_the_checkpoints_float32_values(saved, tmp_path):
 @pytest.mark.parametrize("typed", ["precision=bf16_pure", "precision=bf16_pure peft=lora"])
 def test_no_frozen_weights_no_warning_of_them(saved, typed):
     plan = checkpoint_plan(saved("llama", "fp32"), STILL, *typed.split())
-    assert not build_model_and_report(plan, CPU)[1].rounded
+    assert not build_model_and_report(plan, CPU)[1].notes
 
 
 @pytest.mark.parametrize("method", METHODS)

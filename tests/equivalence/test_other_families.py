@@ -94,30 +94,18 @@ def routed_curve(job) -> list[float]:
 
 @pytest.mark.slow
 def test_a_router_loss_with_other_techniques(tmp_path, job_of) -> None:
-    """The same step by each, and the saved flag is the checkpoint's."""
+    """The same steps by all of them, and the saved flag is the checkpoint's."""
     folder = save_checkpoint(tmp_path / "moe", "mixtral", output_router_logits=True,
                              router_aux_loss_coef=0.5)  # fmt: skip
     typed = (*base(folder), "train.record_grad_norm=true")
-    techniques = {
-        "fused": ("kernels=fused_linear_cross_entropy",), "trainer": ("engine=trainer",),
-        "checkpointing": ("memory=checkpointing",), "free": ("data.packing=padding_free",),
-        "offload": ("memory=activation_offload",), 
-        "typed": ("task.router_loss=0.5",),
-    }  # fmt: skip
-    plain = job_of("plain", *typed)
-    curves = {name: routed_curve(job_of(name, *typed, *more)) for name, more in techniques.items()}
-    right = routed_curve(plain)
-    assert {
-        name: curve for name, curve in curves.items() if curve != pytest.approx(right, rel=1e-5)
-    } == {}
-    half, parts = (
-        routed_curve(job_of(name, *typed, *more, "batch.per_device=2", "batch.accumulation=2"))
-        for name, more in (("half", ()), ("parts", ("engine=trainer",)))
-    )
-    assert half[0] == pytest.approx(right[0])
-    assert half[1] != pytest.approx(right[1], rel=1e-4), "a mean over each micro-batch"
-    assert parts == pytest.approx(half, rel=1e-5)
-    saved = json.loads((plain.paths.model / "config.json").read_text())
+    cut = ("batch.per_device=2", "batch.accumulation=2")
+    others = ("engine=trainer", "memory=checkpointing", "data.packing=padding_free")
+    whole, half = routed_curve(job_of("whole", *typed)), routed_curve(job_of("half", *typed, *cut))
+    job = job_of("others", *typed, *cut, *others)
+    assert routed_curve(job) == pytest.approx(half, rel=1e-5)
+    assert half[0] == pytest.approx(whole[0])
+    assert half[1] != pytest.approx(whole[1], rel=1e-4), "a mean over each micro-batch"
+    saved = json.loads((job.paths.model / "config.json").read_text())
     assert saved["output_router_logits"] is True
 
 

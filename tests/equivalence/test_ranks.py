@@ -241,7 +241,7 @@ def routed_checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", ["ddp", "fsdp", "zero2"])
+@pytest.mark.parametrize("shared", ["fsdp", "zero2"])
 def test_a_router_loss_is_a_mean_over_the_micro_batches_of_all_ranks(
     shared, curve_of, train_ranks
 ) -> None:

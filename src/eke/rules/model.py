@@ -123,7 +123,6 @@ STRETCHED_FROM = 8192
 ROTARY = "Su et al. 2021, arXiv:2104.09864"
 HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
 
-
 RULES = (
     Rule(
         id="router_loss_needs_router",

@@ -148,18 +148,16 @@ def _reasons(search: BatchSearch, chosen: Chosen, means: Means) -> list[Decision
         left = f"fits, but leaves less than {format_bytes(reserve)} to others"
         tight = "does not" if found.verdict is Verdict.does_not_fit else "may not"
         what = f"smallest {kept}, and {left if enough else f'{tight} fit'}"
+    elif router_loss(plan.config) is not None:
+        what = "kept, since task.router_loss is a mean over each micro-batch"
+    elif has_larger:
+        what = f"largest that fits {kept}"
     else:
-        what = (
-            f"largest that fits {kept}"
-            if has_larger
-            else f"all of batch.target={target} at once fits"
-        )
+        what = f"all of batch.target={target} at once fits"
     how = " by formulas" if found.method is Method.closed_form else ""
     expected = f"{format_bytes(found.peak.expected)} expected{how}"
     expected += f"{_why_not_traced(found)} of {format_bytes(capacity + reserve)}"
     expected += f" for tensors, {format_bytes(reserve)} of it for others" if reserve else ""
-    if router_loss(plan.config) is not None:
-        what = "kept, since task.router_loss is a mean over each micro-batch"
     words = [f"auto: {what}: {expected}"]
     if chosen.how != "predicted":
         words.append("tried out" if chosen.how == "probed" else "as decided before")

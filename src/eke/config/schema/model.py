@@ -149,8 +149,8 @@ class PretrainedModel(Model):
     """Filled in, likewise."""
     supports_flex_attn: bool | None = None
     """Filled in, likewise."""
-    asks_router_loss: bool = False
-    """Filled in: config.json asks for a router loss, and the class of the task adds one."""
+    router_loss: float | None = None
+    """Filled in: coefficient of the router loss that config.json asks for."""
     type_vocab_size: int = field(default=0, metadata=at_least(0))
     """Filled in for BERT."""
     num_decoder_layers: int | None = field(default=None, metadata=at_least(0))

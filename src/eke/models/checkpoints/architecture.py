@@ -8,7 +8,6 @@ looks at the built model before it trains (`eke.training.model.unused`): source 
 """
 
 import ast
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from eke.common.errors import Fix
 from eke.config.schema import Config, PretrainedModel
 from eke.models.checkpoints.locate import refuse
 from eke.models.families import FAMILIES, family_of
@@ -190,22 +190,49 @@ def change_of_logits(model_type: str, task: str) -> str | None:
 
 
 @cache
-def router_source(model_type: str, task: str) -> str:
-    """Return the source of a class's forward pass if it adds a router loss, else ""."""
-    forward = _of_class(model_type, task, "forward")
-    source = "" if forward is None else ast.unparse(forward)
-    return source if "aux_loss" in source else ""
+def _source(model_type: str, task: str, method: str) -> str:
+    """Return the source of a method of a class; empty where it is not found."""
+    found = _of_class(model_type, task, method)
+    return "" if found is None else ast.unparse(found)
 
 
-def router_loss(config: Config) -> str | float | None:
-    """Return the coefficient of the trained router loss, "auto" for the checkpoint's, or None."""
+def adds_router_loss(model_type: str, task: str) -> bool:
+    """Return whether a class answers with an `aux_loss`, and adds its share to a loss."""
+    return "_coef * aux_loss" in _source(model_type, task, "forward")
+
+
+def asked_router_loss(config: Config, raw: Raw) -> float | None:
+    """Return the coefficient of the router loss that a config.json has plain transformers add.
+
+    Raises:
+        ConfigError: it has no coefficient, or the class does not answer with the loss (NLLB-MoE).
+    """
+    kind, task = str(raw["model_type"]), config.task.option
+    # Switch Transformers' class has an argument for it, and does not read the configuration.
+    reads = "config.output_router_logits" in _source(kind, task, "forward")
+    if raw.get("output_router_logits") is not True or not reads:
+        return None
+    named = re.search(r"aux_loss_coef = config\.([\w.]+)", _source(kind, task, "__init__"))
+    value: Any = raw
+    for name in named[1].split(".") if named else ():  # DBRX: ffn_config.moe_loss_weight
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if isinstance(value, int | float) and adds_router_loss(kind, task):
+        return float(value)
+    if config.task.router_loss != "auto":
+        return None
+    why = f"config.json asks for a router loss, which cannot be trained with this {kind}"
+    raise refuse("auto", why, Fix("task.router_loss=off"), "task.router_loss")
+
+
+def router_loss(config: Config) -> float | None:
+    """Return the coefficient of the router loss that is trained; None without one."""
     typed = config.task.router_loss
     if typed == "auto":
-        return typed if getattr(config.model, "asks_router_loss", False) else None
+        return getattr(config.model, "router_loss", None) or None
     kind = getattr(config.model, "model_type", family_of(config).name)
-    weighs = re.search(r"self\.\w*aux_loss_coef", router_source(kind, config.task.option))
     with suppress(ValueError):  # off, and what a rule rejects
-        return float(typed) if weighs and 0 < float(typed) < math.inf else None
+        if float(typed) > 0 and adds_router_loss(kind, config.task.option):
+            return float(typed)
     return None
 
 

@@ -20,12 +20,12 @@ from eke.common.text import format_value, override
 from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassification, TextColumns
 from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import (
+    asked_router_loss,
     first_position,
     has_class,
     is_known,
     models_folder,
     read_sizes,
-    router_source,
     supports,
 )
 from eke.models.checkpoints.locate import CONFIG, KEY, Located, locate, refuse
@@ -103,10 +103,7 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
         f"supports_{name}": supports(raw, task, name)
         for name in ("sdpa", "flash_attn", "flex_attn")
     }
-    asks = '"output_router_logits": true' in json.dumps(raw)  # or its part for text does
-    # Switch Transformers' class has an argument for it, and does not read the configuration.
-    reads = "config.output_router_logits" in router_source(kind, task)
-    found["asks_router_loss"] = asks and reads
+    found["router_loss"] = asked_router_loss(config, raw)
     if _saved_by(raw).endswith("ForSequenceClassification"):
         found["label_names"] = _label_names(raw)
     if positions := sizes.get("max_position_embeddings"):

@@ -95,9 +95,9 @@ def make_plan(
     steps = _plan_steps(config, batch, data, decisions)
     compute = _plan_compute(config, device, steps.warmup, decisions)
     _plan_peft(config, decisions)
-    if router_loss(config) is not None:
+    if (coefficient := router_loss(config)) is not None:
         reason = "a mean over each micro-batch: another batch.per_device is another training"
-        decisions.append(Decision("task.router_loss", config.task.router_loss, reason))
+        decisions.append(Decision("task.router_loss", f"{coefficient:g}", reason))
     theirs = read_user_settings(config)
     deepspeed, hints = _plan_deepspeed(config, batch, device, theirs, decisions)
     resolved = _resolved(config, batch, steps, compute, theirs) | _plan_rank(config, decisions)

@@ -136,7 +136,8 @@ class Meter:
             seconds[phase] += self.clock.seconds(start, end)
         router = {}
         if len(parts) > len(self.sources):
-            *parts, loss, share = parts
+            *parts, share = parts
+            loss -= share
             router = {metrics.ROUTER_LOSS: share / note.totals.num_targets}
         row: metrics.Row = {
             metrics.STEP: note.step + 1,

@@ -18,7 +18,7 @@ from torch import nn
 from eke.common.errors import RunError
 from eke.common.text import first_line, format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
-from eke.data.preparation.untrusted import LoadError, load
+from eke.data.preparation.untrusted import LoadError, load, reading
 from eke.data.sources import Vocabulary
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
@@ -31,10 +31,8 @@ from eke.training.model.unused import (
     check_places,
     drawn_in_float32,
     freeze_unreached,
-    kept_dropouts,
     own_random_numbers,
     padding_side,
-    probe_inputs,
     set_dropout,
 )
 
@@ -57,12 +55,8 @@ class LoadReport:
     """Only in the checkpoint: another task's head."""
     unreached: tuple[str, ...] = ()
     """Frozen, since no output depends on them."""
-    rounded: str = ""
-    """A sentence, where frozen weights are rounded."""
-    adapter: str = ""
-    """A sentence, where an adapter lies in the checkpoint's folder, too."""
-    kept_dropouts: tuple[float, ...] = ()
-    """Probabilities of dropouts that `model.dropout` does not reach."""
+    notes: tuple[str, ...] = ()
+    """Further warnings."""
     padding: str = "right"
     """Side on which rows can be padded; empty where padding changes the other tokens."""
 
@@ -81,10 +75,7 @@ class LoadReport:
         ]
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
-        found += [sentence for sentence in (self.rounded, self.adapter) if sentence]
-        if self.kept_dropouts:
-            kept = ", ".join(f"{p:g}" for p in self.kept_dropouts)
-            found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
+        found += self.notes
         if not self.padding:
             found.append(
                 "padding changes what this model computes for other tokens: losses depend "
@@ -109,8 +100,8 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     try:
         model_config = checkpoint_configuration(plan)
         stored = model_config.dtype
-        formats = _own_formats(plan)
-        with own_random_numbers(device, config.seed), drawn_in_float32(dtype), formats, _alone():
+        random, formats = own_random_numbers(device, config.seed), _own_formats(plan)
+        with reading(pretrained), random, drawn_in_float32(dtype), formats, _alone():
             if device.type == "meta":
                 with device:
                     return head.from_config(model_config, **settings), LoadReport()
@@ -125,31 +116,29 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
                 device_map={"": device} if device.type == "cuda" else None,
                 **settings,
             )
-    except (RuntimeError, MemoryError, RunError):
-        raise  # out of memory, a bug, or said already
-    except Exception as raised:  # a config.json's odd value may end in any error of any class
-        error = raised.__cause__ if isinstance(raised, LoadError) else raised
+    except LoadError as raised:  # a config.json's odd value may end in any error of any class
+        error = raised.__cause__
         assert error is not None, "a LoadError has one"
         of_disk = isinstance(error, OSError) and error.errno
         if of_disk or isinstance(error, RuntimeError | MemoryError):
-            raise error from None  # out of memory, or the disk's, not transformers'
+            raise error from None  # out of memory, a bug, or the disk's, not transformers'
         known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
         why = first_line(error).rstrip(".:") if known else f"{type(error).__name__}: {error}"
         raise _refusal(pretrained, why, "another checkpoint, or another task") from error
-    report = _judge(plan, model, info)
+    report, notes = _judge(plan, model, info), []
     if (Path(pretrained.name_or_path) / ADAPTER_CONFIG).is_file():
-        why = f"the checkpoint's {ADAPTER_CONFIG} is not used: its weights are a whole model's"
-        report = replace(report, adapter=why)
+        whole = "is not used: its weights are a whole model's"
+        notes.append(f"the checkpoint's {ADAPTER_CONFIG} {whole}")
     frozen = frozen_dtype(plan)
     mixed = frozen is not trained_dtype(plan)
     if mixed and stored not in (None, frozen):
         before, after = (str(dtype).removeprefix("torch.") for dtype in (stored, frozen))
         why = f"the checkpoint's {before} weights are rounded to {after} where they are frozen"
         instead = "precision=fp32" if config.model.freeze else "peft.base_weights=float32"
-        report = replace(report, rounded=f"{why} ({instead} keeps them)")
+        notes.append(f"{why} ({instead} keeps them)")
     freeze_named(plan, model)  # so that both formats meet where modules expect it
     with torch.autocast(device.type, frozen, enabled=mixed):
-        report = _probe(plan, model, report)
+        report = _probe(plan, model, replace(report, notes=tuple(notes)))
     return cast(nn.Module, model), report
 
 
@@ -158,16 +147,13 @@ def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
 
     Raises RunError: the model does not do what the task asks for.
     """
-    config, pretrained = plan.config, cast(PretrainedModel, plan.config.model)
+    config = plan.config
     if not family_of(config).is_known:
         check_places(model, config.task.option)
         report = replace(report, unreached=freeze_unreached(model))
         if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
             side = padding_side(model, config.task.option, plan.vocabulary.pad)
             report = replace(report, padding=side)
-    if pretrained.dropout is not None:
-        kept = kept_dropouts(model, pretrained.dropout, probe_inputs(model, 0))
-        report = replace(report, kept_dropouts=kept)
     return report
 
 

@@ -5,11 +5,9 @@ global batch it is that batch's mean, however it was cut. transformers' own loss
 some ignore `num_items_in_batch` (docs/explanation/loss.md).
 """
 
-import fnmatch
 import functools
 import inspect
 import sys
-import types
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -78,12 +76,12 @@ class LossHead(nn.Module):
         """Of the forward pass under way: labels (...); places of those that count in the flattened
         labels, None for all; `smoothing`, `compiled` and `sources` as of `fused_loss_sum`."""
         self.answer: Tensor | None = None
-        """Of the pass under way, if the class changes its logits."""
+        """The loss, until the model has made its output, whatever it did to its logits."""
         self.projected: tuple[int, int] | None = None
         """Positions that the last pass with labels projected, and all there were; not compiled."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The loss as of `with_parts`, (parts,), of `hidden` (..., width); or else the logits."""
+        """The loss as of `with_parts` of `hidden` (..., width); without labels, the logits."""
         if self.expected is None:
             return F.linear(hidden, self.weight, self.bias)
         labels, places, smoothing, compiled, sources = self.expected
@@ -104,8 +102,7 @@ class LossHead(nn.Module):
             logits = F.linear(vectors, self.weight, self.bias)
             logits = logits if self.change == UNCHANGED else change_logits(logits, self.change)
             loss = take(logits, labels, smoothing, sources)
-        loss = loss.reshape(-1)  # a class that adds a router loss asks for its last dimension
-        self.answer = None if self.change == UNCHANGED else loss
+        self.answer = loss
         return loss
 
 
@@ -131,7 +128,6 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
     known = UNCHANGED
     if value is not None:  # a cap may be off
         known = {"cap": (1.0, value), "*": (value, 0.0), "/": (1 / value, 0.0)}[how]
-        _skip_change(owner, child)
     setattr(owner, child, LossHead(linear, fused, known))
 
     def hand_over(called: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -140,25 +136,15 @@ def put_loss_head(model: nn.Module, fused: bool, change: str = "") -> None:
         how = kwargs.pop("smoothing", 0.0), kwargs.pop("compiled", False)
         sources = kwargs.pop("sources", None)
         head.expected = None if labels is None else (labels, places, *how, sources)
-        return args, kwargs | ({"labels": labels} if "output_router_logits" in kwargs else {})
+        return args, kwargs
+
+    def hand_back(called: nn.Module, args: Any, out: Any) -> None:
+        head = cast(LossHead, called.get_submodule(name))
+        if head.answer is not None:
+            out.logits, head.answer = head.answer, None
 
     model.register_forward_pre_hook(hand_over, with_kwargs=True)
-
-
-def _skip_change(owner: Any, child: str) -> None:
-    """Let a model that does something to its logits leave that to its head when that has labels."""
-    kind = type(owner)
-
-    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
-        head = getattr(self, child)
-        has_labels = head.expected is not None
-        out = kind.forward(self, *args, **inputs)
-        if has_labels:
-            out.logits, head.answer = head.answer, None
-        return out
-
-    members = {"forward": forward, "__module__": kind.__module__}
-    owner.__class__ = type(kind.__name__, (kind,), members)
+    model.register_forward_hook(hand_back)
 
 
 def loss_head(model: nn.Module) -> LossHead | None:
@@ -174,7 +160,9 @@ LossFunction = Callable[..., Tensor]
 def build_loss(plan: Plan) -> LossFunction:
     """How the plan gets from a micro-batch to its loss."""
     loss = from_loss_head if has_fused_loss(plan) or is_sparse(plan) else from_logits
-    return loss if router_loss(plan.config) is None else partial(with_router, loss)
+    coefficient = router_loss(plan.config)
+    asks = coefficient is not None or getattr(plan.config.model, "router_loss", None) is not None
+    return partial(with_router, loss, coefficient or 0.0) if asks else loss
 
 
 def build_compiled_loss(plan: Plan) -> LossFunction:
@@ -207,8 +195,6 @@ def is_sparse(plan: Plan) -> bool:
 
 def apply_loss(plan: Plan, model: nn.Module) -> None:
     """Prepare the model for what `build_loss` gives; RunError if its head cannot be replaced."""
-    if (coefficient := router_loss(plan.config)) is not None:
-        _prepare_router_loss(model, coefficient)
     if has_fused_loss(plan) or is_sparse(plan):
         put_loss_head(model, has_fused_loss(plan), logits_change(plan.config) or "")
 
@@ -219,7 +205,7 @@ def from_loss_head(
     """The model's head answers with the loss itself."""
     how = {"smoothing": smoothing, "compiled": compiled, "sources": batch.sources}
     loss: Tensor = model(**batch.inputs, labels=batch.labels, places=batch.places, **how).logits
-    return loss if loss.numel() > 1 else loss[0]
+    return loss
 
 
 def from_logits(
@@ -230,46 +216,28 @@ def from_logits(
     return take(model(**batch.inputs).logits, batch.labels, smoothing, batch.sources)
 
 
-def with_router(take: LossFunction, model: nn.Module, batch: MicroBatch, **how: Any) -> Tensor:
+def with_router(
+    take: LossFunction, coefficient: float, model: nn.Module, batch: MicroBatch, **how: Any
+) -> Tensor:
     """Return the loss that `take` gives, in training with the micro-batch's router loss.
 
-    Shape (3 + sources,): the trained sum, that of each source, and without gradient the summed
-    cross-entropy and the router loss. A micro-batch counts by its targets, as in the cross-entropy.
+    Shape (2 + sources,): the trained sum, that of each source, and without gradient the router
+    loss in the sum. A micro-batch counts by its targets, as in the cross-entropy.
     """
-    if not torch.is_grad_enabled():  # evaluations go by the cross-entropy
-        return take(model, batch, **how)
-    answers = []
+    trains = coefficient != 0 and torch.is_grad_enabled()  # evaluations need none
+    answers: list[Any] = []
 
     def kept(**inputs: Any) -> Any:
-        answers.append(model(**{"labels": batch.labels, **inputs}, output_router_logits=True))
+        # The model's configuration, which is saved, may ask for it in every pass.
+        answers.append(model(**inputs, output_router_logits=trains))
         return answers[0]
 
-    loss = take(kept, batch, **how).reshape(-1)
-    share = (answers[0].loss * (batch.labels != IGNORED).sum()).reshape(1)
-    return torch.cat([loss[:1] + share, loss[1:], loss[:1].detach(), share.detach()])
-
-
-def _plain_model(model: nn.Module) -> Any:
-    """Return transformers' own model inside of PEFT's."""
-    return cast(Any, model).get_base_model() if is_adapted(model) else model
-
-
-def _prepare_router_loss(model: nn.Module, coefficient: str | float) -> None:
-    """Let `model(labels=..., output_router_logits=True).loss` be the weighted router loss only.
-
-    Each family adds it in its own way to a cross-entropy, which is zero here.
-    """
-    plain = _plain_model(model)
-    plain.loss_function = lambda logits, *_, **__: logits.new_zeros((), dtype=torch.float32)
-    kind, forward = type(plain), inspect.unwrap(type(plain).forward)
-    if "CrossEntropyLoss" in forward.__code__.co_names:  # Switch Transformers, NLLB-MoE
-        names = {**forward.__globals__, "CrossEntropyLoss": lambda **_: plain.loss_function}
-        own = types.FunctionType(forward.__code__, names, None, forward.__defaults__)
-        members = {"forward": own, "__module__": kind.__module__}
-        plain.__class__ = type(kind.__name__, (kind,), members)
-    for name in fnmatch.filter(vars(plain), "*aux_loss_coef"):
-        if coefficient != "auto":
-            setattr(plain, name, coefficient)
+    loss = take(kept, batch, **how)
+    if not trains:
+        return loss
+    share = coefficient * (batch.labels != IGNORED).sum() * answers[0].aux_loss
+    whole, *sources = loss.reshape(-1)
+    return torch.stack([whole + share, *sources, share.detach()])
 
 
 Shift = Callable[[Tensor], Tensor]
@@ -322,7 +290,7 @@ def apply_kernels(plan: Plan, model: nn.Module) -> None:
         return
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
-    plain = _plain_model(model)
+    plain = cast(Any, model).get_base_model() if is_adapted(model) else model
     _apply_liger_kernel_to_instance(
         model=plain,
         cross_entropy=False,

@@ -10,14 +10,12 @@ the tokens that it predicts.
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eke.common.errors import RunError
@@ -268,7 +266,7 @@ def check_head(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) ->
     with own_random_numbers(labels.device):
         expected = loss_of(model(**inputs).logits, labels)
         found = model(**inputs, labels=labels).logits
-    if found.numel() > 1 or not _alike(expected, found):
+    if found.dim() or not _alike(expected, found):
         why = f"{type(model).__name__} changes its logits after the projection"
         raise RunError(f"kernels: {why}, so the head cannot take the loss -> kernels=none")
 
@@ -335,7 +333,6 @@ HEADS: dict[str, str] = {
 """`task.option` -> transformers' class with that head."""
 
 
-_DROPOUT = re.compile(r"drop")
 _OTHER = re.compile(r"layer_?drop|drop_?path|drop_?layer|token_?drop|router|mask")
 """Rates of dropped layers, paths and tokens: similar names, but no dropout of activations."""
 
@@ -346,53 +343,13 @@ def set_dropout(config: Any, value: float) -> None:
         for name, found in list(vars(part).items()):
             # None stands for another field's value (`classifier_dropout`).
             number = type(found) in (float, int, type(None))
-            if number and _DROPOUT.search(name) and not _OTHER.search(name):
+            if number and "drop" in name and not _OTHER.search(name):
                 try:
                     setattr(part, name, value)
                 except Exception as error:  # huggingface_hub's; MPT declares a whole number
                     why = f"{type(part).__name__} does not take it as {name}"
                     fix = "model.dropout=null"
                     raise RunError(f"model.dropout = {value:g}: {why}\n  -> {fix}") from error
-
-
-def kept_dropouts(
-    model: nn.Module, value: float, inputs: Mapping[str, Tensor]
-) -> tuple[float, ...]:
-    """Probabilities other than `value` and 0 that a forward pass uses; not of dropped layers."""
-    mine: Any = model
-    others = {
-        float(found)
-        for part in _parts(mine.config)
-        for name, found in vars(part).items()
-        if _DROPOUT.search(name) and _OTHER.search(name) and isinstance(found, float | int)
-    }
-    training = model.training
-    with own_random_numbers(next(model.parameters()).device):
-        try:
-            with torch.no_grad(), RecordedDropouts() as recorded:
-                model.train()(**inputs)
-        finally:
-            model.train(training)
-    return tuple(sorted(recorded.used - others - {0.0, value}))
-
-
-class RecordedDropouts(TorchFunctionMode):
-    """Context that records the probability of each dropout, and attention, that trains."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used: set[float] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Notes the probability, then calls the function."""
-        given = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            self.used.add(given.get("dropout_p", args[4] if len(args) > 4 else 0.0))
-        elif func is F.dropout and given["training"]:
-            self.used.add(given["p"])
-        elif func is torch.dropout and given.get("train", args[-1]):
-            self.used.add(given.get("p", args[1] if len(args) > 1 else 0.0))
-        return func(*args, **given)
 
 
 def _parts(config: Any) -> Iterator[Any]:

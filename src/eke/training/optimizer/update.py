@@ -199,7 +199,7 @@ Groups = list[dict[str, Any]]
 it can lie in a checkpoint."""
 
 
-_SHIFT_OR_SCALE = re.compile(r"(^|_)(bias(es)?|beta|gamma|gain|norm|scales?|ia3_l)(_|$)")
+_SHIFT_OR_SCALE = re.compile(r"(^|_)(bias(es)?|beta|gamma|gain|norm|scales?)(_|$)")
 
 
 def _shifts_or_scales(own: str, module: nn.Module, name: str) -> bool:
@@ -207,17 +207,14 @@ def _shifts_or_scales(own: str, module: nn.Module, name: str) -> bool:
 
     gpt_oss has a bias for each expert and Cohere a gain for each head. `own` names the module.
     """
-    if isinstance(module, nn.ParameterDict | nn.ParameterList):  # keys name nothing
-        name = own
     # A projection or a table inside a normalisation is one all the same.
     kind = "" if isinstance(module, nn.Linear | nn.Embedding) else f"{own} {type(module).__name__}"
-    return bool(_SHIFT_OR_SCALE.search(name) or re.search("norm(?!al)", kind.lower()))
+    return bool(_SHIFT_OR_SCALE.search(name) or re.search("norm(?!al)|^ia3_l ", kind.lower()))
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """A group per role that occurs of the trained parameters; vectors are not decayed."""
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    tables = {id(p) for module in embeddings for p in module.parameters(recurse=False)}
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     vectors = {
         id(p)
         for path, module in model.named_modules()

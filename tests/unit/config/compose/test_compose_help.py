@@ -60,7 +60,7 @@ FILLED_IN = {
     "model": {
         "content", "model_type", "num_parameters", "num_frozen_parameters", "label_names",
         "supports_sdpa",
-        "supports_flash_attn", "supports_flex_attn", "asks_router_loss",
+        "supports_flash_attn", "supports_flex_attn", "router_loss",
     },
 }  # fmt: skip
 """Keys that the plan sets, not the user."""

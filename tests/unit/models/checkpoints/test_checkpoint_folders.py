@@ -22,7 +22,7 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.config.schema.codec import make_converter
 from eke.models.checkpoints import resolve_model
-from eke.models.checkpoints.architecture import router_loss
+from eke.models.checkpoints.architecture import asked_router_loss, router_loss
 from eke.models.checkpoints.locate import Located, resolve_tokenizer
 from eke.models.checkpoints.resolve import weight_files
 from eke.models.families import FAMILIES as RECORDS
@@ -183,16 +183,40 @@ def test_the_plan_survives_json(saved):
 
 @pytest.mark.parametrize(
     ("flag", "typed", "wanted"),
-    [(True, "auto", "auto"), (False, "auto", None), (True, "off", None), (False, "0.5", 0.5)],
+    [(True, "auto", 0.02), (False, "auto", None), (True, "off", None), (False, "0.5", 0.5)],
 )
 def test_a_router_loss_is_trained_where_it_is_asked_for(flag, typed, wanted, tmp_path):
-    path = save_checkpoint(tmp_path / "moe", "mixtral", output_router_logits=flag)
+    path = save_checkpoint(
+        tmp_path / "moe", "mixtral", output_router_logits=flag, router_aux_loss_coef=0.02
+    )
     plan = plan_of(path, f"task.router_loss={typed}")
-    assert plan.config.model.asks_router_loss is flag
+    assert plan.config.model.router_loss == (0.02 if flag else None)
     assert router_loss(plan.config) == wanted
-    said = [decision.reason for decision in plan.decisions if decision.key == "task.router_loss"]
-    assert len(said) == (wanted is not None)
-    assert all("batch.per_device" in reason for reason in said)
+    said = {decision.key: decision for decision in plan.decisions}.get("task.router_loss")
+    assert (said and float(said.value)) == wanted
+    assert said is None or "batch.per_device" in said.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "settings"),
+    [
+        ("nllb-moe", "seq2seq_lm", {"router_aux_loss_coef": 0.1}),
+        ("mixtral", "causal_lm", {"router_aux_loss_coef": None}),
+    ],
+)
+def test_a_router_loss_that_cannot_be_trained_is_refused(kind, task, settings) -> None:
+    raw = {"model_type": kind, "output_router_logits": True, **settings}
+    typed = [*SHORT, f"task={task}"]
+    with pytest.raises(ConfigError) as caught:
+        asked_router_loss(compose(typed).config, raw)
+    (problem,) = caught.value.problems
+    asked_router_loss(compose([*typed, *problem.fix.overrides]).config, raw)
+
+
+def test_dbrx_has_its_coefficient_in_a_part() -> None:
+    raw = {"model_type": "dbrx", "output_router_logits": True}
+    part = {"ffn_config": {"moe_loss_weight": 0.05}}
+    assert asked_router_loss(compose([*SHORT]).config, raw | part) == 0.05
 
 
 def test_sizes_cannot_be_typed(folder):

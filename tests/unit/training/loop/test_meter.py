@@ -87,9 +87,9 @@ def test_a_row_says_everything_about_its_step() -> None:
 
 @pytest.mark.parametrize("sources", [(), ("a", "b")], ids=["one", "mix"])
 def test_a_router_loss_is_beside_the_cross_entropy(sources) -> None:
-    """As of `with_router`: what is trained, the sources, and its two parts."""
+    """As of `with_router`: what is trained, the sources, and its router loss."""
     meter = Meter(FakeClock(ONE_STEP), attempt=0, timed_from=0, sources=sources)
-    parts = [12.0, *(3.0, 5.0)[: len(sources)], 8.0, 4.0]
+    parts = [12.0, *(3.0, 5.0)[: len(sources)], 4.0]
     each = [(4, 4), (1, 3)] if sources else []
     meter.end_step(0, torch.tensor(parts), None, 1e-3, StepTotals(4, 8, 256, None, *each))
     (row,) = meter.flush()
