@@ -15,13 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import closest, first_line, format_value, override
+from eke.common.text import GIB, MIB, closest, first_line, format_value, override
 from eke.data.preparation.labels import VECTORS, is_decimal, matched, naming, whole
 from eke.data.preparation.untrusted import limited_memory
 from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
@@ -69,8 +70,6 @@ class Columns:
     """Of labels: as `reading_of` says, else set by the first row with a label."""
     names: dict[str, int] = field(default_factory=dict)
     """Text label -> index, in order of appearance."""
-    used: set[str] = field(default_factory=set)
-    """Names that rows have."""
     given: dict[str, None] = field(default_factory=dict)
     """Names that the data gives its class numbers, in their order."""
     are_all: bool = False
@@ -196,15 +195,16 @@ class Columns:
         if isinstance(value, int) and not self.request.class_names:
             return int(value)
         name = self.request.class_names[value] if isinstance(value, int) else value
+        if name in self.names:
+            return self.names[name]
         if self.are_all:
-            if (number := matched([name], tuple(self.names)).get(name)) is None:
+            if not (found := matched([name], tuple(self.names))):
                 raise BadRowError(f"{self.request.label} is {_shown(name)}: no row before had this")
-            return number
-        if len(self.names) >= MAX_NAMES and name not in self.names:
+            return found[name]
+        if len(self.names) >= MAX_NAMES:
             why = f"has more than {MAX_NAMES} different texts: these are no classes"
             fix = Fix("data.label=COLUMN")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
-        self.used.add(name)
         return self.names.setdefault(name, len(self.names))
 
     def require_in(self, names: list[str], file: str = "") -> None:
@@ -290,7 +290,10 @@ def _listed(names: list[str]) -> str:
 
 
 BATCH_ROWS = 1000
-"""Rows per tokenizer call, which runs them on several threads, and rows of parquet per read."""
+"""Rows per tokenizer call, which runs them on several threads."""
+
+PARQUET_ROWS = 250
+"""Rows of parquet per read; 1000 are hardly faster, and take more memory where one text is in all."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
@@ -446,7 +449,7 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
         why, fix = "needs the package pyarrow", Fix(remark='pip install "eke[data]"')
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     try:
-        table = pyarrow.parquet.ParquetFile(file)
+        table = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=MIB)
     except Exception as error:  # Arrow has several error classes
         why = f"is no parquet file: {first_line(error)[:150]}"
         fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
@@ -455,78 +458,52 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
     named = naming(columns.request, table.schema_arrow.metadata, columns.given)
     limit, number = columns.request.max_row_bytes, 0
     try:
-        for batch in _limited(_batches(table, file, columns, limit)):
-            for part in _parts(batch, file, number, limit):
-                for row in part.to_pylist():
-                    number += 1
-                    yield f"{name} row {number}", named(row)
+        for batch in _batches(table, columns.names_wanted or None, limit, Path(file).stat().st_size):
+            is_long = batch.nbytes > limit
+            for place, row in enumerate(zip(*batch.columns, strict=True)):
+                number += 1
+                if is_long and batch.slice(place, 1).nbytes > limit:
+                    raise _too_long(f"row {number} of {file}", limit)
+                # One by one: in Arrow many rows may share one text.
+                values = [value.as_py() for value in row]
+                yield f"{name} row {number}", named(dict(zip(batch.schema.names, values)))
     except (ConfigError, GeneratorExit):
         raise
     except MemoryError as error:
-        why = f"the rows after row {number} take more than 2 GiB of memory at once"
+        why = f"row {number + 1} takes too much memory for a file of this size"
         fix = Fix("data=jsonl", "data.path=FILE", remark="or a file with smaller pages")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     except Exception as error:  # a page that does not decompress
         raise unreadable(error, value=file) from error
 
 
-def _batches(table: Any, file: str, columns: Columns, limit: int) -> Iterator[Any]:
-    """Batches of a parquet file: as many rows as have `limit` bytes by its metadata, or one."""
-    import pyarrow.parquet
+def _batches(table: Any, names: list[str] | None, limit: int, file_size: int) -> Iterator[Any]:
+    """Batches of a parquet file: as many rows as have `limit` bytes by its metadata.
 
-    leaves = [table.schema.column(number) for number in range(len(table.schema))]
-    # A text that many rows share stays one until its rows are measured.
-    shared = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    table = pyarrow.parquet.ParquetFile(
-        file, read_dictionary=shared, pre_buffer=False, buffer_size=1 << 20
-    )
+    MemoryError: one row takes much more memory than the file.
+    """
+    # A page is decompressed as a whole; texts become some eight times smaller in a file at most.
+    memory = 128 * MIB + 8 * file_size
     for number in range(table.num_row_groups):
-        group = table.metadata.row_group(number)
-        chunks = [group.column(each) for each in range(group.num_columns)]
-        wanted = [c for c in chunks if c.path_in_schema.split(".")[0] in columns.names_wanted]
-        sizes = [max(c.total_uncompressed_size, 8 * c.num_values) for c in wanted or chunks]
-        rows = max(1, min(BATCH_ROWS, group.num_rows * limit // max(1, sum(sizes))))
-        yield from table.iter_batches(rows, [number], columns.names_wanted or None)
+        group, done = table.metadata.row_group(number), 0
+        fitting = group.num_rows * limit // max(1, group.total_byte_size)
+        # One text that the file has once may be in all of these rows: then they are read one by one.
+        for rows in (max(2, min(PARQUET_ROWS, fitting)), 1):
+            batches = table.iter_batches(rows, [number], names)
+            with contextlib.suppress(MemoryError if rows > 1 else ()):
+                for batch in islice(_limited(batches, memory), done // rows, None):
+                    done += batch.num_rows
+                    yield batch
+                break
 
 
-def _limited(rows: Iterator[Any]) -> Iterator[Any]:
+def _limited(rows: Iterator[Any], memory: int = 2 * GIB) -> Iterator[Any]:
     """The same, each read with limited memory: a library may decode thousands at once."""
     while True:
-        with limited_memory():
+        with limited_memory(memory):
             if (row := next(rows, None)) is None:
                 return
         yield row
-
-
-def _parts(batch: Any, file: str, before: int, limit: int) -> Iterator[Any]:
-    """The rows of a batch in parts of at most `limit` bytes; ConfigError where one row has more."""
-    count = batch.num_rows
-    if sum(map(_decoded_bytes, batch.columns)) <= limit:
-        yield batch
-    elif count == 1:
-        raise _too_long(f"row {before + 1} of {file}", limit)
-    else:
-        yield from _parts(batch.slice(0, count // 2), file, before, limit)
-        yield from _parts(batch.slice(count // 2), file, before + count // 2, limit)
-
-
-def _decoded_bytes(array: Any) -> int:
-    """Bytes of an Arrow array's values once each row has its own."""
-    import pyarrow.compute
-
-    array = getattr(array, "storage", array)  # of an extension
-    if hasattr(array, "dictionary"):
-        if pyarrow.types.is_primitive(array.dictionary.type):
-            return 8 * len(array)
-        sizes = pyarrow.compute.binary_length(array.dictionary)
-        return pyarrow.compute.sum(sizes.take(array.indices)).as_py() or 0
-    if not hasattr(array, "flatten"):
-        return int(array.nbytes)
-    if hasattr(array, "keys"):  # a map, which cannot be flattened
-        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        return sum(_decoded_bytes(each[first:last]) for each in (array.keys, array.items))
-    parts = array.flatten()
-    return sum(map(_decoded_bytes, parts if isinstance(parts, list) else [parts]), len(array))
 
 
 def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
@@ -546,7 +523,7 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     schema = rows.features.arrow_schema.metadata if rows.features else None
     named = naming(columns.request, schema, columns.given)
     try:
-        for number, row in enumerate(_limited(iter(rows)), 1):
+        for number, row in enumerate(_limited(iter(rows)) if source.streaming else rows, 1):
             yield f"{split} row {number}", named(row)
     except Exception as error:  # the connection, or a damaged file
         raise _unavailable(source, error) from error
@@ -586,9 +563,7 @@ def _cached_copy(source: HubSource) -> str | None:
 
 def _unavailable(source: HubSource, error: Exception) -> ConfigError:
     """Translate an error of the datasets library."""
-    text, line = str(error), first_line(error)[:200]
-    if isinstance(error.__cause__ or error.__context__ or error, MemoryError):
-        line = "its rows take more than 2 GiB of memory at once"
+    text, line = str(error), first_line(error.__cause__ or error)[:200]
     if "onfig name is missing" in text or "BuilderConfig" in text:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         what = "there are" if source.config_name else "one must be chosen"

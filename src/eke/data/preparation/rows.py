@@ -468,11 +468,10 @@ class RowStore:
         raise ConfigError(Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS")))
 
     def _number_labels(self) -> tuple[str, ...]:
-        columns = self.columns
-        if not columns.used:
+        if not (found := self.columns.names):
             return ()
-        names, classes = numbered(self.request, tuple(columns.given), columns.used)
-        table = np.array([classes[name] for name in columns.names], np.int32)
+        names, classes = numbered(self.request, self.columns.given, set(found))
+        table = np.array([classes[name] for name in found], np.int32)
         old = self.writer.read("labels")
         self.writer.replace("labels", (table[part] for part in parts_of(old)))
         self.writer.note(repr(names))
