@@ -6,7 +6,6 @@ with its number and not the end of the file.
 
 import contextlib
 import csv
-import difflib
 import io
 import json
 import re
@@ -361,27 +360,17 @@ def _texts(file: str, most: int) -> Iterator[str]:
 
 def jsonl_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
     """Yield each line as an object, parsed when it is called; None for a blank line."""
-    wanted = columns.names_wanted
     for number, line in lines(file, columns.request.max_row_bytes):
-        yield (f"{name}:{number}", partial(_parse, line, wanted)) if line.strip() else None
+        yield (f"{name}:{number}", partial(_parse, line)) if line.strip() else None
 
 
-def _parse(line: str, wanted: list[str]) -> dict[str, Any]:
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(found)
-        if len(values) < len(found):
-            names = [key for key, _ in found]
-            twice = [key for key in names if key in wanted and names.count(key) > 1]
-            if twice:
-                raise BadRowError(f"{twice[0]} is there twice")
-        return values
-
+def _parse(line: str) -> dict[str, Any]:
     try:
         text = line.encode("latin-1").decode()
     except UnicodeDecodeError as error:
         raise BadRowError(f"is not UTF-8 (byte {error.start + 1})") from error
     try:
-        value = json.loads(text, object_pairs_hook=pairs)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         where = f" (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
         raise BadRowError(f"is not JSON{where}") from error
@@ -513,9 +502,9 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     loaded = _loaded(source)
     if split not in loaded:
         key, there = "data.eval_split" if evaluation else "data.split", list(map(str, loaded))
-        close = difflib.get_close_matches(split, there, 1) or there
+        close = closest(split, there) or there[0]
         why = f"there is no such split; there are: {', '.join(there)}"
-        raise ConfigError(Problem(key, split, why, Fix(override(key, close[0]))))
+        raise ConfigError(Problem(key, split, why, Fix(override(key, close))))
     rows = loaded[split]
     if rows.column_names is not None:
         columns.require_in(list(rows.column_names))
