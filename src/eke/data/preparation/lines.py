@@ -143,11 +143,10 @@ class Columns:
         if self.kind != VECTORS:
             return found
         size, values = self.request.num_labels, list(map(whole, found))
-        if len(values) == size and all(value in (0, 1) for value in values):
+        are_bits = all(value in (0, 1) for value in values)
+        if are_bits and len(values) == size:
             return [number for number, value in enumerate(values) if value]
-        if all(isinstance(value, int | float) and value % 1 == 0 for value in values):
-            twice = len(set(values)) < len(values)
-            self.suited[f"task.num_labels={len(values)}" if twice else "data.multi_hot=false"] += 1
+        self.suited[f"task.num_labels={len(values)}"] += are_bits and len(values) > 1
         raise BadRowError(f"{self.request.label} is {_shown(found)}, not {size} zeros and ones")
 
     def _number(self, value: Any) -> float:
@@ -169,10 +168,9 @@ class Columns:
     def _checked(self, value: Any) -> int | str:
         """A class's number or name, in range and of the kind of those before it."""
         column, single = self.request.label, self.request.problem == "single"
-        takes_decimals = single or self.request.multi_hot is False
         if isinstance(value, str) and self.request.option == "csv" and self.kind != "name":
-            value = whole(value) if takes_decimals or not is_decimal(value) else value
-        if isinstance(value, float) and value.is_integer() and takes_decimals:
+            value = whole(value) if single or not is_decimal(value) else value
+        if isinstance(value, float) and value.is_integer() and single:
             value = int(value)
         if not isinstance(value, int | str) or value == "":
             other = {list: "multi_label", float: "regression"}.get(type(value), "")
@@ -292,7 +290,7 @@ BATCH_ROWS = 1000
 """Rows per tokenizer call, which runs them on several threads."""
 
 PARQUET_ROWS = 250
-"""Rows of parquet per read; 1000 are hardly faster, and take more memory where one text is in all."""
+"""Rows of parquet per read; 1000 are hardly faster, and take more memory if they share a text."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
@@ -447,15 +445,16 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
     named = naming(columns.request, table.schema_arrow.metadata, columns.given)
     limit, number = columns.request.max_row_bytes, 0
     try:
-        for batch in _batches(table, columns.names_wanted or None, limit, Path(file).stat().st_size):
+        for batch in _batches(table, file, columns):
             is_long = batch.nbytes > limit
             for place, row in enumerate(zip(*batch.columns, strict=True)):
                 number += 1
                 if is_long and batch.slice(place, 1).nbytes > limit:
                     raise _too_long(f"row {number} of {file}", limit)
                 # One by one: in Arrow many rows may share one text.
-                values = [value.as_py() for value in row]
-                yield f"{name} row {number}", named(dict(zip(batch.schema.names, values)))
+                values = (value.as_py() for value in row)
+                found = dict(zip(batch.schema.names, values, strict=True))
+                yield f"{name} row {number}", named(found)
     except (ConfigError, GeneratorExit):
         raise
     except MemoryError as error:
@@ -466,17 +465,15 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
         raise unreadable(error, value=file) from error
 
 
-def _batches(table: Any, names: list[str] | None, limit: int, file_size: int) -> Iterator[Any]:
-    """Batches of a parquet file: as many rows as have `limit` bytes by its metadata.
-
-    MemoryError: one row takes much more memory than the file.
-    """
-    # A page is decompressed as a whole; texts become some eight times smaller in a file at most.
-    memory = 128 * MIB + 8 * file_size
+def _batches(table: Any, file: str, columns: Columns) -> Iterator[Any]:
+    """Batches of a parquet file; MemoryError: one row takes much more memory than the file."""
+    limit, names = columns.request.max_row_bytes, columns.names_wanted or None
+    # A page is decompressed as a whole, and few texts become eight times smaller in a file.
+    memory = 128 * MIB + 8 * Path(file).stat().st_size
     for number in range(table.num_row_groups):
         group, done = table.metadata.row_group(number), 0
         fitting = group.num_rows * limit // max(1, group.total_byte_size)
-        # One text that the file has once may be in all of these rows: then they are read one by one.
+        # One text that the file has once may be in all of these rows: then one by one.
         for rows in (max(2, min(PARQUET_ROWS, fitting)), 1):
             batches = table.iter_batches(rows, [number], names)
             with contextlib.suppress(MemoryError if rows > 1 else ()):
