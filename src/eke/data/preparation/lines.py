@@ -289,7 +289,7 @@ def _listed(names: list[str]) -> str:
 BATCH_ROWS = 1000
 """Rows per tokenizer call, which runs them on several threads."""
 
-PARQUET_ROWS = 250
+PARQUET_ROWS = 100
 """Rows of parquet per read; 1000 are hardly faster, and take more memory if they share a text."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -476,11 +476,14 @@ def _batches(table: Any, file: str, columns: Columns) -> Iterator[Any]:
         # One text that the file has once may be in all of these rows: then one by one.
         for rows in (max(2, min(PARQUET_ROWS, fitting)), 1):
             batches = table.iter_batches(rows, [number], names)
-            with contextlib.suppress(MemoryError if rows > 1 else ()):
+            try:
                 for batch in islice(_limited(batches, memory), done // rows, None):
                     done += batch.num_rows
                     yield batch
                 break
+            except MemoryError:
+                if rows == 1:
+                    raise
 
 
 def _limited(rows: Iterator[Any], memory: int = 2 * GIB) -> Iterator[Any]:
