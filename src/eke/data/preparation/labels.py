@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.text import override
 from eke.config.schema import TextColumns
 from eke.data.sources import PrepareRequest
 
@@ -32,7 +33,8 @@ def reading_of(request: PrepareRequest, labels: Iterable[Any]) -> str:
 
     Raises ConfigError: its lists have two meanings.
     """
-    kinds, sizes, sure = Counter[type](), Counter[int](), Counter[str]()
+    kinds, sizes = Counter[type](), Counter[int]()
+    decimals = twice = 0
     for label in labels:
         items = label if isinstance(label, list) else [label]
         texts = (i for i in items if isinstance(i, str) and i.strip().lower() not in ("", "nan"))
@@ -41,18 +43,17 @@ def reading_of(request: PrepareRequest, labels: Iterable[Any]) -> str:
             bits = [whole(item) for item in items]
             is_binary = all(bit in (0, 1) for bit in bits)
             sizes[len(bits) if is_binary else 0] += 1
-            sure["decimals"] += any(map(is_decimal, items))
-            sure["twice"] += is_binary and len(set(bits)) < len(bits)
+            decimals += any(map(is_decimal, items))
+            twice += is_binary and len(set(bits)) < len(bits)
     if sizes and request.multi_hot is not False:
         (size, count), total = sizes.most_common(1)[0], sizes.total()
         # As few as may be bad rows do not count.
         are_alike = size > 1 and total - count <= TextColumns.max_bad_frac * total
-        if request.multi_hot or (are_alike and any(sure.values())) or 2 * sure["decimals"] > total:
+        if request.multi_hot or (are_alike and (decimals or twice)) or 2 * decimals > total:
             return VECTORS
-        if are_alike and size == 2:
+        if are_alike:
             why = "has only the lists [0, 1] and [1, 0]: class numbers, or a value for each class"
-            other = "for class numbers data.multi_hot=false"
-            fix = Fix("data.multi_hot=true", remark=other)
+            fix = Fix("data.multi_hot=true", remark="for class numbers data.multi_hot=false")
             raise ConfigError(Problem("data.label", str(request.label), why, fix))
     if request.option != "csv" or not kinds:
         return ""
@@ -91,10 +92,12 @@ def naming(
 
 def matched(names: Iterable[str], known: Sequence[str]) -> dict[str, int]:
     """Return the numbers of names among the known ones, also of one that differs in case only."""
-    exact, alike = {name: n for n, name in enumerate(known)}, Counter(map(str.casefold, known))
-    folded = {name.casefold(): n for name, n in exact.items() if alike[name.casefold()] == 1}
-    found = {name: exact.get(name, folded.get(name.casefold(), -1)) for name in names}
-    return {name: number for name, number in found.items() if number >= 0}
+    exact = {name: number for number, name in enumerate(known)}
+    folded = {name.casefold(): number for name, number in exact.items()}
+    if len(folded) < len(exact):
+        folded = {}
+    found = {name: exact.get(name, folded.get(name.casefold())) for name in names}
+    return {name: number for name, number in found.items() if number is not None}
 
 
 def numbered(
@@ -118,17 +121,15 @@ def numbered(
     if used.isdisjoint(classes[count:]):
         classes = classes[:count]
     size, column = len(classes), str(request.label)
-    listed, words = ", ".join(name[:30] for name in classes[:10]), [f"task.num_labels={size}"]
+    listed, sized = ", ".join(name[:30] for name in classes[:10]), f"task.num_labels={size}"
     if (known := typed or head) and not request.only_evaluates:
-        from eke.config.sweep.definition import value_text  # imports Hydra, needed here only
-
         whose = "task.labels" if typed else "the checkpoint's head"
         why = f"has the classes {listed}, and {whose} has {', '.join(known[:10])}"
-        fix = Fix(f"task.labels={value_text(list(classes))}", *words[: size != count])
+        fix = Fix(override("task.labels", list(classes)), *[sized][: size != count])
         raise ConfigError(Problem("data.label", column, why, fix))
     if size > count:
         why = f"column {column} has {size} different labels: {listed}"
-        raise ConfigError(Problem("task.num_labels", str(count), why, Fix(*words)))
+        raise ConfigError(Problem("task.num_labels", str(count), why, Fix(sized)))
     if request.streamed and not given and size < count:
         why = f"is a name; the first rows have {size} of {count} classes"
         fix = Fix("data.streaming=false", remark="or task.labels=[NAME,NAME]")

@@ -6,7 +6,6 @@ with its number and not the end of the file.
 
 import contextlib
 import csv
-import difflib
 import io
 import json
 import re
@@ -15,13 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import closest, first_line, format_value, override
+from eke.common.text import GIB, MIB, closest, first_line, format_value, override
 from eke.data.preparation.labels import VECTORS, is_decimal, matched, naming, whole
 from eke.data.preparation.untrusted import limited_memory
 from eke.data.sources import HubSource, PrepareRequest, other_format, unreadable
@@ -69,8 +69,6 @@ class Columns:
     """Of labels: as `reading_of` says, else set by the first row with a label."""
     names: dict[str, int] = field(default_factory=dict)
     """Text label -> index, in order of appearance."""
-    used: set[str] = field(default_factory=set)
-    """Names that rows have."""
     given: dict[str, None] = field(default_factory=dict)
     """Names that the data gives its class numbers, in their order."""
     are_all: bool = False
@@ -145,11 +143,10 @@ class Columns:
         if self.kind != VECTORS:
             return found
         size, values = self.request.num_labels, list(map(whole, found))
-        if len(values) == size and all(value in (0, 1) for value in values):
+        are_bits = all(value in (0, 1) for value in values)
+        if are_bits and len(values) == size:
             return [number for number, value in enumerate(values) if value]
-        if all(isinstance(value, int | float) and value % 1 == 0 for value in values):
-            twice = len(set(values)) < len(values)
-            self.suited[f"task.num_labels={len(values)}" if twice else "data.multi_hot=false"] += 1
+        self.suited[f"task.num_labels={len(values)}"] += are_bits and len(values) > 1
         raise BadRowError(f"{self.request.label} is {_shown(found)}, not {size} zeros and ones")
 
     def _number(self, value: Any) -> float:
@@ -171,10 +168,9 @@ class Columns:
     def _checked(self, value: Any) -> int | str:
         """A class's number or name, in range and of the kind of those before it."""
         column, single = self.request.label, self.request.problem == "single"
-        takes_decimals = single or self.request.multi_hot is False
         if isinstance(value, str) and self.request.option == "csv" and self.kind != "name":
-            value = whole(value) if takes_decimals or not is_decimal(value) else value
-        if isinstance(value, float) and value.is_integer() and takes_decimals:
+            value = whole(value) if single or not is_decimal(value) else value
+        if isinstance(value, float) and value.is_integer() and single:
             value = int(value)
         if not isinstance(value, int | str) or value == "":
             other = {list: "multi_label", float: "regression"}.get(type(value), "")
@@ -196,15 +192,16 @@ class Columns:
         if isinstance(value, int) and not self.request.class_names:
             return int(value)
         name = self.request.class_names[value] if isinstance(value, int) else value
+        if name in self.names:
+            return self.names[name]
         if self.are_all:
-            if (number := matched([name], tuple(self.names)).get(name)) is None:
+            if not (found := matched([name], tuple(self.names))):
                 raise BadRowError(f"{self.request.label} is {_shown(name)}: no row before had this")
-            return number
-        if len(self.names) >= MAX_NAMES and name not in self.names:
+            return found[name]
+        if len(self.names) >= MAX_NAMES:
             why = f"has more than {MAX_NAMES} different texts: these are no classes"
             fix = Fix("data.label=COLUMN")
             raise ConfigError(Problem("data.label", str(self.request.label), why, fix))
-        self.used.add(name)
         return self.names.setdefault(name, len(self.names))
 
     def require_in(self, names: list[str], file: str = "") -> None:
@@ -290,7 +287,10 @@ def _listed(names: list[str]) -> str:
 
 
 BATCH_ROWS = 1000
-"""Rows per tokenizer call, which runs them on several threads, and rows of parquet per read."""
+"""Rows per tokenizer call, which runs them on several threads."""
+
+PARQUET_ROWS = 100
+"""Rows of parquet per read; 1000 are hardly faster, and take more memory if they share a text."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
@@ -358,27 +358,17 @@ def _texts(file: str, most: int) -> Iterator[str]:
 
 def jsonl_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
     """Yield each line as an object, parsed when it is called; None for a blank line."""
-    wanted = columns.names_wanted
     for number, line in lines(file, columns.request.max_row_bytes):
-        yield (f"{name}:{number}", partial(_parse, line, wanted)) if line.strip() else None
+        yield (f"{name}:{number}", partial(_parse, line)) if line.strip() else None
 
 
-def _parse(line: str, wanted: list[str]) -> dict[str, Any]:
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(found)
-        if len(values) < len(found):
-            names = [key for key, _ in found]
-            twice = [key for key in names if key in wanted and names.count(key) > 1]
-            if twice:
-                raise BadRowError(f"{twice[0]} is there twice")
-        return values
-
+def _parse(line: str) -> dict[str, Any]:
     try:
         text = line.encode("latin-1").decode()
     except UnicodeDecodeError as error:
         raise BadRowError(f"is not UTF-8 (byte {error.start + 1})") from error
     try:
-        value = json.loads(text, object_pairs_hook=pairs)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         where = f" (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
         raise BadRowError(f"is not JSON{where}") from error
@@ -446,7 +436,7 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
         why, fix = "needs the package pyarrow", Fix(remark='pip install "eke[data]"')
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     try:
-        table = pyarrow.parquet.ParquetFile(file)
+        table = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=MIB)
     except Exception as error:  # Arrow has several error classes
         why = f"is no parquet file: {first_line(error)[:150]}"
         fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
@@ -455,78 +445,54 @@ def parquet_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]
     named = naming(columns.request, table.schema_arrow.metadata, columns.given)
     limit, number = columns.request.max_row_bytes, 0
     try:
-        for batch in _limited(_batches(table, file, columns, limit)):
-            for part in _parts(batch, file, number, limit):
-                for row in part.to_pylist():
-                    number += 1
-                    yield f"{name} row {number}", named(row)
+        for batch in _batches(table, file, columns):
+            is_long = batch.nbytes > limit
+            for place, row in enumerate(zip(*batch.columns, strict=True)):
+                number += 1
+                if is_long and batch.slice(place, 1).nbytes > limit:
+                    raise _too_long(f"row {number} of {file}", limit)
+                # One by one: in Arrow many rows may share one text.
+                values = (value.as_py() for value in row)
+                found = dict(zip(batch.schema.names, values, strict=True))
+                yield f"{name} row {number}", named(found)
     except (ConfigError, GeneratorExit):
         raise
     except MemoryError as error:
-        why = f"the rows after row {number} take more than 2 GiB of memory at once"
+        why = f"row {number + 1} takes too much memory for a file of this size"
         fix = Fix("data=jsonl", "data.path=FILE", remark="or a file with smaller pages")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     except Exception as error:  # a page that does not decompress
         raise unreadable(error, value=file) from error
 
 
-def _batches(table: Any, file: str, columns: Columns, limit: int) -> Iterator[Any]:
-    """Batches of a parquet file: as many rows as have `limit` bytes by its metadata, or one."""
-    import pyarrow.parquet
-
-    leaves = [table.schema.column(number) for number in range(len(table.schema))]
-    # A text that many rows share stays one until its rows are measured.
-    shared = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    table = pyarrow.parquet.ParquetFile(
-        file, read_dictionary=shared, pre_buffer=False, buffer_size=1 << 20
-    )
+def _batches(table: Any, file: str, columns: Columns) -> Iterator[Any]:
+    """Batches of a parquet file; MemoryError: one row takes much more memory than the file."""
+    limit, names = columns.request.max_row_bytes, columns.names_wanted or None
+    # A page is decompressed as a whole, and few texts become eight times smaller in a file.
+    memory = 128 * MIB + 8 * Path(file).stat().st_size
     for number in range(table.num_row_groups):
-        group = table.metadata.row_group(number)
-        chunks = [group.column(each) for each in range(group.num_columns)]
-        wanted = [c for c in chunks if c.path_in_schema.split(".")[0] in columns.names_wanted]
-        sizes = [max(c.total_uncompressed_size, 8 * c.num_values) for c in wanted or chunks]
-        rows = max(1, min(BATCH_ROWS, group.num_rows * limit // max(1, sum(sizes))))
-        yield from table.iter_batches(rows, [number], columns.names_wanted or None)
+        group, done = table.metadata.row_group(number), 0
+        fitting = group.num_rows * limit // max(1, group.total_byte_size)
+        # One text that the file has once may be in all of these rows: then one by one.
+        for rows in (max(2, min(PARQUET_ROWS, fitting)), 1):
+            batches = table.iter_batches(rows, [number], names)
+            try:
+                for batch in islice(_limited(batches, memory), done // rows, None):
+                    done += batch.num_rows
+                    yield batch
+                break
+            except MemoryError:
+                if rows == 1:
+                    raise
 
 
-def _limited(rows: Iterator[Any]) -> Iterator[Any]:
+def _limited(rows: Iterator[Any], memory: int = 2 * GIB) -> Iterator[Any]:
     """The same, each read with limited memory: a library may decode thousands at once."""
     while True:
-        with limited_memory():
+        with limited_memory(memory):
             if (row := next(rows, None)) is None:
                 return
         yield row
-
-
-def _parts(batch: Any, file: str, before: int, limit: int) -> Iterator[Any]:
-    """The rows of a batch in parts of at most `limit` bytes; ConfigError where one row has more."""
-    count = batch.num_rows
-    if sum(map(_decoded_bytes, batch.columns)) <= limit:
-        yield batch
-    elif count == 1:
-        raise _too_long(f"row {before + 1} of {file}", limit)
-    else:
-        yield from _parts(batch.slice(0, count // 2), file, before, limit)
-        yield from _parts(batch.slice(count // 2), file, before + count // 2, limit)
-
-
-def _decoded_bytes(array: Any) -> int:
-    """Bytes of an Arrow array's values once each row has its own."""
-    import pyarrow.compute
-
-    array = getattr(array, "storage", array)  # of an extension
-    if hasattr(array, "dictionary"):
-        if pyarrow.types.is_primitive(array.dictionary.type):
-            return 8 * len(array)
-        sizes = pyarrow.compute.binary_length(array.dictionary)
-        return pyarrow.compute.sum(sizes.take(array.indices)).as_py() or 0
-    if not hasattr(array, "flatten"):
-        return int(array.nbytes)
-    if hasattr(array, "keys"):  # a map, which cannot be flattened
-        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        return sum(_decoded_bytes(each[first:last]) for each in (array.keys, array.items))
-    parts = array.flatten()
-    return sum(map(_decoded_bytes, parts if isinstance(parts, list) else [parts]), len(array))
 
 
 def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
@@ -536,9 +502,9 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     loaded = _loaded(source)
     if split not in loaded:
         key, there = "data.eval_split" if evaluation else "data.split", list(map(str, loaded))
-        close = difflib.get_close_matches(split, there, 1) or there
+        close = closest(split, there) or there[0]
         why = f"there is no such split; there are: {', '.join(there)}"
-        raise ConfigError(Problem(key, split, why, Fix(override(key, close[0]))))
+        raise ConfigError(Problem(key, split, why, Fix(override(key, close))))
     rows = loaded[split]
     if rows.column_names is not None:
         columns.require_in(list(rows.column_names))
@@ -546,7 +512,7 @@ def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[
     schema = rows.features.arrow_schema.metadata if rows.features else None
     named = naming(columns.request, schema, columns.given)
     try:
-        for number, row in enumerate(_limited(iter(rows)), 1):
+        for number, row in enumerate(_limited(iter(rows)) if source.streaming else rows, 1):
             yield f"{split} row {number}", named(row)
     except Exception as error:  # the connection, or a damaged file
         raise _unavailable(source, error) from error
@@ -586,9 +552,7 @@ def _cached_copy(source: HubSource) -> str | None:
 
 def _unavailable(source: HubSource, error: Exception) -> ConfigError:
     """Translate an error of the datasets library."""
-    text, line = str(error), first_line(error)[:200]
-    if isinstance(error.__cause__ or error.__context__ or error, MemoryError):
-        line = "its rows take more than 2 GiB of memory at once"
+    text, line = str(error), first_line(error.__cause__ or error)[:200]
     if "onfig name is missing" in text or "BuilderConfig" in text:
         names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
         what = "there are" if source.config_name else "one must be chosen"

@@ -307,7 +307,8 @@ class RowStore:
             self.writer.append("labels", [])
             self.writer.append("label_offsets", [0])
         split = self._has_eval_source()
-        if self.request.label is not None and (several or self.request.option == "csv"):
+        is_csv = self.request.option == "csv" and self.request.problem != "regression"
+        if self.request.label is not None and (several or is_csv):
             self.columns.kind = reading_of(self.request, self._labels())
         rows, held = (all_rows(self.request, each, self.columns) for each in (False, True))
         if self.request.streamed:
@@ -330,7 +331,6 @@ class RowStore:
             "bad_fix": self._bad_fix(),
             "label_names": label_names,
             "label_kind": self.columns.kind,
-            "given_names": tuple(self.columns.given),
             **(self.chat.found() if self.chat else {}),
         }
 
@@ -468,11 +468,10 @@ class RowStore:
         raise ConfigError(Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS")))
 
     def _number_labels(self) -> tuple[str, ...]:
-        columns = self.columns
-        if not columns.used:
+        if not (found := self.columns.names):
             return ()
-        names, classes = numbered(self.request, tuple(columns.given), columns.used)
-        table = np.array([classes[name] for name in columns.names], np.int32)
+        names, classes = numbered(self.request, self.columns.given, set(found))
+        table = np.array([classes[name] for name in found], np.int32)
         old = self.writer.read("labels")
         self.writer.replace("labels", (table[part] for part in parts_of(old)))
         self.writer.note(repr(names))

@@ -36,10 +36,6 @@ DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
 
 
-ROW_NUMBERS = "data.label of the rows"
-"""Decision of a plan whose rows number their classes otherwise than the model."""
-
-
 DEFAULT_STEPS = 300
 """Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
 in loss within about a minute on two cores."""
@@ -312,8 +308,6 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         own = list(manifest.label_names) == getattr(config.model, "label_names", [])
         order = "the checkpoint's own numbers" if own else "as the rows name them"
         decisions.append(_numbered(manifest.label_names, order))
-        if (given := manifest.given_names) != manifest.label_names[: len(given)]:
-            decisions.append(replace(_numbered(given, "matched by name"), key=ROW_NUMBERS))
     available = [manifest.counts["train"], manifest.counts["evaluation"]]
     if config.data.is_stream:
         return _streamed(config), min(config.data.num_eval_samples, available[1])
