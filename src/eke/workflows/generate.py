@@ -101,28 +101,25 @@ class TextWriter:
         """The model on the device at hand, for generation."""
         import torch
 
-        with reading(self.folder):
-            if self.is_adapter:
-                content = read_json(self.folder / f"{ADAPTER}config.json")
-                prefix, is_seq2seq = "AutoPeft", content.get("task_type") == "SEQ_2_SEQ_LM"
-            else:
-                content = read_json(self.folder / "config.json")
-                prefix, is_seq2seq = "Auto", content.get("is_encoder_decoder")
-                names = content.get("architectures") or [""]
-                if not names[0].endswith(GENERATIVE):
-                    raise self._refuse(f"is a {names[0] or 'model without a class'}")
+        if self.is_adapter:
+            content = read_json(self.folder / f"{ADAPTER}config.json")
+            prefix, is_seq2seq = "AutoPeft", content.get("task_type") == "SEQ_2_SEQ_LM"
+        else:
+            content = read_json(self.folder / "config.json")
+            prefix, is_seq2seq = "Auto", content.get("is_encoder_decoder")
+            names = content.get("architectures") or [""]
+            if not names[0].endswith(GENERATIVE):
+                raise self._refuse(f"is a {names[0] or 'model without a class'}")
         kind = "ModelForSeq2SeqLM" if is_seq2seq else "ModelForCausalLM"
         found = self._load(f"{prefix}{kind}", dtype="auto", use_safetensors=True)
         if self.is_adapter and (self.folder / "generation_config.json").is_file():
             found.generation_config = self._load("GenerationConfig")  # ends of turn, not the base's
-        with reading(self.folder):
-            return found.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        return found.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
     def answer(self, prompt: str) -> str:
         """What the model writes after a prompt; in a conversation, after all that was said."""
-        model = self.model
         with reading(self.folder):
-            return self._answer(model, prompt)
+            return self._answer(self.model, prompt)
 
     def _answer(self, model: Any, prompt: str) -> str:
         import torch

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import format_count, format_number, format_value
+from eke.common.text import format_count, format_number, format_value, override
 from eke.config.mixing import in_source, source_configs, source_names, source_shares
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
@@ -28,7 +28,6 @@ from eke.config.schema import (
 from eke.data import sources
 from eke.data.sources import Manifest, PrepareRequest, Store, Vocabulary
 from eke.models.checkpoints.architecture import router_loss
-from eke.models.families import family_of
 from eke.plan.planner.inputs import DATA, inputs_of
 from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
 
@@ -107,8 +106,7 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
     store = sources.open_store(request)
     manifest = store.manifest
     vocabulary = replace(manifest.vocabulary, tokenizer=request.tokenizer)
-    problems = _too_small_a_vocabulary(config, vocabulary) + _without_end(config, vocabulary)
-    if problems := problems + too_many_bad(config, manifest):
+    if problems := _too_small_a_vocabulary(config, vocabulary) + too_many_bad(config, manifest):
         raise ConfigError(problems)
     if manifest.streams:
         train, evaluation = _windows(config, manifest, decisions)
@@ -186,16 +184,18 @@ def _other_classes(configs: Sequence[Config], parts: Sequence[DataPlan]) -> list
 
 def _other_templates(mix: Mix, parts: Sequence[DataPlan]) -> list[Problem]:
     """Sources with another chat template than the first one's: a model is saved with one."""
-    from eke.config.sweep.definition import value_text  # imports Hydra, needed for errors only
-
     found = [sources.read_manifest(sources.store_folder(part.store)) for part in parts]
     chats = {n: m.chat_template for n, m in enumerate(found) if m and m.chat_template}
-    typed = [value_text(source.get("chat_template")) for source in mix.sources]
     first = next(iter(chats), 0)
+    typed = [source.get("chat_template") for source in mix.sources]
     why = f"is not the template of data.sources[{first}], and a model is saved with one"
-    fixes = [Fix(f"data.sources.{n}.chat_template={typed[first]}") for n in range(len(typed))]
     return [
-        Problem(f"data.sources[{n}].chat_template", typed[n], why, fixes[n])
+        Problem(
+            f"data.sources[{n}].chat_template",
+            format_value(typed[n]),
+            why,
+            Fix(override(f"data.sources.{n}.chat_template", typed[first])),
+        )
         for n, template in chats.items()
         if template != chats[first]
     ]
@@ -215,16 +215,6 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
     why = f"is smaller than the {vocabulary.size} tokens of data.tokenizer={vocabulary.tokenizer}"
     fix = Fix(f"model.vocab_size={vocabulary.size}")
     return [Problem("model.vocab_size", str(size), why, fix, "vocabulary_holds_tokens")]
-
-
-def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
-    """T5 classifies at the end of text, which the tokenizer has to write."""
-    is_written = vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix
-    classifies = isinstance(config.task, SequenceClassification)
-    if is_written or not classifies or not family_of(config).is_encoder_decoder:
-        return []
-    why = "writes no end-of-text token, at which T5 classifies"
-    return [Problem("data.tokenizer", vocabulary.tokenizer, why, Fix("data.tokenizer=bytes"))]
 
 
 def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
