@@ -288,8 +288,7 @@ def generated_spans(
     if missing := [n for n in answers if n not in places]:
         raise BadRowError(f"messages[{missing[0]}] is not in the text that the chat template makes")
     if not template.is_marked:
-        calls = {n: bool(messages[n].get("tool_calls")) for n in answers}
-        return text, [_turn(template, text, places, *each) for each in calls.items()]
+        return text, [_turn(template, text, places, n, messages[n]) for n in answers]
     said = {n for n, message in enumerate(messages) if message["role"] == "assistant"}
     spans = [span for span in marked if _owner(places, span, said) in answers]
     for number in said.difference(answers) & {*places}:
@@ -310,7 +309,7 @@ def _owner(places: Places, span: Span, said: Container[int]) -> int | None:
     return before if before in said else min((n for n in places if n > before), default=None)
 
 
-def _turn(template: ChatTemplate, text: str, places: Places, number: int, calls: bool) -> Span:
+def _turn(template: ChatTemplate, text: str, places: Places, number: int, message: Message) -> Span:
     """What the assistant generates of one message, from its header's end to the end of turn."""
     first, last = places[number][0][0], places[number][-1][1]
     before = max((spans[-1][1] for n, spans in places.items() if n < number), default=0)
@@ -329,7 +328,7 @@ def _turn(template: ChatTemplate, text: str, places: Places, number: int, calls:
             "trained model"
         )
     # The answer ends with the first one; a tool call may have others before the last.
-    at, word = ends[-1 if calls else 0]
+    at, word = ends[-1 if message.get("tool_calls") else 0]
     return start, at + len(word)
 
 
