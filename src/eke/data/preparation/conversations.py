@@ -199,6 +199,9 @@ def _message(given: Mapping[str, Any], place: str) -> Message:
 
 def _with_calls(message: Message, number: int, parses: bool) -> Message:
     """A message with its tool calls as templates read them."""
+    others = {k: v for k, v in message.items() if k != "function_call" and k not in _FLAGS}
+    if not (message.get("function_call") or message.get("tool_calls")):
+        return others
     place = f"messages[{number}]"
     older = _parsed(message.get("function_call"), f"{place}.function_call", dict)  # of OpenAI
     calls = _parsed(message.get("tool_calls"), f"{place}.tool_calls", list)
@@ -213,7 +216,6 @@ def _with_calls(message: Message, number: int, parses: bool) -> Message:
             given = _parsed(function.get("arguments"), f"{place}.tool_calls: arguments", dict)
             function = {**function, "arguments": given or {}}
         made.append({**call, "function": function} if "function" in call else function)
-    others = {k: v for k, v in message.items() if k != "function_call" and k not in _FLAGS}
     return {**others, "tool_calls": made} if made else others
 
 
