@@ -273,8 +273,8 @@ class Conversations(Rows):
 
     messages: str | None = None
     """Column of the conversation: messages with role and content, or ShareGPT's from and value; or
-    of the answer: `completion` (after `prompt`), `output` (after `instruction` and `input`). null
-    finds it where there is one candidate."""
+    of the answer: `completion` (after `prompt`), `output` (after `instruction` and `input`),
+    `response` (after `query`). null finds it where there is one candidate."""
     chat_template: str | None = None
     """File with a template in jinja, or the name of one of the tokenizer's; null is its default."""
     train_on: TrainOn = TrainOn.assistant

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import product
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,6 @@ _TAGGED = re.compile(r"<think>(.*?)</think>(.*)", re.DOTALL)
 _EMPTY_TAGS = re.compile(r"<(\w+)>\s*</\1>\s*")
 _MARKERS = re.compile("<[|\uff5c][^<>\\s|\uff5c]+[|\uff5c]>")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
 
 
 @dataclass(frozen=True)
@@ -70,16 +68,6 @@ class ChatTemplate:
     def bos(self) -> str:
         """Text of the token that begins a row; empty if there is none."""
         return str(self.variables.get("bos_token") or "")
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """Variables that it reads: `messages`, `tools`, settings of a row."""
-        from jinja2 import Environment, meta
-
-        environment = Environment(extensions=["jinja2.ext.loopcontrols"])
-        return frozenset(
-            meta.find_undeclared_variables(environment.parse(_MARKS.sub("", self.source)))
-        )
 
     @cached_property
     def parses_calls(self) -> bool:
@@ -149,7 +137,7 @@ class ChatTemplate:
                     chat_template=self.source,
                     return_assistant_tokens_mask=self.is_marked,
                     add_generation_prompt=prompt,
-                    **self.variables,
+                    **{**self.variables, **conversation.settings},
                 )
         except MemoryError as error:
             why = "rendering one conversation takes more than 1 GiB of memory"
@@ -209,7 +197,10 @@ def _texts_of(messages: Sequence[Message]) -> list[_Text]:
 
 def _replaced(messages: Sequence[Message], texts: Mapping[int, _Text]) -> list[Message]:
     """The messages with a sentinel for each of these texts, numbered as they are."""
-    copies = copy.deepcopy(list(messages))
+    copies = [dict(message) for message in messages]  # deep copies of texts take a tenth of a row
+    for each in copies:
+        if "tool_calls" in each:
+            each["tool_calls"] = copy.deepcopy(each["tool_calls"])
     for number, text in sorted(texts.items(), reverse=True):
         *path, field = text.path
         holder: Any = copies
@@ -274,15 +265,15 @@ def _aligned(
 
 def _answers(given: Conversation, train_on: str) -> list[int]:
     """Numbers of the answers that are trained."""
-    flags = dict(zip(range(len(given.messages)), given.flags, strict=False))
     said = [n for n, message in enumerate(given.messages) if message["role"] == "assistant"]
-    for n, flag in flags.items():
-        if flag is False if train_on == "all" else flag and n not in said:
-            what = "trained" if flag else "context"
-            raise BadRowError(f"messages[{n}] is to be {what}, unlike train_on={train_on}")
-    found = [n for n in said if flags.get(n) or n >= given.first_trained]
+    on = {n for n, flag in enumerate(given.flags) if flag}
+    off = {n for n, flag in enumerate(given.flags) if flag is False}
+    if wrong := off if train_on == "all" else on.difference(said):
+        what = "context" if train_on == "all" else "trained"
+        raise BadRowError(f"messages[{min(wrong)}] is to be {what}, unlike train_on={train_on}")
+    found = [n for n in said if n in on or n >= given.first_trained]
     found = found[-1:] if train_on == "last_assistant" else found
-    found = [n for n in found if flags.get(n) is not False]
+    found = [n for n in found if n not in off]
     if not found and train_on != "all":
         raise BadRowError("has no answer of the assistant to train on")
     return found
@@ -301,23 +292,17 @@ def generated_spans(
     if missing := [n for n in answers if n not in places]:
         raise BadRowError(f"messages[{missing[0]}] is not in the text that the chat template makes")
     if not template.is_marked:
-        calls = {n: bool(messages[n].get("tool_calls")) for n in answers}
-        return text, [_turn(template, text, places, *each) for each in calls.items()]
+        return text, [_turn(template, text, places, n, messages[n]) for n in answers]
     said = {n for n, message in enumerate(messages) if message["role"] == "assistant"}
-    others = said.difference(answers)
-    after = places[answers[0]][0][0]
-    spans = [s for s in marked if s[1] > after and _owner(places, s, said) not in others]
-    for number, (start, end) in product(others & {*places}, spans):
-        if start <= places[number][0][0] < end:
+    spans = [span for span in marked if _owner(places, span, said) in answers]
+    for number in said.difference(answers) & {*places}:
+        if any(start <= places[number][0][0] < end for start, end in spans):
             raise BadRowError(f"messages[{number}] is marked together with an answer to train on")
     if not spans:
         raise BadRowError("has no text that the chat template marks as generated")
-    joined: list[Span] = []
-    for start, end in spans:
-        touches = bool(joined) and joined[-1][1] == start  # an answer may be marked in parts
-        joined.append((joined.pop()[0] if touches else start, end))
-    for answer in [text[start:end] for start, end in joined]:
-        if not answer.rstrip().endswith(tuple(template.special)):
+    starts = {start for start, _ in spans}  # an answer may be marked in parts
+    for answer in [text[:end].rstrip() for _, end in spans if end not in starts]:
+        if not answer.endswith(tuple(template.special)):
             raise BadRowError(f"ends an answer without its end-of-turn token: {answer[-30:]!r}")
     return text, spans
 
@@ -328,7 +313,7 @@ def _owner(places: Places, span: Span, said: Container[int]) -> int | None:
     return before if before in said else min((n for n in places if n > before), default=None)
 
 
-def _turn(template: ChatTemplate, text: str, places: Places, number: int, calls: bool) -> Span:
+def _turn(template: ChatTemplate, text: str, places: Places, number: int, message: Message) -> Span:
     """What the assistant generates of one message, from its header's end to the end of turn."""
     first, last = places[number][0][0], places[number][-1][1]
     before = max((spans[-1][1] for n, spans in places.items() if n < number), default=0)
@@ -347,7 +332,7 @@ def _turn(template: ChatTemplate, text: str, places: Places, number: int, calls:
             "trained model"
         )
     # The answer ends with the first one; a tool call may have others before the last.
-    at, word = ends[-1 if calls else 0]
+    at, word = ends[-1 if message.get("tool_calls") else 0]
     return start, at + len(word)
 
 
@@ -396,7 +381,22 @@ def encode_conversation(
 
 
 _ENOUGH_ROWS = 100
-"""Rows with a key of a message after which it is not tried again whether the template reads it."""
+"""Rows with a key after which it is not tried again whether the template reads it."""
+
+_SETTINGS = "chat_template_kwargs"
+
+
+def _without(given: Conversation, name: str) -> Conversation:
+    """A conversation without its tools, one of its settings, or a key of one role's messages."""
+    owner, _, left = name.partition(".")
+    if owner == "tools":
+        return replace(given, tools=None)
+    if owner == _SETTINGS:
+        return replace(given, settings={k: v for k, v in given.settings.items() if k != left})
+    messages = [
+        {k: v for k, v in m.items() if (m["role"], k) != (owner, left)} for m in given.messages
+    ]
+    return replace(given, messages=messages)
 
 
 class ChatRows:
@@ -406,8 +406,8 @@ class ChatRows:
         self.request, self.tokenizer = request, tokenizer
         self.column = request.messages
         self.num_trained, self.ends, self.ignored = 0, set[int](), Counter[str]()
-        # Roles and keys of messages: those that the template reads, and rows where that was tried.
-        self._read, self._tried = set[tuple[str, str]](), Counter[tuple[str, str]]()
+        # Keys that the template reads, and the number of rows where that was tried.
+        self._read, self._tried = set[str](), Counter[str]()
         if not tokenizer.knows_ends:
             why = "does not say which characters its tokens stand for, so answers are not found"
             fix = Fix("data.tokenizer=FOLDER", remark="one with a tokenizer.json")
@@ -416,10 +416,6 @@ class ChatRows:
         name = "of a file" if "{" in chosen else f"{chosen or 'default'} of {request.tokenizer}"
         special = frozenset(tokenizer.special_texts)
         self.template = ChatTemplate(self._source(), tokenizer.special_names, special, name)
-        names = tokenizer.special_names
-        self._with_settings = lru_cache(
-            lambda text: replace(self.template, variables={**names, **json.loads(text)})
-        )
 
     def _source(self) -> str:
         named, chosen = self.tokenizer.chat_templates, self.request.chat_template
@@ -439,35 +435,33 @@ class ChatRows:
         if self.column is None:
             self.column = self._find(row)
         given = read_conversation(row, self.column, self.template.parses_calls)
-        template = self._with_settings(json.dumps(given.settings, sort_keys=True, default=str))
         ids, trained = encode_conversation(
-            template, self.tokenizer, given, self.request.train_on, self.request.seq_len
+            self.template, self.tokenizer, given, self.request.train_on, self.request.seq_len
         )
-        self.ignored.update(sorted(self._ignored(template, given)))
+        self._count_ignored(given)
         self.num_trained += int(trained[1:].sum())  # the first token is no target
         self.ends.add(int(ids[trained][-1]))
         return Fields((given.identity,), ids=ids, trained=trained)
 
-    def _ignored(self, template: ChatTemplate, given: Conversation) -> frozenset[str]:
-        """Keys of a row without which its text is the same."""
-        names = self.template.names
-        found = {f"chat_template_kwargs.{key}" for key in given.settings.keys() - names}
+    def _text(self, given: Conversation) -> str:
+        with suppress(BadRowError):
+            return self.template.render(given)[0]
+        return ""
+
+    def _count_ignored(self, given: Conversation) -> None:
+        """Count the keys of a row without which its text is the same."""
         keys = {
-            (message["role"], key) for message in given.messages for key, value in message.items()
-            if key != "role" and value not in EMPTY
-        } - self._read  # fmt: skip
-        tried = [each for each in keys if self._tried[each] < _ENOUGH_ROWS]
-        whole = template.render(given)[0] if tried else ""
-        for role, name in tried:
-            less, text = [dict(message) for message in given.messages], ""
-            for message in less:
-                message.pop(name if message["role"] == role else "", None)
-            with suppress(BadRowError):
-                text = template.render(replace(given, messages=less))[0]
-            self._read |= {(role, name)} if text != whole else set()
-        self._tried.update(tried)
-        found |= {"tools"} if given.tools and "tools" not in names else set()
-        return given.ignored | found | {".".join(each) for each in keys - self._read}
+            f"{message['role']}.{key}" for message in given.messages
+            for key, value in message.items() if key != "role" and value not in EMPTY
+        }  # fmt: skip
+        keys |= {f"{_SETTINGS}.{key}" for key in given.settings}
+        keys |= {"tools"} if given.tools else set()
+        keys -= self._read
+        if tried := [key for key in keys if self._tried[key] < _ENOUGH_ROWS]:
+            text = self._text(given)
+            self._read |= {key for key in tried if self._text(_without(given, key)) != text}
+            self._tried.update(tried)
+        self.ignored.update(sorted(keys | given.ignored))
 
     def _find(self, row: Mapping[str, Any]) -> str:
         found = columns_of(row)
@@ -485,12 +479,11 @@ class ChatRows:
         """The manifest's statistics of conversations."""
         template, ends = self.template, sorted(self.ends)
         words = zip(ends, self.tokenizer.decode(ends), strict=True)
+        ignored = [each for each in self.ignored.most_common() if each[0] not in self._read]
         return {
             "num_trained": self.num_trained,
             "chat_template": template.source,
-            "ignored": tuple(
-                f"{key} ({format_number(n, 'row')})" for key, n in self.ignored.most_common()
-            ),
+            "ignored": tuple(f"{key} ({format_number(n, 'row')})" for key, n in ignored),
             "ends_of_turn": tuple(end for end, word in words if word in template.special),
             # Markers (`<|user|>`) that are not special tokens: the tokenizer splits them.
             "plain_markers": tuple(sorted({*_MARKERS.findall(template.source)} - template.special)),

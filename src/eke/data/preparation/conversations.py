@@ -13,12 +13,13 @@ Message = dict[str, Any]
 _ROLES = {
     "system": "system", "developer": "developer", "user": "user", "human": "user",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
-    "model": "assistant", "function_call": "assistant", "tool": "tool", "function": "tool",
-    "ipython": "tool", "observation": "tool", "function_response": "tool",
+    "model": "assistant", "function_call": "assistant", "tool_call": "assistant", "tool": "tool",
+    "function": "tool", "ipython": "tool", "observation": "tool", "function_response": "tool",
+    "tool_response": "tool",
 }  # fmt: skip
-"""Names of roles in OpenAI's and ShareGPT's formats -> role of a template."""
+"""Names of roles in OpenAI's, ShareGPT's and ms-swift's formats -> role of a template."""
 
-_INSTRUCTIONS, _PART = ("system", "developer"), ("type", "text")
+_INSTRUCTIONS = ("system", "developer")
 
 _PROMPT_OF = {"completion": "prompt", "output": "instruction", "response": "query"}
 """Usual columns of an answer -> of its question."""
@@ -26,8 +27,8 @@ _PROMPT_OF = {"completion": "prompt", "output": "instruction", "response": "quer
 _BESIDE = {"system", "system_prompt", "tools", "functions", "history", "chat_template_kwargs"}
 """Columns that are read with those of the messages."""
 
-_FLAGS = ("weight", "train", "train_on", "training", "trainable", "loss", "loss_scale",
-          "train_detail", "training_detail")  # fmt: skip
+_FLAGS = frozenset(("weight", "train", "train_on", "training", "trainable", "loss", "loss_scale",
+                    "train_detail", "training_detail"))  # fmt: skip
 """Keys of a message that say whether it is trained: OpenAI's, axolotl's and ms-swift's."""
 
 _KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
@@ -65,8 +66,8 @@ def is_conversation(value: Any) -> bool:
 
 def columns_of(row: Mapping[str, Any]) -> list[str]:
     """Candidates for `data.messages` in a row: columns of messages, or of question and answer."""
-    found = [name for name, value in row.items() if is_conversation(parse_list(value))]
-    found = [name for name in found if name != "history"] or found
+    names = [name for name in row if name not in _BESIDE]
+    found = [name for name in names if is_conversation(parse_list(row[name]))]
     pairs = [a for a, q in _PROMPT_OF.items() if None not in (row.get(q), row.get(a))]
     # Lists of messages in `prompt` and `completion` are two halves of one conversation.
     return pairs if pairs and set(found) <= {*_PROMPT_OF, *_PROMPT_OF.values()} else found
@@ -97,29 +98,23 @@ def read_conversation(
     if column == "output" and isinstance(asked, str):
         used.add("input")
         asked = f"{asked}\n{row['input']}" if row.get("input") else asked
-    turns = _messages(asked, question, "user") if question else []
-    num_asked = len(turns) if isinstance(parse_list(asked), list) else 0
-    turns += _messages(row[column], column, "assistant" if question else "")
-    if column != "history" and (history := _earlier(row)):
-        at = int(turns[0]["role"] in _INSTRUCTIONS)
-        turns[at:at] = history
-        num_asked += num_asked and len(history)
+    prompt = _messages(asked, question, "user") if question else []
+    said = _messages(row[column], column, "assistant" if question else "")
+    turns = [*prompt, *said]
+    at = int(turns[0]["role"] in _INSTRUCTIONS)
+    turns[at:at] = _earlier(row)
     if system := _column(row, (str,), "system", "system_prompt"):
         if any(message["role"] in _INSTRUCTIONS for message in turns):
             raise BadRowError("has a system message, and another one in a column")
         turns.insert(0, {"role": "system", "content": system})
-        num_asked += bool(num_asked)
-    # What was read when there were fewer keys, so that rows stay in their splits.
-    given = [{k: v for k, v in m.items() if not k.startswith("content.")} for m in turns]
-    listed = parse_list(row.get("tools"))
-    known = [given, (listed or None) if isinstance(listed, list) else None]
+    tools = _tools(row)
     return Conversation(
         [_with_calls(message, number, parses_calls) for number, message in enumerate(turns)],
-        _tools(row),
-        num_asked,
+        tools,
+        len(turns) - len(said) if isinstance(parse_list(asked), list) else 0,
         [_flag(message, number) for number, message in enumerate(turns)],
         _column(row, (dict,), "chat_template_kwargs") or {},
-        json.dumps(known, sort_keys=True, default=str),
+        json.dumps([turns, tools], sort_keys=True, default=str),
         frozenset(name for name, value in row.items() if name not in used and value not in EMPTY),
     )
 
@@ -145,19 +140,18 @@ def _parsed(value: Any, place: str, *kinds: type) -> Any:
 
 
 def _earlier(row: Mapping[str, Any]) -> list[Message]:
-    """Messages, or pairs of a question and its answer (LLaMA-Factory, ms-swift)."""
+    """The turns of `history`: pairs of a question and its answer (LLaMA-Factory, ms-swift)."""
     history = _column(row, (list,), "history") or []
-    if is_conversation(history):
-        return _messages(history, "history")
     if any(not isinstance(pair, list) or [*map(type, pair)] != [str, str] for pair in history):
-        raise BadRowError("history is not a list of pairs of texts, nor of messages")
-    named = [{"user": asked, "assistant": said} for asked, said in history]
-    return [_message({"role": r, "content": c}, "history") for p in named for r, c in p.items()]
+        raise BadRowError("history is not a list of pairs of texts")
+    turns = [zip(("user", "assistant"), pair, strict=True) for pair in history]
+    return [_message({"role": r, "content": c}, "history") for pair in turns for r, c in pair]
 
 
 def _tools(row: Mapping[str, Any]) -> list[Any] | None:
     found = _column(row, (list, dict), "tools", "functions") or []
-    tools = [_parsed(t, "a tool", dict) for t in ([found] if isinstance(found, dict) else found)]
+    found = [found] if isinstance(found, dict) else found
+    tools = [_parsed(tool, "a tool", dict) or {} for tool in found]
     if row.get("functions") not in EMPTY:  # OpenAI's older form
         tools = [t if "function" in t else {"type": "function", "function": t} for t in tools]
     return tools or None
@@ -186,17 +180,16 @@ def _message(given: Mapping[str, Any], place: str) -> Message:
             raise BadRowError(f"{place} has content other than text")
         if any(key in _FLAGS for part in content for key in part):
             raise BadRowError(f"{place} has parts that say whether they are trained")
-        message |= {f"content.{k}": v for c in content for k, v in c.items() if k not in _PART}
+        others = {k: v for part in content for k, v in part.items() if k not in ("type", "text")}
+        message |= {f"content.{key}": value for key, value in others.items()}
         content = "".join(c["text"] for c in content)
     if content is not None and not isinstance(content, str):
         raise BadRowError(f"{place} has no text as its content")
-    if name == "function_call":
-        try:
-            call = json.loads(content or "")
-            call = {"name": call["name"], "arguments": call.get("arguments", {})}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BadRowError(f"{place} is no tool call in JSON") from error
-        message, content = message | {"tool_calls": [{"type": "function", "function": call}]}, ""
+    if name in ("function_call", "tool_call"):
+        found = _parsed(content, place, dict, list)
+        each = found if isinstance(found, list) else [found]
+        message["tool_calls"] = [{"type": "function", "function": call} for call in each]
+        content = ""
     calls = role == "assistant" and (message.get("tool_calls") or message.get("function_call"))
     if not content and role == "assistant" and not calls:
         raise BadRowError(f"{place} is an empty answer")
@@ -206,6 +199,9 @@ def _message(given: Mapping[str, Any], place: str) -> Message:
 
 def _with_calls(message: Message, number: int, parses: bool) -> Message:
     """A message with its tool calls as templates read them."""
+    others = {k: v for k, v in message.items() if k != "function_call" and k not in _FLAGS}
+    if not (message.get("function_call") or message.get("tool_calls")):
+        return others
     place = f"messages[{number}]"
     older = _parsed(message.get("function_call"), f"{place}.function_call", dict)  # of OpenAI
     calls = _parsed(message.get("tool_calls"), f"{place}.tool_calls", list)
@@ -216,17 +212,16 @@ def _with_calls(message: Message, number: int, parses: bool) -> Message:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRowError(f"{place} has a tool call without the name of a function")
-        if parses and (given := function.get("arguments")) is not None:
-            arguments = _parsed(given, f"{place}.tool_calls: arguments", dict) or {}
-            function = {**function, "arguments": arguments}
+        if parses:
+            given = _parsed(function.get("arguments"), f"{place}.tool_calls: arguments", dict)
+            function = {**function, "arguments": given or {}}
         made.append({**call, "function": function} if "function" in call else function)
-    others = {k: v for k, v in message.items() if k not in ("function_call", *_FLAGS)}
     return {**others, "tool_calls": made} if made else others
 
 
 def _flag(message: Message, number: int) -> bool | None:
     """Whether a message is to be trained; None if it does not say."""
-    found = {key: message[key] for key in _FLAGS if message.get(key) not in EMPTY}
+    found = {k: v for k, v in message.items() if k in _FLAGS and v not in EMPTY}
     if any(value not in (0, 1) for value in found.values()) or len({*found.values()}) > 1:
         said = ", ".join(f"{key} = {str(value)[:30]}" for key, value in found.items())
         raise BadRowError(f"messages[{number}] is neither trained nor context: {said}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from eke.common.errors import ConfigError, Fix, Problem
-from eke.common.text import format_count, format_number, format_value
+from eke.common.text import format_count, format_number, format_value, override
 from eke.config.mixing import in_source, source_configs, source_names, source_shares
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
@@ -28,7 +28,6 @@ from eke.config.schema import (
 from eke.data import sources
 from eke.data.sources import Manifest, PrepareRequest, Store, Vocabulary
 from eke.models.checkpoints.architecture import router_loss
-from eke.models.families import family_of
 from eke.plan.planner.inputs import DATA, inputs_of
 from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
 
@@ -103,8 +102,7 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
     store = sources.open_store(request)
     manifest = store.manifest
     vocabulary = replace(manifest.vocabulary, tokenizer=request.tokenizer)
-    problems = _too_small_a_vocabulary(config, vocabulary) + _without_end(config, vocabulary)
-    if problems := problems + too_many_bad(config, manifest):
+    if problems := _too_small_a_vocabulary(config, vocabulary) + too_many_bad(config, manifest):
         raise ConfigError(problems)
     if manifest.streams:
         train, evaluation = _windows(config, manifest, decisions)
@@ -131,19 +129,23 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
         except ConfigError as error:
             problems += [in_source(problem, number) for problem in error.problems]
         decisions += [replace(note, key=f"{note.key} of {name}") for note in own]
-    if problems := problems or _other_classes(configs, parts) + _other_templates(mix, parts):
+    found = [sources.read_manifest(sources.store_folder(part.store)) for part in parts]
+    if problems := problems or _other_classes(configs, found) + _other_templates(mix, found):
         raise ConfigError(list(dict.fromkeys(problems)))
     shares, available = source_shares(mix, [p.train for p in parts]), sum(p.train for p in parts)
     made = tuple(
         replace(
             part,
-            train=_known_rows(part) if each.data.is_stream else part.train,
+            # Of a stream, the first rows, which were prepared for the plan.
+            train=manifest.counts["train"] if manifest and each.data.is_stream else part.train,
             name=name,
             share=share,
             evaluation=min(part.evaluation, max(1, round(share * mix.num_eval_samples))),
             inputs={k: v for k, v in inputs_of(each, part.fingerprint).items() if k == DATA},
         )
-        for name, share, part, each in zip(names, shares, parts, configs, strict=True)
+        for name, share, part, each, manifest in zip(
+            names, shares, parts, configs, found, strict=True
+        )
     )
     described = [
         (s.name, s.share, s.train, s.fingerprint, *_order_of(each.data))
@@ -161,37 +163,39 @@ def _mixed(config: Config, mix: Mix, decisions: list[Decision]) -> DataPlan:
     )
 
 
-def _other_classes(configs: Sequence[Config], parts: Sequence[DataPlan]) -> list[Problem]:
+def _other_classes(
+    configs: Sequence[Config], manifests: Sequence[Manifest | None]
+) -> list[Problem]:
     """Sources whose classes are not those of the first one."""
     found: list[Sequence[str]] = []
-    for config, part in zip(configs, parts, strict=True):
-        manifest = sources.read_manifest(sources.store_folder(part.store))
-        names = manifest.label_names if manifest else ()
+    for config, manifest in zip(configs, manifests, strict=True):
         corpus = sources.open_corpus(config)
         if isinstance(config.task, SequenceClassification) and corpus is not None:
-            names = tuple(sources.largest_labels(corpus, config.task.num_labels))
-        found.append(names)
+            found.append(sources.largest_labels(corpus, config.task.num_labels))
+        else:
+            found.append(manifest.label_names if manifest else ())
     shown = [", ".join(names) or "numbers" for names in found]
     why = f"are its classes, and those of the first source are {shown[0]}"
     fix = Fix(remark="name or number the classes alike in all sources")
     if all(set(names) == set(found[0]) for names in found):
-        fix = Fix(f"task.labels={format_value(found[0])}")
+        fix = Fix(override("task.labels", list(found[0])))
     numbered = [each for each in enumerate(shown) if each[1] != shown[0]]
     return [Problem(f"data.sources[{number}]", names, why, fix) for number, names in numbered]
 
 
-def _other_templates(mix: Mix, parts: Sequence[DataPlan]) -> list[Problem]:
+def _other_templates(mix: Mix, manifests: Sequence[Manifest | None]) -> list[Problem]:
     """Sources with another chat template than the first one's: a model is saved with one."""
-    from eke.config.sweep.definition import value_text  # imports Hydra, needed for errors only
-
-    found = [sources.read_manifest(sources.store_folder(part.store)) for part in parts]
-    chats = {n: m.chat_template for n, m in enumerate(found) if m and m.chat_template}
-    typed = [value_text(source.get("chat_template")) for source in mix.sources]
+    chats = {n: m.chat_template for n, m in enumerate(manifests) if m and m.chat_template}
     first = next(iter(chats), 0)
+    typed = [source.get("chat_template") for source in mix.sources]
     why = f"is not the template of data.sources[{first}], and a model is saved with one"
-    fixes = [Fix(f"data.sources.{n}.chat_template={typed[first]}") for n in range(len(typed))]
     return [
-        Problem(f"data.sources[{n}].chat_template", typed[n], why, fixes[n])
+        Problem(
+            f"data.sources[{n}].chat_template",
+            format_value(typed[n]),
+            why,
+            Fix(override(f"data.sources.{n}.chat_template", typed[first])),
+        )
         for n, template in chats.items()
         if template != chats[first]
     ]
@@ -211,16 +215,6 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
     why = f"is smaller than the {vocabulary.size} tokens of data.tokenizer={vocabulary.tokenizer}"
     fix = Fix(f"model.vocab_size={vocabulary.size}")
     return [Problem("model.vocab_size", str(size), why, fix, "vocabulary_holds_tokens")]
-
-
-def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
-    """T5 classifies at the end of text, which the tokenizer has to write."""
-    is_written = vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix
-    classifies = isinstance(config.task, SequenceClassification)
-    if is_written or not classifies or not family_of(config).is_encoder_decoder:
-        return []
-    why = "writes no end-of-text token, at which T5 classifies"
-    return [Problem("data.tokenizer", vocabulary.tokenizer, why, Fix("data.tokenizer=bytes"))]
 
 
 def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
@@ -331,12 +325,6 @@ def _order_of(data: Data) -> tuple[int | None, ...]:
     if not isinstance(data, Rows) or not data.streaming:
         return ()
     return data.shuffle_buffer, data.num_samples
-
-
-def _known_rows(part: DataPlan) -> int:
-    """The first rows of a stream, which were prepared for the plan."""
-    manifest = sources.read_manifest(sources.store_folder(part.store))
-    return manifest.counts["train"] if manifest else 1
 
 
 def _take(

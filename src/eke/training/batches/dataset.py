@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from eke.config.schema import Conversations, Packing, Synthetic
+from eke.config.schema import Packing, Synthetic
 from eke.data.preparation.untrusted import load
 from eke.data.sources import Draws
 from eke.models.checkpoints.architecture import router_loss
 from eke.models.families import family_of
 from eke.models.sizes import is_ragged
-from eke.plan.planner import Plan, plans_of_sources
+from eke.plan.planner import Plan
 from eke.training.batches.batches import (
     Collator,
     LongestSamples,
@@ -235,9 +235,8 @@ def load_plan_tokenizer(plan: Plan) -> Any:
     tokenizer = load(AutoTokenizer, plan.vocabulary.tokenizer)
     if plan.vocabulary.pad_is_eos:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(plan.vocabulary.pad)
-    chat, parts = chat_manifest(plan), plans_of_sources(plan) or [plan]
-    data = [part.config.data for part in parts]
-    # Else its own one was chosen.
-    if chat and any(isinstance(each, Conversations) and each.chat_template for each in data):
-        tokenizer.chat_template = chat.chat_template
+    if chat := chat_manifest(plan):
+        own = tokenizer.chat_template  # by name, where there are several
+        if chat.chat_template != (own.get("default") if isinstance(own, dict) else own):
+            tokenizer.chat_template = chat.chat_template
     return tokenizer

@@ -155,7 +155,7 @@ def with_template(template: str, messages: list[Message], special: tuple[str, ..
         ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
          "without its end-of-turn"),
         ("{% for m in messages %}{{ m.content + '<e>' }}{% endfor %}{% generation %}"
-         "{% endgeneration %}", "without its end-of-turn"),
+         "{% endgeneration %}", "no token to train on"),
         ("{% generation %}{% for m in messages %}{{ m.content + '<e>' }}{% endfor %}"
          "{% endgeneration %}", "as a whole"),
         ("{{ 1 / 0 }}", "rejected by the chat template"),
@@ -263,7 +263,6 @@ def shown(row: dict[str, Any], template: str = TOOLS, train_on: str = "assistant
     made = ChatTemplate(template, {"eos_token": "<|im_end|>"}, frozenset(["<|im_end|>"]))
     (column,) = columns_of(row)
     given = read_conversation(row, column, made.parses_calls)
-    made = replace(made, variables={**made.variables, **given.settings})
     text, spans = generated_spans(made, given, train_on)
     for start, end in reversed(spans):
         text = f"{text[:start]}[{text[start:end]}]{text[end:]}"
@@ -314,6 +313,8 @@ CALLED = 'user why?. assistant [find {"n": 1}.] tool 7. assistant [so.]'
              '{"name": "find"} ' + PAIR),
             ("functions", {"functions": [TOOL["function"]], "messages": [ASK, say()]},
              '{"type": "function", "function": {"name": "find"}} ' + PAIR),
+            ("an empty function", {"functions": [{}], "messages": [ASK, say()]},
+             '{"type": "function", "function": {}} ' + PAIR),
             ("no tools", {"tools": "[]", "messages": [ASK, say()]}, PAIR),
             ("settings", {"chat_template_kwargs": {"effort": "low"}, "messages": [ASK, say()]},
              f"effort low. {PAIR}"),
@@ -323,8 +324,6 @@ CALLED = 'user why?. assistant [find {"n": 1}.] tool 7. assistant [so.]'
              "history": [["why?", "so"]]}, f"{PAIR} user and?. assistant [no.]"),
             ("history with a system", {"query": "and?", "response": "no", "system": "be",
              "history": [["why?", "so"]]}, f"system be. {PAIR} user and?. assistant [no.]"),
-            ("history of messages", {"history": [ASK, say()], "messages": [ASK, say()]},
-             f"{PAIR} {PAIR}"),
             ("history behind a system message", {"history": [["why?", "so"]],
              "messages": [{"role": "system", "content": "be"}, ASK, say()]},
              f"system be. {PAIR} {PAIR}"),
@@ -338,6 +337,9 @@ CALLED = 'user why?. assistant [find {"n": 1}.] tool 7. assistant [so.]'
             ("calls in JSON", {"messages": [ASK, say(None, tool_calls=(
                 '[{"function": {"name": "find", "arguments": {"n": 1}}}]')),
                 {"role": "tool", "content": "7"}, say()]}, CALLED),
+            ("calls of ms-swift", {"messages": [
+                ASK, {"role": "tool_call", "content": '[{"name": "find", "arguments": {"n": 1}}]'},
+                {"role": "tool_response", "content": "7"}, say()]}, CALLED),
             ("a call is context",
              {"messages": [ASK, call({"n": 1}, weight=0), {"role": "tool", "content": "7"}, say()]},
              CALLED.replace("[", "").replace(".] tool", ". tool").replace("so.", "[so.")),
@@ -376,6 +378,7 @@ def test_what_a_row_says_is_read(row: dict[str, Any], text: str) -> None:
         ({"chat_template_kwargs": ["low"], "messages": [ASK, say()]}, {}, "is .* not an object"),
         ({"chat_template_kwargs": {"tools": []}, "messages": [ASK, say()]}, {}, "rejected"),
         ({"history": [["why?"]], "messages": [ASK, say()]}, {}, "not a list of pairs"),
+        ({"history": [ASK, say()], "query": "so?", "response": "x"}, {}, "not a list of pairs"),
         ({"messages": [ASK, call([["n", 1]])]}, {}, "arguments is .* not an object"),
         ({"messages": [ASK, call("find it")]}, {}, "arguments is .* not an object"),
         ({"messages": [ASK, say(None, tool_calls=["find"])]}, {}, "without the name"),
@@ -414,7 +417,7 @@ def test_a_template_that_joins_texts_gets_arguments_as_they_are() -> None:
 
 def test_rows_stay_in_the_splits_they_were_in() -> None:
     answer = {**SAY, "name": "x", "weight": 1}
-    asked = {"role": "user", "content": [{"type": "text", "text": "why?", "cache": 1}]}
+    asked = {"role": "user", "content": [{"type": "text", "text": "why?"}]}
     row = {"messages": [asked, {**answer, "y": None}], "tools": '[{"name": "t"}]', "id": 7}
     said = [[ASK, answer], [{"name": "t"}]]
     assert json.loads(read_conversation(row, "messages").identity) == said
