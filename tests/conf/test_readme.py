@@ -43,7 +43,10 @@ def unseen() -> str:
 
 
 def first_output() -> str:
-    record = read_record(SimpleNamespace(record=REPO / "results" / "first_run.json"))
+    folder = REPO / "results"
+    record = read_record(
+        SimpleNamespace(folder=folder, record=folder / "first_run.json", plan=folder / "none")
+    )
     return f"```\n{render_summary(record, f'runs/{record.run_id}')}\n```"
 
 

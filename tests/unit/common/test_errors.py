@@ -36,7 +36,7 @@ def test_what_the_machine_is_short_of_is_no_mistake_of_the_users() -> None:
 
 
 def test_every_error_carries_its_exit_code_and_plain_words() -> None:
-    for error, code in ((EkeError, 1), (ConfigError, 2), (BusyError, 2), (RunError, 1)):
+    for error, code in ((EkeError, 1), (ConfigError, 2), (BusyError, 16), (RunError, 1)):
         assert issubclass(error, EkeError)
         assert error("words").exit_code == code, error
         assert str(error("no such file")) == "no such file"

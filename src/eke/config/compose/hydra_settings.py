@@ -9,6 +9,7 @@ import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from hydra.core.override_parser.types import (
 
 from eke.common.errors import Fix, Problem
 from eke.config.compose.catalogue import Catalogue, closest, shown
+
+MAX_CHECKED = 100
+"""Maximum number of sweep values that are checked."""
 
 LAUNCHING = ("hydra/launcher", "hydra/sweeper")
 """Hydra's groups that configure how the runs of a sweep start."""
@@ -102,32 +106,30 @@ def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
         if isinstance(part, Glob):
             yield from part.filter(list(catalogue.options.get(parsed.key_or_group, {})))
         elif isinstance(part, RangeSweep):
+            if not math.isfinite((part.stop or 0) - (part.start or 0)):
+                raise ValueError(part)
             yield from map(Transformer.str, _in_order(part.range(), part.shuffle))
         elif not isinstance(part, IntervalSweep):
             yield Transformer.str(part)
 
 
-def unlisted(value: Any) -> tuple[str, str]:
-    """Why Hydra's grammar takes a value and its evaluation does not, and the range that is meant.
+def why_unlisted(parsed: Override, catalogue: Catalogue) -> str:
+    """Why no run can have a value that Hydra's grammar takes; empty if one can."""
+    value = parsed.value()
+    if isinstance(value, dict | list) and _holds_sweep(value):
+        return "a sweep inside a list or mapping is a quoted text"
+    if not parsed.is_sweep_override() or IntervalSweep in map(type, sweep_parts(value)):
+        return ""
+    try:
+        found = list(islice(sweep_values(parsed, catalogue), MAX_CHECKED))
+    except Exception:  # Hydra's, ValueError, those of decimal
+        return "a range has finite numbers, and no step of 0"
+    return "" if found else "has no values"
 
-    Both are empty if it can be evaluated; the second also if it is unknown.
-    """
-    if isinstance(value, dict | list):
-        inner = value.values() if isinstance(value, dict) else value
-        is_swept = any(isinstance(each, Sweep | Glob) or unlisted(each)[0] for each in inner)
-        return "a sweep inside a list or mapping is a quoted text" if is_swept else "", ""
-    parts = list(sweep_parts(value))
-    ends = [(p.start or 0, p.stop or 0, p.step) for p in parts if isinstance(p, RangeSweep)]
-    why = "a range has finite numbers, and no step of 0"
-    if all(step and all(map(math.isfinite, (*end, step))) for *end, step in ends):
-        if len(ends) < len(parts) or any((stop - start) * step > 0 for start, stop, step in ends):
-            return "", ""
-        why = "has no values"
-    if len(parts) != 1 or not ends or not all(map(math.isfinite, ends[0])):
-        return why, ""
-    start, stop, step = ends[0]
-    step = abs(step or 1) if stop > start else -abs(step or 1)
-    return why, f"range({start},{stop},{step})" if start != stop else f"{start}"
+
+def _holds_sweep(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, Sweep | Glob) or any(map(_holds_sweep, inner))
 
 
 def sweep_parts(value: Any) -> Iterator[Any]:

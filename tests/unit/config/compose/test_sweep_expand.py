@@ -147,7 +147,10 @@ def test_a_value_that_some_cells_cannot_take() -> None:
 def test_one_key_from_two_places(own) -> None:
     folder = own("sweep: {product: {seed: [1, 2]}, rows: {a: {seed: 3}}}\n")
     (problem,) = problems("sweep=mine", config_dir=folder)
-    assert problem.key == "sweep.rows"
+    assert (problem.key, problem.value) == ("sweep.rows.a", "seed")
+    folder = own("sweep: {rows: {a: {}, b: {seed: 1, ++seed: 1}}}\n")
+    (problem,) = problems("sweep=mine", config_dir=folder)
+    assert (problem.key, problem.value) == ("sweep.rows.b", "seed")
     (problem,) = problems("repeat=1,2", "sweep.repeats=2")
     assert problem.value == "repeat"
 
@@ -184,31 +187,24 @@ def test_lists_within_lists(typed, seeds) -> None:
 
 
 EMPTY = [
-    ("seed=range(0,3,0)", "seed=range(0,3,1)"),
-    ("seed=range(3,0,0)", "seed=range(3,0,-1)"),
-    ("seed=range(3,0)", "seed=range(3,0,-1)"),
-    ("seed=range(2,2)", "seed=2"),
+    ("seed=range(0,3,0)", "seed=0"),
+    ("seed=range(3,0)", "seed=0"),
     ("seed=1,range(0,3,0)", "seed=0"),
-    ("seed=sort(range(0,3,0))", "seed=range(0,3,1)"),
-    ("seed=shuffle(range(0,3,0))", "seed=range(0,3,1)"),
-    ("seed=int(range(0,3,0))", "seed=range(0,3,1)"),
-    ("seed=tag(x,range(0,3,0))", "seed=range(0,3,1)"),
-    ("optimizer.lr=range(0.1,0.3,0.0)", "optimizer.lr=range(0.1,0.3,1)"),
-    ("seed=range(0,inf)", "seed=0"),
+    ("seed=sort(range(0,3,0))", "seed=0"),
+    ("seed=shuffle(range(0,inf))", "seed=0"),
+    ("seed=int(range(0,3,0))", "seed=0"),
+    ("seed=tag(x,range(0,3,0))", "seed=0"),
+    ("optimizer.lr=range(0.1,0.3,0.0)", "optimizer.lr=0.001"),
     ("seed=range(nan,3)", "seed=0"),
-    ("seed=shuffle()", "seed=0"),
     ("seed=choice()", "seed=0"),
     ("seed=sort(1,a)", "seed=0"),
     ("seed=int(1,x)", "seed=0"),
-    ("seed=int(null,1)", "seed=0"),
-    ("seed=sort(2,1,reverse=3)", "seed=0"),
     ("optimizer=range(0,3,0)", "optimizer=adamw"),
-    ("trainer.extra.debug=range(0,3,0)", "trainer.extra.debug=range(0,3,1)"),
-    ("sweep.product={seed:'range(0,3,0)'}", "seed=range(0,3,1)"),
-    ("sweep.zip={seed:'range(0,3,0)'}", "seed=range(0,3,1)"),
+    ("model=glob(nosuch*)", "model=tiny"),
+    ("trainer.extra.debug=range(0,3,0)", 'trainer.extra.debug="range(0,3,0)"'),
+    ("sweep.zip={seed:'range(0,3,0)'}", "seed=0"),
     ("sweep.product={seed:range(0,3)}", "sweep.product={seed:'range(0,3)'}"),
     ("sweep.product.seed=range(0,3)", 'sweep.product.seed="range(0,3)"'),
-    ("sweep.repeats=range(0,3,0)", "sweep.repeats=1"),
     ("sweep.repeats=2,3", "sweep.repeats=1"),
 ]
 
@@ -218,8 +214,7 @@ def test_what_the_grammar_takes_and_its_evaluation_does_not(typed, fix) -> None:
     with pytest.raises(ConfigError) as caught:
         expand([typed])
     (problem,) = caught.value.problems
-    # Hydra 1.4 evaluates sort(range(...)) when it parses it.
-    assert problem.fix.words == (fix,) or (problem.fix.words == ("seed=0",) and "sort" in typed)
+    assert problem.fix.words == (fix,)
     assert expand([*problem.fix.words]).cells
 
 
