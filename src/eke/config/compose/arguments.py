@@ -150,9 +150,6 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
             found = _read_flag(token, found, reader, also or {})
         elif token != "--":
             found = replace(found, overrides=(*found.overrides, token))
-    if found.multirun and (run := set(_RUN).intersection(argv)):
-        why = "is a single run, and -m a sweep: one of them"
-        reader.problems.append(Problem(min(run), "", why, Fix("-m", *found.overrides)))
     if reader.problems:
         raise ConfigError(reader.problems)
     kept, warnings = last_wins(found.overrides, make_catalogue())

@@ -104,27 +104,20 @@ _TECHNIQUES = {
 
 
 def _modules(error: BaseException) -> list[str]:
-    """The module of each frame, the innermost last."""
+    """The module of each frame outside Python's own library, the innermost last."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return [str(frame.f_globals.get("__name__", "")) for frame in frames]
+    names = [str(frame.f_globals.get("__name__", "")) for frame in frames]
+    return [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
 
 
 def _is_of_library(error: BaseException) -> bool:
-    """Whether a library raised it by itself, called by eke, while it made or ran a model.
-
-    An error of eke's code that a library called back (a hook, an autograd function) is eke's, also
-    where that called torch or Python's own library alone.
-    """
+    """Whether a library raised it, called by eke, while it made or ran a model."""
     of_machine = OSError, torch.AcceleratorError, torch.distributed.DistError
-    modules = _modules(error)
-    names = [module.partition(".")[0] for module in modules]
-    elsewhere = "eke" not in names or any(module.startswith(_FILES) for module in modules)
-    if elsewhere or isinstance(error, of_machine) or not isinstance(error, Exception):
+    if isinstance(error, of_machine) or not isinstance(error, Exception):
         return False
-    last = len(names) - names[::-1].index("eke")
-    own = {"eke", "__main__", *sys.stdlib_module_names}
-    called_back = set(names[names.index("eke") : last]) - own
-    return bool(set(names[last:]) - own - ({"torch"} if called_back else set()))
+    modules = [f"{module}." for module in _modules(error)]
+    is_of_eke = [module.startswith("eke.") for module in modules]
+    return any(is_of_eke) and not is_of_eke[-1] and not any(m.startswith(_FILES) for m in modules)
 
 
 def _problem(error: BaseException, message: str, plan: Plan) -> ConfigError:
