@@ -9,6 +9,7 @@ import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,10 @@ def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
     """Texts of a sweep's values, also inside lists; an interval has none until it is sampled."""
     for part in sweep_parts(parsed.value()):
         if isinstance(part, Glob):
-            yield from part.filter(list(catalogue.options.get(parsed.key_or_group, {})))
+            found = part.filter(list(catalogue.options.get(parsed.key_or_group, {})))
+            if not found:
+                raise ValueError(part)
+            yield from found
         elif isinstance(part, RangeSweep):
             if not math.isfinite((part.stop or 0) - (part.start or 0)):
                 raise ValueError(part)
@@ -120,11 +124,10 @@ def why_unlisted(parsed: Override, catalogue: Catalogue) -> str:
         return "a sweep inside a list or mapping is a quoted text"
     if not parsed.is_sweep_override() or IntervalSweep in map(type, sweep_parts(value)):
         return ""
-    try:
-        found = list(islice(sweep_values(parsed, catalogue), MAX_CHECKED))
-    except Exception:  # Hydra's, ValueError, those of decimal
-        return "a range has finite numbers, and no step of 0"
-    return "" if found else "has no values"
+    with suppress(Exception):  # Hydra's, ValueError, those of decimal
+        if list(islice(sweep_values(parsed, catalogue), MAX_CHECKED)):
+            return ""
+    return "has no values: a range is finite, with a step other than 0, and a glob matches options"
 
 
 def _holds_sweep(value: Any) -> bool:
