@@ -141,7 +141,7 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
     typed = [dict([token.lstrip("+").partition("=")[::2]]) for token in argv]
     if secret := [problem for each in typed for problem in secrets_in(each)]:
         raise ConfigError(secret)
-    if any(token.startswith("--cfg={") for token in argv):  # W&B's agent, see the composer
+    if any(token.startswith("--cfg={") for token in argv):  # W&B's agent
         argv = [token.removeprefix("--") for token in argv]
     found, reader = Arguments(), _Reader(list(argv))
     while reader.tokens:

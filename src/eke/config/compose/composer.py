@@ -6,7 +6,6 @@ choices of a recipe, without changing the user's.
 
 import dataclasses
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.errors import ConfigError, Fix, Problem, is_placeholder
-from eke.common.paths import conf_folder, program
+from eke.common.paths import conf_folder
 from eke.config.compose.arguments import (
     check_folder,
     check_options,
@@ -123,21 +122,10 @@ def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
     good = [text for text in texts if not found[text]]
     problems = [problem for text in texts for problem in found[text]]
     if problems:
-        if any(text.lstrip("+").startswith("cfg=") for text in texts):
-            raise ConfigError(_restarted_by_agent(good))
         deeper = _deeper(good, problems, trees)
         problems = _with_full_commands(problems, found) + deeper
         raise ConfigError(_without_placeholders(problems, good))
     return good
-
-
-def _restarted_by_agent(good: Sequence[str]) -> Problem:
-    """Explain the logged configuration as overrides: W&B's agent restarts a run with all of it.
-
-    Source: https://github.com/wandb/wandb/issues/9143.
-    """
-    why = "is the configuration that a run has logged: W&B's agent restarts the run with it"
-    return Problem("cfg", "{...}", why, Fix(remark=f"{program()} {shlex.join(good)}"))
 
 
 def problems_of(text: str, catalogue: Catalogue, in_sweep: bool) -> list[Problem]:

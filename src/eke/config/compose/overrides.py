@@ -348,7 +348,7 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     field = catalogue.keys[key]
     section, _, name = key.rpartition(".")
     if name in FIXED_FIELDS:
-        return _fixed(section, name, value, raw, catalogue)
+        return _fixed(section, name, raw, catalogue)
     if raw == "":
         why = f"no value; {field.words()} is wanted"
         return Problem(key, "(nothing)", why, Fix(f"{key}={default_text(field, key)}"))
@@ -379,13 +379,9 @@ def _misread(field: Field, value: Any, raw: str) -> Any:
     return (texts if several else raw) if wrong and len(items) == len(texts) else None
 
 
-def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
+def _fixed(section: str, name: str, raw: str, catalogue: Catalogue) -> Problem:
     """Explain overrides of fixed keys: `optimizer.option=sgd`, `model.family=bert`."""
     why = f"is set by the option of {section}, not by hand"
-    if name == "family":
-        options = [o for o in catalogue.options[section] if o == f"tiny_{raw}"]
-        option = options[0] if options else catalogue.defaults[section]
-        return Problem(f"{section}.{name}", shown(raw), why, Fix(f"{section}={option}"))
     usual = Fix(f"{section}={catalogue.defaults[section]}")
     fix = suggest_fix(f"{section}={raw}", catalogue) or usual
     return Problem(f"{section}.{name}", shown(raw), why, fix)

@@ -9,6 +9,7 @@ import torch
 
 from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, no_room, of_system
 from eke.common.runtime import lacking
+from eke.common.text import first_line
 from eke.models.checkpoints.architecture import MAPPINGS
 from eke.models.families import family_of
 from eke.plan.planner import Plan
@@ -65,9 +66,9 @@ def classify(error: BaseException, phase: str, plan: Plan | None = None) -> tupl
             said = said.rstrip().splitlines()[-1].partition("Error: ")[2]
         return Outcome.crashed, Failure(phase, said)
     if is_out_of_memory(error):  # first: NCCL says so in the same words as that others are gone
-        return Outcome.oom, Failure(phase, f"out of memory in {phase}: {_first_line(error)}", trace)
+        return Outcome.oom, Failure(phase, f"out of memory in {phase}: {first_line(error)}", trace)
     if is_lost_contact(error):
-        message = f"another process of this run is gone, or hangs: {_first_line(error)}"
+        message = f"another process of this run is gone, or hangs: {first_line(error)}"
         return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
     if isinstance(error, OSError) and no_room(error):
         return Outcome.crashed, Failure(phase, of_system(error))
@@ -78,7 +79,9 @@ def _of_code(
     error: BaseException, phase: str, plan: Plan | None, trace: str
 ) -> tuple[Outcome, Failure]:
     """The same for an error in code: of eke, or of a library."""
-    message = lacking(error) or f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
+    message = lacking(error) or f"{type(error).__name__}: {first_line(error)}".removesuffix(
+        f": {error!r}"
+    )
     if type(error).__module__.startswith("torch._inductor"):
         # A file that a crash or a full disk left empty ends every later run.
         folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
@@ -139,8 +142,3 @@ def _problem(error: BaseException, message: str, plan: Plan) -> ConfigError:
         if module.startswith("transformers."):
             break  # the model's own code, whatever called it
     return ConfigError(Problem("model", config.model.option, why))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else ""
