@@ -25,7 +25,7 @@ from hydra.core.override_parser.types import (
 )
 
 from eke.common.errors import Fix, Problem
-from eke.config.compose.catalogue import Catalogue, closest, shown
+from eke.config.compose.catalogue import Catalogue, shown
 
 MAX_CHECKED = 100
 """Maximum number of sweep values that are checked."""
@@ -63,9 +63,6 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
         return [Problem(key, shown(raw), why, Fix(remark="--config-dir FOLDER"))]
     if key == "hydra.mode":
         return [Problem(key, shown(raw), "-m alone says that it is a sweep; remove it")]
-    if near := closest(key, LAUNCHING) if "/" in key else None:
-        why = f"{NO_EFFECT}; did you mean {near}?"
-        return [Problem(key, shown(raw), why, Fix(f"{near}={raw}"))]
     fix = _in_place_of(key, raw)
     return [Problem(key, shown(raw), NO_EFFECT if fix else f"{NO_EFFECT}; remove it", fix)]
 
@@ -90,10 +87,6 @@ def explain_in_file(path: str, files: Sequence[Path], raw: str = "") -> Problem:
     lines = [(f, n, line) for f, text in about_hydra for n, line in enumerate(text, start=1)]
     hits = ((f"{f}:{n}", hit[1].strip()) for f, n, line in lines if (hit := wanted.search(line)))
     where, value = next(hits, (path, raw))
-    if path in LAUNCHING:
-        why = "a file says what runs compute; how they are started is a matter of the command"
-        fix = Fix("-m", f"{path}={value}", remark="and delete this line")
-        return Problem(where, f"{path}: {value}", why, fix)
     instead = _in_place_of(path, value)
     remark = "and delete this line" if instead.words else "delete this line"
     if instead.remark:

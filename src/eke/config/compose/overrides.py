@@ -190,7 +190,7 @@ def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> lis
     if not entry and not any(key in each for each in known):
         return [_unknown(key, raw, catalogue)]
     if parsed.is_delete():
-        return [_deleted(key, catalogue)]
+        return [Problem(f"~{key}", "", "nothing can be removed from the configuration")]
     if parsed.package is not None:
         why = f"what {key} sets has a fixed place, @{parsed.package} cannot move it"
         return [Problem(f"{key}@{parsed.package}", shown(raw), why, suggest_fix(plain, catalogue))]
@@ -214,15 +214,6 @@ def _raw(parsed: Override) -> str:
     return (parsed.input_line or "").partition("=")[2]
 
 
-def _deleted(key: str, catalogue: Catalogue) -> Problem:
-    why, fix = "nothing can be removed from the configuration", Fix()
-    if key in catalogue.options:
-        fix = Fix(f"{key}={catalogue.without_effect(key)}")
-    elif field := catalogue.keys.get(key):
-        fix = Fix(f"{key}={'null' if field.optional else default_text(field, key)}")
-    return Problem(f"~{key}", "", why if fix else f"{why}; remove it", fix)
-
-
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     # In any section: train.gradient_checkpointing, training_args.fp16.
     if row := find_retired(key) or find_retired(key.rpartition(".")[2]):
@@ -230,10 +221,6 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         also = f"; {wrong[0].value}: {wrong[0].why}" if wrong else ""
         fix = _all_fixes(row.overrides(raw), catalogue)
         return Problem(key, shown(raw), row.why(raw) + also, fix)
-    inner = key.rpartition("/")[2]
-    if inner != key and inner in catalogue.options:
-        why = f"is no group; {inner} is"
-        return Problem(key, shown(raw), why, suggest_fix(f"{inner}={raw}", catalogue))
     group, _, option = key.partition("/")
     if group in catalogue.options and option:
         fix = suggest_fix(f"{group}={option}", catalogue)

@@ -276,8 +276,6 @@ def add_line(path: Path, line: str) -> None:
     """Append to a group's file, and keep it within bounds; lost if impossible."""
     try:
         own_folder(path.parent)
-        if path.exists() and path.stat().st_size > LONGEST_FILE:
-            return
         seal(path)
         append_line(path, line)
         lines = read_text(path, LONGEST_FILE).splitlines()

@@ -20,10 +20,10 @@ from eke.common.text import format_value, override
 from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassification, TextColumns
 from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import (
+    MAPPINGS,
     first_position,
     has_class,
     is_known,
-    models_folder,
     read_sizes,
     router_source,
     supports,
@@ -44,9 +44,6 @@ TYPED = ("option", "family", "name_or_path", "revision", "dropout", "freeze")
 _OTHER = re.compile(r"position|\bwpe\b|\btransform\b|dense|(?<!\.weight)$").search
 """Names of tensors that may be as large as a table of the vocabulary, and are none; a quantizer's
 buffers (I-BERT's `weight_integer`) among them."""
-
-LISTS = ("auto_mappings.py", "configuration_auto.py")
-"""Where transformers 5 names the architectures it has, below `models/auto`."""
 
 
 def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool = False) -> Config:
@@ -191,14 +188,14 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
     kind = raw["model_type"]
     _refuse_multimodal(found, raw)
-    if is_known(kind) or _transformers_has(kind):
+    if is_known(kind) or any(has_class(kind, task) for task in MAPPINGS):
         return
     if raw.get("auto_map"):
         why = f"{kind} needs Python code from the checkpoint, which eke never runs"
         raise refuse(found.typed, why)
-    why = f"its {CONFIG} says model_type = {kind}, which transformers {version('transformers')}"
+    why = f"its {CONFIG} says model_type = {kind}, and transformers {version('transformers')}"
     newer = f"pip install --upgrade transformers   (where a newer one has it; else {KEY}=ANOTHER)"
-    raise refuse(found.typed, f"{why} does not have", Fix(remark=newer))
+    raise refuse(found.typed, f"{why} has no class of it for a task of eke", Fix(remark=newer))
 
 
 _PARTS = re.compile(r"(text|vision|image|audio|speech|thinker|language|llm)_config")
@@ -228,13 +225,6 @@ def _refuse_multimodal(found: Located, raw: dict[str, Any]) -> None:
 
 def _pasted(code: str) -> str:
     return f"python -c {shlex.quote(code)}   then {KEY}=NEW_FOLDER"
-
-
-def _transformers_has(model_type: str) -> bool:
-    """Whether transformers' own list has the architecture, read as text: an import brings torch."""
-    lists = [models_folder() / "auto" / name for name in LISTS]
-    texts = [path.read_text(encoding="utf-8") for path in lists if path.is_file()]
-    return not texts or any(f'"{model_type}"' in text for text in texts)
 
 
 _BY_ENDING = {
