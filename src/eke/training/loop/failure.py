@@ -79,9 +79,8 @@ def _of_code(
     error: BaseException, phase: str, plan: Plan | None, trace: str
 ) -> tuple[Outcome, Failure]:
     """The same for an error in code: of eke, or of a library."""
-    said = first_line(error)
-    message = said if said == repr(error) else f"{type(error).__name__}: {said}"
-    message = lacking(error) or message
+    name, said = type(error).__name__, first_line(error)
+    message = lacking(error) or (name if said == repr(error) else f"{name}: {said}")
     if type(error).__module__.startswith("torch._inductor"):
         # A file that a crash or a full disk left empty ends every later run.
         folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
