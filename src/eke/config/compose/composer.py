@@ -241,8 +241,6 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
                 why = f"leads to {shown(str(found))}; {field.words()} is wanted"
         except OmegaConfBaseException as error:
             why = f"{hydra_reason(error)}; {field.words()} is wanted"
-            if "${hydra" in text:
-                why = "reads a setting of Hydra's own, and eke's runs have none"
         if why:
             fix = Fix(completed(key, catalogue) or key)
             problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))

@@ -109,9 +109,9 @@ def _table(path: Path, name: str) -> dict[str, str]:
     return {}
 
 
-def has_class(model_type: str, task: str) -> bool:
-    """Whether transformers' own table has a class of this type with the head of a task."""
-    return model_type in _table(models_folder() / "auto/modeling_auto.py", MAPPINGS[task])
+def class_of(model_type: str, task: str) -> str:
+    """Transformers' class of a model type with the head of a task; empty if it has none."""
+    return _table(models_folder() / "auto/modeling_auto.py", MAPPINGS[task]).get(model_type, "")
 
 
 def source_of(model_type: str) -> Path | None:

@@ -21,8 +21,8 @@ from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassificati
 from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import (
     MAPPINGS,
+    class_of,
     first_position,
-    has_class,
     is_known,
     read_sizes,
     router_source,
@@ -188,7 +188,7 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
     kind = raw["model_type"]
     _refuse_multimodal(found, raw)
-    if is_known(kind) or any(has_class(kind, task) for task in MAPPINGS):
+    if is_known(kind) or any(class_of(kind, task) for task in MAPPINGS):
         return
     if raw.get("auto_map"):
         why = f"{kind} needs Python code from the checkpoint, which eke never runs"
@@ -209,7 +209,7 @@ def _refuse_multimodal(found: Located, raw: dict[str, Any]) -> None:
         return
     why = f"is multimodal: its {CONFIG} has {' and '.join(parts)}, and eke trains text alone"
     kind = str(parts.get("text_config", {}).get("model_type"))
-    if not has_class(kind, "causal_lm"):
+    if not class_of(kind, "causal_lm"):
         raise refuse(found.typed, why)
     code = (
         f"import transformers as t; f, to = {str(found.folder)!r}, 'NEW_FOLDER'; "
@@ -242,7 +242,7 @@ def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: Locate
         return
     name = _saved_by(raw)
     task = next((t for ending, t in _BY_ENDING.items() if name.endswith(ending)), None)
-    if task and not has_class(str(raw["model_type"]), task):  # Whisper reads sound
+    if task and not class_of(str(raw["model_type"]), task):  # Whisper reads sound
         raise refuse(found.typed, f"was saved by {name}, which is for none of eke's tasks")
     if task is None or task == config.task.option:
         return

@@ -10,7 +10,7 @@ import torch
 from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, no_room, of_system
 from eke.common.runtime import lacking
 from eke.common.text import first_line
-from eke.models.checkpoints.architecture import MAPPINGS
+from eke.models.checkpoints.architecture import class_of
 from eke.models.families import family_of
 from eke.plan.planner import Plan
 from eke.plan.record import Failure, Outcome
@@ -124,14 +124,11 @@ def _is_of_library(error: BaseException) -> bool:
 
 def _problem(error: BaseException, message: str, plan: Plan) -> ConfigError:
     """A library's error in the user's words; with an override where its cause is one technique."""
-    from transformers.models.auto import modeling_auto
-
     config, modules = plan.config, _modules(error)
     options = {group: getattr(config, group).option for group in sorted({*_TECHNIQUES.values()})}
     used = " ".join(f"{group}={option}" for group, option in options.items() if option != "none")
     kind = getattr(config.model, "model_type", "") or next(iter(family_of(config).checkpoints), "")
-    named = getattr(modeling_auto, MAPPINGS[config.task.option]).get(kind, kind)
-    model = named if isinstance(named, str) else named[0]
+    model = class_of(kind, config.task.option) or kind
     library = modules[-1].partition(".")[0]
     why = f"{library} refuses {model}{f' with {used}' if used else ''}: {message}"
     for module in reversed(modules):
