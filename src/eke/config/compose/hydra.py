@@ -22,6 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
+from eke.common.text import first_line
 from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
 from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
 from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_base, hydra_state
@@ -201,10 +202,9 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
         elsewhere = type(error.__cause__).__name__ == "_RemoteTraceback"  # by a process of loky
         if isinstance(error, EkeError | OSError) or of_a_job or elsewhere:
             raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         chosen = " ".join(text for text in overrides if _is_foreign(text))
         fix = Fix("hydra/launcher=local", "hydra/sweeper=eke")
-        raise ConfigError(Problem(chosen, "", "; ".join(lines), fix)) from error
+        raise ConfigError(Problem(chosen, "", first_line(error), fix)) from error
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full
 

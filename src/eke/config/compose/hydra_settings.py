@@ -61,8 +61,6 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
     if key == "hydra.searchpath":
         why = "your own options are found in a folder named by a flag"
         return [Problem(key, shown(raw), why, Fix(remark="--config-dir FOLDER"))]
-    if key == "hydra.mode":
-        return [Problem(key, shown(raw), "-m alone says that it is a sweep; remove it")]
     fix = _in_place_of(key, raw)
     return [Problem(key, shown(raw), NO_EFFECT if fix else f"{NO_EFFECT}; remove it", fix)]
 

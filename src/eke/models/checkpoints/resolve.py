@@ -173,8 +173,7 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
         if key not in typed and value == getattr(untouched, name):
             continue
         why = "is read from the checkpoint with model=pretrained and cannot be set"
-        chosen = ("model=pretrained", override(KEY, model.name_or_path))
-        fix = Fix(*chosen, remark=f"without {key}")
+        fix = Fix("model=pretrained", override(KEY, model.name_or_path), remark=f"without {key}")
         problems.append(Problem(key, format_value(value), why, fix, "pretrained"))
     return problems
 
