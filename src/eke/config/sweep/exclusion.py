@@ -170,7 +170,7 @@ def _check(
         return [Problem(KEY, text, f"{key} is no number, and {comparison.sign} compares numbers")]
     if key.rpartition(".")[2] in FIXED_FIELDS:  # compared, and never set
         return []
-    texts = [f"{value:g}" if isinstance(value, float) else value for value in values]
+    texts = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
     found = [p for value in texts for p in find_problems(f"{key}={format_value(value)}", catalogue)]
     return [Problem(KEY, text, f"{p.key}={p.value}: {p.why}", _corrected(text, p)) for p in found]
 

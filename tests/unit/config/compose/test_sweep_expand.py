@@ -106,6 +106,10 @@ def test_excluded_by_composed_values() -> None:
     assert expanded.strict
 
 
+def test_a_clause_may_have_large_numbers() -> None:
+    assert len(expand(["train.steps=1,3000000", "sweep.exclude=[train.steps>2000000]"]).cells) == 1
+
+
 @pytest.mark.parametrize(
     ("clause", "said"),
     [
