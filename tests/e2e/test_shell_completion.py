@@ -152,16 +152,6 @@ def test_bash_shows_what_there_is_and_no_error(bash) -> None:
     assert not re.search("Traceback|rror", shown)
 
 
-@needs_bash
-def test_bash_forgets(bash, place) -> None:
-    script = ("-sc", "install=bash")
-    env = shell_environment(place)
-    code = 'eval "$(eke -sc install=bash)"; eval "$(eke -sc uninstall=bash)"; complete -p python'
-    done = subprocess.run([BASH, "-c", code], env=env, cwd=place, capture_output=True, text=True)
-    assert "no completion specification" in done.stderr, script
-    assert done.stdout == ""
-
-
 @pytest.fixture(scope="module")
 def zsh(place):
     terminal = Terminal([ZSH, "-f", "-i"], place, shell_environment(place))

@@ -309,9 +309,7 @@ def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
         yield group, "  ".join(each.option for each in mine if each.usable) or "none"
         for each in mine:
             if each.why:
-                alone = any(word.startswith((f"{group}=", f"{group}.")) for word in each.overrides)
-                refused = "not" if alone or not each.overrides else "not alone"
-                verdict = "mind" if each.usable else refused
+                verdict = "mind" if each.usable else "not"
                 fix = f" -> {each.fix}" if each.fix else ""
                 yield "", f"{verdict} {each.option}: {each.why}{fix}"
 

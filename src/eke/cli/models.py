@@ -9,8 +9,9 @@ from dataclasses import asdict
 
 from eke.cli import make_parser, whole_number
 from eke.common.files import plain
+from eke.config.compose import split_arguments
 from eke.plan.record import EXIT_OK
-from eke.workflows import print_once
+from eke.workflows import heed, print_once
 from eke.workflows.evaluate import evaluate_run, render
 from eke.workflows.export import export
 from eke.workflows.generate import Sampling, TextWriter
@@ -64,7 +65,9 @@ def _evaluate(arguments: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="data.path=test.csv")
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(arguments)
-    found = evaluate_run(options.run, options.overrides)
+    typed = split_arguments(options.overrides)
+    heed(typed)
+    found = evaluate_run(options.run, typed.overrides)
     content = json.dumps(plain(asdict(found)), indent=1, allow_nan=False)
     return print_once(content if options.json else render(found))
 

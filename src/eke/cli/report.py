@@ -4,7 +4,6 @@ import argparse
 import json
 import shlex
 import sys
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,7 +93,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--formats", type=_formats, default=FORMATS, metavar="LIST",
         help=f"files to write: any of {','.join(FORMATS)}; none writes nothing (default: all)",
     )  # fmt: skip
-    parser.add_argument("--open", action="store_true", help="show report.html in a browser")
     parser.add_argument("--quiet", action="store_true", help="write files, print no table")
     group = parser.add_argument_group("Weights & Biases")
     group.add_argument(
@@ -137,8 +135,6 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
         names = ", ".join(f"report.{name}" for name in asked)
         sys.stdout.write(f"written to {folder}: {names}\n")
     write_report(found, options, folder)
-    if options.open and not webbrowser.open((folder / "report.html").resolve().as_uri()):
-        sys.stderr.write("no browser found; open report.html by hand\n")
     return EXIT_OK
 
 

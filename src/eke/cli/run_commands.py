@@ -42,7 +42,6 @@ from eke.common.text import align, format_number, format_seconds
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, Watcher, watchers_in
 from eke.launch.processes.status import (
-    ACTIVE,
     INTERRUPTED,
     NO_FOLDER,
     NOT_STARTED,
@@ -175,7 +174,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     if command == "status":
         how = parser.add_mutually_exclusive_group()
         how.add_argument("--json", action="store_true", help="for machines")
-        how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
+        how.add_argument("--live", action="store_true", help="in a terminal, until all have ended")
     elif command == "logs":
         add("-f", "--follow", action="store_true", help="as they grow, until all end")
         add("-n", "--lines", type=int, default=20, help="of each log; 0 for all (20)")
@@ -200,7 +199,7 @@ _JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
 
 def status(options: argparse.Namespace) -> int:
     """Print the progress of every run; return EXIT_FAILED if a launcher gave no answer."""
-    if options.live:
+    if options.live and sys.stdout.isatty():
         return watch(user_path(options.folder))
     standings = find_standings(user_path(options.folder))
     if options.json:
@@ -233,9 +232,6 @@ LOOK_S = 1.0
 POLL_CLUSTER_S = 15.0
 """Poll interval if each poll queries a cluster's scheduler, which serves other users too."""
 
-PLAIN_S = 30.0
-"""Interval between two lines without a terminal."""
-
 SLOW_FACTOR = 10.0
 """Minimum ratio of a pause to the preceding poll's duration, so that slow disks are read rarely."""
 
@@ -249,30 +245,16 @@ STYLES = {
 def watch(folder: Path) -> int:
     """Show the progress of every run until all have ended; Ctrl-C stops only the display."""
     console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
-    live = Live(console=console, auto_refresh=False) if sys.stdout.isatty() else None
-    known: dict[Path, str] = {}
-    with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
-            began, pause = time.monotonic(), PLAIN_S
+            began = time.monotonic()
             standings = find_standings(folder)
-            if live:
-                live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
-                pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
-            else:
-                _print_changes(known, standings)
+            live.update(render_runs(standings, shutil.get_terminal_size().lines), refresh=True)
+            pause = POLL_CLUSTER_S if any(each.job for each in standings) else LOOK_S
             if not (goes_on(folder, standings) and is_heard()):
                 break
             time.sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
     return EXIT_OK
-
-
-def _print_changes(known: dict[Path, str], standings: Sequence[RunStatus]) -> None:
-    """Print a line, and one for each run that has ended since the last call."""
-    for each in standings:
-        if known.get(each.paths.folder) in ACTIVE and not each.is_active:
-            speak(f"{each.state}: {each.label}")
-        known[each.paths.folder] = each.state
-    speak(summary_line(standings))
 
 
 def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableType:

@@ -1,12 +1,10 @@
 """`eke sync RUNS...`: parse the command line and print the result table."""
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
-from eke.cli import make_parser
+from eke.cli import make_parser, whole_number
 from eke.common.paths import short_path
 from eke.common.text import align, format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK
@@ -51,18 +49,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be sent")
     parser.add_argument("--again", action="store_true", help="send what is there already, too")
     parser.add_argument(
-        "--timeout", type=_seconds, default=Options.timeout_s, metavar="SECONDS",
+        "--timeout", type=whole_number(1), default=Options.timeout_s, metavar="SECONDS",
         help="give up on a run after so long, and a second more per 100 rows (default: 60)",
     )  # fmt: skip
     return parser.parse_args(arguments)
-
-
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        value = float(text)
-        if 0 < value < math.inf:
-            return value
-    raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
 
 
 def result_table(reports: Sequence[Report]) -> str:

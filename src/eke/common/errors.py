@@ -171,7 +171,7 @@ class BusyError(EkeError):
     """Another process holds the run folder."""
 
     exit_code = errno.EBUSY
-    """16: neither an invalid command nor 75, on which a batch script requeues its job."""
+    """16: neither an invalid command nor 75, on which a job script requeues."""
 
 
 class RunError(EkeError):

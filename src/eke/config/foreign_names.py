@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from eke.config.compose.catalogue import normal
+from eke.common.text import normal
 from eke.config.compose.suggest import as_data, as_evaluation
 
 _FILES = {"{data}": as_data, "{eval_data}": as_evaluation}

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from eke.cli import main
+from eke.cli import main, models
 from eke.cli.plan import FLAGS
+from eke.common.errors import EkeError
 
 
 def shown(command: str, flag: str, capsys) -> str:
@@ -46,10 +47,22 @@ def test_the_command_that_was_meant_is_proposed(typed: list[str], meant: str, ca
     assert capsys.readouterr().err == f"eke: no command {typed[0]!r}\n  -> {meant}\n"
 
 
+def test_evaluate_warns_of_a_value_that_is_replaced(monkeypatch, capsys) -> None:
+    def evaluate(_: str, overrides: list[str]) -> None:
+        raise EkeError(" ".join(overrides))
+
+    monkeypatch.setattr(models, "evaluate_run", evaluate)
+    assert main(["evaluate", "run", "data.path=a", "precision=bf16", "data.path=b"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: data.path=a has no effect: data.path=b, given after it, replaces it",
+        "precision=bf16 data.path=b",
+    ]
+
+
 def test_seconds_that_are_none(capsys) -> None:
     with pytest.raises(SystemExit):
-        main(["sync", "runs", "--timeout", "x"])
-    assert "x is no number of seconds above 0" in capsys.readouterr().err
+        main(["sync", "runs", "--timeout", "0"])
+    assert "0 is too few" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

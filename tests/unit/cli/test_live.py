@@ -79,10 +79,7 @@ def test_it_ends_when_nothing_is_active(monkeypatch, capsys):
     monkeypatch.setattr(run_commands.time, "sleep", waited.append)
     assert watch(Path("runs")) == 0
     assert len(waited) == 2
-    out = capsys.readouterr().out
-    assert "ok: -m precision=bf16 seed=2\n" in out
-    assert "crashed: -m precision=bf16 seed=5\n" in out
-    assert out.splitlines()[-1].startswith("2 runs: 1 ok, 1 crashed")
+    assert "2 runs: 1 ok, 1 crashed" in capsys.readouterr().out
 
 
 def test_json_and_live_exclude_each_other(tmp_path, capsys):

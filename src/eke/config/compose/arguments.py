@@ -142,9 +142,8 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
     if secret := [problem for each in typed for problem in secrets_in(each)]:
         raise ConfigError(secret)
     words = [token.lstrip("-+") for token in argv]
-    if any(
-        word.startswith("cfg={") for word in words
-    ):  # https://github.com/wandb/wandb/issues/9143
+    if any(word.startswith("cfg={") for word in words):
+        # https://github.com/wandb/wandb/issues/9143
         valid = [word for word in words if not find_problems(word, make_catalogue())]
         why = "is a logged configuration, with which W&B's agent restarts a run; type its overrides"
         command = Fix(remark=shlex.join([*program().split(), *valid]))
@@ -156,9 +155,6 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
             found = _read_flag(token, found, reader, also or {})
         elif token != "--":
             found = replace(found, overrides=(*found.overrides, token))
-    if found.multirun and (run := set(_RUN).intersection(argv)):
-        why = "is a single run, and -m a sweep: one of them"
-        reader.problems.append(Problem(min(run), "", why, Fix("-m", *found.overrides)))
     if reader.problems:
         raise ConfigError(reader.problems)
     kept, warnings = last_wins(found.overrides, make_catalogue())

@@ -21,7 +21,6 @@ from omegaconf.errors import OmegaConfBaseException
 from eke.common.paths import conf_folder
 from eke.common.text import closest as closest
 from eke.common.text import format_value
-from eke.common.text import normal as normal
 from eke.config.schema import VARIANTS, Config, Limit
 
 GROUPS: dict[str, tuple[str, str]] = {

@@ -124,30 +124,21 @@ def _files(start: str, typed: str, folders: bool = False) -> Iterator[str]:
 COMPLETION_FLAGS = ("--shell-completion", "-sc")
 """Hydra's completion flags, handled by eke."""
 
-_UNINSTALL = {
-    "bash": "complete -r python python3 eke; unset -f _eke_complete\n",
-    "zsh": "compdef -d python python3 eke; unfunction _eke\n",
-    "fish": "complete -e -c python; complete -e -c python3; complete -e -c eke\n"
-    "functions -e __eke_program __eke_complete\n",
-}
-"""Shell -> what undoes `completion.SHELL`, which completes for train.py by its line with the words
-`shell completion`: no other script is run."""
+_SHELLS = ("bash", "zsh", "fish")
 
 
 def answer_shell(request: Sequence[str], commands: Sequence[str] = ()) -> str:
-    """Output of `-sc install|uninstall|query=SHELL`; a query is for the line in COMP_LINE."""
+    """Output of `-sc install|query=SHELL`; a query is for the line in COMP_LINE."""
     action, _, shell = (request[0] if request else "").partition("=")
-    if len(request) != 1 or action not in ("install", "uninstall", "query"):
-        why = "wants install, uninstall or query, and a shell"
+    if len(request) != 1 or action not in ("install", "query"):
+        why = "wants install or query, and a shell"
         raise ConfigError(Problem("-sc", " ".join(request), why, Fix(remark="-sc install=bash")))
-    if shell not in _UNINSTALL:
-        near = closest(shell, _UNINSTALL) or "bash"
-        why = f"completion is there for {', '.join(_UNINSTALL)}"
+    if shell not in _SHELLS:
+        near = closest(shell, _SHELLS) or "bash"
+        why = f"completion is there for {', '.join(_SHELLS)}"
         raise ConfigError(Problem("-sc", request[0], why, Fix(remark=f"-sc {action}={near}")))
     if action == "install":
         return Path(__file__).with_suffix(f".{shell}").read_text()
-    if action == "uninstall":
-        return _UNINSTALL[shell]
     words, word = split_line(os.environ.get("COMP_LINE", ""))
     typed = _without_program(words)
     if commands and not typed:

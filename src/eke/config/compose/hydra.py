@@ -22,13 +22,13 @@ from hydra.core.hydra_config import HydraConfig
 from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.paths import conf_folder
 from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
+from eke.common.text import first_line
 from eke.config.compose.arguments import FLAG_VALUES, LONG, Arguments
 from eke.config.compose.catalogue import Catalogue, closest, make_catalogue, shown
 from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_base, hydra_state
 from eke.config.compose.composer import open_catalogue
 from eke.config.compose.hydra_settings import LAUNCHING
 from eke.config.compose.overrides import find_problems
-from eke.config.compose.suggest import nearest_key
 from eke.config.schema import register
 
 _QUESTIONS = ("--cfg", "--info", "--hydra-help")  # print information
@@ -104,7 +104,8 @@ def run_hydra_flags(arguments: Arguments) -> str:
             _run_hydra(flags, arguments.overrides, catalogue, lambda _: None)
     except SystemExit as ended:
         if ended.code:
-            raise ConfigError(_refused(arguments, complaint.getvalue(), catalogue)) from ended
+            said = complaint.getvalue().strip().splitlines() or ["Hydra gives no answer"]
+            raise ConfigError(Problem(" ".join(arguments.hydra_flags), "", said[-1])) from ended
     sys.stderr.write(complaint.getvalue())
     return answer.getvalue().removesuffix("\n")
 
@@ -126,21 +127,6 @@ def _run_hydra(
         main(task)()
     finally:
         sys.argv = before
-
-
-def _refused(arguments: Arguments, complaint: str, catalogue: Catalogue) -> Problem:
-    """Report Hydra's last output line, and suggest a package if it does not exist."""
-    pairs = dict(_pairs(arguments.hydra_flags))
-    asked, package = pairs.get("--cfg", ""), pairs.get("--package", "")
-    if f"package '{package}' not found" not in complaint:
-        lines = complaint.strip().splitlines() or ["Hydra gives no answer"]
-        return Problem(" ".join(arguments.hydra_flags), "", lines[-1])
-    why = f"there is no such part of the configuration that --cfg {asked} prints"
-    section = package.partition(".")[0]
-    another = section in catalogue.sections and package in catalogue.keys  # of another option
-    near = section if another else nearest_key(package, catalogue) or "optimizer"
-    asked = "job" if asked == "hydra" else asked
-    return Problem("--package", shown(package), why, Fix("--cfg", asked, "--package", near))
 
 
 Job = Callable[[tuple[str, ...], Path | None], float | None]
@@ -216,10 +202,9 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
         elsewhere = type(error.__cause__).__name__ == "_RemoteTraceback"  # by a process of loky
         if isinstance(error, EkeError | OSError) or of_a_job or elsewhere:
             raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         chosen = " ".join(text for text in overrides if _is_foreign(text))
         fix = Fix("hydra/launcher=local", "hydra/sweeper=eke")
-        raise ConfigError(Problem(chosen, "", "; ".join(lines), fix)) from error
+        raise ConfigError(Problem(chosen, "", first_line(error), fix)) from error
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full
 

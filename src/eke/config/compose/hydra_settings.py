@@ -9,6 +9,8 @@ import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ from hydra.core.override_parser.types import (
 )
 
 from eke.common.errors import Fix, Problem
-from eke.config.compose.catalogue import Catalogue, closest, shown
+from eke.config.compose.catalogue import Catalogue, shown
+
+MAX_CHECKED = 100
+"""Maximum number of sweep values that are checked."""
 
 LAUNCHING = ("hydra/launcher", "hydra/sweeper")
 """Hydra's groups that configure how the runs of a sweep start."""
@@ -56,11 +61,6 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
     if key == "hydra.searchpath":
         why = "your own options are found in a folder named by a flag"
         return [Problem(key, shown(raw), why, Fix(remark="--config-dir FOLDER"))]
-    if key == "hydra.mode":
-        return [Problem(key, shown(raw), "-m alone says that it is a sweep; remove it")]
-    if near := closest(key, LAUNCHING) if "/" in key else None:
-        why = f"{NO_EFFECT}; did you mean {near}?"
-        return [Problem(key, shown(raw), why, Fix(f"{near}={raw}"))]
     fix = _in_place_of(key, raw)
     return [Problem(key, shown(raw), NO_EFFECT if fix else f"{NO_EFFECT}; remove it", fix)]
 
@@ -85,10 +85,6 @@ def explain_in_file(path: str, files: Sequence[Path], raw: str = "") -> Problem:
     lines = [(f, n, line) for f, text in about_hydra for n, line in enumerate(text, start=1)]
     hits = ((f"{f}:{n}", hit[1].strip()) for f, n, line in lines if (hit := wanted.search(line)))
     where, value = next(hits, (path, raw))
-    if path in LAUNCHING:
-        why = "a file says what runs compute; how they are started is a matter of the command"
-        fix = Fix("-m", f"{path}={value}", remark="and delete this line")
-        return Problem(where, f"{path}: {value}", why, fix)
     instead = _in_place_of(path, value)
     remark = "and delete this line" if instead.words else "delete this line"
     if instead.remark:
@@ -100,34 +96,34 @@ def sweep_values(parsed: Override, catalogue: Catalogue) -> Iterator[str]:
     """Texts of a sweep's values, also inside lists; an interval has none until it is sampled."""
     for part in sweep_parts(parsed.value()):
         if isinstance(part, Glob):
-            yield from part.filter(list(catalogue.options.get(parsed.key_or_group, {})))
+            found = part.filter(list(catalogue.options.get(parsed.key_or_group, {})))
+            if not found:
+                raise ValueError(part)
+            yield from found
         elif isinstance(part, RangeSweep):
+            if not math.isfinite((part.stop or 0) - (part.start or 0)):
+                raise ValueError(part)
             yield from map(Transformer.str, _in_order(part.range(), part.shuffle))
         elif not isinstance(part, IntervalSweep):
             yield Transformer.str(part)
 
 
-def unlisted(value: Any) -> tuple[str, str]:
-    """Why Hydra's grammar takes a value and its evaluation does not, and the range that is meant.
+def why_unlisted(parsed: Override, catalogue: Catalogue) -> str:
+    """Why no run can have a value that Hydra's grammar takes; empty if one can."""
+    value = parsed.value()
+    if isinstance(value, dict | list) and _holds_sweep(value):
+        return "a sweep inside a list or mapping is a quoted text"
+    if not parsed.is_sweep_override() or IntervalSweep in map(type, sweep_parts(value)):
+        return ""
+    with suppress(Exception):  # Hydra's, ValueError, those of decimal
+        if list(islice(sweep_values(parsed, catalogue), MAX_CHECKED)):
+            return ""
+    return "has no values: a range is finite, with a step other than 0, and a glob matches options"
 
-    Both are empty if it can be evaluated; the second also if it is unknown.
-    """
-    if isinstance(value, dict | list):
-        inner = value.values() if isinstance(value, dict) else value
-        is_swept = any(isinstance(each, Sweep | Glob) or unlisted(each)[0] for each in inner)
-        return "a sweep inside a list or mapping is a quoted text" if is_swept else "", ""
-    parts = list(sweep_parts(value))
-    ends = [(p.start or 0, p.stop or 0, p.step) for p in parts if isinstance(p, RangeSweep)]
-    why = "a range has finite numbers, and no step of 0"
-    if all(step and all(map(math.isfinite, (*end, step))) for *end, step in ends):
-        if len(ends) < len(parts) or any((stop - start) * step > 0 for start, stop, step in ends):
-            return "", ""
-        why = "has no values"
-    if len(parts) != 1 or not ends or not all(map(math.isfinite, ends[0])):
-        return why, ""
-    start, stop, step = ends[0]
-    step = abs(step or 1) if stop > start else -abs(step or 1)
-    return why, f"range({start},{stop},{step})" if start != stop else f"{start}"
+
+def _holds_sweep(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, Sweep | Glob) or any(map(_holds_sweep, inner))
 
 
 def sweep_parts(value: Any) -> Iterator[Any]:

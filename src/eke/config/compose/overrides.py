@@ -27,7 +27,13 @@ from eke.config.compose.catalogue import (
     shown,
     swept,
 )
-from eke.config.compose.hydra_settings import check_setting, is_hydras, sweep_values, unlisted
+from eke.config.compose.hydra_settings import (
+    MAX_CHECKED,
+    check_setting,
+    is_hydras,
+    sweep_values,
+    why_unlisted,
+)
 from eke.config.compose.suggest import (
     NUMBER_KEYS,
     completed,
@@ -38,9 +44,6 @@ from eke.config.compose.suggest import (
     shares_numbers,
 )
 from eke.config.foreign_names import find_retired
-
-# Maximum number of sweep values that are checked.
-_MAX_SWEEP_VALUES = 100
 
 # Groups whose options have sizes in their names.
 _SIZED = ("model", "hardware")
@@ -63,12 +66,9 @@ def find_problems(text: str, catalogue: Catalogue, multirun: bool = False) -> li
         return [malformed]
     try:
         parsed = parse(text)
-    except Exception as error:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
-        return [_unparsable(text, catalogue, str(error))]
-    problems = _check_parsed(parsed, catalogue)
-    if multirun and parsed.is_sweep_override() and not is_hydras(parsed.key_or_group):
-        return problems[:-1]  # the last one is that -m is needed
-    return problems
+    except Exception:  # Hydra's exceptions, ANTLR's, RecursionError on deep nesting
+        return [_unparsable(text, catalogue)]
+    return _check_parsed(parsed, catalogue, multirun)
 
 
 def last_wins(texts: Sequence[str], catalogue: Catalogue) -> tuple[list[str], list[str]]:
@@ -151,7 +151,7 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
     return Problem(shown(text), "", why, Fix(found) if found else Fix())
 
 
-def _unparsable(text: str, catalogue: Catalogue, said: str) -> Problem:
+def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     key, _, value = text.partition("=")
     if not _KEY.fullmatch(key):
         return _unknown(key.strip("+~"), value, catalogue)
@@ -170,8 +170,6 @@ def _unparsable(text: str, catalogue: Catalogue, said: str) -> Problem:
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
     wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
     why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
-    if called := re.match(r"\w+ while evaluating '(.*?)':[ ]?(.*)", said):
-        why = f"{called[1]} has no value: {called[2] or 'no such cast'}; {wanted} is wanted"
     if wanted.startswith("a list"):
         bare = f"[{bare}]"
     fix = suggest_fix(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else Fix()
@@ -183,7 +181,7 @@ def _unparsable(text: str, catalogue: Catalogue, said: str) -> Problem:
 # --- the meaning of the text --------------------------------------------------------------------
 
 
-def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
+def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> list[Problem]:
     key, raw = parsed.key_or_group, _raw(parsed)
     plain = f"{key}={raw}"
     entry = catalogue.is_entry(key)  # `eke.rules` checks the value of `trainer.extra.debug=...`
@@ -193,15 +191,15 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     if not entry and not any(key in each for each in known):
         return [_unknown(key, raw, catalogue)]
     if parsed.is_delete():
-        return [_deleted(key, catalogue)]
+        return [Problem(f"~{key}", "", "nothing can be removed from the configuration")]
     if parsed.package is not None:
         why = f"what {key} sets has a fixed place, @{parsed.package} cannot move it"
         return [Problem(f"{key}@{parsed.package}", shown(raw), why, suggest_fix(plain, catalogue))]
     if parsed.type is OverrideType.ADD and not entry:
         why = f"+ adds a new key, and {key} is there already"
         return [Problem(f"+{key}", shown(raw), why, suggest_fix(plain, catalogue))]
-    if parsed.is_sweep_override() or unlisted(parsed.value())[0]:
-        return _check_sweep(parsed, catalogue)
+    if parsed.is_sweep_override() or why_unlisted(parsed, catalogue):
+        return _check_sweep(parsed, catalogue, multirun)
     if entry:
         return [] if raw else [Problem(key, "(nothing)", "no value; remove it")]
     if key in catalogue.options:
@@ -217,15 +215,6 @@ def _raw(parsed: Override) -> str:
     return (parsed.input_line or "").partition("=")[2]
 
 
-def _deleted(key: str, catalogue: Catalogue) -> Problem:
-    why, fix = "nothing can be removed from the configuration", Fix()
-    if key in catalogue.options:
-        fix = Fix(f"{key}={catalogue.without_effect(key)}")
-    elif field := catalogue.keys.get(key):
-        fix = Fix(f"{key}={'null' if field.optional else default_text(field, key)}")
-    return Problem(f"~{key}", "", why if fix else f"{why}; remove it", fix)
-
-
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     # In any section: train.gradient_checkpointing, training_args.fp16.
     if row := find_retired(key) or find_retired(key.rpartition(".")[2]):
@@ -233,10 +222,6 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         also = f"; {wrong[0].value}: {wrong[0].why}" if wrong else ""
         fix = _all_fixes(row.overrides(raw), catalogue)
         return Problem(key, shown(raw), row.why(raw) + also, fix)
-    inner = key.rpartition("/")[2]
-    if inner != key and inner in catalogue.options:
-        why = f"is no group; {inner} is"
-        return Problem(key, shown(raw), why, suggest_fix(f"{inner}={raw}", catalogue))
     group, _, option = key.partition("/")
     if group in catalogue.options and option:
         fix = suggest_fix(f"{group}={option}", catalogue)
@@ -260,24 +245,24 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     return Problem(shown(key), shown(raw), why, fix)
 
 
-def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
-    """Problems of single values, then one whose fix is the corrected `-m` form."""
+def _check_sweep(parsed: Override, catalogue: Catalogue, multirun: bool) -> list[Problem]:
+    """Problems of single values; without `-m` also one whose fix is the corrected `-m` form."""
     key, raw = parsed.key_or_group, _raw(parsed)
-    (why, meant), whole = unlisted(parsed.value()), key.startswith("sweep.")
-    if why := why or ("is about the whole sweep, and has one value" if whole else ""):
-        inside = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", raw) if raw[:1] in ("[", "{") else ""
-        meant = inside or ("" if whole else meant)
-        better = [f"{key}={meant}", completed(key, catalogue), f"{key}={quoted(raw)}"]
-        right = next(t for t in better if t and not find_problems(t, catalogue, multirun=True))
-        wrong = [Problem(key, shown(raw), why, Fix(right))]
-        swept_here = parsed.is_sweep_override() and not whole
-        return [*wrong, Problem(key, shown(raw), why, Fix("-m", right))] if swept_here else wrong
-    values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
+    why = why_unlisted(parsed, catalogue)
+    if why or key.startswith("sweep."):
+        right = completed(key, catalogue) or f"{key}={quoted(raw)}"
+        if raw.startswith(("{", "[")):  # sweep.product={seed:range(0,3)}
+            right = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", f"{key}={raw}")
+        why = why or "is about the whole sweep, and has one value"
+        return [Problem(key, shown(raw), why, Fix(right))]
+    values = list(islice(sweep_values(parsed, catalogue), MAX_CHECKED))
     pieces = [each.strip() for each in raw.split(",")]
     if len(pieces) == len(values) and "(" not in raw:
         values = pieces  # of `1.50`, the parsed value is 1.5
     found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
     wrong = [problem for _, problems in found for problem in problems]
+    if multirun:
+        return wrong
     fixed = [list(ps[0].fix.words) if ps else [f"{key}={value}"] for value, ps in found]
     typed = swept(fixed) if wrong else [f"{key}={raw}"]
     why = "several values make a sweep, and a sweep needs -m"
@@ -354,7 +339,7 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     field = catalogue.keys[key]
     section, _, name = key.rpartition(".")
     if name in FIXED_FIELDS:
-        return _fixed(section, name, value, raw, catalogue)
+        return _fixed(section, name, raw, catalogue)
     if raw == "":
         why = f"no value; {field.words()} is wanted"
         return Problem(key, "(nothing)", why, Fix(f"{key}={default_text(field, key)}"))
@@ -386,13 +371,9 @@ def _read_as_numbers(values: Sequence[Any]) -> set[str]:
     return {str(each) for each in values if isinstance(each, bool | int | float)}
 
 
-def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
+def _fixed(section: str, name: str, raw: str, catalogue: Catalogue) -> Problem:
     """Explain overrides of fixed keys: `optimizer.option=sgd`, `model.family=bert`."""
     why = f"is set by the option of {section}, not by hand"
-    if name == "family":
-        options = [o for o in catalogue.options[section] if o == f"tiny_{raw}"]
-        option = options[0] if options else catalogue.defaults[section]
-        return Problem(f"{section}.{name}", shown(raw), why, Fix(f"{section}={option}"))
     usual = Fix(f"{section}={catalogue.defaults[section]}")
     fix = suggest_fix(f"{section}={raw}", catalogue) or usual
     return Problem(f"{section}.{name}", shown(raw), why, fix)

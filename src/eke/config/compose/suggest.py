@@ -82,10 +82,10 @@ def nothing_near(key: str, catalogue: Catalogue) -> str:
 def likeliest(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
     """Choose among options with a required key: the default, a similar name, the simplest."""
 
-    def rank(other: str) -> tuple[bool, bool, int, bool, str]:
+    def rank(other: str) -> tuple[bool, bool, int, bool]:
         num_keys = len(class_fields(catalogue.schema_class(section, other)))
         is_default, is_alike = other == catalogue.defaults.get(section), other.startswith(option)
-        return not is_default, not is_alike, num_keys, other not in VARIANTS[section], other
+        return not is_default, not is_alike, num_keys, other not in VARIANTS[section]
 
     return min(others, key=rank)
 

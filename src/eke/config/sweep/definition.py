@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Glob, IntervalSweep
+from hydra.core.override_parser.types import IntervalSweep
 from omegaconf import OmegaConf
 
 from eke.common.errors import ConfigError, Fix, Problem
@@ -106,7 +106,7 @@ def read_definition(typed: Sequence[str], trees: Trees) -> Definition:
     zipped = {str(key): value for key, value in settings.zip.items() if key not in keys}
     rows = {str(name): _row(str(name), value, keys) for name, value in settings.rows.items()}
     definition = Definition(tuple(axes), rows, _steps(zipped, catalogue), settings)
-    _refuse_twice(definition, keys)
+    _refuse_twice(definition)
     return definition
 
 
@@ -151,27 +151,19 @@ def _key(text: str) -> str:
 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     """Problems of an override that may have many values."""
-    problems = find_problems(text, catalogue, multirun=True)
-    try:
-        parsed = parse(text)
-    except Exception:  # `problems` has the reason
+    if problems := find_problems(text, catalogue, multirun=True):
         return problems
+    parsed = parse(text)
     key, raw = parsed.key_or_group, text.partition("=")[2]
-    if problems or not parsed.is_sweep_override() or is_hydras(key):
-        return problems
-    parts = list(sweep_parts(parsed.value()))
-    if any(isinstance(part, IntervalSweep) for part in parts):
+    if not parsed.is_sweep_override() or is_hydras(key):
+        return []
+    if any(isinstance(part, IntervalSweep) for part in sweep_parts(parsed.value())):
         why = "an interval has no values to list; it is for sweepers that sample"
         return [Problem(key, raw, why, Fix("hydra/sweeper=optuna"))]
     if key == "sweep":
         fix = Fix(f"sweep={raw.partition(',')[0]}")
         return [Problem("sweep", raw, "one named sweep at a time", fix)]
-    options = list(catalogue.options.get(key, {}))
-    globs = [part for part in parts if isinstance(part, Glob)]
-    if not all(glob.filter(options) for glob in globs):
-        known = ", ".join(options) or "it is no group"
-        return [Problem(key, raw, f"matches no option of {key}: {known}")]
-    return problems
+    return []
 
 
 def _values(text: str, catalogue: Catalogue) -> Overrides:
@@ -205,26 +197,19 @@ def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...
     return tuple(zip(*columns, strict=True))
 
 
-def _refuse_twice(definition: Definition, typed: set[str]) -> None:
-    """Raise ConfigError for keys that have values from several parts of the sweep."""
-    parts = {
-        "product": {_key(axis[0]) for axis in definition.axes if axis} - typed,
-        "zip": {_key(text) for step in definition.steps for text in step},
-        "rows": {_key(text) for row in definition.rows.values() for text in row},
-    }
-    if definition.settings.repeats > 1:
-        parts["repeats"] = {"repeat"}
-        parts["product"] |= {"repeat"} & typed
-    if definition.settings.seeds is Seeds.per_repeat:
-        parts["seeds"] = {"seed"}
-        parts["product"] |= {"seed"} & typed
-    problems = [
-        Problem(f"sweep.{other}", key, f"sweep.{name} sets {key}, too; leave one out")
-        for name, other in itertools.combinations(parts, 2)
-        for key in sorted(parts[name] & parts[other])
-    ]
-    if problems:
-        raise ConfigError(problems)
+def _refuse_twice(definition: Definition) -> None:
+    """Raise ConfigError for keys that a cell has twice, of its row or of several parts."""
+    product = [axis[0] for axis in definition.axes if axis]
+    shared = [*product, *next(iter(definition.steps), ()), *definition.repeat(0)]
+    found: dict[str, str] = {}
+    for name, row in definition.rows.items() or [("", ())]:
+        # Hydra merges mappings.
+        keys = Counter(_key(t) for t in (*shared, *row) if not t.partition("=")[2].startswith("{"))
+        twice = [key for key, count in keys.items() if count > 1]
+        found |= {key: f"sweep.rows.{name}" if name else "sweep" for key in twice}
+    if found:
+        why = "the sweep sets it twice; keep one"
+        raise ConfigError([Problem(where, key, why) for key, where in found.items()])
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import Any
 
 from eke.common.errors import Fix, Problem
 from eke.common.text import format_value, override
-from eke.config.compose.catalogue import Catalogue, closest, default_text
+from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue
 from eke.config.compose.composer import Composed
-from eke.config.compose.suggest import nearest_key
+from eke.config.compose.overrides import find_problems
 
 Lookup = Callable[[str], Any]
 """The value of a key in one run; raises KeyError if the run lacks the key."""
@@ -160,44 +160,28 @@ def read_clauses(
 def _check(
     comparison: Expression, text: str, catalogue: Catalogue, rows: Sequence[str]
 ) -> list[Problem]:
-    """Problems of an unknown key, and of values that a key cannot have."""
-    key, values, ordered = comparison.key, comparison.values, comparison.sign in ORDERS
+    """Problems of a key and its values: those of overrides, since cells are made by these."""
+    key, values = comparison.key, comparison.values
+    if key == ROW:
+        why = f"no row has this name: {', '.join(rows) or 'there are none'}"
+        return [Problem(KEY, text, f"{value}: {why}") for value in values if str(value) not in rows]
     field = catalogue.keys.get(key)
-    is_choice = key == ROW or key in catalogue.options
-    if field is None and not is_choice:
-        near = nearest_key(key, catalogue)
-        why = f"there is no key {key}" + (f"; did you mean {near}?" if near else "")
-        return [Problem(KEY, text, why, _corrected(text, key, near) if near else Fix())]
-    numeric = field is not None and field.kind in (int, float)
-    if ordered and not numeric:
+    if comparison.sign in ORDERS and (not field or field.kind not in (int, float)):
         return [Problem(KEY, text, f"{key} is no number, and {comparison.sign} compares numbers")]
-    if is_choice:
-        known = list(rows) if key == ROW else list(catalogue.options[key])
-        return [p for v in values for p in _not_among(key, v, known, text)]
-    assert field is not None
-    if isinstance(field.kind, type) and issubclass(field.kind, Enum):
-        members = [*field.kind.__members__, *([None] if field.optional else [])]
-        return [p for v in values for p in _not_among(key, v, members, text)]
-    wrong = [
-        v for v in values if numeric and (isinstance(v, str | bool) or (ordered and v is None))
-    ]
-    fix = _corrected(text, text, f"{key}{comparison.sign}{default_text(field)}")
-    return [Problem(KEY, text, f"{key} is {field.words()}, never {v}", fix) for v in wrong]
-
-
-def _not_among(key: str, value: Any, known: Sequence[str | None], text: str) -> list[Problem]:
-    # Words such as on, off and true are compared as text; so are names that look like numbers.
-    word = value if value is None or isinstance(value, str) else format_value(value)
-    if word in known:
+    if key.rpartition(".")[2] in FIXED_FIELDS:  # compared, and never set
         return []
-    names = [name for name in known if name]
-    why = f"{key} is never {word}: {', '.join(names) or 'there are none'}"
-    near = closest(str(word), names)
-    return [Problem(KEY, text, why, _corrected(text, str(word), near) if near else Fix())]
+    texts = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
+    found = [p for value in texts for p in find_problems(f"{key}={format_value(value)}", catalogue)]
+    return [Problem(KEY, text, f"{p.key}={p.value}: {p.why}", _corrected(text, p)) for p in found]
 
 
-def _corrected(text: str, wrong: str, right: str) -> Fix:
-    return Fix(override(KEY, [text.replace(wrong, right, 1)]))
+def _corrected(text: str, problem: Problem) -> Fix:
+    """The clause with the override that is the fix of a problem."""
+    if len(problem.fix.words) != 1:
+        return Fix()
+    key, _, value = problem.fix.words[0].partition("=")
+    clause = text.replace(problem.key, key, 1).replace(problem.value, value, 1)
+    return Fix(override(KEY, [clause]))
 
 
 def value_of(composed: Composed, row: str, key: str) -> Any:

@@ -171,9 +171,6 @@ FOLDER = "EKE_CALIBRATION"
 KEPT_LINES = 200
 """Newest runs of a group."""
 
-KEPT_FILES = 200
-"""Newest groups."""
-
 LONGEST_FILE = 4 * 2**20
 """Bytes; a larger file was not written here."""
 
@@ -276,19 +273,14 @@ def note_pace(plan: Plan, record: Record) -> None:
 
 
 def add_line(path: Path, line: str) -> None:
-    """Append to a group's file, and keep it and their number within bounds; lost if impossible."""
+    """Append to a group's file, and keep it within bounds; lost if impossible."""
     try:
         own_folder(path.parent)
-        if path.exists() and path.stat().st_size > LONGEST_FILE:
-            return
         seal(path)
         append_line(path, line)
         lines = read_text(path, LONGEST_FILE).splitlines()
         if len(lines) > 2 * KEPT_LINES:
             write_atomic(path, "\n".join(lines[-KEPT_LINES:]) + "\n")
-        newest_last = sorted(path.parent.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
-        for file in newest_last[:-KEPT_FILES]:
-            file.unlink(missing_ok=True)
     except OSError:
         return
 

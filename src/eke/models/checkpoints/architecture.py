@@ -109,9 +109,9 @@ def _table(path: Path, name: str) -> dict[str, str]:
     return {}
 
 
-def has_class(model_type: str, task: str) -> bool:
-    """Whether transformers' own table has a class of this type with the head of a task."""
-    return model_type in _table(models_folder() / "auto/modeling_auto.py", MAPPINGS[task])
+def class_of(model_type: str, task: str) -> str:
+    """Transformers' class of a model type with the head of a task; empty if it has none."""
+    return _table(models_folder() / "auto/modeling_auto.py", MAPPINGS[task]).get(model_type, "")
 
 
 def source_of(model_type: str) -> Path | None:
@@ -308,22 +308,20 @@ _PADDED_TABLE = re.compile(
     r"position_embeddings = [\w.]+\(\s*config\.max_position_embeddings,[^()]*padding_idx="
     r"|super\(\)\.__init__\(config\.max_position_embeddings,[^()]*pad_token_id\)"
 )
-_READ_AHEAD = re.compile(r"self\.position_embeddings\.\w+\([^()]*\+ 1\)")
 
 
 def first_position(model_type: str, pad: int) -> int:
     """Row of the table of positions that a sequence begins with.
 
     RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in their
-    table's `padding_idx`; all others begin with the first. A row that ProphetNet's decoder reads
-    ahead of each token's own is one that no sequence can have.
+    table's `padding_idx`; all others begin with the first.
     """
     source = source_of(model_type)
     try:
         text = source.read_text(encoding="utf-8") if source else ""
     except OSError:
         return 0
-    return (pad + 1) * bool(_PADDED_TABLE.search(text)) + bool(_READ_AHEAD.search(text))
+    return (pad + 1) * bool(_PADDED_TABLE.search(text))
 
 
 def supports(raw: Mapping[str, Any], task: str, name: str) -> bool | None:

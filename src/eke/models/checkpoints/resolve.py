@@ -20,11 +20,11 @@ from eke.common.text import format_value, override
 from eke.config.schema import Config, Mix, PretrainedModel, SequenceClassification, TextColumns
 from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import (
+    MAPPINGS,
     asked_router_loss,
+    class_of,
     first_position,
-    has_class,
     is_known,
-    models_folder,
     read_sizes,
     supports,
 )
@@ -44,9 +44,6 @@ TYPED = ("option", "family", "name_or_path", "revision", "dropout", "freeze")
 _OTHER = re.compile(r"position|\bwpe\b|\btransform\b|dense|(?<!\.weight)$").search
 """Names of tensors that may be as large as a table of the vocabulary, and are none; a quantizer's
 buffers (I-BERT's `weight_integer`) among them."""
-
-LISTS = ("auto_mappings.py", "configuration_auto.py")
-"""Where transformers 5 names the architectures it has, below `models/auto`."""
 
 
 def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool = False) -> Config:
@@ -173,8 +170,7 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
         if key not in typed and value == getattr(untouched, name):
             continue
         why = "is read from the checkpoint with model=pretrained and cannot be set"
-        chosen = ("model=pretrained", override(KEY, model.name_or_path))
-        fix = Fix(*chosen, remark=f"without {key}")
+        fix = Fix("model=pretrained", override(KEY, model.name_or_path), remark=f"without {key}")
         problems.append(Problem(key, format_value(value), why, fix, "pretrained"))
     return problems
 
@@ -188,14 +184,14 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
     kind = raw["model_type"]
     _refuse_multimodal(found, raw)
-    if is_known(kind) or _transformers_has(kind):
+    if is_known(kind) or any(class_of(kind, task) for task in MAPPINGS):
         return
     if raw.get("auto_map"):
         why = f"{kind} needs Python code from the checkpoint, which eke never runs"
         raise refuse(found.typed, why)
-    why = f"its {CONFIG} says model_type = {kind}, which transformers {version('transformers')}"
+    why = f"its {CONFIG} says model_type = {kind}, and transformers {version('transformers')}"
     newer = f"pip install --upgrade transformers   (where a newer one has it; else {KEY}=ANOTHER)"
-    raise refuse(found.typed, f"{why} does not have", Fix(remark=newer))
+    raise refuse(found.typed, f"{why} has no class of it for a task of eke", Fix(remark=newer))
 
 
 _PARTS = re.compile(r"(text|vision|image|audio|speech|thinker|language|llm)_config")
@@ -209,7 +205,7 @@ def _refuse_multimodal(found: Located, raw: dict[str, Any]) -> None:
         return
     why = f"is multimodal: its {CONFIG} has {' and '.join(parts)}, and eke trains text alone"
     kind = str(parts.get("text_config", {}).get("model_type"))
-    if not has_class(kind, "causal_lm"):
+    if not class_of(kind, "causal_lm"):
         raise refuse(found.typed, why)
     code = (
         f"import transformers as t; f, to = {str(found.folder)!r}, 'NEW_FOLDER'; "
@@ -227,13 +223,6 @@ def _pasted(code: str) -> str:
     return f"python -c {shlex.quote(code)}   then {KEY}=NEW_FOLDER"
 
 
-def _transformers_has(model_type: str) -> bool:
-    """Whether transformers' own list has the architecture, read as text: an import brings torch."""
-    lists = [models_folder() / "auto" / name for name in LISTS]
-    texts = [path.read_text(encoding="utf-8") for path in lists if path.is_file()]
-    return not texts or any(f'"{model_type}"' in text for text in texts)
-
-
 _BY_ENDING = {
     "ForCausalLM": "causal_lm",
     "LMHeadModel": "causal_lm",
@@ -249,7 +238,7 @@ def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: Locate
         return
     name = _saved_by(raw)
     task = next((t for ending, t in _BY_ENDING.items() if name.endswith(ending)), None)
-    if task and not has_class(str(raw["model_type"]), task):  # Whisper reads sound
+    if task and not class_of(str(raw["model_type"]), task):  # Whisper reads sound
         raise refuse(found.typed, f"was saved by {name}, which is for none of eke's tasks")
     if task is None or task == config.task.option:
         return

@@ -9,7 +9,8 @@ import torch
 
 from eke.common.errors import ChangedError, ConfigError, EkeError, Fix, Problem, no_room, of_system
 from eke.common.runtime import lacking
-from eke.models.checkpoints.architecture import MAPPINGS
+from eke.common.text import first_line
+from eke.models.checkpoints.architecture import class_of
 from eke.models.families import family_of
 from eke.plan.planner import Plan
 from eke.plan.record import Failure, Outcome
@@ -65,9 +66,9 @@ def classify(error: BaseException, phase: str, plan: Plan | None = None) -> tupl
             said = said.rstrip().splitlines()[-1].partition("Error: ")[2]
         return Outcome.crashed, Failure(phase, said)
     if is_out_of_memory(error):  # first: NCCL says so in the same words as that others are gone
-        return Outcome.oom, Failure(phase, f"out of memory in {phase}: {_first_line(error)}", trace)
+        return Outcome.oom, Failure(phase, f"out of memory in {phase}: {first_line(error)}", trace)
     if is_lost_contact(error):
-        message = f"another process of this run is gone, or hangs: {_first_line(error)}"
+        message = f"another process of this run is gone, or hangs: {first_line(error)}"
         return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
     if isinstance(error, OSError) and no_room(error):
         return Outcome.crashed, Failure(phase, of_system(error))
@@ -78,7 +79,8 @@ def _of_code(
     error: BaseException, phase: str, plan: Plan | None, trace: str
 ) -> tuple[Outcome, Failure]:
     """The same for an error in code: of eke, or of a library."""
-    message = lacking(error) or f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
+    name, said = type(error).__name__, first_line(error)
+    message = lacking(error) or (name if said == repr(error) else f"{name}: {said}")
     if type(error).__module__.startswith("torch._inductor"):
         # A file that a crash or a full disk left empty ends every later run.
         folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
@@ -104,39 +106,29 @@ _TECHNIQUES = {
 
 
 def _modules(error: BaseException) -> list[str]:
-    """The module of each frame, the innermost last."""
+    """The module of each frame outside Python's own library, the innermost last."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return [str(frame.f_globals.get("__name__", "")) for frame in frames]
+    names = [str(frame.f_globals.get("__name__", "")) for frame in frames]
+    return [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
 
 
 def _is_of_library(error: BaseException) -> bool:
-    """Whether a library raised it by itself, called by eke, while it made or ran a model.
-
-    An error of eke's code that a library called back (a hook, an autograd function) is eke's, also
-    where that called torch or Python's own library alone.
-    """
+    """Whether a library raised it, called by eke, while it made or ran a model."""
     of_machine = OSError, torch.AcceleratorError, torch.distributed.DistError
-    modules = _modules(error)
-    names = [module.partition(".")[0] for module in modules]
-    elsewhere = "eke" not in names or any(module.startswith(_FILES) for module in modules)
-    if elsewhere or isinstance(error, of_machine) or not isinstance(error, Exception):
+    if isinstance(error, of_machine) or not isinstance(error, Exception):
         return False
-    last = len(names) - names[::-1].index("eke")
-    own = {"eke", "__main__", *sys.stdlib_module_names}
-    called_back = set(names[names.index("eke") : last]) - own
-    return bool(set(names[last:]) - own - ({"torch"} if called_back else set()))
+    modules = [f"{module}." for module in _modules(error)]
+    is_of_eke = [module.startswith("eke.") for module in modules]
+    return any(is_of_eke) and not is_of_eke[-1] and not any(m.startswith(_FILES) for m in modules)
 
 
 def _problem(error: BaseException, message: str, plan: Plan) -> ConfigError:
     """A library's error in the user's words; with an override where its cause is one technique."""
-    from transformers.models.auto import modeling_auto
-
     config, modules = plan.config, _modules(error)
     options = {group: getattr(config, group).option for group in sorted({*_TECHNIQUES.values()})}
     used = " ".join(f"{group}={option}" for group, option in options.items() if option != "none")
     kind = getattr(config.model, "model_type", "") or next(iter(family_of(config).checkpoints), "")
-    named = getattr(modeling_auto, MAPPINGS[config.task.option]).get(kind, kind)
-    model = named if isinstance(named, str) else named[0]
+    model = class_of(kind, config.task.option) or kind
     library = modules[-1].partition(".")[0]
     why = f"{library} refuses {model}{f' with {used}' if used else ''}: {message}"
     for module in reversed(modules):
@@ -146,8 +138,3 @@ def _problem(error: BaseException, message: str, plan: Plan) -> ConfigError:
         if module.startswith("transformers."):
             break  # the model's own code, whatever called it
     return ConfigError(Problem("model", config.model.option, why))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else ""

@@ -121,9 +121,6 @@ def test_other_loggers_are_refused(typed) -> None:
 
 def test_a_single_run_may_be_called_one() -> None:
     assert split_arguments(["--run", "seed=1"]) == split_arguments(["seed=1"])
-    with pytest.raises(ConfigError) as caught:
-        split_arguments(["-r", "-m", "seed=1,2"])
-    assert caught.value.problems[0].fix.words == ("-m", "seed=1,2")
 
 
 def test_the_run_id_is_that_of_the_last() -> None:

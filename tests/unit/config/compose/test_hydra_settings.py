@@ -40,7 +40,6 @@ INSTEAD = [
     pytest.param("hydra.job.chdir=true", "", id="chdir"),
     pytest.param("hydra.verbose=true", "", id="verbose"),
     pytest.param("hydra/job_logging=disabled", "", id="a group"),
-    pytest.param("hydra/luncher=slurm", "hydra/launcher=slurm", id="misspelt"),
     pytest.param("hydra.verbose=true,false", "", id="swept"),
 ]
 
@@ -75,11 +74,9 @@ FILES = [
     pytest.param("hydra:\n  job: {chdir: true}\n", 3, "hydra.job.chdir: true", "delete this line",
                  id="chdir"),
     pytest.param("defaults:\n  - override /hydra/launcher: slurm\n", 3, "hydra/launcher: slurm",
-                 "-m hydra/launcher=slurm", id="eke's launcher"),
-    pytest.param("defaults:\n  - override /hydra/launcher: nosuch\n", 3, "hydra/launcher: nosuch",
-                 "-m hydra/launcher=nosuch", id="a launcher that is not there"),
+                 "delete this line", id="eke's launcher"),
     pytest.param("defaults:\n  - override /hydra/sweeper: eke\n", 3, "hydra/sweeper: eke",
-                 "-m hydra/sweeper=eke", id="sweeper"),
+                 "delete this line", id="sweeper"),
     pytest.param("hydra:\n  sweeper:\n    params:\n      seed: 1,2\n", 5,
                  "hydra.sweeper.params.seed: 1,2", "sweep.product=", id="params"),
 ]  # fmt: skip
@@ -119,7 +116,7 @@ def test_a_plugin_that_fails_is_one_problem(monkeypatch) -> None:
         compose_hydra.sweep_by_hydra(["hydra/launcher=basic", "seed=1"], None, lambda *_: 0.0)
     (problem,) = caught.value.problems
     assert problem.key == "hydra/launcher=basic"
-    assert problem.why == "no srun here; are you on a cluster?"
+    assert problem.why == "no srun here"
 
 
 def test_an_error_of_a_run_stays_what_it_is(monkeypatch) -> None:

@@ -92,15 +92,3 @@ def test_the_file_beside_a_misspelt_one_is_found_by_the_fix(name, tmp_path, make
     assert words, refused.value.problems
     path = compose([*command, *words]).config.data.path
     assert Path(path) == tmp_path / name
-
-
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_file_of_the_name_null_is_named_with_quotes(exists, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    if exists:
-        (tmp_path / "null").touch()
-    with pytest.raises(ConfigError) as refused:
-        compose(["data=jsonl", "data.path=null"])
-    words = typed(*refused.value.problems[0].fix.words)
-    path = compose(["data=jsonl", *words]).config.data.path
-    assert path == ("null" if exists else "FILE_OR_FOLDER")

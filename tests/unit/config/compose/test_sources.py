@@ -7,7 +7,7 @@ from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.mixing import source_configs, source_names, source_shares
 from eke.config.schema import MIXED, Chat, Packing
-from eke.config.schema.data import BadRows, Lines
+from eke.config.schema.data import BadRows, Files
 
 TWO = "data.sources=[{option:jsonl,path:a.jsonl,weight:3},{option:chat,path:b/c.jsonl,weight:1}]"
 
@@ -31,7 +31,7 @@ def test_a_source_is_its_options_data_with_the_keys_of_the_mix() -> None:
          "data.sources.0.text=body", "data.sources.1.bad_rows=skip"]
     ).config  # fmt: skip
     one, two = (each.data for each in source_configs(config))
-    assert isinstance(one, Lines)
+    assert isinstance(one, Files)
     assert isinstance(two, Chat)
     assert (one.option, one.path, one.text, one.eval_frac) == ("jsonl", "a.jsonl", "body", 0.1)
     assert (two.option, two.path, two.bad_rows) == ("chat", "b/c.jsonl", BadRows.skip)

@@ -90,7 +90,7 @@ def test_each_repeat_has_its_own_seed_where_asked() -> None:
     found = [(c.composed.config.repeat, c.composed.config.seed) for c in expanded.cells]
     assert found == [(k, k) for k in range(3) for _ in range(2)]
     (problem,) = problems("seed=7", "sweep.repeats=3", "sweep.seeds=per_repeat")
-    assert (problem.key, problem.value) == ("sweep.seeds", "seed")
+    assert problem.value == "seed"
 
 
 @pytest.mark.slow
@@ -106,12 +106,16 @@ def test_excluded_by_composed_values() -> None:
     assert expanded.strict
 
 
+def test_a_clause_may_have_large_numbers() -> None:
+    assert len(expand(["train.steps=1,3000000", "sweep.exclude=[train.steps>2000000]"]).cells) == 1
+
+
 @pytest.mark.parametrize(
     ("clause", "said"),
     [
         pytest.param("precison=fp16", "did you mean precision", id="key"),
-        pytest.param("precision=fp17", "never fp17", id="option"),
-        pytest.param("seed=abc", "never abc", id="a text for a number"),
+        pytest.param("precision=fp17", "fp17: not an option", id="option"),
+        pytest.param("seed=abc", "abc: a whole number", id="a text for a number"),
         pytest.param("row=x", "there are none", id="row"),
         pytest.param("seed=1 seed=2", "is no expression", id="grammar"),
         pytest.param("seed in (1, 2)", "all 2 cells", id="everything"),
@@ -147,7 +151,10 @@ def test_a_value_that_some_cells_cannot_take() -> None:
 def test_one_key_from_two_places(own) -> None:
     folder = own("sweep: {product: {seed: [1, 2]}, rows: {a: {seed: 3}}}\n")
     (problem,) = problems("sweep=mine", config_dir=folder)
-    assert problem.key == "sweep.rows"
+    assert (problem.key, problem.value) == ("sweep.rows.a", "seed")
+    folder = own("sweep: {rows: {a: {}, b: {seed: 1, ++seed: 1}}}\n")
+    (problem,) = problems("sweep=mine", config_dir=folder)
+    assert (problem.key, problem.value) == ("sweep.rows.b", "seed")
     (problem,) = problems("repeat=1,2", "sweep.repeats=2")
     assert problem.value == "repeat"
 
@@ -184,31 +191,24 @@ def test_lists_within_lists(typed, seeds) -> None:
 
 
 EMPTY = [
-    ("seed=range(0,3,0)", "seed=range(0,3,1)"),
-    ("seed=range(3,0,0)", "seed=range(3,0,-1)"),
-    ("seed=range(3,0)", "seed=range(3,0,-1)"),
-    ("seed=range(2,2)", "seed=2"),
+    ("seed=range(0,3,0)", "seed=0"),
+    ("seed=range(3,0)", "seed=0"),
     ("seed=1,range(0,3,0)", "seed=0"),
-    ("seed=sort(range(0,3,0))", "seed=range(0,3,1)"),
-    ("seed=shuffle(range(0,3,0))", "seed=range(0,3,1)"),
-    ("seed=int(range(0,3,0))", "seed=range(0,3,1)"),
-    ("seed=tag(x,range(0,3,0))", "seed=range(0,3,1)"),
-    ("optimizer.lr=range(0.1,0.3,0.0)", "optimizer.lr=range(0.1,0.3,1)"),
-    ("seed=range(0,inf)", "seed=0"),
+    ("seed=sort(range(0,3,0))", "seed=0"),
+    ("seed=shuffle(range(0,inf))", "seed=0"),
+    ("seed=int(range(0,3,0))", "seed=0"),
+    ("seed=tag(x,range(0,3,0))", "seed=0"),
+    ("optimizer.lr=range(0.1,0.3,0.0)", "optimizer.lr=0.001"),
     ("seed=range(nan,3)", "seed=0"),
-    ("seed=shuffle()", "seed=0"),
     ("seed=choice()", "seed=0"),
     ("seed=sort(1,a)", "seed=0"),
     ("seed=int(1,x)", "seed=0"),
-    ("seed=int(null,1)", "seed=0"),
-    ("seed=sort(2,1,reverse=3)", "seed=0"),
     ("optimizer=range(0,3,0)", "optimizer=adamw"),
-    ("trainer.extra.debug=range(0,3,0)", "trainer.extra.debug=range(0,3,1)"),
-    ("sweep.product={seed:'range(0,3,0)'}", "seed=range(0,3,1)"),
-    ("sweep.zip={seed:'range(0,3,0)'}", "seed=range(0,3,1)"),
+    ("model=glob(nosuch*)", "model=tiny"),
+    ("trainer.extra.debug=range(0,3,0)", 'trainer.extra.debug="range(0,3,0)"'),
+    ("sweep.zip={seed:'range(0,3,0)'}", "seed=0"),
     ("sweep.product={seed:range(0,3)}", "sweep.product={seed:'range(0,3)'}"),
     ("sweep.product.seed=range(0,3)", 'sweep.product.seed="range(0,3)"'),
-    ("sweep.repeats=range(0,3,0)", "sweep.repeats=1"),
     ("sweep.repeats=2,3", "sweep.repeats=1"),
 ]
 
@@ -218,8 +218,7 @@ def test_what_the_grammar_takes_and_its_evaluation_does_not(typed, fix) -> None:
     with pytest.raises(ConfigError) as caught:
         expand([typed])
     (problem,) = caught.value.problems
-    # Hydra 1.4 evaluates sort(range(...)) when it parses it.
-    assert problem.fix.words == (fix,) or (problem.fix.words == ("seed=0",) and "sort" in typed)
+    assert problem.fix.words == (fix,)
     assert expand([*problem.fix.words]).cells
 
 

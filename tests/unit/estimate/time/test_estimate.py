@@ -251,13 +251,6 @@ def test_files_do_not_grow_without_end(monkeypatch) -> None:
         note_pace(plan, replace(record_of(plan, 1.0), run_id=f"run{number}"))
     assert len(path.read_text().splitlines()) <= 20
     assert read_observations(time_group(plan))[-1].run_id == "run54"
-    monkeypatch.setattr(time_history, "KEPT_FILES", 3)
-    for number in range(6):
-        (path.parent / f"{number}.jsonl").write_text("")
-        os.utime(path.parent / f"{number}.jsonl", (number, number))
-    note_pace(plan, record_of(plan, 1.0))
-    assert len(list(path.parent.glob("*.jsonl"))) == 3
-    assert path.exists()
 
 
 def test_runs_beside_each_other_lose_nothing() -> None:

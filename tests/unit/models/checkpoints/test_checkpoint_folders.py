@@ -319,7 +319,7 @@ BROKEN = {
         lambda f: edit(f, model_type="mine", auto_map={"AutoModel": "m.M"}), "never runs", "ANOTHER"
     ),
     "unknown to transformers": (
-        lambda f: edit(f, model_type="mine"), "says model_type = mine, which transformers",
+        lambda f: edit(f, model_type="mine"), "says model_type = mine, and transformers",
         "pip install --upgrade transformers",
     ),
     "adapter": (adapter, "an adapter (PEFT)", "model.name_or_path=org/base"),

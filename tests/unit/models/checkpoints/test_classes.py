@@ -111,23 +111,6 @@ def test_positions_are_as_many_as_the_table_takes(kind) -> None:
             model(input_ids=torch.full((1, limit + 1), 9))
 
 
-def test_a_row_that_the_decoder_reads_ahead_is_no_position() -> None:
-    pad = 3
-    sizes = {
-        "vocab_size": 40, "hidden_size": 16, "num_encoder_layers": 1, "num_decoder_layers": 1,
-        "num_encoder_attention_heads": 2, "num_decoder_attention_heads": 2, "encoder_ffn_dim": 16,
-        "decoder_ffn_dim": 16, "max_position_embeddings": NUM_POSITIONS, "pad_token_id": pad,
-    }  # fmt: skip
-    config = transformers.AutoConfig.for_model("prophetnet", **sizes)
-    model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
-    limit = NUM_POSITIONS - first_position("prophetnet", pad)
-    ids = torch.full((1, limit + 1), 9)
-    with torch.no_grad():
-        model(input_ids=ids[:, 1:], decoder_input_ids=ids[:, 1:])
-        with pytest.raises(IndexError):
-            model(input_ids=ids, decoder_input_ids=ids)
-
-
 @pytest.mark.parametrize(
     ("parts", "sdpa"),
     [

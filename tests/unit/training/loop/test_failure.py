@@ -164,8 +164,6 @@ CHAINS = {
     "eke": (("eke.loop", "eke.model"), False),
     "Python, for eke": (("eke.loop", "json.decoder"), False),
     "eke's hook": (("eke.loop", "torch.nn", "eke.model"), False),
-    "torch, for eke's hook": (("eke.loop", "transformers.llama", "eke.m", "torch.nn"), False),
-    "another, for eke's hook": (("eke.loop", "torch.nn", "eke.m", "bitsandbytes.nn"), True),
     "a file": (("eke.training.checkpoint", "torch.serialization"), False),
     "no eke": (("torch.nn",), False),
 }
