@@ -21,18 +21,17 @@ from eke.common.errors import ConfigError, Fix, Problem, RunError
 from eke.common.text import format_number
 from eke.config.schema import Lora, QLora
 from eke.models.freezing import find_problem, is_frozen
-from eke.models.sizes import Targets, choose_targets
+from eke.models.sizes import Targets
 from eke.plan.planner import Plan
 from eke.training.model.adapted_layers import (
     adapted_modules,
     as_named,
-    check_targets,
+    choose_layers,
     is_linear,
-    leave_unfit,
-    linear_modules,
     stacked_experts,
     taken_by_peft,
     why_unfit,
+    without_adapters,
 )
 from eke.training.model.checkpointing import find_layers
 from eke.training.model.number_formats import frozen_dtype, kept_in_float32, trained_dtype
@@ -274,19 +273,17 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         return model
     from peft import get_peft_model
 
-    names = linear_modules(plan, model)
-    targets = choose_targets(plan.config, names.values())
-    check_targets(plan, model, targets, sorted(set(names.values())))
+    names, targets, left_out = choose_layers(plan, model)
     config = make(plan, names, targets)
-    left_out = leave_unfit(plan, config, model, names)
     # GPT-2's Conv1D stores its weight the other way round.
     config.fan_in_fan_out = any(
         not isinstance(model.get_submodule(name), nn.Linear) for name in names
     )
+    wanted = set(names)
     if getattr(plan.config.peft, "experts", False):
-        config.target_parameters = stacked_experts(plan, model, names)
-    parameters = getattr(config, "target_parameters", None) or ()
-    wanted = {*config.target_modules, *(name.rpartition(".")[0] for name in parameters)}
+        config.target_parameters = stacked_experts(plan, model)
+        wanted |= {name.rpartition(".")[0] for name in config.target_parameters}
+    warned = without_adapters(model, wanted, left_out)
     config.modules_to_save = _heads(plan, model) or None
     config.task_type = TASK_TYPES[plan.config.task.option]
     # For loading; random weights have no name.
@@ -300,7 +297,7 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         why = f"PEFT {version('peft')} adapts other layers of {type(model).__name__} than planned: "
         why += f"{len(other)} differ, the first is {other[0]}"
         raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
-    adapted.left_out = left_out
+    adapted.without_adapters = warned  # told when training starts
     # peft adds names, repeated or of no module.
     config.modules_to_save = _heads(plan, model) or None
     _set_formats(plan, adapted)
@@ -383,7 +380,7 @@ def _lora(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
         bias=config.bias.value,
         use_rslora=config.use_rslora,
         use_dora=config.option == "dora",
-        target_modules=[name for name, short in names.items() if short in targets.modules],
+        target_modules=list(names),
     )
 
 
@@ -391,7 +388,7 @@ def _ia3(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
     from peft import IA3Config
 
     return IA3Config(
-        target_modules=[name for name, short in names.items() if short in targets.modules],
+        target_modules=list(names),
         feedforward_modules=[n for n, short in names.items() if short in targets.feed_forward],
     )
 
