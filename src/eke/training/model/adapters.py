@@ -101,8 +101,9 @@ def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | No
         config.target_modules = set(config.target_modules) - taken
         parameters = {*(config.target_parameters or ()), *(f"{name}.weight" for name in taken)}
         config.target_parameters, config.lora_dropout = sorted(parameters), 0.0
-    if isinstance(config.target_modules, set):  # in another order in every process
-        config.target_modules = sorted(config.target_modules)
+    for field in ("target_modules", "feedforward_modules"):
+        if isinstance(getattr(config, field, None), set):  # in another order in every process
+            setattr(config, field, sorted(getattr(config, field)))
     tensors = {n: t.detach().contiguous() for n, t in adapter_tensors(model, weights).items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(str(folder))
@@ -297,6 +298,11 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         why = f"PEFT {version('peft')} adapts other layers of {type(model).__name__} than planned: "
         why += f"{len(other)} differ, the first is {other[0]}"
         raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
+    if plan.config.peft.option == "dora" and taken_by_peft(adapted):
+        why = (
+            f"PEFT {version('peft')} takes MLPs of {type(model).__name__} for routed experts, and "
+        )
+        warned.append(f"{why}cannot load this adapter: eke export --merge gives a whole model")
     adapted.without_adapters = warned  # told when training starts
     # peft adds names, repeated or of no module.
     config.modules_to_save = _heads(plan, model) or None

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import transformers
+from support import last_wins
 from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs, step
@@ -316,7 +317,9 @@ def other(kind):
 
 
 def lora_of(kind, *more):
-    return apply_peft(hand_plan("model=tiny", "peft=lora", "peft.r=2", *more), other(kind))
+    return apply_peft(
+        hand_plan(*last_wins("model=tiny", "peft=lora", "peft.r=2", *more)), other(kind)
+    )
 
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
@@ -382,6 +385,12 @@ def test_what_peft_makes_is_compared_with_what_was_asked_for(monkeypatch):
     monkeypatch.setattr("eke.training.model.adapters.as_named", contextlib.nullcontext)
     with pytest.raises(ConfigError, match="adapts other layers of DeepseekV3ForCausalLM"):
         lora_of("deepseek_v3")
+
+
+def test_an_adapter_that_peft_cannot_load_is_named():
+    (said,) = [w for w in lora_of("deepseek_v3", "peft=dora").without_adapters if "load" in w]
+    assert "eke export --merge" in said
+    assert not any("load" in w for w in lora_of("deepseek_v3").without_adapters)
 
 
 def test_adapters_of_a_shared_weight_are_not_merged():
