@@ -212,9 +212,6 @@ ALIGNED_BYTES = 1024
 PIECE_BUFFERS = 4
 """Pinned buffers of a piece's size: weights, gradient and AdamW's two moments (`buffer_count`)."""
 
-WEIGHT_BUFFERS = 5
-"""Pinned buffers of the largest weight's size, for weights on the disk (`buffer_count`)."""
-
 
 @dataclass(frozen=True)
 class SwapBytes:
@@ -265,12 +262,6 @@ def state_files(config: Config) -> SwapBytes | None:
 def _is_written(offload: NvmeOffload, numbers: int) -> bool:
     """Whether a float32 tensor of so many numbers is written to the disk at all."""
     return numbers * FLOAT32_BYTES >= max(MIN_FILE_BYTES, offload.block_bytes)
-
-
-def largest_part(config: Config) -> int:
-    """Numbers of the largest weight that one process holds."""
-    processes = config.distributed.num_processes
-    return max(-(-prod(w.shape) // processes) for w in training_structure(config).weights)
 
 
 ALIGNMENT = 2

@@ -67,12 +67,10 @@ def choose_layers(plan: Plan, model: nn.Module) -> tuple[dict[str, str], Targets
 
 def why_unfit(model: nn.Module, name: str) -> str:
     """Why a linear layer can be neither adapted nor replaced; empty if it can."""
-    parts = name.split(".")
-    for end in range(len(parts)):
-        parent = type(model.get_submodule(".".join(parts[:end])))
-        if any(".".join(parts[end:]) in _read_by(base) for base in parent.__mro__):
-            return f"{parent.__name__} reads its weight without calling it"
-    module = model.get_submodule(name)
+    prefix, _, leaf = name.rpartition(".")
+    parent, module = type(model.get_submodule(prefix)), model.get_submodule(name)
+    if any(leaf in _read_by(base) for base in parent.__mro__):
+        return f"{parent.__name__} reads its weight without calling it"
     return "" if is_product(module) else f"{type(module).__name__} answers with more than a product"
 
 
@@ -89,7 +87,7 @@ def is_product(module: nn.Module) -> bool:
 
 
 _READ = re.compile(
-    r"(?<!isinstance\()(?<!_\()self\.([\w.]+)\.weight(?=[,)\]]| @|\.T\b|\.(?:t|to|type|float)\()"
+    r"(?<!isinstance\()(?<!_\()self\.(\w+)\.weight(?=[,)\]]| @|\.T\b|\.(?:t|to|type|float)\()"
 )
 """A weight that is handed on as it is, but not to `isinstance` or an initialisation (`normal_`).
 

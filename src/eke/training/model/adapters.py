@@ -299,10 +299,8 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         why += f"{len(other)} differ, the first is {other[0]}"
         raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
     if plan.config.peft.option == "dora" and taken_by_peft(adapted):
-        why = (
-            f"PEFT {version('peft')} takes MLPs of {type(model).__name__} for routed experts, and "
-        )
-        warned.append(f"{why}cannot load this adapter: eke export --merge gives a whole model")
+        why = f"PEFT {version('peft')} cannot load DoRA of MLPs of {type(model).__name__}"
+        warned.append(f"{why}: eke export --merge gives a whole model")
     adapted.without_adapters = warned  # told when training starts
     # peft adds names, repeated or of no module.
     config.modules_to_save = _heads(plan, model) or None
