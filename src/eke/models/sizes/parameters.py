@@ -246,7 +246,8 @@ _kept: dict[str, Structure] = {}
 
 def _once(content: str, make: Callable[[], Structure]) -> Structure:
     """What was made of the same content before, or is made now."""
-    found = _kept[content] = _kept.pop(content, None) or make()  # the newest is the last
+    found = _kept.pop(content) if content in _kept else make()
+    _kept[content] = found  # the newest is the last
     if len(_kept) > MAX_KEPT:
         del _kept[next(iter(_kept))]
     return found

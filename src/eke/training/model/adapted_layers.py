@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 from unittest.mock import patch
@@ -126,8 +127,7 @@ def taken_by_peft(adapted: Any) -> set[str]:
     config = adapted.peft_config["default"]
     if find_spec(_CONVERSION) is None or not hasattr(config, "target_parameters"):
         return set()
-    from peft.utils import transformers_weight_conversion as conversion
-
+    conversion: Any = import_module(_CONVERSION)
     kind = conversion._MODEL_TO_CONVERSION_PATTERN.get(adapted.get_base_model().config.model_type)
     former = conversion._MOE_TARGET_MODULE_MAPPING.get(kind, {})
     return {name for name in config.target_modules if name.rpartition(".")[2] in former}
@@ -176,7 +176,9 @@ def without_adapters(
     found = [f"no adapter on {name}: {why}" for name, why in left_out.items()]
     left = {n: p for n, p in expert_weights(model).items() if n.rpartition(".")[0] not in adapted}
     if left:
-        share = sum(p.numel() for p in left.values()) / sum(p.numel() for p in model.parameters())
+        # A byte holds two numbers of 4 bits.
+        sizes = {p: p.numel() * (1 if p.is_floating_point() else 2) for p in model.parameters()}
+        share = sum(sizes[p] for p in left.values()) / sum(sizes.values())
         found.append(
             f"the experts have no adapters: {next(iter(left))} and {len(left) - 1} more, "
             f"{share:.0%} of the parameters, stay as they are (peft=lora peft.experts=true)"

@@ -285,7 +285,8 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         config.target_parameters = stacked_experts(plan, model)
         wanted |= {name.rpartition(".")[0] for name in config.target_parameters}
     warned = without_adapters(model, wanted, left_out)
-    config.modules_to_save = _heads(plan, model) or None
+    heads = {name.rpartition(".")[2] for name in trained_modules(plan, model)}
+    config.modules_to_save = sorted(heads) or None
     config.task_type = TASK_TYPES[plan.config.task.option]
     # For loading; random weights have no name.
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
@@ -303,7 +304,7 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         warned.append(f"{why}: eke export --merge gives a whole model")
     adapted.without_adapters = warned  # told when training starts
     # peft adds names, repeated or of no module.
-    config.modules_to_save = _heads(plan, model) or None
+    config.modules_to_save = sorted(heads) or None
     _set_formats(plan, adapted)
     return cast(nn.Module, adapted).train()
 
@@ -365,12 +366,6 @@ def trained_modules(plan: Plan, model: nn.Module) -> list[str]:
     if plan.config.task.option != "sequence_classification":
         return []
     return [n for n, _ in model.named_modules() if n.rpartition(".")[2] in CLASSIFIERS]
-
-
-def _heads(plan: Plan, model: nn.Module) -> list[str]:
-    """Last parts of their names, as peft takes them."""
-    leaves = {name.rpartition(".")[2] for name in trained_modules(plan, model)}
-    return [name for name in CLASSIFIERS if name in leaves]
 
 
 def _lora(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:

@@ -272,6 +272,11 @@ def test_the_written_configuration_is_short_and_names_its_base(tmp_path):
     content = json.loads((tmp_path / ADAPTER_CONFIG).read_text())
     assert 1 < len(content["target_modules"]) <= 7
     assert content["target_modules"] == sorted(content["target_modules"]), "the same in every run"
+    scales = adapted("tiny_t5", "seq2seq_lm", "peft=ia3")[1]
+    save_pretrained(scales, tmp_path / "ia3")
+    scaled = json.loads((tmp_path / "ia3" / ADAPTER_CONFIG).read_text())["feedforward_modules"]
+    assert len(scaled) > 1
+    assert scaled == sorted(scaled)
     assert content["inference_mode"]
     assert not model.peft_config["default"].inference_mode, "the model trains on"
     assert (content["r"], content["task_type"]) == (16, "CAUSAL_LM")
