@@ -327,12 +327,13 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="four_bit_experts_are_kept",
         key="peft",
         when=lambda f: (
-            isinstance(f.config.peft, QLora)
+            (isinstance(f.config.peft, QLora) or getattr(f.config.peft, "experts", False))
             and f.model_family.is_moe
             and f.config.memory.checkpointing is Checkpointing.off
         ),
         why=lambda f: (
-            "experts are dequantised when their layer runs, and kept for the backward pass: "
+            f"experts are {'dequantised' if isinstance(f.config.peft, QLora) else 'updated'} when "
+            "their layer runs, and kept for the backward pass: "
             f"{format_bytes(_expert_bytes(f))} in all; recomputation keeps one layer's"
         ),
         fix=Fix("memory=checkpointing"),

@@ -122,10 +122,11 @@ def test_from_half_the_width_on_adapters_are_no_smaller_than_what_they_adapt() -
     assert sizes[63] < 1 <= sizes[64]
 
 
-def test_dequantised_experts_are_kept_for_the_backward_pass() -> None:
+@pytest.mark.parametrize("peft", [("peft=qlora",), ("peft=lora", "peft.experts=true")], ids=str)
+def test_whole_experts_are_kept_for_the_backward_pass(peft) -> None:
     kept = {}
     for memory in ("none", "checkpointing"):
-        plan = hand_plan("model=tiny_moe", "peft=qlora", f"memory={memory}")
+        plan = hand_plan("model=tiny_moe", *peft, f"memory={memory}")
         model = apply_peft(plan, build_model(plan, CPU))
         apply_checkpointing(plan, model)
         shape = (plan.config.model.num_local_experts,)

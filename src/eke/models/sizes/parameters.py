@@ -15,7 +15,6 @@ Adapters: the tensors added, frozen and quantized, equal to those of peft (teste
 
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -242,15 +241,15 @@ MAX_KEPT = 16
 """Models whose tensors are kept: a sweep, or a search for the fastest run, asks for few models,
 each some thousand times."""
 
-_kept: OrderedDict[str, Structure] = OrderedDict()
+_kept: dict[str, Structure] = {}
 
 
 def _once(content: str, make: Callable[[], Structure]) -> Structure:
     """What was made of the same content before, or is made now."""
-    found = _kept.pop(content, None) or make()
+    found = _kept.pop(content) if content in _kept else make()
     _kept[content] = found  # the newest is the last
     if len(_kept) > MAX_KEPT:
-        _kept.popitem(last=False)
+        del _kept[next(iter(_kept))]
     return found
 
 

@@ -212,115 +212,56 @@ ALIGNED_BYTES = 1024
 PIECE_BUFFERS = 4
 """Pinned buffers of a piece's size: weights, gradient and AdamW's two moments (`buffer_count`)."""
 
-WEIGHT_BUFFERS = 5
-"""Pinned buffers of the largest weight's size, for weights on the disk (`buffer_count`)."""
-
 
 @dataclass(frozen=True)
 class SwapBytes:
     """Bytes of one process."""
 
-    optimizer_files: int
-    """Pieces, their moments and gradients."""
-    weight_files: int
-    """Weights that the model computes with; 0 where they do not wait on the disk."""
-    optimizer_memory: int
+    files: int
+    """On the disk: pieces, their moments and gradients."""
+    memory: int
     """Host memory: buffers, and the pieces and moments that are too small for a file."""
-    weight_memory: int
-    """Host memory for weights: buffers, and weights too small for a file; 0 where none is on the
-    disk."""
     pinned: int
     """Of the host memory, buffers that must be locked (`ulimit -l`)."""
 
-    @property
-    def files(self) -> int:
-        """All that lies on the disk."""
-        return self.optimizer_files + self.weight_files
 
+def state_files(config: Config) -> SwapBytes | None:
+    """What one process has on the disk; None where nothing is to be there.
 
-def swap_bytes(config: Config, num_moments: int) -> SwapBytes:
-    """What one process keeps where; exact while no role has more numbers than a piece may.
-
-    A role with more is cut in the model's order, which sizes do not know: its pieces are taken to
-    be full, and the last one to be large enough for a file.
-
-    Args:
-        config: with `offload=nvme` and `distributed=zero3`.
-        num_moments: tensors the optimizer keeps per weight: two for AdamW.
+    Exact while no role has more numbers than a piece may. A role with more is cut in the model's
+    order, which sizes do not know: its pieces are taken to be full, and the last one to be large
+    enough for a file. Weights on the disk, which a rule refuses, are not counted.
     """
-    offload = config.offload
-    assert isinstance(offload, NvmeOffload), "state in memory has no files"
-    processes = config.distributed.num_processes
-    trained = trained_weights(config)
-    parts = {
-        role: [-(-prod(w.shape) // processes) for w in trained if w.role is role] for role in Role
-    }
-    numbers = {role: sum(mine) for role, mine in parts.items()}
-    on_disk = [role for role in Role if is_written_to_disk(offload, numbers[role])]
-    gradients = [
-        part for role in on_disk for part in parts[role] if is_written_to_disk(offload, part)
-    ]
-    copies = 1 + num_moments
-    kept = sum(numbers[role] for role in Role if role not in on_disk)
-    buffers = PIECE_BUFFERS * _aligned(offload, _largest_piece(offload, parts))
-    unit = _unit(offload)  # the rest of a gradient stays in host memory
-    weight_files, weight_kept, weight_buffers = 0, 0, 0
-    if offload.weights is WeightsPlace.disk:
-        all_parts = [part for mine in parts.values() for part in mine]
-        filed = [part for part in all_parts if is_written_to_disk(offload, part)]
-        weight_files = sum(_aligned(offload, part) for part in filed)
-        weight_kept = sum(all_parts) - sum(filed)
-        weight_buffers = WEIGHT_BUFFERS * _aligned(offload, largest_part(config))
-        weight_buffers += _way_back(config, offload, parts)
+    offload, processes = config.offload, config.distributed.num_processes
+    if not isinstance(offload, NvmeOffload) or config.distributed.option != "zero3":
+        return None
+    state, trained = state_bytes(config), trained_weights(config)
+    copies = 1 + state.optimizer // (state.gradients or 1)  # the weights and their moments
+    unit = ALIGNED_BYTES * offload.threads // FLOAT32_BYTES
+    numbers, buffer, kept = 0, 0, 0
+    for role in Role:
+        parts = [-(-prod(w.shape) // processes) for w in trained if w.role is role]
+        whole = sum(parts)
+        # At most: a piece is closed by the weight that fills it.
+        piece = min(whole, offload.piece_numbers + max(parts, default=0) - 1)
+        buffer = max(buffer, -(-piece // unit) * unit)
+        if not _is_written(offload, whole):
+            kept += whole
+            continue
+        numbers += copies * -(-whole // unit) * unit
+        # The rest of a gradient stays in host memory.
+        numbers += sum(part // unit * unit for part in parts if _is_written(offload, part))
+    buffers = PIECE_BUFFERS * buffer
     return SwapBytes(
-        optimizer_files=FLOAT32_BYTES
-        * (
-            copies * sum(_aligned(offload, numbers[role]) for role in on_disk)
-            + sum(part // unit * unit for part in gradients)
-        ),
-        weight_files=FLOAT32_BYTES * weight_files,
-        optimizer_memory=FLOAT32_BYTES * (buffers + copies * kept),
-        weight_memory=FLOAT32_BYTES * (weight_buffers + weight_kept),
-        pinned=FLOAT32_BYTES * (buffers + weight_buffers),
+        files=FLOAT32_BYTES * numbers,
+        memory=FLOAT32_BYTES * (buffers + copies * kept),
+        pinned=FLOAT32_BYTES * buffers,
     )
 
 
-def is_written_to_disk(offload: NvmeOffload, numbers: int) -> bool:
+def _is_written(offload: NvmeOffload, numbers: int) -> bool:
     """Whether a float32 tensor of so many numbers is written to the disk at all."""
     return numbers * FLOAT32_BYTES >= max(MIN_FILE_BYTES, offload.block_bytes)
-
-
-def largest_part(config: Config) -> int:
-    """Numbers of the largest weight that one process holds."""
-    processes = config.distributed.num_processes
-    return max(-(-prod(w.shape) // processes) for w in training_structure(config).weights)
-
-
-def _largest_piece(offload: NvmeOffload, parts: dict[Role, list[int]]) -> int:
-    """At most: a piece is closed by the weight that fills it."""
-    return max(
-        min(sum(mine), offload.piece_numbers + max(mine, default=0) - 1) for mine in parts.values()
-    )
-
-
-def _way_back(config: Config, offload: NvmeOffload, parts: dict[Role, list[int]]) -> int:
-    """Numbers of the buffer that takes a piece's weights back to the disk.
-
-    DeepSpeed makes it as large as the uncut weights of the largest piece: more than it needs.
-    """
-    largest = max(Role, key=lambda role: sum(parts[role]))
-    mine = [w for w in trained_weights(config) if w.role is largest]
-    whole = [_aligned(offload, prod(w.shape)) for w in mine]
-    return min(sum(whole), offload.piece_numbers * config.distributed.num_processes + max(whole))
-
-
-def _unit(offload: NvmeOffload) -> int:
-    return ALIGNED_BYTES * offload.threads // FLOAT32_BYTES
-
-
-def _aligned(offload: NvmeOffload, numbers: int) -> int:
-    unit = _unit(offload)
-    return -(-numbers // unit) * unit
 
 
 ALIGNMENT = 2
@@ -393,18 +334,9 @@ def shared_state_bytes(
     if isinstance(config.offload, NvmeOffload):
         leave = config.offload.weights is not WeightsPlace.device
     if host and (files := state_files(config)):
-        optimizer = files.optimizer_memory
-        weights = files.weight_memory or weights
+        optimizer = files.memory
     return StateBytes(
         weights=0 if leave and not host else weights,
         gradients=0 if offload != "none" and stage > 1 and not host else gradients,
         optimizer=0 if offload != "none" and not host else optimizer,
     )
-
-
-def state_files(config: Config) -> SwapBytes | None:
-    """What one process has on the disk; None where nothing is to be there."""
-    if not isinstance(config.offload, NvmeOffload) or config.distributed.option != "zero3":
-        return None
-    whole = state_bytes(config)
-    return swap_bytes(config, num_moments=whole.optimizer // (whole.gradients or 1))

@@ -10,13 +10,14 @@ A user's own ds_config.json, laid over eke's settings; what contradicts the plan
 
 import json
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import format_value, override
 from eke.config.schema import Config, NvmeOffload, Weights, WeightsPlace
-from eke.models.sizes import PIECE_BUFFERS, STAGE, WEIGHT_BUFFERS, largest_part
+from eke.models.sizes import PIECE_BUFFERS, STAGE, training_structure
 from eke.plan.planner.plan import BatchPlan
 
 Settings = dict[str, Any]
@@ -91,11 +92,12 @@ def _offload_settings(config: Config, device_kind: str) -> Settings:
     sections: Settings = {"offload_optimizer": {**disk, "buffer_count": PIECE_BUFFERS}}
     if offload.weights is WeightsPlace.host:
         sections["offload_param"] = {"device": "cpu", **pinned}
-    if offload.weights is WeightsPlace.disk:
+    if offload.weights is WeightsPlace.disk:  # which a rule refuses
+        weights, processes = training_structure(config).weights, config.distributed.num_processes
         sections["offload_param"] = {
             **disk,
-            "buffer_count": WEIGHT_BUFFERS,
-            "buffer_size": largest_part(config),
+            "buffer_count": 5,  # DeepSpeed's default
+            "buffer_size": max(-(-prod(w.shape) // processes) for w in weights),
             "max_in_cpu": 0,  # DeepSpeed's default keeps the first 1e9 weights in host memory
         }
     return sections

@@ -36,7 +36,6 @@ from eke.training.distributed.ranks import (
 from eke.training.loop.meter import Clock, Meter, RandomState
 from eke.training.loop.stop import StopFlag
 from eke.training.model.activation_offload import build_activation_offload
-from eke.training.model.adapted_layers import places_of_adapters
 from eke.training.model.adapters import frozen_at_random
 from eke.training.model.load_pretrained import LoadReport
 from eke.training.model.loss import (
@@ -197,7 +196,8 @@ def build_job(
 def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
     drawn = (*report.new_weights, *report.resized_weights)
     random = [name for name in drawn if name not in report.unreached]
-    adapted = [*frozen_at_random(job.bare_model, random), *places_of_adapters(job.bare_model)]
+    adapted = frozen_at_random(job.bare_model, random)
+    adapted += getattr(job.bare_model, "without_adapters", [])
     headed = name_classes(job.plan, job.bare_model, report)
     stop_at_turns(job.plan, job.bare_model)
     for warning in (*report.warnings, *adapted, *headed):

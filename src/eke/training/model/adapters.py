@@ -21,18 +21,17 @@ from eke.common.errors import ConfigError, Fix, Problem, RunError
 from eke.common.text import format_number
 from eke.config.schema import Lora, QLora
 from eke.models.freezing import find_problem, is_frozen
-from eke.models.sizes import Targets, choose_targets
+from eke.models.sizes import Targets
 from eke.plan.planner import Plan
 from eke.training.model.adapted_layers import (
     adapted_modules,
     as_named,
-    check_targets,
+    choose_layers,
     is_linear,
-    leave_unfit,
-    linear_modules,
     stacked_experts,
     taken_by_peft,
     why_unfit,
+    without_adapters,
 )
 from eke.training.model.checkpointing import find_layers
 from eke.training.model.number_formats import frozen_dtype, kept_in_float32, trained_dtype
@@ -102,8 +101,9 @@ def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | No
         config.target_modules = set(config.target_modules) - taken
         parameters = {*(config.target_parameters or ()), *(f"{name}.weight" for name in taken)}
         config.target_parameters, config.lora_dropout = sorted(parameters), 0.0
-    if isinstance(config.target_modules, set):  # in another order in every process
-        config.target_modules = sorted(config.target_modules)
+    for field in ("target_modules", "feedforward_modules"):
+        if isinstance(getattr(config, field, None), set):  # in another order in every process
+            setattr(config, field, sorted(getattr(config, field)))
     tensors = {n: t.detach().contiguous() for n, t in adapter_tensors(model, weights).items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(str(folder))
@@ -274,20 +274,19 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         return model
     from peft import get_peft_model
 
-    names = linear_modules(plan, model)
-    targets = choose_targets(plan.config, names.values())
-    check_targets(plan, model, targets, sorted(set(names.values())))
+    names, targets, left_out = choose_layers(plan, model)
     config = make(plan, names, targets)
-    left_out = leave_unfit(plan, config, model, names)
     # GPT-2's Conv1D stores its weight the other way round.
     config.fan_in_fan_out = any(
         not isinstance(model.get_submodule(name), nn.Linear) for name in names
     )
+    wanted = set(names)
     if getattr(plan.config.peft, "experts", False):
-        config.target_parameters = stacked_experts(plan, model, names)
-    parameters = getattr(config, "target_parameters", None) or ()
-    wanted = {*config.target_modules, *(name.rpartition(".")[0] for name in parameters)}
-    config.modules_to_save = _heads(plan, model) or None
+        config.target_parameters = stacked_experts(plan, model)
+        wanted |= {name.rpartition(".")[0] for name in config.target_parameters}
+    warned = without_adapters(model, wanted, left_out)
+    heads = {name.rpartition(".")[2] for name in trained_modules(plan, model)}
+    config.modules_to_save = sorted(heads) or None
     config.task_type = TASK_TYPES[plan.config.task.option]
     # For loading; random weights have no name.
     config.base_model_name_or_path = getattr(plan.config.model, "name_or_path", None)
@@ -300,9 +299,12 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         why = f"PEFT {version('peft')} adapts other layers of {type(model).__name__} than planned: "
         why += f"{len(other)} differ, the first is {other[0]}"
         raise ConfigError(Problem("peft", plan.config.peft.option, why, Fix("peft=none")))
-    adapted.left_out = left_out
+    if plan.config.peft.option == "dora" and taken_by_peft(adapted):
+        why = f"PEFT {version('peft')} cannot load DoRA of MLPs of {type(model).__name__}"
+        warned.append(f"{why}: eke export --merge gives a whole model")
+    adapted.without_adapters = warned  # told when training starts
     # peft adds names, repeated or of no module.
-    config.modules_to_save = _heads(plan, model) or None
+    config.modules_to_save = sorted(heads) or None
     _set_formats(plan, adapted)
     return cast(nn.Module, adapted).train()
 
@@ -366,12 +368,6 @@ def trained_modules(plan: Plan, model: nn.Module) -> list[str]:
     return [n for n, _ in model.named_modules() if n.rpartition(".")[2] in CLASSIFIERS]
 
 
-def _heads(plan: Plan, model: nn.Module) -> list[str]:
-    """Last parts of their names, as peft takes them."""
-    leaves = {name.rpartition(".")[2] for name in trained_modules(plan, model)}
-    return [name for name in CLASSIFIERS if name in leaves]
-
-
 def _lora(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
     from peft import LoraConfig
 
@@ -383,7 +379,7 @@ def _lora(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
         bias=config.bias.value,
         use_rslora=config.use_rslora,
         use_dora=config.option == "dora",
-        target_modules=[name for name, short in names.items() if short in targets.modules],
+        target_modules=list(names),
     )
 
 
@@ -391,7 +387,7 @@ def _ia3(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
     from peft import IA3Config
 
     return IA3Config(
-        target_modules=[name for name, short in names.items() if short in targets.modules],
+        target_modules=list(names),
         feedforward_modules=[n for n, short in names.items() if short in targets.feed_forward],
     )
 

@@ -21,18 +21,17 @@ def files_of(*overrides: str):
 
 def test_matrices_are_files_and_the_rest_stays_in_memory() -> None:
     config, found = files_of("distributed.num_processes=1")
-    assert found.optimizer_files == 4 * 3 * HIDDEN  # no weight has 1 MiB, so no gradient has a file
+    assert found.files == 4 * 3 * HIDDEN  # no weight has 1 MiB, so no gradient has a file
     kept = config.model.vocab_size * 128 + 5 * 128
-    assert found.optimizer_memory == 4 * (4 * HIDDEN + 3 * kept)
-    assert found.weight_files == found.weight_memory == 0
+    assert found.memory == 4 * (4 * HIDDEN + 3 * kept)
     assert found.pinned == 4 * 4 * HIDDEN
     held = shared_state_bytes(config, model_size(config), host=True)
-    assert held.optimizer == found.optimizer_memory
+    assert held.optimizer == found.memory
     assert shared_state_bytes(config, model_size(config)).optimizer == 0
 
 
 def test_two_processes_halve_the_files_until_they_are_too_small() -> None:
-    assert files_of("distributed.num_processes=2")[1].optimizer_files == 4 * 3 * HIDDEN // 2
+    assert files_of("distributed.num_processes=2")[1].files == 4 * 3 * HIDDEN // 2
     assert files_of("distributed.num_processes=4")[1].files == 0
 
 
@@ -42,18 +41,17 @@ def test_large_blocks_need_large_pieces() -> None:
     assert files_of(one, f"offload.block_bytes={4 * HIDDEN + 1}")[1].files == 0
 
 
-def test_weights_and_gradients_of_a_mebibyte_are_files() -> None:
+def test_gradients_of_a_mebibyte_are_files() -> None:
     large = ("model.intermediate_size=2048", "distributed.num_processes=1")
     config, found = files_of(*large, "offload.weights=disk")
     matrices = 2 * 3 * 128 * 2048
-    assert found.weight_files == 4 * matrices
-    assert found.optimizer_files == 4 * (3 * (matrices + 2 * 4 * 128**2) + matrices)
+    assert found.files == 4 * (3 * (matrices + 2 * 4 * 128**2) + matrices)
     assert shared_state_bytes(config, model_size(config)).weights == 0
 
 
 def test_momentum_alone_is_one_file_less() -> None:
     one = "distributed.num_processes=1"
-    assert files_of(one, "optimizer=sgd")[1].optimizer_files == 4 * 2 * HIDDEN
+    assert files_of(one, "optimizer=sgd")[1].files == 4 * 2 * HIDDEN
 
 
 def test_small_pieces_need_small_buffers() -> None:

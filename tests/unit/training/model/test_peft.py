@@ -7,13 +7,14 @@ import re
 import pytest
 import torch
 import transformers
+from support import last_wins
 from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs, step
 
 from eke.common.errors import ConfigError, RunError
 from eke.models.sizes import state_bytes, training_structure
-from eke.training.model.adapted_layers import adapted_modules, places_of_adapters
+from eke.training.model.adapted_layers import adapted_modules
 from eke.training.model.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -214,7 +215,7 @@ def test_the_seed_draws_the_adapters_and_nothing_else_is_drawn():
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("peft.target_modules=[q_proj,c_attn]",), "c_attn names no linear layer of Llama"),
+        (("peft.target_modules=[q_proj,c_attn]",), "c_attn names no linear layer"),
         (("peft.target_modules=[]",), r"\[\] names no linear layer"),
         (("peft.target_modules=[lm_head]",), "lm_head names no linear layer"),
     ],
@@ -271,6 +272,11 @@ def test_the_written_configuration_is_short_and_names_its_base(tmp_path):
     content = json.loads((tmp_path / ADAPTER_CONFIG).read_text())
     assert 1 < len(content["target_modules"]) <= 7
     assert content["target_modules"] == sorted(content["target_modules"]), "the same in every run"
+    scales = adapted("tiny_t5", "seq2seq_lm", "peft=ia3")[1]
+    save_pretrained(scales, tmp_path / "ia3")
+    scaled = json.loads((tmp_path / "ia3" / ADAPTER_CONFIG).read_text())["feedforward_modules"]
+    assert len(scaled) > 1
+    assert scaled == sorted(scaled)
     assert content["inference_mode"]
     assert not model.peft_config["default"].inference_mode, "the model trains on"
     assert (content["r"], content["task_type"]) == (16, "CAUSAL_LM")
@@ -316,7 +322,9 @@ def other(kind):
 
 
 def lora_of(kind, *more):
-    return apply_peft(hand_plan("model=tiny", "peft=lora", "peft.r=2", *more), other(kind))
+    return apply_peft(
+        hand_plan(*last_wins("model=tiny", "peft=lora", "peft.r=2", *more)), other(kind)
+    )
 
 
 # peft 0.21 asks by a name that transformers 5.23 has renamed.
@@ -334,7 +342,8 @@ def test_each_layer_that_is_asked_for_has_an_adapter(kind, fused, tmp_path):
     assert adapted_modules(model) == {
         n for n in linear - {"lm_head"} if not n.endswith(("none", *left_out))
     }
-    assert set(model.left_out) == left_out
+    told = [said.split(": ")[0] for said in model.without_adapters if "experts" not in said]
+    assert set(told) == {f"no adapter on {name}" for name in left_out}
     _, gradients = step(model, **make_inputs_of(model))
     assert set(gradients) == {n for n, p in model.named_parameters() if p.requires_grad}
     stir(model)
@@ -352,8 +361,8 @@ def test_routed_experts_have_adapters_where_they_are_asked_for(kind):
         "model.layers.1.mlp.experts" if kind == "deepseek_v3" else
         "model.layers.1.feed_forward.experts"
     }  # fmt: skip
-    assert not any("experts" in said for said in places_of_adapters(model))
-    assert any("peft.experts=true" in said for said in places_of_adapters(lora_of(kind)))
+    assert not any("experts" in said for said in model.without_adapters)
+    assert any("peft.experts=true" in said for said in lora_of(kind).without_adapters)
     stir(model)
     after = logits(model)
     torch.testing.assert_close(logits(merge_adapters(plan, model)), after, rtol=1e-5, atol=2e-5)
@@ -362,7 +371,7 @@ def test_routed_experts_have_adapters_where_they_are_asked_for(kind):
 @pytest.mark.parametrize(
     ("kind", "more", "fix"),
     [
-        ("mamba", "peft.target_modules=[in_proj,out_proj]", "peft.target_modules=[in_proj]"),
+        ("mamba", "peft.target_modules=[in_proj,out_proj]", "peft.target_modules=null"),
         ("llama4_text", "peft.target_modules=[router]", "peft.target_modules=null"),
         ("bloom", "peft.experts=true", "peft.experts=false"),
         ("deepseek_v3", "peft.experts=true peft.dropout=0.1", "peft.dropout=0"),
@@ -381,6 +390,12 @@ def test_what_peft_makes_is_compared_with_what_was_asked_for(monkeypatch):
     monkeypatch.setattr("eke.training.model.adapters.as_named", contextlib.nullcontext)
     with pytest.raises(ConfigError, match="adapts other layers of DeepseekV3ForCausalLM"):
         lora_of("deepseek_v3")
+
+
+def test_an_adapter_that_peft_cannot_load_is_named():
+    (said,) = [w for w in lora_of("deepseek_v3", "peft=dora").without_adapters if "load" in w]
+    assert "eke export --merge" in said
+    assert not any("load" in w for w in lora_of("deepseek_v3").without_adapters)
 
 
 def test_adapters_of_a_shared_weight_are_not_merged():
