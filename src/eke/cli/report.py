@@ -117,8 +117,6 @@ def _formats(text: str) -> tuple[str, ...]:
 def _write(found: Comparison, options: argparse.Namespace) -> int:
     folder = user_path(options.output or options.folders[0])
     asked = [*options.formats]
-    if options.open and "html" not in asked:
-        asked.append("html")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with hold_folder(folder):  # `runs` may be a link made by this user

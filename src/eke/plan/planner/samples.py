@@ -102,7 +102,8 @@ def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]
     store = sources.open_store(request)
     manifest = store.manifest
     vocabulary = replace(manifest.vocabulary, tokenizer=request.tokenizer)
-    if problems := _too_small_a_vocabulary(config, vocabulary) + too_many_bad(config, manifest):
+    problems = _too_small_a_vocabulary(config, vocabulary) + _without_end(config, vocabulary)
+    if problems := problems + too_many_bad(config, manifest):
         raise ConfigError(problems)
     if manifest.streams:
         train, evaluation = _windows(config, manifest, decisions)
@@ -215,6 +216,16 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
     why = f"is smaller than the {vocabulary.size} tokens of data.tokenizer={vocabulary.tokenizer}"
     fix = Fix(f"model.vocab_size={vocabulary.size}")
     return [Problem("model.vocab_size", str(size), why, fix, "vocabulary_holds_tokens")]
+
+
+def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
+    """T5 classifies at the end of text, which the tokenizer has to write."""
+    is_written = vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix
+    classifies = isinstance(config.task, SequenceClassification)
+    if is_written or not classifies or not family_of(config).is_encoder_decoder:
+        return []
+    why = "writes no end-of-text token, at which T5 classifies"
+    return [Problem("data.tokenizer", vocabulary.tokenizer, why, Fix("data.tokenizer=bytes"))]
 
 
 def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
