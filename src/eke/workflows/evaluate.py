@@ -15,6 +15,7 @@ from eke.config.compose import Composed, compose
 from eke.config.schema import Config, Conversations, HubRows, LocalRows, Text
 from eke.data.preparation.untrusted import reading
 from eke.plan.planner import Plan, read_plan
+from eke.plan.planner.samples import ROW_NUMBERS
 from eke.plan.record import Record, metrics
 from eke.workflows.export import checked_model, find_run, finished_record
 from eke.workflows.generate import ByteTokens
@@ -67,7 +68,8 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
     new_tokens, overrides = _generation(overrides)
     if new_tokens:  # each sample in its own row
         overrides = [*overrides, "data.packing=off"]
-    plan = evaluation_plan(read_plan(paths), overrides)
+    trained = read_plan(paths)
+    plan = evaluation_plan(trained, overrides)
     if new_tokens:
         _check_answers(plan)
     from eke.training.loop.attempt import verify_inputs
@@ -79,7 +81,7 @@ def evaluate_run(run: str, overrides: Sequence[str]) -> EvaluationResult:
     quiet_libraries(plan)
     with checked_model(paths, record) as folder, verify_inputs(plan), pinned_backend(plan):
         try:
-            job = _build(plan, folder, record)
+            job = _build(plan, folder, record, trained)
             row, classes = measure(job)
             if new_tokens:
                 row |= _answers(job, new_tokens)
@@ -169,7 +171,7 @@ def _whole(composed: Composed, typed: Mapping[str, str], names_data: bool) -> Co
     return replace(composed, config=replace(composed.config, data=data))
 
 
-def _build(plan: Plan, folder: Path, record: Record) -> Any:
+def _build(plan: Plan, folder: Path, record: Record, trained: Plan) -> Any:
     """An `Evaluated`: the model with the run's weights, and samples with the model's classes."""
     from eke.training.batches.batches import Transfer
     from eke.training.batches.dataset import build_data
@@ -184,7 +186,7 @@ def _build(plan: Plan, folder: Path, record: Record) -> Any:
     with reading(folder):
         load_weights(model, folder)
         known = _known_classes(folder, record)
-    names, numbers = _classes(plan, known)
+    names, numbers = _classes(plan, known, trained)
     if names:
         config: Any = model.config
         config.id2label = dict(enumerate(names))
@@ -214,21 +216,27 @@ def _known_classes(folder: Path, record: Record) -> list[str]:
     return [str(names[number]) for number in sorted(names, key=int)]
 
 
-def _classes(plan: Plan, known: list[str]) -> tuple[list[str], "Tensor | None"]:
+def _classes(plan: Plan, known: list[str], trained: Plan) -> tuple[list[str], "Tensor | None"]:
     """Names of the model's classes, and its numbers of the data's."""
     import torch
 
     from eke.data.preparation.labels import matched
     from eke.training.batches.tasks import class_names
 
-    found = class_names(plan)
+    found, column = class_names(plan), getattr(plan.config.data, "label", "")
+    others = [note.reason for note in trained.decisions if note.key.startswith(ROW_NUMBERS)]
+    if others and column and not found:
+        rows, mine = others[0].partition(": ")[2], ", ".join(known)
+        why = f"has numbers. In the run's rows 0, 1, ... were {rows}, in its model {mine}"
+        fix = Fix(f"{LABELS}=[NAME,NAME]", remark="names of the numbers 0, 1, ... in these rows")
+        raise ConfigError(Problem("data.label", column, why, fix))
     if not known or not found:
         return known, None
     numbers = matched(found, known)
     if unknown := [name for name in found if name not in numbers]:
         why = f"has classes that the model was not trained on: {', '.join(unknown)}"
         fix = Fix("data.label=COLUMN", remark=f"the model knows {', '.join(known)}")
-        raise ConfigError(Problem("data.label", getattr(plan.config.data, "label", ""), why, fix))
+        raise ConfigError(Problem("data.label", column, why, fix))
     return known, torch.tensor([numbers[name] for name in found])
 
 

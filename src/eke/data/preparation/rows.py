@@ -331,6 +331,7 @@ class RowStore:
             "bad_fix": self._bad_fix(),
             "label_names": label_names,
             "label_kind": self.columns.kind,
+            "given_names": tuple(self.columns.given),
             **(self.chat.found() if self.chat else {}),
         }
 

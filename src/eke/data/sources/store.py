@@ -160,6 +160,8 @@ class Manifest:
     """Text labels by class; empty if labels are numbers."""
     label_kind: str = ""
     """How labels are read: `number`, `name`, ... (`eke.data.preparation.labels`)."""
+    given_names: tuple[str, ...] = ()
+    """Names of the rows' class numbers, by number."""
     num_replaced: int = 0
     """Invalid UTF-8 characters, replaced by U+FFFD."""
     streams: tuple[TokenStream, ...] = ()

@@ -28,11 +28,16 @@ from eke.config.schema import (
 from eke.data import sources
 from eke.data.sources import Manifest, PrepareRequest, Store, Vocabulary
 from eke.models.checkpoints.architecture import router_loss
+from eke.models.families import family_of
 from eke.plan.planner.inputs import DATA, inputs_of
 from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
+
+
+ROW_NUMBERS = "data.label of the rows"
+"""Decision of a plan whose rows number their classes otherwise than the model."""
 
 
 DEFAULT_STEPS = 300
@@ -313,6 +318,8 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
         own = list(manifest.label_names) == getattr(config.model, "label_names", [])
         order = "the checkpoint's own numbers" if own else "as the rows name them"
         decisions.append(_numbered(manifest.label_names, order))
+        if (given := manifest.given_names) != manifest.label_names[: len(given)]:
+            decisions.append(replace(_numbered(given, "matched by name"), key=ROW_NUMBERS))
     available = [manifest.counts["train"], manifest.counts["evaluation"]]
     if config.data.is_stream:
         return _streamed(config), min(config.data.num_eval_samples, available[1])

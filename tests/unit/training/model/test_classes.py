@@ -185,12 +185,17 @@ def test_names_of_the_data_are_the_checkpoints_by_name(option, tmp_path, three) 
     assert tuple(found.values()) == OTHER
 
 
-def test_an_evaluation_reads_numbers_as_the_models_or_by_typed_names(tmp_path, three) -> None:
+def test_an_evaluation_asks_what_numbers_mean_that_the_model_has_otherwise(tmp_path, three) -> None:
+    trained, *_ = built(*named_rows(tmp_path), *pretrained(three))
     numbers = (*rows_of(tmp_path, 0, 1, 2), *pretrained(three))
+    with pytest.raises(ConfigError) as caught:
+        _classes(built(*numbers)[0], list(NAMES), trained)
+    assert caught.value.problems[0].fix.words[0].startswith("task.labels=")
     plan, *_ = built(*numbers, f"task.labels=[{','.join(OTHER)}]")
-    assert _classes(plan, list(NAMES))[1].tolist() == [0, 1, 2]
+    assert _classes(plan, list(NAMES), trained)[1].tolist() == [0, 1, 2]
     assert [labels_of(plan)[f"row {n}"] for n in range(3)] == [2, 0, 1]
-    assert _classes(built(*numbers)[0], list(NAMES))[1] is None
+    _, plain = _classes(built(*numbers)[0], list(NAMES), built(*numbers)[0])
+    assert plain is None, "the model's own numbers"
 
 
 def test_typed_names_follow_into_the_saved_model(tmp_path) -> None:
