@@ -1,8 +1,8 @@
 """State of a sweep's runs: their outcomes, which need not run, and requests to run all again.
 
 A run that needs at least as much memory as one that ran out of it is skipped: the same run with a
-larger micro-batch, longer samples, more layers, or without checkpointing. Anything else that
-differs leaves two runs without an order.
+larger micro-batch, longer samples, more layers, without checkpointing, or with float32 in place of
+16-bit weights. Anything else that differs leaves two runs without an order.
 """
 
 import contextlib
@@ -59,15 +59,17 @@ def needs_at_least(plan: Plan, failed: Plan) -> str:
         return ""
     if plan.batch.accumulation == 1 < failed.batch.accumulation:
         return ""  # gradients were there while the second micro-batch went through the model
+    widened = _is_wider(plan, failed)
     here, there = _flat(plan), _flat(failed)
     differing = [key for key in {*here, *there} if here.get(key) != there.get(key)]
     more = []
     for key in sorted(differing):
-        if key in FREE:
+        if key in FREE or (widened and key.startswith("precision.")):
             continue
         if not _grows(key, there.get(key), here.get(key)):
             return ""
         more.append(f"{key}={here[key]} needs no less than {there[key]}")
+    more += [f"float32 needs no less than {failed.compute.weights}"] if widened else []
     return "; ".join(more) or "this run differs in nothing that changes memory"
 
 
@@ -77,6 +79,13 @@ def _grows(key: str, failed: Any, here: Any) -> bool:
     if key == "memory.checkpointing":
         return bool(here is Checkpointing.off and failed is Checkpointing.full)
     return False
+
+
+def _is_wider(plan: Plan, failed: Plan) -> bool:
+    """Whether all that is 16 bits wide in the run that failed is 32 bits wide in the other."""
+    narrow, wide = failed.compute, plan.compute
+    was_narrow = narrow.weights != "float32" and not narrow.master and narrow.float8 == "off"
+    return was_narrow and (wide.weights, wide.autocast, wide.float8) == ("float32", None, "off")
 
 
 def _flat(plan: Plan) -> dict[str, Any]:

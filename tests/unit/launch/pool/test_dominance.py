@@ -68,6 +68,16 @@ def test_what_may_run_out_is_tried_with_the_least_first(make_jobs) -> None:
     assert smallest_first([], lambda plan: None) == []
 
 
+def test_16_bit_weights_that_do_not_fit_leave_no_room_for_32_bits() -> None:
+    narrow = plan_of(*BASE, "precision=bf16_pure", "optimizer=sgd", "optimizer.momentum=0")
+    wide = plan_of(*BASE, "precision=fp32", "optimizer=sgd", "optimizer.momentum=0")
+    assert narrow.compute.weights == "bfloat16"
+    if narrow.compute.master:
+        assert not needs_at_least(wide, narrow), "its float32 copies may be what did not fit"
+    else:
+        assert needs_at_least(wide, narrow)
+
+
 def test_a_pool_skips_what_can_only_need_more(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 1, 1)
     sizes = {"a": 4, "b": 8, "c": 2}
