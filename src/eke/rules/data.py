@@ -162,6 +162,18 @@ RULES = (
         source="learned positions have as many rows as the model was made with",
     ),
     Rule(
+        id="padding_needs_eps",
+        key="model.rms_norm_eps",
+        when=lambda f: (
+            getattr(f.config.model, "rms_norm_eps", None) == 0
+            and (is_ragged(f.config) or (_multiple(f) > 1 and not _pads_nothing(f)))
+        ),
+        why="the embedding of padding is zero, and zero divided by its norm is no number",
+        fix=Fix("model.rms_norm_eps=1e-6"),
+        source="transformers' LlamaRMSNorm, and torch's Embedding(padding_idx)",
+        versions="transformers 5",
+    ),
+    Rule(
         id="prompt_needs_response",
         key="data.prompt",
         when=lambda f: (rows := _rows(f)) and (rows.prompt is None) is not (rows.response is None),

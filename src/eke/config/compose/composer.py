@@ -48,7 +48,7 @@ from eke.config.compose.compose_cache import (
     set_by_preset,
 )
 from eke.config.compose.hydra_settings import explain_in_file, is_hydras, is_launching
-from eke.config.compose.overrides import find_problems, last_wins, parse
+from eke.config.compose.overrides import find_problems, last_wins, parse, suggest_fix
 from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
@@ -117,15 +117,37 @@ def open_catalogue(config_dir: Path | None) -> Catalogue:
 def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
     """The overrides to compose; raises ConfigError if one is invalid, with all errors."""
     catalogue = trees.catalogue
-    texts = [t for t in dict.fromkeys(typed) if not (in_sweep and is_launching(t))]
+    spaced, joined = _spaced(list(typed), catalogue)
+    texts = [t for t in dict.fromkeys(joined) if not (in_sweep and is_launching(t))]
     found = {text: problems_of(text, catalogue, in_sweep) for text in texts}
     good = [text for text in texts if not found[text]]
-    problems = [problem for text in texts for problem in found[text]]
+    problems = spaced + [problem for text in texts for problem in found[text]]
     if problems:
         deeper = _deeper(good, problems, trees)
         problems = _with_full_commands(problems, found) + deeper
         raise ConfigError(_without_placeholders(problems, good))
     return good
+
+
+def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
+    """`seed = 3`, `seed= 3` and `seed =3`, split by a shell; also return the other words."""
+    problems: list[Problem] = []
+    rest: list[str] = []
+    while typed:
+        word = typed.pop(0)
+        key, equals, value = word.partition("=")
+        pieces = typed[:2] if typed[:1] == ["="] else typed[:1]
+        behind = "".join(pieces)
+        torn = (equals and not value) or (not equals and behind.startswith("="))
+        if not torn or not behind.strip("=") or "=" in behind.lstrip("="):
+            rest.append(word)
+            continue
+        text = word + behind
+        del typed[: len(pieces)]
+        why = "a shell splits at spaces: there is none around the equals sign"
+        key, _, value = text.partition("=")
+        problems.append(Problem(key, shown(f"= {value}"), why, suggest_fix(text, catalogue)))
+    return problems, rest
 
 
 def problems_of(text: str, catalogue: Catalogue, in_sweep: bool) -> list[Problem]:
