@@ -90,6 +90,8 @@ WRONG = [
     pytest.param("experiment", "defaults: [smok]\n", "smok", id="base of an experiment"),
     pytest.param("recipe", "defaults: [/experiment/smoke]\n", "/experiment", id="what comes later"),
     pytest.param("recipe", "defaults: [{}]\n", "$.defaults[0]", id="empty entry"),
+    pytest.param("sweep", "sweep: {product: {optimizer.lrr: 1}}\n", "lrr", id="swept key"),
+    pytest.param("sweep", "sweep: {product: {sweep: none}}\n", "sweep", id="a sweep of sweeps"),
     pytest.param("config", "defaults: [model: tinny]\n", "tinny", id="default option"),
     pytest.param("config", "defaults: [modell_: tiny]\n", "modell_", id="default group"),
 ]

@@ -151,7 +151,7 @@ def test_a_probe_is_interrupted_then_fits_and_the_same_command_again(tmp_path) -
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")
 def test_a_probe_that_runs_out_of_memory_lowers_the_batch(tmp_path) -> None:
     # Python, torch and its profiler take about 1.3 GB of addresses; 31 samples do not fit beside.
-    done = train(tmp_path, TIGHT, 1550 * MIB, *WORK)
+    done = train(tmp_path, TIGHT, 1500 * MIB, *WORK)
     assert done.code == 0, done.text
     assert "batch.per_device=31 does not fit: out of memory in" in done.out
     assert batch_of(tmp_path)["per_device"] == 2

@@ -195,16 +195,20 @@ def _whole(
         "$schema": _DRAFT,
         **_closed({"defaults": defaults, **sections, **single, "hydra": hydra}),
         "allOf": [_section(name, prefix, catalogue) for name in catalogue.sections],
-        "definitions": _definitions(groups, catalogue),
+        "definitions": _definitions(groups, single, catalogue),
     }
 
 
-def _definitions(groups: Sequence[str], catalogue: Catalogue) -> dict[str, Schema]:
-    """Shared definitions: the options of `groups`, and the keys of every section."""
+def _definitions(
+    groups: Sequence[str], single: dict[str, Schema], catalogue: Catalogue
+) -> dict[str, Schema]:
+    """Shared definitions: the options of `groups`, the keys of every section and of a sweep."""
     definitions = dict(DEFINITIONS)
+    about = {group: title(group) for group in groups}
     for group in groups:
         choice = _choice(about_options(group, catalogue))
-        definitions[f"{group}_options"] = {"description": title(group), **choice}
+        definitions[f"{group}_options"] = {"description": about[group], **choice}
+    about |= {name: schema["description"] for name, schema in single.items()}
     for name, classes in catalogue.sections.items():
         each = {
             cls.__name__: {k: s for k, s in _keys(cls).items() if k not in FIXED_FIELDS}
@@ -212,6 +216,16 @@ def _definitions(groups: Sequence[str], catalogue: Catalogue) -> dict[str, Schem
         }
         keys = {k: s for own in reversed(each.values()) for k, s in own.items()}
         definitions |= {of: _closed(own) for of, own in each.items()} | {name: _closed(keys)}
+        if name != "sweep":
+            about |= {f"{name}.{key}": schema["description"] for key, schema in keys.items()}
+    varied = {key: {"description": text} for key, text in about.items()}
+    definitions["varied"] = _closed(varied) | {"type": ["object", "null"]}
+    for part in ("product", "zip", "rows"):
+        value: Schema = {"$ref": "#/definitions/varied"}
+        value = {"additionalProperties": value} if part == "rows" else {"allOf": [value]}
+        key = definitions["sweep"]["properties"][part]
+        said = {"description": key["description"], "type": "object"}
+        definitions["sweep"]["properties"][part] = said | value
     return definitions
 
 

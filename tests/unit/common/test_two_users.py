@@ -169,7 +169,7 @@ def test_another_users_runs_are_read(command, run, machine) -> None:
 ACT = "from eke import cli\nsys.exit(cli.main([sys.argv[1], sys.argv[2]]))"
 PROGRAM = """#!/bin/sh
 case "$0 $*" in
-*squeue*) echo "7|0|RUNNING|n1|theirs|None" ;;
+*squeue*) echo "7|0|RUNNING|n1|eke-x|None" ;;
 *) echo "$0 $*" >> {proof} ;;
 esac
 """
