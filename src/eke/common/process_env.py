@@ -151,12 +151,10 @@ def be_verbose() -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, for a child that imports the same eke.
-
-    Incomplete variables of torchrun, `accelerate launch` or W&B's agent are another process's, and
-    are removed: a worker would read them as its rank, rendezvous or tracker run.
-    """
+    """This process's environment, for a child that imports the same eke."""
     kept = dict(os.environ)
+    # Incomplete variables of torchrun, `accelerate launch` or W&B's agent are another process's: a
+    # worker would read them as its rank, rendezvous or tracker run.
     if not ranks_are_started():
         kept = {name: value for name, value in kept.items() if not _OF_RANKS.match(name)}
     if any(name not in kept for name in AGENT):

@@ -1,7 +1,4 @@
-"""Rules about the device a run is planned for.
-
-The rules about packages that an option needs and this environment lacks.
-"""
+"""Rules about the device a run is planned for, and packages that this environment lacks."""
 
 from importlib.util import find_spec
 from pathlib import Path

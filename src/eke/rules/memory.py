@@ -1,7 +1,4 @@
-"""Rules about techniques against the memory of activations and gradients.
-
-Whether the training state fits, without activations, and what would make it fit: tried in order.
-"""
+"""Rules about memory techniques, and what would make the training state fit: tried in order."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,10 +33,8 @@ def _in_backward(facts: Facts) -> bool:
 
 
 def _rotates_what_is_kept(facts: Facts) -> bool:
-    """Liger's rotation overwrites the projections that selective checkpointing has kept.
-
-    Not where heads are normalized in between; of an unknown architecture that is not known.
-    """
+    """Liger's rotation overwrites the projections that selective checkpointing has kept."""
+    # Not where heads are normalized in between; of an unknown architecture that is not known.
     family = facts.model_family
     return (
         facts.config.kernels.option == "liger"

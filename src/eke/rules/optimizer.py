@@ -1,7 +1,4 @@
-"""Rules about optimizers.
-
-Rules about parameter-efficient fine-tuning.
-"""
+"""Rules about optimizers and parameter-efficient fine-tuning."""
 
 from typing import cast
 
@@ -57,10 +54,8 @@ def _shortest_side(facts: Facts) -> int:
 
 
 def _rank_limit(facts: Facts) -> int:
-    """The least rank at which states in the subspace, with its projection, are no smaller.
-
-    AdamW keeps 2 x long x short numbers of a matrix, a projection 2 x long x rank + rank x short.
-    """
+    """The least rank at which states in the subspace, with its projection, are no smaller."""
+    # AdamW keeps 2 x long x short numbers of a matrix, a projection 2 x long x rank + rank x short.
     weights = [w for w in structure(facts.config).weights if w.role is Role.hidden]
     return min(
         (-(-2 * max(w.shape) * min(w.shape) // (2 * max(w.shape) + min(w.shape))) for w in weights),

@@ -136,10 +136,8 @@ NVIDIA = (
 
 
 def _unit(facts: Facts) -> tuple[int, str]:
-    """Best divisor of each side of a product, and the format; 1 where no tensor cores run.
-
-    cuBLAS 11 uses them for any size, at best with multiples of 16 bytes, on an A100 of 128.
-    """
+    """Best divisor of each side of a product, and the format; 1 where no tensor cores run."""
+    # cuBLAS 11 uses them for any size, at best with multiples of 16 bytes, on an A100 of 128.
     if facts.device.kind != "cuda" or older_than(facts, VOLTA):
         return 1, ""
     precision, is_a100 = facts.config.precision, facts.device.capability == AMPERE

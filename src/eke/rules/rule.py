@@ -1,7 +1,4 @@
-"""Rules as data, so that they can be listed, documented and disabled in a test.
-
-Also the limits of single keys, and conditions on devices and compilers that several rules share.
-"""
+"""Rules as data, so that they can be listed, documented and disabled in a test."""
 
 import copy
 import dataclasses
@@ -113,10 +110,8 @@ def find_limit_problems(config: Config) -> list[Problem]:
 
 
 def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
-    """A copy with the default in place of every value that is outside its limits.
-
-    The other rules are then evaluated at once, without failing on a width of -1.
-    """
+    """A copy with the default in place of every value that is outside its limits."""
+    # The other rules are then evaluated at once, without failing on a width of -1.
     corrected = copy.deepcopy(config)
     for problem in problems:
         *groups, key = problem.key.split(".")
@@ -159,11 +154,9 @@ def older_than(facts: Facts, needed: tuple[int, int]) -> bool:
 
 
 def lacks_compiler(facts: Facts) -> bool:
-    """Whether code generated for the device cannot be compiled here.
-
-    For a CPU inductor writes C++. For a GPU Triton writes machine code itself, but compiles the C
-    of its driver at first use (3.9, backends/nvidia/driver.py).
-    """
+    """Whether code generated for the device cannot be compiled here."""
+    # For a CPU inductor writes C++. For a GPU Triton writes machine code itself, but compiles the C
+    # of its driver at first use (3.9, backends/nvidia/driver.py).
     if facts.planning or not facts.device.present:
         return False
     on_cpu = facts.device.kind == "cpu"

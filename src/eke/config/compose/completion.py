@@ -1,7 +1,4 @@
-"""Shell completion of options, keys, values and flags for bash, zsh and fish.
-
-Nothing is composed, so an unfinished or invalid command line can be completed.
-"""
+"""Completion for bash, zsh and fish; nothing is composed, so invalid lines can be completed."""
 
 import glob
 import itertools

@@ -1,8 +1,4 @@
-"""Compose configurations from overrides, or report all their errors.
-
-The cells of a sweep share their compositions. `claims` and `compose_with` recompose with the
-choices of a recipe, without changing the user's.
-"""
+"""Compose configurations from overrides, or report all their errors."""
 
 import dataclasses
 import re
@@ -379,6 +375,6 @@ def is_set(composed: Composed, key: str) -> bool:
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
-    """Recompose with choices (not in `claims`) in place of the recipe's; may raise ConfigError."""
+    """Recompose with choices (not in the user's `claims`) in place of the recipe's; ConfigError."""
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, "recipe=none", *choices], composed.config_dir, in_sweep=True)

@@ -1,7 +1,4 @@
-"""Check single overrides before Hydra composes, so that all errors are reported at once.
-
-Hydra's parser parses the text; the catalogue decides whether its key and option exist.
-"""
+"""Check single overrides before Hydra composes, so that all errors are reported at once."""
 
 import os
 import re
@@ -57,11 +54,7 @@ def parse(text: str) -> Override:
 
 
 def find_problems(text: str, catalogue: Catalogue, multirun: bool = False) -> list[Problem]:
-    """Find all problems of one override that need no composition.
-
-    A sweep is one of them without `multirun`, since a composition has one value per key; its fix is
-    the `-m` form.
-    """
+    """Problems of one override that need no composition; without `multirun` a sweep is one."""
     if malformed := _check_shape(text, catalogue):
         return [malformed]
     try:

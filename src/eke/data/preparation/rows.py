@@ -105,10 +105,7 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
 
 
 def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
-    """Yield a document by chunks, to the next line end, with the number of replaced characters.
-
-    A character that straddles two spans of a file belongs to the first.
-    """
+    """Yield a document by chunks, to the next line end, with the number of replaced characters."""
     try:
         with open(piece.path, "rb") as file:
             file.seek(piece.start)
@@ -119,6 +116,7 @@ def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
                     return
                 data += file.readline(min(CHUNK_BYTES, end - file.tell()))
                 data += _continuation(file)  # a chunk must not end inside a character
+                # A character that straddles two spans of a file belongs to the first.
                 if 0 < place == piece.start:
                     data = data.lstrip(_CONTINUATION)
                 text = data.decode(errors="replace")

@@ -1,7 +1,4 @@
-"""Preparation request: the inputs that determine prepared tokens, hashed into the cache key.
-
-Its client starts the preparation process, which alone imports tokenizers and datasets (slow).
-"""
+"""Inputs that determine prepared tokens, and the client of the process that prepares these."""
 
 import dataclasses
 import hashlib

@@ -1,8 +1,4 @@
-"""From a checked configuration to a plan: every derived decision, each with its reason.
-
-And what follows from a plan: hints for steps that wait for data, files of training state on a disk,
-and the parts of a record that are the same whether the worker or its supervisor writes.
-"""
+"""From a checked configuration to a plan: every derived decision, each with its reason."""
 
 import hashlib
 import math
@@ -432,10 +428,8 @@ def avoids_cudnn(config: Config, device: Device) -> bool:
 
 
 def maps_memory(config: Config, device: Device) -> bool:
-    """Whether CUDA's allocator maps memory in parts that it joins, and not block by block.
-
-    A user's own setting of the allocator wins.
-    """
+    """Whether CUDA's allocator maps memory in parts that it joins, and not block by block."""
+    # A user's own setting of the allocator wins.
     is_set = any(os.environ.get(f"PYTORCH_{kind}ALLOC_CONF") for kind in ("", "CUDA_"))
     return device.is_nvidia and not is_set and _has_many_lengths(config)
 
@@ -510,7 +504,7 @@ def outline_record(
     outcome: Outcome,
     failure: Failure | None,
 ) -> Record:
-    """A record of the plan and of what metrics.jsonl holds; memory and the like are absent yet."""
+    """A record of plan and metrics.jsonl, by worker or supervisor; memory and such are absent."""
     content = plan_to_plain(plan)
     steps, timing = metrics.latest(rows, metrics.LOSS), metrics.timing(rows)
     best = metrics.best_evaluation(rows, plan.config.train.keep_best)

@@ -1,7 +1,4 @@
-"""Outcomes, attempts and the record of a run, with types and a version; how its processes ended.
-
-A measurement that was not made is None. Reading these files needs neither torch nor Hydra.
-"""
+"""Outcomes, attempts, ends of processes, and a run's record, in which None is not measured."""
 
 import contextlib
 import functools
