@@ -191,9 +191,6 @@ def main(command: str, arguments: Sequence[str]) -> int:
     return run(parser.parse_args(arguments))
 
 
-# --- status ---------------------------------------------------------------------------------------
-
-
 _JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
 
 
@@ -336,9 +333,6 @@ def silence(standings: Sequence[RunStatus]) -> str:
     )
 
 
-# --- logs -----------------------------------------------------------------------------------------
-
-
 def logs(options: argparse.Namespace) -> int:
     """Print the ends of the logs of one run, or of the running and failed ones."""
     folder = user_path(options.folder)
@@ -401,9 +395,6 @@ def _last_lines(log: Path, count: int) -> list[str]:
         return ["(no log yet)"]
     lines = found.decode(errors="replace").splitlines()
     return lines[-count:] if count else lines
-
-
-# --- cancel ---------------------------------------------------------------------------------------
 
 
 def _cancel(options: argparse.Namespace) -> int:

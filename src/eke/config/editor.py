@@ -116,9 +116,6 @@ def make_schemas(catalogue: Catalogue) -> dict[str, Schema]:
     return schemas
 
 
-# --- option files -------------------------------------------------------------------------------
-
-
 def _option_file(group: str, catalogue: Catalogue) -> Schema:
     """Schema of one section's values; the file's defaults list determines its fields."""
     variants = VARIANTS.get(group, {})
@@ -166,9 +163,6 @@ def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
     about = "Whose fields the file has, and an option to start from."
     schema: Schema = {"description": about, "type": "array", "items": _choice(entries)}
     return schema | ({"defaultSnippets": snippets} if snippets else {})
-
-
-# --- files about the whole configuration --------------------------------------------------------
 
 
 def _preset_file(group: str, catalogue: Catalogue) -> Schema:
@@ -262,9 +256,6 @@ def _defaults(entries: dict[str, str], groups: Sequence[str], prefix: str) -> Sc
 
 def _choice(entries: dict[str, str]) -> Schema:
     return {"enum": list(entries), "enumDescriptions": list(entries.values())}
-
-
-# --- files and settings -------------------------------------------------------------------------
 
 
 def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any]:

@@ -26,7 +26,6 @@ PRESENTATION_KEYS = {
 """The same for keys of other groups: no timing includes checkpoints,
 and a limit of rows changes none that is read."""
 
-
 FORMER_VALUES: dict[str, Any] = {
     "peft.base_weights": None, "model.freeze": [], "model.num_frozen_parameters": None,
     "train.early_stop_patience": None, "train.keep_best": None, "task.problem": "single",

@@ -3,13 +3,7 @@
 from collections.abc import Callable
 
 from eke.common.errors import Fix
-from eke.config.schema import (
-    CompileMode,
-    Conversations,
-    Mix,
-    Packing,
-    TextColumns,
-)
+from eke.config.schema import CompileMode, Conversations, Mix, Packing, TextColumns
 from eke.models.checkpoints.architecture import logits_change
 from eke.models.families import FAMILIES
 from eke.models.sizes import is_ragged
@@ -57,7 +51,6 @@ def without_graphs(facts: Facts) -> Fix:
 LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
 SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
 FUSED_SOURCE = "https://arxiv.org/abs/2410.10989, section 3.2"
-
 
 FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
 """Keys of `kernels`, and options that set them."""

@@ -99,7 +99,6 @@ RULES = (
     ),
 )
 
-
 NEEDS: dict[tuple[str, str], tuple[str, str]] = {
     ("tracker", "wandb"): ("wandb", "pip install wandb"),
     ("tracker", "tensorboard"): ("tensorboard", 'pip install "eke[tensorboard]"'),

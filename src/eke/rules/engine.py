@@ -46,7 +46,6 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-
 PREFIX = "trainer.extra."
 REMOVE = Fix(remark="remove it")
 

@@ -4,14 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from eke.common.errors import Fix
-from eke.config.schema import (
-    FSDP,
-    Checkpointing,
-    Compute,
-    Config,
-    Offload,
-    Weights,
-)
+from eke.config.schema import FSDP, Checkpointing, Compute, Config, Offload, Weights
 from eke.models.sizes import (
     STAGE,
     StateBytes,
@@ -189,7 +182,6 @@ RULES = (
         source="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html",
     ),
 )
-
 
 ROOM = 1.05
 """Share of the state that is left for activations, at least: nothing trains on the last byte."""

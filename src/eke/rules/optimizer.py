@@ -198,7 +198,6 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-
 PEFT_DOCS = "https://huggingface.co/docs/peft"
 
 

@@ -68,7 +68,6 @@ def _runs_reason(facts: Facts) -> str:
 MAX_NAME_BYTES = 255
 """NAME_MAX of Linux (limits.h) and of every file system in use."""
 
-
 MIN_FREE_BYTES = 64 * 2**20
 """A run's own files without checkpoints: plan, record, metrics and log stay far below this."""
 

@@ -183,9 +183,6 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
     return [dataclasses.replace(problem, fix=command) for problem in problems]
 
 
-# --- with Hydra ---------------------------------------------------------------------------------
-
-
 def compose_tree(good: Sequence[str], trees: Trees) -> Tree:
     """Compose one tree, without schema types, inside `hydra_state`; values may be missing."""
     try:
@@ -263,9 +260,6 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
             fix = Fix(completed(key, catalogue) or key)
             problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))
     return problems
-
-
-# --- after an error -----------------------------------------------------------------------------
 
 
 def _explain(error: NotSet, good: Sequence[str], trees: Trees) -> list[Problem]:

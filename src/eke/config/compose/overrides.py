@@ -109,9 +109,6 @@ def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
     return [Problem(key, value, f"must be {field.limit.describe(number)}", fix)]
 
 
-# --- the shape of the text ----------------------------------------------------------------------
-
-
 def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
     key, equals, value = text.partition("=")
     if not text.strip():
@@ -169,9 +166,6 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     if field and not fix:
         fix = Fix(f"{plain}={probably_meant(field, value)}")
     return Problem(key, shown(value), why, fix)
-
-
-# --- the meaning of the text --------------------------------------------------------------------
 
 
 def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> list[Problem]:
@@ -262,9 +256,6 @@ def _check_sweep(parsed: Override, catalogue: Catalogue, multirun: bool) -> list
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f"; one text with commas is quoted: {Fix(override(key, raw))}"
     return [*wrong, Problem(key, shown(raw), why, Fix("-m", *typed) if typed else Fix())]
-
-
-# --- a value for a group, a section, a key ------------------------------------------------------
 
 
 def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Problem | None:

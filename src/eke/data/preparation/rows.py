@@ -262,7 +262,6 @@ HOPELESS_ROWS = 1000
 READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 """`data` option -> reader."""
 
-
 SEEN_ROWS = 1000
 """Rows of a stream to train on that are looked at before training."""
 

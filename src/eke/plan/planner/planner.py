@@ -158,11 +158,7 @@ def with_batch(
 
 
 def _resolved(
-    config: Config,
-    batch: BatchPlan,
-    steps: StepPlan,
-    compute: ComputePlan,
-    theirs: Settings | None,
+    config: Config, batch: BatchPlan, steps: StepPlan, compute: ComputePlan, theirs: Settings | None
 ) -> dict[str, object]:
     """Values for what the configuration leaves open; the fields that requested them become None."""
     answers: dict[str, object] = {
@@ -498,11 +494,7 @@ def swap_files(folder: Path, rank: int) -> dict[str, int]:
 
 
 def outline_record(
-    plan: Plan,
-    rows: Sequence[metrics.Row],
-    attempt: int,
-    outcome: Outcome,
-    failure: Failure | None,
+    plan: Plan, rows: Sequence[metrics.Row], attempt: int, outcome: Outcome, failure: Failure | None
 ) -> Record:
     """A record of plan and metrics.jsonl, by worker or supervisor; memory and such are absent."""
     content = plan_to_plain(plan)

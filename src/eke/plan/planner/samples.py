@@ -32,10 +32,8 @@ from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
 DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
 
-
 ROW_NUMBERS = "data.label of the rows"
 """Decision of a plan whose rows number their classes otherwise than the model."""
-
 
 DEFAULT_STEPS = 300
 """Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly

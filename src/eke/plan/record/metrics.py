@@ -56,7 +56,6 @@ WALL = "wall"
 PHASE_KEYS = {phase: f"train/{phase}_time_s" for phase in PHASES}
 """Phase -> row key of the seconds a step spent in it."""
 
-
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 
