@@ -100,7 +100,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="apex_needs_cuda",
         key="optimizer",
-        when=lambda f: f.optimizer.cuda_only and f.device.kind == "cpu",
+        when=lambda f: f.optimizer.cuda_only and f.on_cpu,
         value=lambda f: option_of(f.config.optimizer),
         why=lambda f: f"{_library(f)} has kernels for CUDA only; {f.device.name} is a CPU",
         fix=lambda f: Fix(
@@ -133,7 +133,7 @@ RULES: tuple[Rule, ...] = (
     without_effect(
         id="paging_needs_cuda",
         key="optimizer",
-        when=lambda f: f.optimizer.pages and f.device.kind == "cpu",
+        when=lambda f: f.optimizer.pages and f.on_cpu,
         why="pages are moved between a GPU and its host; on a CPU there is one memory",
         fix=Fix("optimizer=adamw_8bit"),
         source="bitsandbytes, optim/optimizer.py, get_state_buffer",

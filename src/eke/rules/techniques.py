@@ -347,9 +347,7 @@ _TABLE = (
         "offload=optimizer_cpu", "optimizer states",
         "cost depends on the host and on the way to it: arXiv:2101.06840, section 6",
         devices=(CUDA,),
-        applies=lambda c: (
-            c.distributed.option in ("zero2", "zero3") and c.offload.option == "none"
-        ),
+        applies=lambda c: c.distributed.option in ("zero2", "zero3") and c.offload.option == "none",
         edit=_set("offload", option="optimizer_cpu"),
     ),
     Technique(
