@@ -66,8 +66,7 @@ def retry(options: argparse.Namespace) -> int:
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         if not folder.exists():
-            missing = [user_path(options.folder)]
-            raise ConfigError(no_runs(missing, "retry", usual="runs/sweep-ID"))
+            raise ConfigError(no_runs([user_path(options.folder)], "retry", usual="runs/sweep-ID"))
         run, paths = None, RunPaths(folder)
         with contextlib.suppress(OSError):  # do not suggest another user's command
             run = read_record(paths) if read_bytes(paths.record, own=True) else None

@@ -243,12 +243,11 @@ def _if_defaults_hold(entry: Schema) -> Schema:
 def _defaults(entries: dict[str, str], groups: Sequence[str], prefix: str) -> Schema:
     choices = {f"{prefix}{group}": {"$ref": f"#/definitions/{group}_options"} for group in groups}
     hydra = {f"override hydra/{name}_logging": {"type": "string"} for name in ("job", "hydra")}
-    one = _closed(choices | hydra)
     items = {
         "type": ["string", "object"],
         "if": {"type": "string"},
         "then": _choice(entries),
-        "else": one | {"minProperties": 1, "maxProperties": 1},
+        "else": _closed(choices | hydra) | {"minProperties": 1, "maxProperties": 1},
     }
     about = "The option of each group, and files to start from."
     return {"description": about, "type": "array", "items": items}

@@ -119,8 +119,7 @@ def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
     good = [text for text in texts if not found[text]]
     problems = spaced + [problem for text in texts for problem in found[text]]
     if problems:
-        deeper = _deeper(good, problems, trees)
-        problems = _with_full_commands(problems, found) + deeper
+        problems = _with_full_commands(problems, found) + _deeper(good, problems, trees)
         raise ConfigError(_without_placeholders(problems, good))
     return good
 

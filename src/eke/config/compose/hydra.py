@@ -227,8 +227,7 @@ def _without_plugin(overrides: Sequence[str]) -> Iterator[Problem]:
             yield _not_installed(key, value, known[key])
         elif _is_setting(text) and (group := "hydra/" + key.split(".")[1]) not in chosen:
             why = "is a setting of a plugin of Hydra's, and none is chosen"
-            fix = Fix(f"{group}={PLUGINS[group][0]}", text)
-            yield Problem(key, shown(value), why, fix)
+            yield Problem(key, shown(value), why, Fix(f"{group}={PLUGINS[group][0]}", text))
 
 
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:

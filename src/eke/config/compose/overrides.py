@@ -104,8 +104,7 @@ def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
     number = parse(text).value()
     if not isinstance(number, int | float) or field.limit.admits(number):
         return []
-    instead = format_value(field.limit.in_place_of(number, field.default))
-    fix = Fix(f"{key}={instead}")
+    fix = Fix(f"{key}={format_value(field.limit.in_place_of(number, field.default))}")
     return [Problem(key, value, f"must be {field.limit.describe(number)}", fix)]
 
 
@@ -152,8 +151,7 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     if field and field.kind is str:
         why = "has characters with a meaning in Hydra's grammar, or unpaired quotes; quote it"
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
-        whole = override(plain, value[1:] if begun else value)
-        return Problem(key, shown(value), why, Fix(whole))
+        return Problem(key, shown(value), why, Fix(override(plain, value[1:] if begun else value)))
     if "/" in value and (found := of_elsewhere(plain, value)):
         why = f"not an option of {plain}; it goes to {found[-1].partition('=')[0]}"
         return Problem(key, shown(value), why, _all_fixes(found, catalogue))
@@ -307,8 +305,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
 
 def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
     """Explain a value for a whole section instead of one of its keys."""
-    names = ", ".join(catalogue.names(section))
-    why = f"{section} has keys, set one by one: {names}"
+    why = f"{section} has keys, set one by one: {', '.join(catalogue.names(section))}"
     if isinstance(value, dict) and value:
         items = [override(f"{section}.{name}", item) for name, item in value.items()]
         return Problem(section, shown(raw), why, _all_fixes(items, catalogue))

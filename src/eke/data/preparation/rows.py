@@ -92,8 +92,7 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
                     document = writer.read("tokens")[first:]
                     doubled += is_doubled(document, tokenizer.vocabulary.special)
                     ends = ends if any(ends) else ends_of(tokenizer, document)
-            size = writer.counts["tokens"] - start
-            streams.append(TokenStream(evaluation, number, start, size))
+            streams.append(TokenStream(evaluation, number, start, writer.counts["tokens"] - start))
     writer.note(repr(streams))
     return {
         "num_rows": len(request.corpus.pieces()),
@@ -478,9 +477,7 @@ class RowStore:
     def _check_classes(self, names: tuple[str, ...]) -> None:
         """Raise ConfigError unless training has two classes, or numbers that differ."""
         train = self.writer.read("train")
-        if self.request.label is None or len(train) < 2:
-            return
-        if self.request.only_evaluates:
+        if self.request.label is None or len(train) < 2 or self.request.only_evaluates:
             return
         several = self.request.problem == "multi_label"
         labels = self.writer.read("values" if self.request.problem == "regression" else "labels")

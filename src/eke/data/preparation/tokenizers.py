@@ -177,8 +177,7 @@ def ends_of(tokenizer: Tokenizer, ids: np.ndarray) -> Ends:
 
 def is_doubled(ids: np.ndarray, special: Sequence[int]) -> bool:
     """Whether a special token is repeated at the beginning or the end."""
-    pairs = (ids[:2], ids[-2:])
-    return any(len(p) == 2 and p[0] == p[1] and int(p[0]) in special for p in pairs)
+    return any(len(p) == 2 and p[0] == p[1] and int(p[0]) in special for p in (ids[:2], ids[-2:]))
 
 
 def part_of(text: str, limit: int, keep_end: bool = False) -> str:

@@ -154,8 +154,7 @@ def open_corpus(config: Config) -> Corpus | None:
     if isinstance(config.data, PythonSource):
         corpus = standard_library()
     elif isinstance(config.data, Text):
-        path = user_path(config.data.path)
-        corpus = text_files(path, config.data.pattern, config.data.eval_frac)
+        corpus = text_files(user_path(config.data.path), config.data.pattern, config.data.eval_frac)
     else:
         return None
     if isinstance(config.task, SequenceClassification):

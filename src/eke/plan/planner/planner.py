@@ -184,8 +184,7 @@ def _resolved(
         # model.content says what they name; nor does it matter which branch led to a commit.
         answers |= {"model.name_or_path": None, "model.revision": None}
     if isinstance(config.peft, Adapters):
-        alike = compute.frozen == compute.weights
-        answers["peft.base_weights"] = None if alike else compute.frozen
+        answers["peft.base_weights"] = None if compute.frozen == compute.weights else compute.frozen
     if adapted := adapted_layers(config):
         answers["peft.target_modules"] = list(adapted)
     if theirs is not None:
@@ -291,8 +290,7 @@ def _plan_compute(
         reason = f"{FLOAT32_BYTES} bytes per parameter more than bfloat16 alone"
         if formats.master:
             reason = "DeepSpeed's ZeRO steps on float32 copies of its share of the weights"
-        master = "on" if formats.master else "off"
-        decisions.append(Decision("precision.master", master, reason))
+        decisions.append(Decision("precision.master", "on" if formats.master else "off", reason))
     base = getattr(config.peft, "base_weights", BaseWeights.auto if config.model.freeze else None)
     if base is BaseWeights.auto:
         other = "precision.evaluation is another format than precision.compute"
