@@ -10,8 +10,6 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-import cattrs
-
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.process_env import child_environment, module_command
@@ -133,11 +131,6 @@ class PrepareRequest:
     def to_json(self) -> str:
         """Serialize to one line."""
         return json.dumps(dataclasses.asdict(self), default=str)  # paths
-
-
-def request_from_json(text: str) -> PrepareRequest:
-    """Parse the output of `to_json`."""
-    return cattrs.structure(json.loads(text), PrepareRequest)
 
 
 def request_of(config: Config) -> PrepareRequest | None:
