@@ -137,9 +137,10 @@ class Catalogue:
     @cached_property
     def sections(self) -> dict[str, tuple[type, ...]]:
         """Section of the configuration -> its possible schema classes."""
+        hints: dict[str, type] = get_type_hints(Config)
         return {
             name: tuple(VARIANTS[name].values()) if VARIANTS.get(name) else (kind,)
-            for name, kind in get_type_hints(Config).items()
+            for name, kind in hints.items()
             if is_dataclass(kind)
         }
 
