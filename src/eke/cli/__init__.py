@@ -49,7 +49,6 @@ eke: find, run and compare the training recipes that get the most out of your GP
 Overrides and options: eke train --help   (of one group: eke train --help GROUP)
 """
 
-
 _OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "sync")
 """Commands with a module of the same name, imported only when needed."""
 

@@ -140,8 +140,7 @@ def _summary(config: Config, store: Store) -> str:
         lines.append(f"  {first:>7} to {first + step - 1:<7} {size:>9}  {bar}".rstrip())
     if config.task.option in TOKEN_TASKS:
         first = int(config.task.option == "causal_lm")  # no token predicts it
-        cuts = np.maximum(store.array("cuts"), first)
-        trained = found.num_trained or total - int(cuts.sum())
+        trained = found.num_trained or total - int(np.maximum(store.array("cuts"), first).sum())
         lines.append(f"trained: {trained / total:.1%} ({trained} of {total} tokens)")
     counts = f"{found.num_bad} bad, {found.num_empty} empty, {found.num_truncated} truncated"
     lines.append(f"rows: {found.num_rows} read; {counts}")

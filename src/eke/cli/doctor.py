@@ -1,8 +1,4 @@
-"""`eke doctor`: report this machine's properties and usable options, as text or JSON.
-
-Every option is checked by the rules that check a run. Torch is queried in a separate process, so
-that a slow import or a crashing driver does not stop the report.
-"""
+"""`eke doctor`: report this machine's properties and usable options, as text or JSON."""
 
 import contextlib
 import copy
@@ -62,7 +58,7 @@ class OptionFinding:
 
 
 def find_options(device: Device) -> tuple[OptionFinding, ...]:
-    """Check every option of the groups that depend on the machine; milliseconds per option."""
+    """Check options that depend on the machine by the rules that check a run; milliseconds each."""
     catalogue = make_catalogue()
     base = compose(["tracker=none"]).config  # its package may be missing, too
     # Problems shared by all options, for example a full disk.
@@ -129,7 +125,7 @@ print("\\n" + json.dumps(found))
 
 
 def ask_torch(questions: str = QUESTIONS) -> subprocess.Popen[str]:
-    """Start a process that queries torch."""
+    """Query torch in another process: a slow import or a crashing driver stops no report."""
     return subprocess.Popen(
         [sys.executable, SAFE_PATH, "-c", questions],
         stdin=subprocess.DEVNULL,

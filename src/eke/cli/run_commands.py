@@ -66,8 +66,7 @@ def retry(options: argparse.Namespace) -> int:
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         if not folder.exists():
-            missing = [user_path(options.folder)]
-            raise ConfigError(no_runs(missing, "retry", usual="runs/sweep-ID"))
+            raise ConfigError(no_runs([user_path(options.folder)], "retry", usual="runs/sweep-ID"))
         run, paths = None, RunPaths(folder)
         with contextlib.suppress(OSError):  # do not suggest another user's command
             run = read_record(paths) if read_bytes(paths.record, own=True) else None
@@ -189,9 +188,6 @@ def main(command: str, arguments: Sequence[str]) -> int:
             help="run the command of a sweep.json that another user owns: it can run any program",
         )  # fmt: skip
     return run(parser.parse_args(arguments))
-
-
-# --- status ---------------------------------------------------------------------------------------
 
 
 _JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
@@ -336,9 +332,6 @@ def silence(standings: Sequence[RunStatus]) -> str:
     )
 
 
-# --- logs -----------------------------------------------------------------------------------------
-
-
 def logs(options: argparse.Namespace) -> int:
     """Print the ends of the logs of one run, or of the running and failed ones."""
     folder = user_path(options.folder)
@@ -401,9 +394,6 @@ def _last_lines(log: Path, count: int) -> list[str]:
         return ["(no log yet)"]
     lines = found.decode(errors="replace").splitlines()
     return lines[-count:] if count else lines
-
-
-# --- cancel ---------------------------------------------------------------------------------------
 
 
 def _cancel(options: argparse.Namespace) -> int:

@@ -177,8 +177,6 @@ class BusyError(EkeError):
 class RunError(EkeError):
     """The run could not be finished, for a reason the user can act on."""
 
-    exit_code = 1
-
 
 class ChangedError(RunError):
     """A run's input or the software has changed since planning; the run is rejected."""

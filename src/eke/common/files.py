@@ -3,9 +3,8 @@
 A crash at any moment leaves the old content or the new, never a mix. Other users cannot redirect a
 write: a folder is held by its descriptor while a file in it is opened. Rejected are links in the
 path made by another user, any link as the last component, and anything but a regular file (reading
-a FIFO would block). Files are written only to folders of this user.
-
-Locks (flock) of runs, sweeps and devices, released when the process that holds them ends.
+a FIFO would block). Files are written only to folders of this user. Locks (flock) of runs, sweeps
+and devices are released when the process that holds them ends.
 """
 
 import contextlib
@@ -314,11 +313,9 @@ def plain(value: Any) -> Any:
 
 
 def open_shared_lock(path: Path) -> int:
-    """Open a file that every user of a folder may lock, regardless of umask; create it if missing.
-
-    It is created only if nothing exists at the path: Linux refuses to open another user's file with
-    O_CREAT in a folder like /tmp (fs.protected_regular).
-    """
+    """Open a file that all users of a folder may lock, whatever the umask; create it if missing."""
+    # First without O_CREAT, with which Linux refuses to open another user's file in a folder like
+    # /tmp (fs.protected_regular).
     try:
         return open_file(path, os.O_RDWR, shared=True)
     except FileNotFoundError:
@@ -333,11 +330,8 @@ def open_shared_lock(path: Path) -> int:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take an exclusive lock (flock) on an open file; False if another process holds it.
-
-    OSError means that the file system has no locks, e.g. Lustre mounted without `flock`.
-    """
-    try:
+    """Take an exclusive lock (flock) on an open file; False if another process holds it."""
+    try:  # OSError: the file system has no locks, e.g. Lustre mounted without `flock`
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False

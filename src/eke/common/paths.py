@@ -22,7 +22,6 @@ WORLD_SIZE, LOCAL_WORLD_SIZE = "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 """torchrun's environment variables: rank, local rank, world size and local world size
 (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
-
 CHECKPOINT_FILES = "manifest.json"
 """File of a checkpoint with the size and the checksum of each of its files."""
 

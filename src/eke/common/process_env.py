@@ -131,8 +131,6 @@ SAFE_PATH = "-P"
 AGENT = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
 """Variable that W&B's agent sets for each run it starts."""
 
-_OF_RANKS, _OF_TRACKED_RUNS = re.compile(RANK_VARIABLES), re.compile(TRACKED_RUN_VARIABLES)
-
 
 def module_command(module: str, *arguments: str) -> list[str]:
     """The command that runs a module of eke; no `torch.py` in the current folder is imported."""
@@ -151,16 +149,14 @@ def be_verbose() -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, for a child that imports the same eke.
-
-    Incomplete variables of torchrun, `accelerate launch` or W&B's agent are another process's, and
-    are removed: a worker would read them as its rank, rendezvous or tracker run.
-    """
+    """This process's environment, for a child that imports the same eke."""
     kept = dict(os.environ)
+    # Incomplete variables of torchrun, `accelerate launch` or W&B's agent are another process's: a
+    # worker would read them as its rank, rendezvous or tracker run.
     if not ranks_are_started():
-        kept = {name: value for name, value in kept.items() if not _OF_RANKS.match(name)}
+        kept = {name: value for name, value in kept.items() if not re.match(RANK_VARIABLES, name)}
     if any(name not in kept for name in AGENT):
-        kept = {name: value for name, value in kept.items() if not _OF_TRACKED_RUNS.match(name)}
+        kept = {k: value for k, value in kept.items() if not re.match(TRACKED_RUN_VARIABLES, k)}
     # An empty or relative entry refers to the current folder.
     entries = filter(os.path.isabs, kept.get("PYTHONPATH", "").split(os.pathsep))
     kept["PYTHONPATH"] = os.pathsep.join((source_folder(), *entries))
@@ -180,7 +176,7 @@ def leave_tracked_run() -> None:
     if all(name in os.environ for name in AGENT):
         why = "W&B's agent names one run: these runs are outside its sweep"
         speak(f"  warning: {why}", sys.stderr)
-    for name in filter(_OF_TRACKED_RUNS.match, list(os.environ)):
+    for name in [each for each in os.environ if re.match(TRACKED_RUN_VARIABLES, each)]:
         del os.environ[name]
 
 

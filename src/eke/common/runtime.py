@@ -1,8 +1,4 @@
-"""Runtime helpers: messages for an unsupported PyTorch, and garbage collector tuning.
-
-Imported modules are never garbage. Scanning them takes a seventh of the import time of torch and
-transformers, and of a plan's time (docs/lab/startup.md).
-"""
+"""Runtime helpers: messages for an unsupported PyTorch, and garbage collector tuning."""
 
 import gc
 from collections.abc import Iterator
@@ -45,6 +41,8 @@ def collect_seldom() -> None:
 @contextmanager
 def importing() -> Iterator[None]:
     """Disable collection inside, then freeze all objects, garbage too: for the process's start."""
+    # Imported modules are never garbage. Scanning them takes a seventh of the import time of torch
+    # and transformers, and of a plan's time (docs/lab/startup.md).
     was_enabled = gc.isenabled()
     gc.disable()
     try:

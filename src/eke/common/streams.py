@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 GONE = (errno.EPIPE, errno.EIO)
 """Errors of a pipe without a reader (`| head`) and of a closed terminal."""
 
-
 COLOURS = re.compile(r"(\x1b\[[\d;]*m)")
 """Escape sequences that only style characters (ECMA-48, SGR)."""
 

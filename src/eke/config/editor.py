@@ -116,9 +116,6 @@ def make_schemas(catalogue: Catalogue) -> dict[str, Schema]:
     return schemas
 
 
-# --- option files -------------------------------------------------------------------------------
-
-
 def _option_file(group: str, catalogue: Catalogue) -> Schema:
     """Schema of one section's values; the file's defaults list determines its fields."""
     variants = VARIANTS.get(group, {})
@@ -166,9 +163,6 @@ def _option_defaults(group: str, catalogue: Catalogue) -> Schema:
     about = "Whose fields the file has, and an option to start from."
     schema: Schema = {"description": about, "type": "array", "items": _choice(entries)}
     return schema | ({"defaultSnippets": snippets} if snippets else {})
-
-
-# --- files about the whole configuration --------------------------------------------------------
 
 
 def _preset_file(group: str, catalogue: Catalogue) -> Schema:
@@ -249,12 +243,11 @@ def _if_defaults_hold(entry: Schema) -> Schema:
 def _defaults(entries: dict[str, str], groups: Sequence[str], prefix: str) -> Schema:
     choices = {f"{prefix}{group}": {"$ref": f"#/definitions/{group}_options"} for group in groups}
     hydra = {f"override hydra/{name}_logging": {"type": "string"} for name in ("job", "hydra")}
-    one = _closed(choices | hydra)
     items = {
         "type": ["string", "object"],
         "if": {"type": "string"},
         "then": _choice(entries),
-        "else": one | {"minProperties": 1, "maxProperties": 1},
+        "else": _closed(choices | hydra) | {"minProperties": 1, "maxProperties": 1},
     }
     about = "The option of each group, and files to start from."
     return {"description": about, "type": "array", "items": items}
@@ -262,9 +255,6 @@ def _defaults(entries: dict[str, str], groups: Sequence[str], prefix: str) -> Sc
 
 def _choice(entries: dict[str, str]) -> Schema:
     return {"enum": list(entries), "enumDescriptions": list(entries.values())}
-
-
-# --- files and settings -------------------------------------------------------------------------
 
 
 def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any]:

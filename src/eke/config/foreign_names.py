@@ -1,8 +1,4 @@
-"""Names from other tools, each with eke's equivalent, for error messages.
-
-The table is `foreign_names.yaml`. No row names an existing key or option of eke, and the overrides
-proposed by each row compose (both tested).
-"""
+"""Names from other tools (`foreign_names.yaml`), each with eke's equivalent, for error messages."""
 
 import functools
 import re

@@ -26,7 +26,6 @@ PRESENTATION_KEYS = {
 """The same for keys of other groups: no timing includes checkpoints,
 and a limit of rows changes none that is read."""
 
-
 FORMER_VALUES: dict[str, Any] = {
     "peft.base_weights": None, "model.freeze": [], "model.num_frozen_parameters": None,
     "train.early_stop_patience": None, "train.keep_best": None, "task.problem": "single",
@@ -81,9 +80,8 @@ def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerpr
 
 def changed_fingerprint(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Differences between two machine fingerprints, formatted; empty when they are the same."""
-    keys = sorted(set(before) | set(now))
     return [
         f"{key}: {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
-        for key in keys
+        for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]

@@ -54,10 +54,7 @@ section count: a vocabulary that is no multiple of 8 is no reason against bfloat
 
 
 def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem], list[Problem]]:
-    """All findings at once: errors, which make the run impossible, and warnings.
-
-    Tests omit a rule to see the failure it prevents.
-    """
+    """All errors and warnings at once; tests omit a rule to see the failure that it prevents."""
     limits = find_limit_problems(facts.config)
     facts = dataclasses.replace(facts, config=with_defaults_for(facts.config, limits))
     plain = [rule for rule in rules if not rule.sized]

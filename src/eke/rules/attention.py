@@ -42,10 +42,6 @@ def _flex(facts: Facts) -> bool:
     return facts.config.attention.option == "flex"
 
 
-def _cuda(facts: Facts) -> bool:
-    return facts.device.kind == "cuda"
-
-
 def _in_float32(facts: Facts) -> bool:
     return facts.config.precision.compute is Compute.float32
 
@@ -80,7 +76,7 @@ def _head_multiple(facts: Facts) -> int:
 
 def _has_mask(facts: Facts) -> bool:
     """Attention is given a mask: padding that could be attended to, or packed samples."""
-    data, ragged = facts.config.data, is_ragged(facts.config)
+    data, ragged = facts.data, is_ragged(facts.config)
     if facts.model_family.is_decoder or data.packing is not Packing.off:
         return data.packing is not Packing.off and ragged
     return ragged or (data.pad_to_multiple_of or 1) > 1
@@ -139,7 +135,7 @@ RULES = (
     Rule(
         id="backend_needs_cuda",
         key="attention.backend",
-        when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.device.kind == "cpu",
+        when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.on_cpu,
         why=lambda f: (
             f"PyTorch has this kernel for CUDA only, and {f.device.name} is a CPU, where it has "
             "flash and math"
@@ -150,7 +146,7 @@ RULES = (
     Rule(
         id="cpu_flash_has_no_dropout",
         key="attention.backend",
-        when=lambda f: _pinned(f, Backend.flash) and f.device.kind == "cpu" and _dropout(f) > 0,
+        when=lambda f: _pinned(f, Backend.flash) and f.on_cpu and _dropout(f) > 0,
         why=lambda f: (
             f"the CPU's flash kernel has no dropout, and model.dropout is {_dropout(f):g}"
         ),
@@ -163,7 +159,7 @@ RULES = (
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
             and f.model_family.has_score_bias
-            and not (f.device.kind == "cpu" and _pinned(f, Backend.cudnn))
+            and not (f.on_cpu and _pinned(f, Backend.cudnn))
         ),
         why="T5 adds a learnt bias to its attention scores, for which this kernel has no gradient",
         fix=ANY_BACKEND,
@@ -174,7 +170,7 @@ RULES = (
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash)
-            and _cuda(f)
+            and f.on_cuda
             and _has_mask(f)
             and not f.model_family.has_score_bias
         ),
@@ -194,7 +190,7 @@ RULES = (
     Rule(
         id="kernel_needs_16_bits",
         key="attention.backend",
-        when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _in_float32(f),
+        when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _in_float32(f),
         why="this kernel computes in 16 bits; precision computes in float32",
         fix=MEM_EFFICIENT,
         source=SDP,
@@ -203,7 +199,7 @@ RULES = (
         id="kernel_head_is_narrow",
         key="attention.backend",
         when=lambda f: (
-            _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _head_width(f) > _widest(f)
+            _pinned(f, Backend.flash, Backend.cudnn) and f.on_cuda and _head_width(f) > _widest(f)
         ),
         why=lambda f: f"takes heads up to {_widest(f)} wide; these are {_head_width(f)}",
         fix=ANY_BACKEND,
@@ -212,7 +208,7 @@ RULES = (
     Rule(
         id="kernel_head_is_aligned",
         key="attention.backend",
-        when=lambda f: _cuda(f) and _head_width(f) % _head_multiple(f) != 0,
+        when=lambda f: f.on_cuda and _head_width(f) % _head_multiple(f) != 0,
         why=lambda f: (
             f"takes heads whose width is a multiple of {_head_multiple(f)}; "
             f"these are {_head_width(f)} wide"
@@ -224,7 +220,7 @@ RULES = (
         id="cudnn_dropout_in_sixteenths",
         key="attention.backend",
         when=lambda f: (
-            _pinned(f, Backend.cudnn) and _cuda(f) and not (_dropout(f) * 16).is_integer()
+            _pinned(f, Backend.cudnn) and f.on_cuda and not (_dropout(f) * 16).is_integer()
         ),
         why=lambda f: f"cuDNN's dropout is a multiple of 1/16; model.dropout is {_dropout(f):g}",
         fix=ANY_BACKEND,
@@ -247,7 +243,7 @@ RULES = (
     Rule(
         id="flash_package_needs_ampere",
         key="attention",
-        when=lambda f: _flash_package(f) and (not _cuda(f) or older_than(f, AMPERE)),
+        when=lambda f: _flash_package(f) and (not f.on_cuda or older_than(f, AMPERE)),
         why=lambda f: (
             f"FlashAttention needs CUDA compute capability 8.0 or newer; {capability_of(f)}"
         ),
@@ -277,7 +273,7 @@ RULES = (
         key="data.packing",
         when=lambda f: (
             _flash_package(f)
-            and f.config.data.packing is Packing.on
+            and f.data.packing is Packing.on
             and is_ragged(f.config)
             and max(f.config.batch.micro_batch, f.config.batch.eval_per_device or 0) > 1
         ),
@@ -292,7 +288,7 @@ RULES = (
     Rule(
         id="flex_needs_volta",
         key="attention",
-        when=lambda f: _flex(f) and (not _cuda(f) or older_than(f, VOLTA)),
+        when=lambda f: _flex(f) and (not f.on_cuda or older_than(f, VOLTA)),
         why=lambda f: (
             "FlexAttention has no backward pass on a CPU, and its Triton kernels need CUDA "
             f"compute capability 7.0 or newer; {capability_of(f)}"
@@ -304,7 +300,7 @@ RULES = (
     needs_compiler(
         "flex_needs_compiler",
         "attention",
-        lambda f: _flex(f) and _cuda(f),
+        lambda f: _flex(f) and f.on_cuda,
         SDPA,
         "triton/runtime/build.py",
     ),

@@ -3,13 +3,7 @@
 from collections.abc import Callable
 
 from eke.common.errors import Fix
-from eke.config.schema import (
-    CompileMode,
-    Conversations,
-    Mix,
-    Packing,
-    TextColumns,
-)
+from eke.config.schema import CompileMode, Conversations, Mix, Packing, TextColumns
 from eke.models.checkpoints.architecture import logits_change
 from eke.models.families import FAMILIES
 from eke.models.sizes import is_ragged
@@ -35,7 +29,7 @@ def _inductor(facts: Facts) -> bool:
 
 def replays_graphs(facts: Facts) -> bool:
     """Whether the step's kernels are recorded once and then played again."""
-    return facts.device.kind == "cuda" and facts.config.compile.replays_graphs
+    return facts.on_cuda and facts.config.compile.replays_graphs
 
 
 def _replayer(facts: Facts) -> str:
@@ -58,7 +52,6 @@ LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
 SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
 FUSED_SOURCE = "https://arxiv.org/abs/2410.10989, section 3.2"
 
-
 FUSED, SPARSE = "fused_linear_cross_entropy", "sparse_prediction"
 """Keys of `kernels`, and options that set them."""
 
@@ -79,7 +72,7 @@ def _without(key: str) -> Callable[[Facts], Fix]:
 
 def _has_all_labels(facts: Facts) -> bool:
     """Whether each position has a label but for the last one of a sequence."""
-    data = facts.config.data
+    data = facts.data
     if facts.config.task.option == "masked_lm":
         return False
     if isinstance(data, Conversations | Mix):  # the sources of a mix are not looked into
@@ -115,7 +108,7 @@ RULES = (
     Rule(
         id="cudagraphs_need_cuda",
         key="compile",
-        when=lambda f: f.config.compile.option == "cudagraphs" and f.device.kind == "cpu",
+        when=lambda f: f.config.compile.option == "cudagraphs" and f.on_cpu,
         why=lambda f: (
             "CUDA graphs replay the kernels of an NVIDIA GPU; on a CPU PyTorch skips them and runs "
             f"operation by operation, and {f.device.name} is one"
@@ -134,7 +127,7 @@ RULES = (
     without_effect(
         id="graph_modes_need_cuda",
         key="compile.mode",
-        when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.device.kind == "cpu",
+        when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.on_cpu,
         why=lambda f: f"{f.device.name} is a CPU, and what is replayed are CUDA graphs",
         fix=without_graphs,
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
@@ -217,7 +210,7 @@ RULES = (
     Rule(
         id="sparse_prediction_needs_whole_batches",
         key="kernels.sparse_prediction",
-        when=lambda f: _sparse(f) and f.config.distributed.option == "dp",
+        when=lambda f: _sparse(f) and f.distributed.option == "dp",
         why="distributed=dp cuts a batch into equal parts, and the places of its labels with it, "
         "which belong to the whole batch",
         fix=_without(SPARSE),
@@ -234,7 +227,7 @@ RULES = (
     Rule(
         id="liger_needs_cuda",
         key="kernels",
-        when=lambda f: _liger(f) and f.device.kind == "cpu",
+        when=lambda f: _liger(f) and f.on_cpu,
         why=lambda f: f"Liger's kernels are written in Triton for GPUs; {capability_of(f)}",
         fix=Fix("kernels=none"),
         source=LIGER_SOURCE,
@@ -254,7 +247,7 @@ RULES = (
     needs_compiler(
         "liger_needs_compiler",
         "kernels",
-        lambda f: _liger(f) and f.device.kind == "cuda",
+        lambda f: _liger(f) and f.on_cuda,
         Fix("kernels=none"),
         "triton/runtime/build.py",
     ),

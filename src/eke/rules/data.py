@@ -34,11 +34,11 @@ COLLATORS = "https://huggingface.co/docs/transformers/main_classes/data_collator
 
 
 def _rows(facts: Facts) -> TextColumns | None:
-    return facts.config.data if isinstance(facts.config.data, TextColumns) else None
+    return facts.data if isinstance(facts.data, TextColumns) else None
 
 
 def _synthetic(facts: Facts) -> Synthetic | None:
-    return facts.config.data if isinstance(facts.config.data, Synthetic) else None
+    return facts.data if isinstance(facts.data, Synthetic) else None
 
 
 def _cannot_pack(facts: Facts) -> bool:
@@ -49,21 +49,21 @@ def _cannot_pack(facts: Facts) -> bool:
 
 
 def _multiple(facts: Facts) -> int:
-    return facts.config.data.pad_to_multiple_of or 1
+    return facts.data.pad_to_multiple_of or 1
 
 
 def _pads_nothing(facts: Facts) -> bool:
     task = facts.config.task
-    lengths = [facts.config.data.seq_len]
+    lengths = [facts.data.seq_len]
     if isinstance(task, Seq2SeqLM):
-        lengths.append(task.target_len or facts.config.data.seq_len)
+        lengths.append(task.target_len or facts.data.seq_len)
     exact = all(length % _multiple(facts) == 0 for length in lengths)
     return _multiple(facts) > 1 and not is_ragged(facts.config) and exact
 
 
 def _padded_len(facts: Facts) -> int:
     multiple = _multiple(facts)
-    return -(-facts.config.data.seq_len // multiple) * multiple
+    return -(-facts.data.seq_len // multiple) * multiple
 
 
 def _counts_too_many(facts: Facts) -> bool:
@@ -79,7 +79,7 @@ def _names_no_classes(facts: Facts) -> bool:
     if not isinstance(task, SequenceClassification) or not task.labels:
         return False
     are_classes = len(set(task.labels) - {""}) == len(task.labels) <= task.num_labels
-    has_rows = isinstance(facts.config.data, TextColumns | Mix)
+    has_rows = isinstance(facts.data, TextColumns | Mix)
     return not are_classes or not has_rows or task.problem is ProblemType.regression
 
 
@@ -89,10 +89,10 @@ RULES = (
         key="data.tokenizer",
         when=lambda f: (
             isinstance(f.config.model, PretrainedModel)
-            and tokenizer_of(f.config.data) == BYTES
+            and tokenizer_of(f.data) == BYTES
             and not is_of_eke_without_tokenizer(f.config.model.name_or_path)
         ),
-        value=lambda f: tokenizer_of(f.config.data),
+        value=lambda f: tokenizer_of(f.data),
         why="the checkpoint was trained on other tokens; its embeddings mean nothing here",
         fix=Fix("data.tokenizer=FOLDER_OR_HUB_NAME"),
         source="an embedding belongs to the tokenizer it was trained with",
@@ -102,7 +102,7 @@ RULES = (
         key="data",
         # Also for a plan, which counts the samples.
         when=lambda f: (
-            (isinstance(f.config.data, HubRows) or f.config.data.option == "parquet")
+            (isinstance(f.data, HubRows) or f.data.option == "parquet")
             and find_spec("datasets") is None
         ),
         why="needs the package datasets, which is not installed",
@@ -126,18 +126,16 @@ RULES = (
         id="packing_needs_ragged",
         key="data.packing",
         when=lambda f: (
-            f.config.data.packing is not Packing.off
-            and not _cannot_pack(f)
-            and not is_ragged(f.config)
+            f.data.packing is not Packing.off and not _cannot_pack(f) and not is_ragged(f.config)
         ),
-        why=lambda f: f"every sample has {f.config.data.seq_len} tokens already: none is padded",
+        why=lambda f: f"every sample has {f.data.seq_len} tokens already: none is padded",
         fix=Fix("data.packing=off"),
         source="eke.training.batches.tasks",
     ),
     without_effect(
         id="grouping_needs_ragged",
         key="data.length_grouping",
-        when=lambda f: f.config.data.length_grouping and not is_ragged(f.config),
+        when=lambda f: f.data.length_grouping and not is_ragged(f.config),
         why="every sample is as long as every other",
         fix=Fix("data.length_grouping=false"),
         source="eke.training.batches.batches",
@@ -146,16 +144,16 @@ RULES = (
         id="multiple_needs_padding",
         key="data.pad_to_multiple_of",
         when=_pads_nothing,
-        why=lambda f: f"every sample has {f.config.data.seq_len} tokens, a multiple of it already",
+        why=lambda f: f"every sample has {f.data.seq_len} tokens, a multiple of it already",
         fix=Fix("data.pad_to_multiple_of=null"),
         source=COLLATORS,
     ),
     Rule(
         id="padded_fits_positions",
         key="data.pad_to_multiple_of",
-        when=lambda f: f.config.data.seq_len <= (max_positions(f) or 0) < _padded_len(f),
+        when=lambda f: f.data.seq_len <= (max_positions(f) or 0) < _padded_len(f),
         why=lambda f: (
-            f"pads data.seq_len = {f.config.data.seq_len} to {_padded_len(f)} tokens, more than "
+            f"pads data.seq_len = {f.data.seq_len} to {_padded_len(f)} tokens, more than "
             f"model.max_position_embeddings = {max_positions(f)}"
         ),
         fix=Fix("data.pad_to_multiple_of=null"),
@@ -180,7 +178,7 @@ RULES = (
         why="data.prompt and data.response belong together, and one of them is null",
         fix=lambda f: Fix(
             "data.response=response"
-            if getattr(f.config.data, "response", None) is None
+            if getattr(f.data, "response", None) is None
             else "data.prompt=prompt"
         ),
         source="docs/how-to/data.md",
@@ -214,7 +212,7 @@ RULES = (
         id="pair_needs_classifier",
         key="data.text_pair",
         when=lambda f: (
-            getattr(f.config.data, "text_pair", None) is not None
+            getattr(f.data, "text_pair", None) is not None
             and f.config.task.option != "sequence_classification"
         ),
         why=lambda f: f"task={f.config.task.option} reads no two texts as one sample",
@@ -247,7 +245,7 @@ RULES = (
         id="problem_needs_labels",
         key="task.problem",
         when=lambda f: (
-            isinstance(f.config.data, PythonSource | Text)
+            isinstance(f.data, PythonSource | Text)
             and f.config.task.problem is not ProblemType.single
         ),
         why="a text's labels are its folders, and each text is in one of them",
@@ -257,9 +255,7 @@ RULES = (
     Rule(
         id="chat_is_causal",
         key="task",
-        when=lambda f: (
-            isinstance(f.config.data, Conversations) and f.config.task.option != "causal_lm"
-        ),
+        when=lambda f: isinstance(f.data, Conversations) and f.config.task.option != "causal_lm",
         value=lambda f: f.config.task.option,
         why="answers of conversations are what task=causal_lm predicts",
         fix=Fix("task=causal_lm", remark="with a decoder as the model"),
@@ -268,10 +264,8 @@ RULES = (
     Rule(
         id="chat_needs_a_tokenizer",
         key="data.tokenizer",
-        when=lambda f: (
-            isinstance(f.config.data, Conversations) and tokenizer_of(f.config.data) == BYTES
-        ),
-        value=lambda f: tokenizer_of(f.config.data),
+        when=lambda f: isinstance(f.data, Conversations) and tokenizer_of(f.data) == BYTES,
+        value=lambda f: tokenizer_of(f.data),
         why="bytes have no chat template and no token that ends a turn",
         fix=Fix("data.tokenizer=FOLDER_OR_HUB_NAME", remark="model=pretrained brings its own"),
         source="https://huggingface.co/docs/transformers/chat_templating",
@@ -280,9 +274,9 @@ RULES = (
         id="stream_has_no_lengths",
         key="data.streaming",
         when=lambda f: (
-            isinstance(f.config.data, Rows)  # of a mix each source is asked
-            and f.config.data.streaming
-            and (f.config.data.packing is Packing.on or f.config.data.length_grouping)
+            isinstance(f.data, Rows)  # of a mix each source is asked
+            and f.data.streaming
+            and (f.data.packing is Packing.on or f.data.length_grouping)
         ),
         why="data.packing=on and data.length_grouping need all lengths before the first step",
         fix=Fix("data.packing=off", "data.length_grouping=false"),
@@ -292,9 +286,9 @@ RULES = (
         id="shuffle_buffer_needs_stream",
         key="data.shuffle_buffer",
         when=lambda f: (
-            isinstance(f.config.data, Rows)
-            and not f.config.data.streaming
-            and f.config.data.shuffle_buffer != Rows.shuffle_buffer
+            isinstance(f.data, Rows)
+            and not f.data.streaming
+            and f.data.shuffle_buffer != Rows.shuffle_buffer
         ),
         why="is for data.streaming=true; prepared rows come in a random order of all of them",
         fix=Fix("data.streaming=true"),
@@ -303,9 +297,7 @@ RULES = (
     Rule(
         id="stream_needs_steps",
         key="train.epochs",
-        when=lambda f: (
-            f.config.data.is_stream and f.config.train.epochs and not f.config.data.num_samples
-        ),
+        when=lambda f: f.data.is_stream and f.config.train.epochs and not f.data.num_samples,
         why="a stream's rows are not counted, so that an epoch has no length",
         fix=Fix("train.epochs=null", "train.steps=1000", remark="or data.num_samples=ROWS"),
         source="eke.training.batches.stream",
@@ -337,8 +329,8 @@ RULES = (
         when=lambda f: (
             (d := _synthetic(f)) and d.lengths is not Lengths.fixed and (d.min_len or 0) > d.seq_len
         ),
-        why=lambda f: f"is longer than data.seq_len = {f.config.data.seq_len}",
-        fix=lambda f: Fix(f"data.min_len={f.config.data.seq_len}"),
+        why=lambda f: f"is longer than data.seq_len = {f.data.seq_len}",
+        fix=lambda f: Fix(f"data.min_len={f.data.seq_len}"),
         source="eke.data.sources.packing",
     ),
     without_effect(
@@ -361,12 +353,12 @@ RULES = (
         id="lengths_are_counted",
         key="data.num_samples",
         when=_counts_too_many,
-        value=lambda f: f.config.data.num_samples or f.config.data.num_eval_samples,
+        value=lambda f: f.data.num_samples or f.data.num_eval_samples,
         why=f"packing and length grouping draw the length of every sample before the run, of at "
         f"most {MAX_COUNTED}",
         fix=lambda f: Fix(
             f"data.num_samples={MAX_COUNTED}",
-            f"data.num_eval_samples={min(f.config.data.num_eval_samples, MAX_COUNTED)}",
+            f"data.num_eval_samples={min(f.data.num_eval_samples, MAX_COUNTED)}",
         ),
         source="a limit on waiting for a plan",
     ),

@@ -33,7 +33,7 @@ ROOMY_FRAC = 0.5
 
 def is_zero(facts: Facts) -> bool:
     """Whether DeepSpeed shards the model."""
-    return facts.config.distributed.option in STAGE
+    return facts.distributed.option in STAGE
 
 
 def offloads(facts: Facts) -> bool:
@@ -79,7 +79,7 @@ APT = "apt-get install libaio-dev"
 def _offload(facts: Facts) -> NvmeOffload | None:
     """The settings, where state is to lie on a disk and DeepSpeed can put it there."""
     offload = facts.config.offload
-    sharing = facts.config.distributed.option
+    sharing = facts.distributed.option
     return offload if isinstance(offload, NvmeOffload) and sharing == "zero3" else None
 
 
@@ -107,7 +107,7 @@ def _files(facts: Facts) -> SwapBytes:
 
 def _needed(facts: Facts) -> int:
     """Bytes of the files of all processes, which are on this machine."""
-    return _files(facts).files * facts.config.distributed.num_processes
+    return _files(facts).files * facts.distributed.num_processes
 
 
 def lockable_bytes() -> int | None:
@@ -145,7 +145,7 @@ OFFLOAD_DOCS = "https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
 def _stage(facts: Facts) -> Fix:
     """The lowest stage that can offload this, in the same number of processes."""
     zero = "zero2" if facts.config.offload.option == "optimizer_cpu" else "zero3"
-    processes = facts.config.distributed.num_processes
+    processes = facts.distributed.num_processes
     return Fix(f"distributed={zero}", f"distributed.num_processes={processes}")
 
 
@@ -154,9 +154,7 @@ RULES = (
         id="zero_needs_elementwise_optimizer",
         key="optimizer",
         when=lambda f: is_zero(f) and f.optimizer.fails_on_pieces,
-        why=lambda f: (
-            f"under distributed={f.config.distributed.option}: {f.optimizer.fails_on_pieces}"
-        ),
+        why=lambda f: f"under distributed={f.distributed.option}: {f.optimizer.fails_on_pieces}",
         fix=Fix("optimizer=adamw"),
         source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
         versions=VERSION,
@@ -166,7 +164,7 @@ RULES = (
         key="precision.master",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
         why=lambda f: (
-            f"distributed={f.config.distributed.option} steps on float32 copies of its share of "
+            f"distributed={f.distributed.option} steps on float32 copies of its share of "
             "bfloat16 weights"
         ),
         fix=Fix("precision.master=auto"),
@@ -208,7 +206,7 @@ RULES = (
     without_benefit(
         id="zero_of_one",
         key="distributed",
-        when=lambda f: is_zero(f) and f.config.distributed.num_processes == 1 and not offloads(f),
+        when=lambda f: is_zero(f) and f.distributed.num_processes == 1 and not offloads(f),
         why="one process has nothing to share with, and DeepSpeed keeps a float32 copy of the "
         "weights, 4 bytes a parameter more than distributed=none",
         fix=Fix("distributed=none", remark="or: offload=optimizer_cpu"),
@@ -218,16 +216,14 @@ RULES = (
         id="deepspeed_not_needed",
         key="distributed",
         when=lambda f: (
-            is_zero(f)
-            and f.device.kind == "cuda"
-            and _whole(f) < ROOMY_FRAC * (f.device.memory_bytes or 0)
+            is_zero(f) and f.on_cuda and _whole(f) < ROOMY_FRAC * (f.device.memory_bytes or 0)
         ),
         why=lambda f: (
             f"the whole training state is {format_bytes(_whole(f))}; one {f.device.name} has "
             f"{format_bytes(f.device.memory_bytes or 0)}: what fits on one GPU only gets slower"
         ),
         fix=lambda f: Fix(
-            "distributed=ddp" if f.config.distributed.num_processes > 1 else "distributed=none",
+            "distributed=ddp" if f.distributed.num_processes > 1 else "distributed=none",
             *(("offload=none",) if offloads(f) else ()),
         ),
         source="https://huggingface.co/docs/transformers/v4.25.1/en/perf_train_gpu_one#deepspeed-zero",
@@ -237,7 +233,7 @@ RULES = (
         id="zero_knows_no_embeddings",
         key="optimizer.embeddings_32bit",
         when=lambda f: (
-            STAGE.get(f.config.distributed.option) in (1, 2)
+            STAGE.get(f.distributed.option) in (1, 2)
             and f.config.offload.option == "none"
             and getattr(f.config.optimizer, "embeddings_32bit", False)
         ),
@@ -249,8 +245,8 @@ RULES = (
     without_effect(
         id="ds_config_without_zero",
         key="distributed.deepspeed_config",
-        when=lambda f: f.config.distributed.deepspeed_config is not None and not is_zero(f),
-        why=lambda f: f"distributed={f.config.distributed.option} does not use DeepSpeed",
+        when=lambda f: f.distributed.deepspeed_config is not None and not is_zero(f),
+        why=lambda f: f"distributed={f.distributed.option} does not use DeepSpeed",
         fix=Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
         source="https://www.deepspeed.ai/docs/config-json",
     ),
@@ -275,7 +271,7 @@ RULES = (
         key="offload",
         when=lambda f: offloads(f) and not is_zero(f),
         why=lambda f: (
-            f"it is DeepSpeed's; distributed={f.config.distributed.option} trains without DeepSpeed"
+            f"it is DeepSpeed's; distributed={f.distributed.option} trains without DeepSpeed"
         ),
         fix=_stage,
         source=OFFLOAD_DOCS,
@@ -284,12 +280,12 @@ RULES = (
         id="offload_needs_zero3",
         key="offload",
         when=lambda f: (
-            f.config.distributed.option in ("zero1", "zero2")
+            f.distributed.option in ("zero1", "zero2")
             and f.config.offload.option in ("params_cpu", "nvme")
         ),
         why=lambda f: (
             f"needs state that is cut by weight, as stage 3 has it; "
-            f"{f.config.distributed.option} is stage {STAGE[f.config.distributed.option]}"
+            f"{f.distributed.option} is stage {STAGE[f.distributed.option]}"
             + (
                 ", and would silently keep it in host memory"
                 if f.config.offload.option == "nvme"
@@ -304,10 +300,7 @@ RULES = (
         id="offload_on_cpu",
         key="offload",
         when=lambda f: (
-            is_zero(f)
-            and offloads(f)
-            and f.device.kind == "cpu"
-            and f.config.offload.option != "nvme"
+            is_zero(f) and offloads(f) and f.on_cpu and f.config.offload.option != "nvme"
         ),
         why="the device is the host: what would leave the device's memory stays in it",
         fix=Fix("offload=none"),

@@ -1,7 +1,4 @@
-"""Rules about the device a run is planned for.
-
-The rules about packages that an option needs and this environment lacks.
-"""
+"""Rules about the device a run is planned for, and packages that this environment lacks."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,7 +65,7 @@ RULES = (
     without_effect(
         id="pinning_needs_cuda",
         key="dataloader.pin_memory",
-        when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.device.kind == "cpu",
+        when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.on_cpu,
         why="page-locked memory speeds up copies to a GPU; there is none",
         fix=Fix("dataloader.pin_memory=auto"),
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
@@ -91,7 +88,7 @@ RULES = (
         ),
         value=lambda f: f.config.batch.micro_batch,
         why=lambda f: (
-            f"samples of {f.config.data.seq_len} tokens need {format_bytes(_embedded(f))} for "
+            f"samples of {f.data.seq_len} tokens need {format_bytes(_embedded(f))} for "
             f"their embeddings alone, on top of {format_bytes(held_bytes(f))} for weights, "
             f"gradients and optimizer state; {f.device.name} has "
             f"{format_bytes(f.device.memory_bytes or 0)}"
@@ -101,7 +98,6 @@ RULES = (
         sized=True,
     ),
 )
-
 
 NEEDS: dict[tuple[str, str], tuple[str, str]] = {
     ("tracker", "wandb"): ("wandb", "pip install wandb"),

@@ -12,31 +12,29 @@ NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#
 
 def _is_cut(facts: Facts) -> bool:
     """Whether FSDP2 shards every tensor."""
-    sharing = facts.config.distributed
+    sharing = facts.distributed
     return sharing.option == "fsdp" and sharing.num_processes > 1
 
 
 def _shared_evenly(facts: Facts) -> int:
     """The next number of processes that machines can share."""
-    sharing = facts.config.distributed
+    sharing = facts.distributed
     return sharing.processes_per_node * sharing.num_nodes
 
 
 def _is_data_parallel(facts: Facts) -> bool:
-    return facts.config.distributed.option == "dp"
+    return facts.distributed.option == "dp"
 
 
 def _usable_gpus(facts: Facts) -> int:
-    return min(facts.config.distributed.num_processes, facts.device.count)
+    return min(facts.distributed.num_processes, facts.device.count)
 
 
 def _of_one(option: str, why: str, source: str) -> Rule:
     return without_effect(
         id=f"{option}_of_one",
         key="distributed",
-        when=lambda f: (
-            f.config.distributed.option == option and f.config.distributed.num_processes == 1
-        ),
+        when=lambda f: f.distributed.option == option and f.distributed.num_processes == 1,
         why=why,
         fix=Fix("distributed=none"),
         source=source,
@@ -47,22 +45,22 @@ RULES = (
     Rule(
         id="dp_needs_two_gpus",
         key="distributed",
-        when=lambda f: _is_data_parallel(f) and (f.device.kind != "cuda" or _usable_gpus(f) < 2),
+        when=lambda f: _is_data_parallel(f) and (not f.on_cuda or _usable_gpus(f) < 2),
         why=lambda f: (
             "DataParallel splits rows over two GPUs or more; "
             + (
                 f"this run would have {_usable_gpus(f)}"
-                if f.device.kind == "cuda"
+                if f.on_cuda
                 else f"on a CPU, {f.device.name}, PyTorch passes them through"
             )
         ),
-        fix=lambda f: Fix("distributed=none" if f.device.kind == "cuda" else "distributed=ddp"),
+        fix=lambda f: Fix("distributed=none" if f.on_cuda else "distributed=ddp"),
         source=DP_DOCS,
     ),
     Rule(
         id="dp_splits_rows",
         key="data.packing",
-        when=lambda f: _is_data_parallel(f) and f.config.data.packing is Packing.padding_free,
+        when=lambda f: _is_data_parallel(f) and f.data.packing is Packing.padding_free,
         why="DataParallel gives each GPU some rows, and this micro-batch is one row",
         fix=Fix("distributed=ddp"),
         source=DP_DOCS,
@@ -78,12 +76,10 @@ RULES = (
     Rule(
         id="one_process_without_strategy",
         key="distributed.num_processes",
-        when=lambda f: (
-            f.config.distributed.option == "none" and f.config.distributed.num_processes > 1
-        ),
+        when=lambda f: f.distributed.option == "none" and f.distributed.num_processes > 1,
         why="distributed=none trains in one process",
         fix=lambda f: Fix(
-            "distributed=ddp", remark=f"with num_processes={f.config.distributed.num_processes}"
+            "distributed=ddp", remark=f"with num_processes={f.distributed.num_processes}"
         ),
         source="docs/explanation/ranks.md",
     ),
@@ -115,16 +111,12 @@ RULES = (
         id="p2p_needs_gpus",
         key="distributed.p2p",
         when=lambda f: (
-            f.config.distributed.p2p is PeerToPeer.off
-            and (f.device.kind != "cuda" or f.config.distributed.processes_per_node < 2)
+            f.distributed.p2p is PeerToPeer.off
+            and (not f.on_cuda or f.distributed.processes_per_node < 2)
         ),
         why=lambda f: (
             "says how several GPUs exchange data; "
-            + (
-                "this run has one process"
-                if f.device.kind == "cuda"
-                else f"{f.device.name} is a CPU"
-            )
+            + ("this run has one process" if f.on_cuda else f"{f.device.name} is a CPU")
         ),
         fix=Fix("distributed.p2p=auto"),
         source=NCCL_DOCS,
@@ -132,51 +124,42 @@ RULES = (
     unsafe(
         id="more_processes_than_cores",
         key="distributed.num_processes",
-        when=lambda f: (
-            f.device.kind == "cpu" and f.config.distributed.processes_per_node > usable_cores()
-        ),
+        when=lambda f: f.on_cpu and f.distributed.processes_per_node > usable_cores(),
         why=lambda f: (
             f"processes would share {usable_cores()} cores, and wait for each other in each step"
         ),
-        fix=lambda f: Fix(
-            f"distributed.num_processes={usable_cores() * f.config.distributed.num_nodes}"
-        ),
+        fix=lambda f: Fix(f"distributed.num_processes={usable_cores() * f.distributed.num_nodes}"),
         source="a process computes on at least one core",
     ),
     Rule(
         id="more_processes_than_devices",
         key="distributed.num_processes",
         when=lambda f: (
-            f.config.distributed.option != "none"
-            and f.device.kind == "cuda"
-            and f.config.distributed.processes_per_node > f.device.count
+            f.distributed.option != "none"
+            and f.on_cuda
+            and f.distributed.processes_per_node > f.device.count
         ),
         why=lambda f: (
             f"one process takes one device; there are {f.device.count}"
-            + (" on each machine" if f.config.distributed.num_nodes > 1 else "")
+            + (" on each machine" if f.distributed.num_nodes > 1 else "")
         ),
-        fix=lambda f: Fix(
-            f"distributed.num_processes={f.device.count * f.config.distributed.num_nodes}"
-        ),
+        fix=lambda f: Fix(f"distributed.num_processes={f.device.count * f.distributed.num_nodes}"),
         source="src/eke/training/distributed/ranks.py",
     ),
     Rule(
         id="nodes_without_strategy",
         key="distributed.num_nodes",
-        when=lambda f: (
-            f.config.distributed.num_nodes > 1 and f.config.distributed.option in ("none", "dp")
-        ),
-        why=lambda f: f"distributed={f.config.distributed.option} trains in one process",
+        when=lambda f: f.distributed.num_nodes > 1 and f.distributed.option in ("none", "dp"),
+        why=lambda f: f"distributed={f.distributed.option} trains in one process",
         fix=lambda f: Fix("distributed=ddp", f"distributed.num_processes={_shared_evenly(f)}"),
         source="docs/explanation/ranks.md",
     ),
     Rule(
         id="nodes_share_unevenly",
         key="distributed.num_nodes",
-        when=lambda f: _shared_evenly(f) != f.config.distributed.num_processes,
+        when=lambda f: _shared_evenly(f) != f.distributed.num_processes,
         why=lambda f: (
-            f"machines share the processes evenly, and {f.config.distributed.num_processes} "
-            "is no multiple"
+            f"machines share the processes evenly, and {f.distributed.num_processes} is no multiple"
         ),
         fix=lambda f: Fix(f"distributed.num_processes={_shared_evenly(f)}"),
         source="src/eke/launch/processes/nodes.py",
@@ -184,7 +167,7 @@ RULES = (
     Rule(
         id="nodes_not_at_hand",
         key="distributed.num_nodes",
-        when=lambda f: not f.planning and f.config.distributed.num_nodes > f.num_nodes,
+        when=lambda f: not f.planning and f.distributed.num_nodes > f.num_nodes,
         why="this command starts processes on one machine only",
         fix=Fix("distributed.num_nodes=1", remark="or: hydra/launcher=slurm"),
         source="docs/how-to/slurm.md",

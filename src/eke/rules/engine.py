@@ -1,8 +1,4 @@
-"""Rules about the training loop, and about arguments in `trainer.extra`.
-
-These and their types are read from the source of the installed transformers: an import would take
-seconds, and torch.
-"""
+"""Rules about the training loop, and about arguments in `trainer.extra`."""
 
 import ast
 import functools
@@ -49,7 +45,6 @@ RULES: tuple[Rule, ...] = (
         source="src/eke/training/loop/trainer_engine.py",
     ),
 )
-
 
 PREFIX = "trainer.extra."
 REMOVE = Fix(remark="remove it")
@@ -178,6 +173,7 @@ def _is_one_of(kinds: tuple[str, ...], value: Any) -> bool:
 @functools.cache
 def read_arguments() -> dict[str, tuple[tuple[str, ...], str]]:
     """Argument -> its types, as `_KINDS` names them, and its default; empty if it has none."""
+    # From the source of the installed transformers: an import would take seconds, and torch.
     source = (models_folder().parent / "training_args.py").read_text(encoding="utf-8")
     [body] = [
         node.body

@@ -1,20 +1,10 @@
-"""Rules about techniques against the memory of activations and gradients.
-
-Whether the training state fits, without activations, and what would make it fit: tried in order.
-"""
+"""Rules about memory techniques, and what would make the training state fit: tried in order."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from eke.common.errors import Fix
-from eke.config.schema import (
-    FSDP,
-    Checkpointing,
-    Compute,
-    Config,
-    Offload,
-    Weights,
-)
+from eke.config.schema import FSDP, Checkpointing, Compute, Config, Offload, Weights
 from eke.models.sizes import (
     STAGE,
     StateBytes,
@@ -36,10 +26,8 @@ def _in_backward(facts: Facts) -> bool:
 
 
 def _rotates_what_is_kept(facts: Facts) -> bool:
-    """Liger's rotation overwrites the projections that selective checkpointing has kept.
-
-    Not where heads are normalized in between; of an unknown architecture that is not known.
-    """
+    """Liger's rotation overwrites the projections that selective checkpointing has kept."""
+    # Not where heads are normalized in between; of an unknown architecture that is not known.
     family = facts.model_family
     return (
         facts.config.kernels.option == "liger"
@@ -53,7 +41,7 @@ def accumulates(facts: Facts) -> bool:
     """Whether a step has several micro-batches; of an open one, if it were of one sample."""
     batch = facts.config.batch
     if batch.target is not None:
-        return batch.target > batch.micro_batch * facts.config.distributed.num_processes
+        return batch.target > batch.micro_batch * facts.distributed.num_processes
     return (batch.accumulation or 1) > 1
 
 
@@ -72,7 +60,7 @@ def _without_scaling(facts: Facts) -> Fix:
 def _one_process(facts: Facts) -> Fix:
     if facts.config.offload.option != "none":  # which needs the processes
         return Fix("memory.optimizer_in_backward=false")
-    distributed = facts.config.distributed
+    distributed = facts.distributed
     several = ("distributed.num_processes=1",) if distributed.num_processes > 1 else ()
     return Fix("distributed=none", *several)
 
@@ -101,7 +89,7 @@ RULES = (
     without_effect(
         id="offload_needs_gpu",
         key="memory.activation_offload",
-        when=lambda f: f.config.memory.activation_offload and f.device.kind == "cpu",
+        when=lambda f: f.config.memory.activation_offload and f.on_cpu,
         why=lambda f: f"{f.device.name} is a CPU: activations are in host memory already",
         fix=Fix("memory.activation_offload=false"),
         source="https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.save_on_cpu",
@@ -109,7 +97,7 @@ RULES = (
     without_effect(
         id="empty_cache_needs_gpu",
         key="memory.empty_cache_every",
-        when=lambda f: f.config.memory.empty_cache_every and f.device.kind == "cpu",
+        when=lambda f: f.config.memory.empty_cache_every and f.on_cpu,
         why=lambda f: f"{f.device.name} is a CPU, whose freed blocks PyTorch does not keep",
         fix=Fix("memory.empty_cache_every=null"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
@@ -158,13 +146,10 @@ RULES = (
         key="memory.optimizer_in_backward",
         when=lambda f: (
             _in_backward(f)
-            and (
-                f.config.distributed.num_processes > 1
-                or f.config.distributed.option not in ("none", "ddp")
-            )
+            and (f.distributed.num_processes > 1 or f.distributed.option not in ("none", "ddp"))
         ),
         why=lambda f: (
-            f"distributed={f.config.distributed.option} exchanges gradients in buckets after the "
+            f"distributed={f.distributed.option} exchanges gradients in buckets after the "
             "weights' own hooks have run"
         ),
         fix=_one_process,
@@ -195,7 +180,6 @@ RULES = (
     ),
 )
 
-
 ROOM = 1.05
 """Share of the state that is left for activations, at least: nothing trains on the last byte."""
 
@@ -211,12 +195,12 @@ SHARE_MORE = (
 
 def copies(facts: Facts) -> int:
     """Processes that share the device's memory, each with a copy: a CPU's."""
-    return facts.config.distributed.num_processes if facts.device.kind == "cpu" else 1
+    return facts.distributed.num_processes if facts.on_cpu else 1
 
 
 def in_one(facts: Facts) -> StateBytes:
     """Memory that one process keeps on its device; a CPU's is the host's."""
-    return shared_state_bytes(facts.config, model_size(facts.config), facts.device.kind == "cpu")
+    return shared_state_bytes(facts.config, model_size(facts.config), facts.on_cpu)
 
 
 def held_bytes(facts: Facts) -> int:
@@ -248,18 +232,17 @@ def _smaller_states(facts: Facts) -> Iterator[tuple[Fix, Config]]:
 
 def _shared_otherwise(facts: Facts) -> Iterator[tuple[Fix, Config]]:
     """Fewer processes with copies of the state, or more that have parts of it."""
-    config, sharing, count = facts.config, facts.config.distributed, facts.device.count
+    config, sharing, count = facts.config, facts.distributed, facts.device.count
     for fewer in range(copies(facts) - 1, 0, -1):
         override = "distributed=none" if fewer == 1 else f"distributed.num_processes={fewer}"
-        alone = replace(sharing, num_processes=fewer)
-        yield Fix(override), replace(config, distributed=alone)
+        yield Fix(override), replace(config, distributed=replace(sharing, num_processes=fewer))
     for zero, offload in SHARE_MORE if sharing.option in STAGE else ():
         zeroed = replace(sharing, option=zero)
         processes = f"distributed.num_processes={sharing.num_processes}"
         fix = Fix(f"distributed={zero}", processes, f"offload={offload}")
         yield fix, replace(config, distributed=zeroed, offload=Offload(option=offload))
     contradicts = config.batch.target and config.batch.target % (config.batch.micro_batch * count)
-    several = facts.device.kind == "cuda" and count > 1
+    several = facts.on_cuda and count > 1
     if several and not optimizer_entry(config.optimizer).fails_on_parts and not contradicts:
         fix = Fix("distributed=fsdp", f"distributed.num_processes={count}")
         yield fix, replace(config, distributed=FSDP("fsdp", count))

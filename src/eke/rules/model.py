@@ -60,12 +60,12 @@ def max_positions(facts: Facts) -> int | None:
 
 def _longest(facts: Facts) -> int:
     """Tokens of the longest row that encoder or decoder may read."""
-    return max(facts.config.data.seq_len, getattr(facts.config.task, "target_len", None) or 0)
+    return max(facts.data.seq_len, getattr(facts.config.task, "target_len", None) or 0)
 
 
 def _length_fix(facts: Facts) -> Fix:
     limit = max_positions(facts)
-    if _longest(facts) > facts.config.data.seq_len:
+    if _longest(facts) > facts.data.seq_len:
         return Fix(f"task.target_len={limit}")
     usable = limit and (limit >= 4 or _is_pretrained(facts))
     return Fix(f"data.seq_len={limit}") if usable else Fix("model.max_position_embeddings=512")
@@ -230,9 +230,7 @@ RULES = (
         key="data.seq_len",
         when=lambda f: (m := max_positions(f)) and _longest(f) > m,
         value=lambda f: (
-            f"{n} task.target_len = {_longest(f)}"
-            if _longest(f) > (n := f.config.data.seq_len)
-            else n
+            f"{n} task.target_len = {_longest(f)}" if _longest(f) > (n := f.data.seq_len) else n
         ),
         why=lambda f: (
             f"is longer than the {max_positions(f)} tokens that this checkpoint has positions for"
@@ -247,7 +245,7 @@ RULES = (
         id="vocabulary_holds_bytes",
         key="model.vocab_size",
         when=lambda f: (
-            tokenizer_of(f.config.data) == BYTES and f.config.model.vocab_size < BYTE_VOCABULARY
+            tokenizer_of(f.data) == BYTES and f.config.model.vocab_size < BYTE_VOCABULARY
         ),
         why=f"is smaller than the byte tokenizer's {BYTE_VOCABULARY} tokens",
         fix=lambda f: Fix("data=synthetic") if _is_pretrained(f) else Fix("model.vocab_size=320"),

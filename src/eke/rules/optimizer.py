@@ -1,7 +1,4 @@
-"""Rules about optimizers.
-
-Rules about parameter-efficient fine-tuning.
-"""
+"""Rules about optimizers and parameter-efficient fine-tuning."""
 
 from typing import cast
 
@@ -57,10 +54,8 @@ def _shortest_side(facts: Facts) -> int:
 
 
 def _rank_limit(facts: Facts) -> int:
-    """The least rank at which states in the subspace, with its projection, are no smaller.
-
-    AdamW keeps 2 x long x short numbers of a matrix, a projection 2 x long x rank + rank x short.
-    """
+    """The least rank at which states in the subspace, with its projection, are no smaller."""
+    # AdamW keeps 2 x long x short numbers of a matrix, a projection 2 x long x rank + rank x short.
     weights = [w for w in structure(facts.config).weights if w.role is Role.hidden]
     return min(
         (-(-2 * max(w.shape) * min(w.shape) // (2 * max(w.shape) + min(w.shape))) for w in weights),
@@ -105,7 +100,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="apex_needs_cuda",
         key="optimizer",
-        when=lambda f: f.optimizer.cuda_only and f.device.kind == "cpu",
+        when=lambda f: f.optimizer.cuda_only and f.on_cpu,
         value=lambda f: option_of(f.config.optimizer),
         why=lambda f: f"{_library(f)} has kernels for CUDA only; {f.device.name} is a CPU",
         fix=lambda f: Fix(
@@ -138,7 +133,7 @@ RULES: tuple[Rule, ...] = (
     without_effect(
         id="paging_needs_cuda",
         key="optimizer",
-        when=lambda f: f.optimizer.pages and f.device.kind == "cpu",
+        when=lambda f: f.optimizer.pages and f.on_cpu,
         why="pages are moved between a GPU and its host; on a CPU there is one memory",
         fix=Fix("optimizer=adamw_8bit"),
         source="bitsandbytes, optim/optimizer.py, get_state_buffer",
@@ -202,7 +197,6 @@ RULES: tuple[Rule, ...] = (
         sized=True,
     ),
 )
-
 
 PEFT_DOCS = "https://huggingface.co/docs/peft"
 

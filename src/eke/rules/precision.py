@@ -102,7 +102,7 @@ TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/float8"
 
 
 def _on_gpu(facts: Facts) -> bool:
-    return _is_float8(facts) and facts.device.kind == "cuda"
+    return _is_float8(facts) and facts.on_cuda
 
 
 _without = instead_of(("fp8",), "precision=bf16", "precision.float8=off")
@@ -136,11 +136,9 @@ NVIDIA = (
 
 
 def _unit(facts: Facts) -> tuple[int, str]:
-    """Best divisor of each side of a product, and the format; 1 where no tensor cores run.
-
-    cuBLAS 11 uses them for any size, at best with multiples of 16 bytes, on an A100 of 128.
-    """
-    if facts.device.kind != "cuda" or older_than(facts, VOLTA):
+    """Best divisor of each side of a product, and the format; 1 where no tensor cores run."""
+    # cuBLAS 11 uses them for any size, at best with multiples of 16 bytes, on an A100 of 128.
+    if not facts.on_cuda or older_than(facts, VOLTA):
         return 1, ""
     precision, is_a100 = facts.config.precision, facts.device.capability == AMPERE
     if precision.compute is not Compute.float32:
@@ -177,7 +175,7 @@ def _why(facts: Facts) -> str:
 
 
 def _tokens(facts: Facts) -> int:
-    return facts.config.batch.micro_batch * facts.config.data.seq_len
+    return facts.config.batch.micro_batch * facts.data.seq_len
 
 
 def _batch_fix(facts: Facts) -> Fix:
@@ -195,10 +193,7 @@ RULES = (
     Rule(
         id="tf32_needs_ampere",
         key="precision",
-        when=lambda f: (
-            f.config.precision.tf32 is Switch.on
-            and (f.device.kind == "cpu" or older_than(f, AMPERE))
-        ),
+        when=lambda f: f.config.precision.tf32 is Switch.on and (f.on_cpu or older_than(f, AMPERE)),
         why=lambda f: f"TF32 needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
         fix=instead_of(("tf32",), "precision=fp32", "precision.tf32=auto"),
         source=PYTORCH_NOTES,
@@ -263,9 +258,9 @@ RULES = (
     Rule(
         id="casts_are_of_one_process",
         key="precision.casts",
-        when=lambda f: decide_formats(f.config).copies and f.config.distributed.option != "none",
+        when=lambda f: decide_formats(f.config).copies and f.distributed.option != "none",
         why=lambda f: (
-            f"distributed={f.config.distributed.option} exchanges the weights' own gradients, "
+            f"distributed={f.distributed.option} exchanges the weights' own gradients, "
             "and would not see those of copies"
         ),
         fix=Fix("precision.casts=per_use"),
@@ -377,7 +372,7 @@ RULES = (
     without_benefit(
         id="float8_is_emulated",
         key="precision.float8",
-        when=lambda f: _is_float8(f) and f.device.kind == "cpu",
+        when=lambda f: _is_float8(f) and f.on_cpu,
         why="a CPU has no float8 products: operands are rounded as they would be, and multiplied "
         "wider; that shows the numerics and takes longer",
         fix=_without,
@@ -413,7 +408,7 @@ RULES = (
         value=lambda f: f.config.batch.micro_batch,
         why=lambda f: (
             f"{_why(f)} a micro-batch has {format_value(_tokens(f))} tokens "
-            f"({f.config.batch.micro_batch} x data.seq_len {f.config.data.seq_len})"
+            f"({f.config.batch.micro_batch} x data.seq_len {f.data.seq_len})"
         ),
         fix=_batch_fix,
         source=NVIDIA,

@@ -1,7 +1,4 @@
-"""Rules as data, so that they can be listed, documented and disabled in a test.
-
-Also the limits of single keys, and conditions on devices and compilers that several rules share.
-"""
+"""Rules as data, so that they can be listed, documented and disabled in a test."""
 
 import copy
 import dataclasses
@@ -15,7 +12,8 @@ from typing import Any
 
 from eke.common.errors import Fix, Problem
 from eke.common.text import format_value
-from eke.config.schema import Config, Limit
+from eke.config.schema import Config, Data, Limit
+from eke.config.schema.resources import Distributed
 from eke.hardware import Device
 from eke.models.families import Family, family_of
 from eke.models.sizes import OptimizerEntry, optimizer_entry
@@ -49,6 +47,26 @@ class Facts:
     """Number of machines that the run can use."""
     is_set: Callable[[str], bool] = lambda key: False
     """Whether the user set a key path; by default nothing counts as set."""
+
+    @property
+    def data(self) -> Data:
+        """What is trained on."""
+        return self.config.data
+
+    @property
+    def distributed(self) -> Distributed:
+        """Processes, and how they share the model."""
+        return self.config.distributed
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the run is for a CPU."""
+        return self.device.kind == "cpu"
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the run is for GPUs with CUDA."""
+        return self.device.kind == "cuda"
 
     @property
     def model_family(self) -> Family:
@@ -113,10 +131,8 @@ def find_limit_problems(config: Config) -> list[Problem]:
 
 
 def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
-    """A copy with the default in place of every value that is outside its limits.
-
-    The other rules are then evaluated at once, without failing on a width of -1.
-    """
+    """A copy with the default in place of every value that is outside its limits."""
+    # The other rules are then evaluated at once, without failing on a width of -1.
     corrected = copy.deepcopy(config)
     for problem in problems:
         *groups, key = problem.key.split(".")
@@ -155,32 +171,29 @@ def capability_of(facts: Facts) -> str:
 
 def older_than(facts: Facts, needed: tuple[int, int]) -> bool:
     """Whether the device is a GPU of an earlier generation."""
-    return facts.device.kind == "cuda" and (facts.device.capability or (0, 0)) < needed
+    return facts.on_cuda and (facts.device.capability or (0, 0)) < needed
 
 
 def lacks_compiler(facts: Facts) -> bool:
-    """Whether code generated for the device cannot be compiled here.
-
-    For a CPU inductor writes C++. For a GPU Triton writes machine code itself, but compiles the C
-    of its driver at first use (3.9, backends/nvidia/driver.py).
-    """
+    """Whether code generated for the device cannot be compiled here."""
+    # For a CPU inductor writes C++. For a GPU Triton writes machine code itself, but compiles the C
+    # of its driver at first use (3.9, backends/nvidia/driver.py).
     if facts.planning or not facts.device.present:
         return False
-    on_cpu = facts.device.kind == "cpu"
-    names = ("g++", "clang++", "c++") if on_cpu else ("gcc", "clang")
-    return (on_cpu or "CC" not in os.environ) and not any(map(shutil.which, names))
+    names = ("g++", "clang++", "c++") if facts.on_cpu else ("gcc", "clang")
+    return (facts.on_cpu or "CC" not in os.environ) and not any(map(shutil.which, names))
 
 
 def without_compiler(facts: Facts) -> str:
     """The missing compiler, as a clause."""
-    if facts.device.kind == "cpu":
+    if facts.on_cpu:
         return "no C++ compiler was found, and for a CPU inductor generates C++"
     return "no C compiler was found (CC, gcc, clang), and Triton compiles its driver by one"
 
 
 def with_compiler(facts: Facts) -> str:
     """The remark that tells how to install it."""
-    return f"or: apt install {'g++' if facts.device.kind == 'cpu' else 'gcc'}"
+    return f"or: apt install {'g++' if facts.on_cpu else 'gcc'}"
 
 
 def needs_compiler(

@@ -1,9 +1,4 @@
-"""Table of techniques: what each saves, costs and needs, and whether training stays the same.
-
-Recipes, memory advice, the search of `eke fit`, rules' fixes and the documentation read it. A
-slowdown is the time of a step with the technique over that without: a published figure, used until
-runs on this machine or the time model know better.
-"""
+"""Table of techniques: what each saves, costs and needs, and whether training stays the same."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -57,7 +52,7 @@ TORCHTITAN = (
 
 @dataclass(frozen=True)
 class Published:
-    """A measured slowdown."""
+    """The measured time of a step with a technique over that without."""
 
     slowdown: float
     source: str
@@ -127,7 +122,7 @@ class Technique:
 
     @property
     def slowdown(self) -> float | None:
-        """Published slowdown; None where there is none."""
+        """Published slowdown, until runs here or the time model know better; None without one."""
         return self.published.slowdown if self.published else None
 
     @property
@@ -352,9 +347,7 @@ _TABLE = (
         "offload=optimizer_cpu", "optimizer states",
         "cost depends on the host and on the way to it: arXiv:2101.06840, section 6",
         devices=(CUDA,),
-        applies=lambda c: (
-            c.distributed.option in ("zero2", "zero3") and c.offload.option == "none"
-        ),
+        applies=lambda c: c.distributed.option in ("zero2", "zero3") and c.offload.option == "none",
         edit=_set("offload", option="optimizer_cpu"),
     ),
     Technique(

@@ -1,8 +1,4 @@
-"""Rules about where results are shown.
-
-W&B's API key is looked up where W&B looks, without importing it: where none is found here, W&B
-(0.31) finds none either.
-"""
+"""Rules about where results are shown."""
 
 import contextlib
 import netrc
@@ -25,6 +21,7 @@ PUBLIC_HOSTS = ("api.forge.coreweave.com", "forge.coreweave.com", "api.wandb.ai"
 
 def has_wandb_key() -> bool:
     """Whether an API key, or a token's file, is set for W&B's server."""
+    # Where W&B (0.31) looks, without importing it: where none is found, it finds none either.
     settings = _read_settings()
     for key in ("api_key", "identity_token_file"):
         if os.environ.get(f"WANDB_{key.upper()}") or settings.get(key):

@@ -19,12 +19,12 @@ from eke.rules.rule import Facts, Rule, configured, unsafe, without_effect
 
 def _step_samples(facts: Facts) -> int:
     """Samples of one forward pass over all devices."""
-    return facts.config.batch.micro_batch * facts.config.distributed.num_processes
+    return facts.config.batch.micro_batch * facts.distributed.num_processes
 
 
 def _multiple_of(facts: Facts) -> str:
     """Required divisor of a target."""
-    batch, processes = facts.config.batch, facts.config.distributed.num_processes
+    batch, processes = facts.config.batch, facts.distributed.num_processes
     if batch.per_device is None:
         return f"cannot be kept by batch=auto: it is not a multiple of the {processes} processes"
     return (
@@ -40,7 +40,7 @@ def _meant_metric(config: Config) -> str:
 
 
 def _text_path(facts: Facts) -> Path | None:
-    data = facts.config.data
+    data = facts.data
     return user_path(data.path) if isinstance(data, Text) else None
 
 
@@ -68,7 +68,6 @@ def _runs_reason(facts: Facts) -> str:
 MAX_NAME_BYTES = 255
 """NAME_MAX of Linux (limits.h) and of every file system in use."""
 
-
 MIN_FREE_BYTES = 64 * 2**20
 """A run's own files without checkpoints: plan, record, metrics and log stay far below this."""
 
@@ -81,7 +80,7 @@ BATCH = "per_device x accumulation x processes = target"
 
 
 def _cores_per_process(facts: Facts) -> int:
-    return max(1, usable_cores() // facts.config.distributed.num_processes)
+    return max(1, usable_cores() // facts.distributed.num_processes)
 
 
 def _needs_norm(facts: Facts) -> str:
@@ -155,7 +154,7 @@ RULES = (
         why=lambda f: (
             f"is not batch.per_device x batch.accumulation x processes = "
             f"{f.config.batch.micro_batch} x {f.config.batch.accumulation} x "
-            f"{f.config.distributed.num_processes} = "
+            f"{f.distributed.num_processes} = "
             f"{_step_samples(f) * (f.config.batch.accumulation or 1)}"
         ),
         fix=Fix("batch.accumulation=null"),
@@ -295,11 +294,7 @@ RULES = (
         when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
         why=lambda f: (
             f"loader processes would share {usable_cores()} cores, with the training, too"
-            + (
-                f", and with {n - 1} more of both"
-                if (n := f.config.distributed.num_processes) > 1
-                else ""
-            )
+            + (f", and with {n - 1} more of both" if (n := f.distributed.num_processes) > 1 else "")
         ),
         fix=lambda f: Fix(f"dataloader.workers={_cores_per_process(f)}"),
         source=LOADER,

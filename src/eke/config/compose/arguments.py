@@ -1,8 +1,4 @@
-"""Split the command line into overrides, eke's flags and Hydra's flags; check user config files.
-
-Secrets in a configuration are rejected, since files of runs and sweeps would contain them. Errors
-in the user's config folder (`--config-dir`), its files and the sources of a mix are explained.
-"""
+"""Split the command line into overrides and flags; find secrets, and errors in user files."""
 
 import itertools
 import os

@@ -1,8 +1,4 @@
-"""Catalogue of groups, options and key paths, read from `conf/` and the schema.
-
-Also helpers for error messages (shell quoting, short texts of Hydra's exceptions) and checks of
-values against the types of their keys, with suggestions.
-"""
+"""Groups, options and key paths, read from `conf/` and the schema; checks of values by type."""
 
 import dataclasses
 import math

@@ -1,7 +1,4 @@
-"""Shell completion of options, keys, values and flags for bash, zsh and fish.
-
-Nothing is composed, so an unfinished or invalid command line can be completed.
-"""
+"""Completion for bash, zsh and fish; nothing is composed, so invalid lines can be completed."""
 
 import glob
 import itertools
@@ -91,8 +88,7 @@ def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> list[str]
 
 def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Iterator[str]:
     """Values of a key or options of a group; with -m, also after a comma."""
-    fixed = key.rpartition(".")[2] in FIXED_FIELDS
-    field = None if fixed else catalogue.keys.get(key)
+    field = None if key.rpartition(".")[2] in FIXED_FIELDS else catalogue.keys.get(key)
     if field is not None and field.kind is str:
         yield from _files(f"{key}=", value)
         return

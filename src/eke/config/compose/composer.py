@@ -1,8 +1,4 @@
-"""Compose configurations from overrides, or report all their errors.
-
-The cells of a sweep share their compositions. `claims` and `compose_with` recompose with the
-choices of a recipe, without changing the user's.
-"""
+"""Compose configurations from overrides, or report all their errors."""
 
 import dataclasses
 import re
@@ -123,8 +119,7 @@ def _checked(typed: Sequence[str], trees: Trees, in_sweep: bool) -> list[str]:
     good = [text for text in texts if not found[text]]
     problems = spaced + [problem for text in texts for problem in found[text]]
     if problems:
-        deeper = _deeper(good, problems, trees)
-        problems = _with_full_commands(problems, found) + deeper
+        problems = _with_full_commands(problems, found) + _deeper(good, problems, trees)
         raise ConfigError(_without_placeholders(problems, good))
     return good
 
@@ -185,9 +180,6 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
     each = [found[text][-1].fix.words[1:] if found[text] else (text,) for text in found]
     command = Fix("-m", *(word for words in each for word in words))
     return [dataclasses.replace(problem, fix=command) for problem in problems]
-
-
-# --- with Hydra ---------------------------------------------------------------------------------
 
 
 def compose_tree(good: Sequence[str], trees: Trees) -> Tree:
@@ -267,9 +259,6 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
             fix = Fix(completed(key, catalogue) or key)
             problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))
     return problems
-
-
-# --- after an error -----------------------------------------------------------------------------
 
 
 def _explain(error: NotSet, good: Sequence[str], trees: Trees) -> list[Problem]:
@@ -379,6 +368,6 @@ def is_set(composed: Composed, key: str) -> bool:
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
-    """Recompose with choices (not in `claims`) in place of the recipe's; may raise ConfigError."""
+    """Recompose with choices (not in the user's `claims`) in place of the recipe's; ConfigError."""
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, "recipe=none", *choices], composed.config_dir, in_sweep=True)

@@ -1,8 +1,4 @@
-"""Run Hydra's information flags (`--cfg job`, `--info`, `--hydra-help`) and Hydra's own sweeps.
-
-Launcher and sweeper plugins of Hydra compose, start and count the jobs; each job is one run of eke,
-and its loss is the objective.
-"""
+"""Run Hydra's information flags (`--cfg job`, `--info`, `--hydra-help`) and Hydra's own sweeps."""
 
 import contextlib
 import io
@@ -43,10 +39,8 @@ _REFUSED = {
 
 
 def check_question(arguments: Arguments) -> None:
-    """Raise ConfigError unless there is one information flag, with a value that Hydra accepts.
-
-    Hydra would print a traceback, its usage or nothing, or change the run.
-    """
+    """Raise ConfigError unless there is one information flag, with a value that Hydra accepts."""
+    # Hydra would print a traceback, its usage or nothing, or change the run.
     pairs = _pairs(arguments.hydra_flags)
     if problems := [*_wrong_flags(pairs)] or [*_wrong_together(pairs, arguments)]:
         raise ConfigError(problems)
@@ -130,7 +124,8 @@ def _run_hydra(
 
 
 Job = Callable[[tuple[str, ...], Path | None], float | None]
-"""Overrides and the user's folder -> the objective. Hydra handles its exceptions."""
+"""Overrides and the user's folder -> the objective: the loss of one run of eke. Hydra's plugins
+compose, start and count the jobs; Hydra handles their exceptions."""
 
 LOCAL, SWEEPER = "local", "eke"
 """Default options of these groups."""
@@ -232,8 +227,7 @@ def _without_plugin(overrides: Sequence[str]) -> Iterator[Problem]:
             yield _not_installed(key, value, known[key])
         elif _is_setting(text) and (group := "hydra/" + key.split(".")[1]) not in chosen:
             why = "is a setting of a plugin of Hydra's, and none is chosen"
-            fix = Fix(f"{group}={PLUGINS[group][0]}", text)
-            yield Problem(key, shown(value), why, fix)
+            yield Problem(key, shown(value), why, Fix(f"{group}={PLUGINS[group][0]}", text))
 
 
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:

@@ -1,9 +1,4 @@
-"""Hydra's own settings, and the sweep values of Hydra's override grammar.
-
-For eke's runs Hydra only composes, so its settings about running have no effect; Hydra reads them
-only if it runs the sweep itself (`eke.config.compose.hydra`). Sweep values are lists, ranges,
-globs, and these inside lists.
-"""
+"""Hydra's own settings, which it reads only in sweeps of its own, and values of its sweeps."""
 
 import math
 import random
@@ -127,7 +122,7 @@ def _holds_sweep(value: Any) -> bool:
 
 
 def sweep_parts(value: Any) -> Iterator[Any]:
-    """Parts of a sweep: single values, ranges, globs, intervals."""
+    """Parts of a sweep, also inside lists: single values, ranges, globs, intervals."""
     if not isinstance(value, ChoiceSweep):
         yield value
         return

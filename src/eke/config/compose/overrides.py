@@ -1,7 +1,4 @@
-"""Check single overrides before Hydra composes, so that all errors are reported at once.
-
-Hydra's parser parses the text; the catalogue decides whether its key and option exist.
-"""
+"""Check single overrides before Hydra composes, so that all errors are reported at once."""
 
 import os
 import re
@@ -57,11 +54,7 @@ def parse(text: str) -> Override:
 
 
 def find_problems(text: str, catalogue: Catalogue, multirun: bool = False) -> list[Problem]:
-    """Find all problems of one override that need no composition.
-
-    A sweep is one of them without `multirun`, since a composition has one value per key; its fix is
-    the `-m` form.
-    """
+    """Problems of one override that need no composition; without `multirun` a sweep is one."""
     if malformed := _check_shape(text, catalogue):
         return [malformed]
     try:
@@ -111,12 +104,8 @@ def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
     number = parse(text).value()
     if not isinstance(number, int | float) or field.limit.admits(number):
         return []
-    instead = format_value(field.limit.in_place_of(number, field.default))
-    fix = Fix(f"{key}={instead}")
+    fix = Fix(f"{key}={format_value(field.limit.in_place_of(number, field.default))}")
     return [Problem(key, value, f"must be {field.limit.describe(number)}", fix)]
-
-
-# --- the shape of the text ----------------------------------------------------------------------
 
 
 def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
@@ -162,8 +151,7 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     if field and field.kind is str:
         why = "has characters with a meaning in Hydra's grammar, or unpaired quotes; quote it"
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
-        whole = override(plain, value[1:] if begun else value)
-        return Problem(key, shown(value), why, Fix(whole))
+        return Problem(key, shown(value), why, Fix(override(plain, value[1:] if begun else value)))
     if "/" in value and (found := of_elsewhere(plain, value)):
         why = f"not an option of {plain}; it goes to {found[-1].partition('=')[0]}"
         return Problem(key, shown(value), why, _all_fixes(found, catalogue))
@@ -176,9 +164,6 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
     if field and not fix:
         fix = Fix(f"{plain}={probably_meant(field, value)}")
     return Problem(key, shown(value), why, fix)
-
-
-# --- the meaning of the text --------------------------------------------------------------------
 
 
 def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> list[Problem]:
@@ -271,9 +256,6 @@ def _check_sweep(parsed: Override, catalogue: Catalogue, multirun: bool) -> list
     return [*wrong, Problem(key, shown(raw), why, Fix("-m", *typed) if typed else Fix())]
 
 
-# --- a value for a group, a section, a key ------------------------------------------------------
-
-
 def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Problem | None:
     options = catalogue.options[group]
     if value is None or value == "":
@@ -323,8 +305,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
 
 def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
     """Explain a value for a whole section instead of one of its keys."""
-    names = ", ".join(catalogue.names(section))
-    why = f"{section} has keys, set one by one: {names}"
+    why = f"{section} has keys, set one by one: {', '.join(catalogue.names(section))}"
     if isinstance(value, dict) and value:
         items = [override(f"{section}.{name}", item) for name, item in value.items()]
         return Problem(section, shown(raw), why, _all_fixes(items, catalogue))

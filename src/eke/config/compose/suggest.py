@@ -1,7 +1,4 @@
-"""Suggestions: the key or group closest to an unknown one, and overrides for paths and names.
-
-A path or a name in place of an option may be a checkpoint, a file or a data set.
-"""
+"""Suggestions: the key or group closest to an unknown one, and overrides for paths and names."""
 
 import os
 import re
@@ -168,12 +165,10 @@ def of_elsewhere(group: str, text: str) -> tuple[str, ...]:
 
 
 def is_checkpoint(typed: str, near: str) -> bool:
-    """Whether a name similar to an option is a hub name: these have dashes, options do not.
-
-    gpt2-xl and t5-small are hub names of the same sizes; tiny-bert exists only in eke.
-    """
+    """Whether a name similar to an option is a hub name: these have dashes, options do not."""
     if "-" not in typed:
         return False
+    # gpt2-xl and t5-small are hub names of the same sizes; tiny-bert exists only in eke.
     return normal(typed) != normal(near) or near.startswith(("gpt2_", "t5_"))
 
 

@@ -87,7 +87,6 @@ from eke.config.schema.techniques import (
     NvmeOffload,
     Offload,
     Optimizer,
-    Precision,
     QLora,
     ScheduleFree,
     TorchAdamW,

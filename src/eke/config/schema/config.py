@@ -35,7 +35,6 @@ from eke.config.schema.techniques import (
 SCHEMA_VERSION = 1
 """Part of every run's identity: raise it when the meaning of an existing key changes."""
 
-
 CLUSTER_GROUPS = ("resources", "slurm")
 """Groups that only the launcher of a cluster reads."""
 

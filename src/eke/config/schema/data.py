@@ -12,7 +12,6 @@ MAX_STEPS = 10**9
 DEFAULT_PER_DEVICE = 8
 """Samples of a micro-batch of batch=fixed."""
 
-
 _COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 """Endings of compressed files that the datasets library opens."""
 

@@ -209,7 +209,6 @@ class NvmeOffload(Offload):
 OFFLOADS: dict[str, type] = {"memory": Offload, "nvme": NvmeOffload}
 """Schema name -> class."""
 
-
 MAX_LR = 100
 """Above the largest learning rate in use, 30 (plain SGD of an LSTM, arXiv:1708.02182)."""
 MAX_WEIGHT_DECAY = 100

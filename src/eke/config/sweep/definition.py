@@ -110,9 +110,6 @@ def read_definition(typed: Sequence[str], trees: Trees) -> Definition:
     return definition
 
 
-# --- settings -----------------------------------------------------------------------------------
-
-
 def _settings(
     own: Sequence[str], about: Sequence[str], trees: Trees
 ) -> tuple[Sweep, list[Problem]]:
@@ -140,9 +137,6 @@ def _settings(
         why, fix = "every configuration runs at least once", Fix("sweep.repeats=1")
         problems.append(Problem("sweep.repeats", str(settings.repeats), why, fix))
     return settings, problems
-
-
-# --- values -------------------------------------------------------------------------------------
 
 
 def _key(text: str) -> str:

@@ -10,9 +10,11 @@ import signal
 import sys
 from types import FrameType
 
+import cattrs
+
 from eke.common.errors import ConfigError
 from eke.common.process_env import end_with_parent
-from eke.data.sources import request_from_json
+from eke.data.sources import PrepareRequest
 
 
 def main() -> int:
@@ -21,7 +23,7 @@ def main() -> int:
     os.dup2(2, 1)  # whatever a library prints, it prints elsewhere
     signal.signal(signal.SIGTERM, _leave)
     end_with_parent(signal.SIGTERM, str(os.getppid()))
-    request = request_from_json(sys.stdin.read())
+    request = cattrs.structure(json.load(sys.stdin), PrepareRequest)
     from eke.data.preparation.rows import prepare_store  # slow: after the signal handler is set
 
     answer: dict[str, object]

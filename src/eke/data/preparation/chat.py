@@ -372,8 +372,7 @@ def encode_conversation(
         raise BadRowError("has no token to train on")
     if mask.all() and train_on != "all":
         raise BadRowError("would be trained on as a whole, questions included")
-    bos = tokenizer.vocabulary.bos
-    if len(ids) > 1 and ids[0] == ids[1] == bos:
+    if len(ids) > 1 and ids[0] == ids[1] == tokenizer.vocabulary.bos:
         raise BadRowError("begins with two tokens that begin a text: the template writes both")
     if mask[limit:].any():
         raise TooLongError(len(ids), limit)

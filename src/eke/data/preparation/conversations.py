@@ -83,10 +83,7 @@ def without_nulls(value: Any) -> Any:
 def read_conversation(
     row: Mapping[str, Any], column: str, parses_calls: bool = True
 ) -> Conversation:
-    """The conversation of a row; `column` has messages, or answers (`completion`, `output`).
-
-    With `parses_calls`, arguments of tool calls that are JSON in a text become objects.
-    """
+    """The conversation of a row; `column` has messages, or answers (`completion`, `output`)."""
     if row.get(column) is None:
         raise BadRowError(f"has no {column}")
     question, asked = _PROMPT_OF.get(column, ""), None
@@ -198,7 +195,7 @@ def _message(given: Mapping[str, Any], place: str) -> Message:
 
 
 def _with_calls(message: Message, number: int, parses: bool) -> Message:
-    """A message with its tool calls as templates read them."""
+    """A message with its tool calls as templates read them; `parses` arguments that are JSON."""
     others = {k: v for k, v in message.items() if k != "function_call" and k not in _FLAGS}
     if not (message.get("function_call") or message.get("tool_calls")):
         return others

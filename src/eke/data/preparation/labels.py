@@ -29,10 +29,7 @@ def is_decimal(item: Any) -> bool:
 
 
 def reading_of(request: PrepareRequest, labels: Iterable[Any]) -> str:
-    """Return how a column is read: VECTORS, `number`, `name`; empty: by the type of its values.
-
-    Raises ConfigError: its lists have two meanings.
-    """
+    """How to read a column: VECTORS, `number`, `name`, "" (by type); ConfigError: two meanings."""
     kinds, sizes = Counter[type](), Counter[int]()
     decimals = twice = 0
     for label in labels:

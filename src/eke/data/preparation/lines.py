@@ -1,8 +1,4 @@
-"""Readers of rows: jsonl, csv and parquet files, and Hugging Face Hub datasets.
-
-Lines are read as latin-1, one character per byte, so that a line with invalid UTF-8 is one bad row
-with its number and not the end of the file.
-"""
+"""Readers of rows: jsonl, csv and parquet files, and Hugging Face Hub datasets."""
 
 import contextlib
 import csv
@@ -205,10 +201,7 @@ class Columns:
         return self.names.setdefault(name, len(self.names))
 
     def require_in(self, names: list[str], file: str = "") -> None:
-        """Raise ConfigError unless a table has every wanted column.
-
-        `file` is empty for a Hub dataset, and for the columns of all rows together.
-        """
+        """Raise ConfigError unless a table, or without `file` all rows, has every wanted column."""
         missing = [(key, column) for key, column in self.wanted if column not in names]
         if not missing:
             self.first_table = self.first_table or file
@@ -315,11 +308,7 @@ def values_of(row: Row) -> dict[str, Any]:
 
 
 def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
-    """Yield number and bytes (as latin-1) of each line, including its line end.
-
-    ConfigError if the file is damaged or UTF-16, or a line has more than `limit` bytes (the rest
-    of it is not read).
-    """
+    """Yield number and bytes (latin-1) of each line; ConfigError: damaged, UTF-16, over `limit`."""
     try:
         for number, text in enumerate(_texts(file, limit + 1), 1):
             if number == 1 and text.startswith(UTF_16):
@@ -346,7 +335,9 @@ def _texts(file: str, most: int) -> Iterator[str]:
     import fsspec
 
     is_compressed = file.endswith(COMPRESSED)
-    # Line ends as in the datasets library, so that prepared tokens stay the same.
+    # latin-1 has one character per byte: a line with invalid UTF-8 is one bad row with its number,
+    # and not the end of the file. Line ends are those of the datasets library, so that prepared
+    # tokens stay the same.
     ends = "\n" if is_compressed else None
     with (
         fsspec.open(file, "rb", compression="infer") if is_compressed else open(file, "rb") as raw,

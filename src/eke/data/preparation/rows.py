@@ -92,8 +92,7 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
                     document = writer.read("tokens")[first:]
                     doubled += is_doubled(document, tokenizer.vocabulary.special)
                     ends = ends if any(ends) else ends_of(tokenizer, document)
-            size = writer.counts["tokens"] - start
-            streams.append(TokenStream(evaluation, number, start, size))
+            streams.append(TokenStream(evaluation, number, start, writer.counts["tokens"] - start))
     writer.note(repr(streams))
     return {
         "num_rows": len(request.corpus.pieces()),
@@ -105,10 +104,7 @@ def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer
 
 
 def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
-    """Yield a document by chunks, to the next line end, with the number of replaced characters.
-
-    A character that straddles two spans of a file belongs to the first.
-    """
+    """Yield a document by chunks, to the next line end, with the number of replaced characters."""
     try:
         with open(piece.path, "rb") as file:
             file.seek(piece.start)
@@ -119,6 +115,7 @@ def _texts(piece: Piece) -> Iterator[tuple[str, int]]:
                     return
                 data += file.readline(min(CHUNK_BYTES, end - file.tell()))
                 data += _continuation(file)  # a chunk must not end inside a character
+                # A character that straddles two spans of a file belongs to the first.
                 if 0 < place == piece.start:
                     data = data.lstrip(_CONTINUATION)
                 text = data.decode(errors="replace")
@@ -263,7 +260,6 @@ HOPELESS_ROWS = 1000
 
 READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
 """`data` option -> reader."""
-
 
 SEEN_ROWS = 1000
 """Rows of a stream to train on that are looked at before training."""
@@ -481,9 +477,7 @@ class RowStore:
     def _check_classes(self, names: tuple[str, ...]) -> None:
         """Raise ConfigError unless training has two classes, or numbers that differ."""
         train = self.writer.read("train")
-        if self.request.label is None or len(train) < 2:
-            return
-        if self.request.only_evaluates:
+        if self.request.label is None or len(train) < 2 or self.request.only_evaluates:
             return
         several = self.request.problem == "multi_label"
         labels = self.writer.read("values" if self.request.problem == "regression" else "labels")

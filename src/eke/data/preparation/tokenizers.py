@@ -93,10 +93,7 @@ class Tokenizer:
         return np.append(ids, eos)
 
     def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[FramedText]:
-        """`tokenizer(text, truncation=True, max_length=limit)` of each text.
-
-        Only as much of a long text as needed is tokenized: a line of a gigabyte costs no more.
-        """
+        """`tokenizer(text, truncation=True, max_length=limit)` of each text."""
         frame = self.vocabulary.target_frame if target else self.vocabulary.frame
         if limit <= frame.size:
             return [FramedText(np.zeros(0, np.int64), True, False) for _ in texts]
@@ -105,6 +102,7 @@ class Tokenizer:
             return self.frame(parts, target, None)
 
         found = []
+        # Only as much of a long text as needed is tokenized: a line of a gigabyte costs no more.
         for part, ids in beginnings(texts, limit, framed, self.keeps_end):
             useful = len(ids) > frame.size
             if is_cut := len(ids) > limit:
@@ -145,12 +143,10 @@ def encode_stream(tokenizer: Tokenizer, chunks: Iterable[str]) -> Iterator[np.nd
 
 
 def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[int, int] | None:
-    """Find a joint: the number of tokens before it in each; None without a match.
-
-    The last `size` characters of the text of `before`, from `shift` on, begin that of `after`.
-    """
+    """Find a joint: the number of tokens before it in each; None without a match."""
     assert before.ends is not None
     assert after.ends is not None
+    # The last `size` characters of the text of `before`, from `shift` on, begin that of `after`.
     ends = before.ends - shift
     common, mine, others = np.intersect1d(ends, after.ends, return_indices=True)
     for number in np.argsort(abs(common - size // 2)):
@@ -181,8 +177,7 @@ def ends_of(tokenizer: Tokenizer, ids: np.ndarray) -> Ends:
 
 def is_doubled(ids: np.ndarray, special: Sequence[int]) -> bool:
     """Whether a special token is repeated at the beginning or the end."""
-    pairs = (ids[:2], ids[-2:])
-    return any(len(p) == 2 and p[0] == p[1] and int(p[0]) in special for p in pairs)
+    return any(len(p) == 2 and p[0] == p[1] and int(p[0]) in special for p in (ids[:2], ids[-2:]))
 
 
 def part_of(text: str, limit: int, keep_end: bool = False) -> str:

@@ -40,10 +40,8 @@ class LoadError(EkeError):
 
 @contextmanager
 def reading(source: object) -> Iterator[None]:
-    """Raise LoadError for whatever a library raises about the files of `source`.
-
-    Libraries that ask a question on standard input read its end.
-    """
+    """Raise LoadError for whatever a library raises about the files of `source`."""
+    # Libraries that ask a question on standard input read its end.
     given, sys.stdin = sys.stdin, io.StringIO()
     try:
         yield
@@ -92,10 +90,7 @@ def limited_rendering() -> Iterator[None]:
 
 
 def render_apart(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
-    """A conversation as text, ready for an answer, by a process that the limits may end.
-
-    Raises what the template raises, or ValueError for a limit.
-    """
+    """Render a conversation in a process that limits may end: ValueError, or the template's."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     given = {"chat_template": tokenizer.get_chat_template(), **tokenizer.special_tokens_map}

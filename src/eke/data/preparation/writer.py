@@ -46,10 +46,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces the store at the end and is removed on errors.
-
-    The caller holds the store's lock, so folders of killed preparations can be removed.
-    """
+    """Yield a temporary folder that replaces the store at the end and is removed on errors."""
+    # The caller holds the store's lock, so folders of killed preparations can be removed.
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
         remove_tree(left)
     unfinished = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
@@ -172,10 +170,7 @@ class Splits:
         self.writer.append("evaluation", kept[1])
 
     def fill_empty_side(self) -> None:
-        """Move one row and its duplicates to the empty split.
-
-        If (nearly) all rows are duplicates, only one moves.
-        """
+        """Move one row to the empty split, with its duplicates unless these are (nearly) all."""
         counts = self.writer.counts
         full, empty = ("train", "evaluation") if counts["train"] else ("evaluation", "train")
         hashes = np.asarray(self._hashes)

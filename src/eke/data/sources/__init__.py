@@ -7,7 +7,6 @@ from eke.data.sources.request import (
     HubSource,
     PrepareRequest,
     open_store,
-    request_from_json,
     request_of,
     tokenizer_content,
 )

@@ -39,11 +39,9 @@ def _checked(folder: Path) -> Path:
 
 
 def stamp(path: Path | int) -> tuple[int, ...]:
-    """Size, mtime, ctime and inode of a file: values that change with its content.
-
-    Size and mtime are not enough: `cp -p` and archives preserve them, and files of one size made in
-    the same clock tick differ only in their inode.
-    """
+    """Size, mtime, ctime and inode of a file: values that change with its content."""
+    # Size and mtime are not enough: `cp -p` and archives preserve them, and files of one size made
+    # in the same clock tick differ only in their inode.
     found = os.stat(path)
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
@@ -94,10 +92,7 @@ _found: ContextVar[dict[Hashable, Any] | None] = ContextVar("found", default=Non
 
 @contextmanager
 def looking_once() -> Iterator[None]:
-    """Cache the results of `once` functions within this context.
-
-    Planning a sweep of a thousand runs then reads the size of each file once.
-    """
+    """Cache `once` functions in this context: a sweep's plans read the size of each file once."""
     token = _found.set({})
     try:
         yield

@@ -27,10 +27,7 @@ class Draws:
     """Whether the samples of each source come in their own order; False for all where empty."""
 
     def take(self, first: int, count: int) -> "tuple[np.ndarray, np.ndarray]":
-        """Of `count` draws from `first` on the epoch of their source and the number of the sample.
-
-        Numbers go on from source to source.
-        """
+        """Epoch and sample number (going on from source to source) of draws from `first` on."""
         import numpy as np  # slow import, needed by few plans
 
         # Before a time t, t draws are due, give or take the number of sources.

@@ -1,7 +1,4 @@
-"""Preparation request: the inputs that determine prepared tokens, hashed into the cache key.
-
-Its client starts the preparation process, which alone imports tokenizers and datasets (slow).
-"""
+"""Inputs that determine prepared tokens, and the client of the process that prepares these."""
 
 import dataclasses
 import hashlib
@@ -12,8 +9,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-
-import cattrs
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
@@ -136,11 +131,6 @@ class PrepareRequest:
     def to_json(self) -> str:
         """Serialize to one line."""
         return json.dumps(dataclasses.asdict(self), default=str)  # paths
-
-
-def request_from_json(text: str) -> PrepareRequest:
-    """Parse the output of `to_json`."""
-    return cattrs.structure(json.loads(text), PrepareRequest)
 
 
 def request_of(config: Config) -> PrepareRequest | None:

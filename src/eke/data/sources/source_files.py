@@ -154,8 +154,7 @@ def open_corpus(config: Config) -> Corpus | None:
     if isinstance(config.data, PythonSource):
         corpus = standard_library()
     elif isinstance(config.data, Text):
-        path = user_path(config.data.path)
-        corpus = text_files(path, config.data.pattern, config.data.eval_frac)
+        corpus = text_files(user_path(config.data.path), config.data.pattern, config.data.eval_frac)
     else:
         return None
     if isinstance(config.task, SequenceClassification):
@@ -191,12 +190,9 @@ def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) ->
     return Fix()
 
 
-@cache
+@cache  # two thousand files, which do not change while Python runs
 def standard_library() -> Corpus:
-    """The installed standard library's source, split by a hash of the file names.
-
-    Cached: two thousand files, which do not change while Python runs.
-    """
+    """The installed standard library's source, split by a hash of the file names."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
     for folder, folders, names in os.walk(root):
@@ -207,10 +203,7 @@ def standard_library() -> Corpus:
 
 @once
 def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
-    """A text source: one file, evaluated on its end, or a folder, evaluated on some files.
-
-    With `eval_frac` 1 all of it is both. ConfigError if the path does not exist or has no text.
-    """
+    """One file, evaluated on its end, or a folder, on some of its files; ConfigError: no text."""
     if path.is_file() and (rows := other_format("text", [path.name])):
         why = "has rows, but data=text trains on the raw file, including markup and column names"
         why += f"; if intended: data.path={path.parent} data.pattern='{path.name}'"
@@ -220,7 +213,7 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     if not paths:
         why = f"no file that matches {pattern!r} has text in it" if path.is_dir() else "no text"
         raise ConfigError(Problem("data.path", str(path), why, Fix("data.path=FILE_OR_FOLDER")))
-    if eval_frac == 1:
+    if eval_frac == 1:  # all of it is both
         root = path if path.is_dir() else path.parent
         names = [_label(p.relative_to(root).as_posix()) for p in paths]
         every = tuple(Piece(p, 0, p.stat().st_size, n) for p, n in zip(paths, names, strict=True))
@@ -299,16 +292,14 @@ def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
 
 @once
 def fingerprint(corpus: Corpus) -> str:
-    """Hash names, bounds and contents: 16 hex digits of SHA-256.
-
-    Cached by path and stamp, since hashing the standard library takes about a second.
-    """
+    """Hash names, bounds and contents: 16 hex digits of SHA-256."""
     pieces = corpus.pieces()
     parts = [
         (f"{p.path.name}\0{p.start}\0{p.size}\0{p.label}\0", p.path, p.start, p.size)
         for p in pieces
     ]
     try:
+        # Cached by path and stamp, since hashing the standard library takes about a second.
         listing = [[str(p.path), p.start, p.size, *stamp(p.path)] for p in pieces]
         return digest_once(listing, 16, lambda: content_hash(parts))
     except OSError as error:

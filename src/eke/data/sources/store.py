@@ -84,7 +84,6 @@ class Vocabulary:
 BYTE_TOKENS = Vocabulary()
 """eke's byte tokens; synthetic data avoids their special ids, too."""
 
-
 MANIFEST = "manifest.json"
 """Written last; a folder without it is incomplete."""
 

@@ -4,8 +4,6 @@ Precision and the loss stay eke's own (autocast around the model, a loss that is
 DeepSpeed shares out, clips and steps. Its `bf16` is what eke calls bfloat16 weights. Sizes that
 Hugging Face's `auto` stands for are computed as transformers does (`HfTrainerDeepSpeedConfig`,
 transformers 5.23).
-
-A user's own ds_config.json, laid over eke's settings; what contradicts the plan is refused.
 """
 
 import json
@@ -79,16 +77,14 @@ def _zero(config: Config, device_kind: str) -> Settings:
 
 
 def _offload_settings(config: Config, device_kind: str) -> Settings:
-    """The sections `offload_optimizer` and `offload_param`, where configured.
-
-    DeepSpeed's `pipeline_read` and `pipeline_write` are left off: they need twice the buffers.
-    """
+    """The sections `offload_optimizer` and `offload_param`, where configured."""
     offload = config.offload
     pinned = {"pin_memory": device_kind == "cuda"}
     if not isinstance(offload, NvmeOffload):
         places = OFFLOADED[offload.option]
         return {what: {"device": where, **pinned} for what, where in places.items()}
     disk = {"device": "nvme", "nvme_path": str(user_path(offload.path)), **pinned}
+    # `pipeline_read` and `pipeline_write` are left off: they need twice the buffers.
     sections: Settings = {"offload_optimizer": {**disk, "buffer_count": PIECE_BUFFERS}}
     if offload.weights is WeightsPlace.host:
         sections["offload_param"] = {"device": "cpu", **pinned}

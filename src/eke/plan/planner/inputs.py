@@ -1,9 +1,7 @@
-"""The files that a worker reads, held against what was planned: the record names their content.
+"""Files that a worker reads, and its software, held against the plan; the record names both.
 
 All other inputs are in the plan: option files, DeepSpeed's JSON. Rows and tokens
 are read from the store, whose digest is checked when it is opened (`eke.training.batches.tasks`).
-
-The software of a run, held against what it was planned with: the record names the worker's.
 """
 
 from dataclasses import replace
@@ -20,10 +18,7 @@ DATA, TOKENIZER, MODEL = "data.path", "data.tokenizer", "model.name_or_path"
 
 
 def inputs_of(config: Config, data_fingerprint: str) -> dict[str, str]:
-    """Key path of what a worker will read from the user's files -> hash of the content.
-
-    Hub models are named by their commit and not among them.
-    """
+    """Key path of what a worker will read from the user's files -> hash of the content."""
     found: dict[str, str] = {}
     if isinstance(config.data, PythonSource | Text):
         if tokenizer_of(config.data) == BYTES:
@@ -32,16 +27,14 @@ def inputs_of(config: Config, data_fingerprint: str) -> dict[str, str]:
             found[DATA] = _read(config, DATA)
     if content := _read(config, TOKENIZER):
         found[TOKENIZER] = content
+    # Hub models are named by their commit.
     if isinstance(config.model, PretrainedModel) and "@" not in config.model.content:
         found[MODEL] = config.model.content
     return found
 
 
 def check_inputs(plan: Plan) -> None:
-    """Raise ChangedError where an input is gone or has another content than planned.
-
-    Hashes are cached by size and times of change.
-    """
+    """Raise ChangedError where an input is gone or has another content than planned."""
     for key in plan.inputs:
         if why := change_of(plan, key):
             raise ChangedError(_changed(plan.config, key, why))

@@ -56,16 +56,13 @@ class Drawn:
 def sample_means(
     config: Config, store: str, count: int, mixed: Sequence[DataPlan] = ()
 ) -> SampleMeans | None:
-    """Mean lengths of `count` training samples; None where all have `data.seq_len` tokens.
-
-    Those of a mix are means over its sources by their share.
-    """
+    """Mean lengths of `count` training samples; None where all have `data.seq_len` tokens."""
     found = _mixed(config, mixed) or _samples(config, store, count, False)
     if found is None:
         return None
     import numpy as np
 
-    weights = found[2] if mixed else None
+    weights = found[2] if mixed else None  # by the shares of the sources
     means = [np.average(each, axis=0, weights=weights).tolist() for each in found[:2]]
     return SampleMeans(*means[0], *means[1])
 

@@ -203,10 +203,9 @@ def plans_of_sources(plan: Plan) -> list[Plan]:
 
 def source_sizes(plan: Plan) -> dict[str, int | None]:
     """Samples in an epoch of each source of a mix, by name; None of a stream that has no number."""
-    configs = source_configs(plan.config)
     return {
         source.name: config.data.num_samples if config.data.is_stream else source.train
-        for source, config in zip(plan.sources, configs, strict=True)
+        for source, config in zip(plan.sources, source_configs(plan.config), strict=True)
     }
 
 

@@ -1,8 +1,4 @@
-"""From a checked configuration to a plan: every derived decision, each with its reason.
-
-And what follows from a plan: hints for steps that wait for data, files of training state on a disk,
-and the parts of a record that are the same whether the worker or its supervisor writes.
-"""
+"""From a checked configuration to a plan: every derived decision, each with its reason."""
 
 import hashlib
 import math
@@ -162,11 +158,7 @@ def with_batch(
 
 
 def _resolved(
-    config: Config,
-    batch: BatchPlan,
-    steps: StepPlan,
-    compute: ComputePlan,
-    theirs: Settings | None,
+    config: Config, batch: BatchPlan, steps: StepPlan, compute: ComputePlan, theirs: Settings | None
 ) -> dict[str, object]:
     """Values for what the configuration leaves open; the fields that requested them become None."""
     answers: dict[str, object] = {
@@ -192,8 +184,7 @@ def _resolved(
         # model.content says what they name; nor does it matter which branch led to a commit.
         answers |= {"model.name_or_path": None, "model.revision": None}
     if isinstance(config.peft, Adapters):
-        alike = compute.frozen == compute.weights
-        answers["peft.base_weights"] = None if alike else compute.frozen
+        answers["peft.base_weights"] = None if compute.frozen == compute.weights else compute.frozen
     if adapted := adapted_layers(config):
         answers["peft.target_modules"] = list(adapted)
     if theirs is not None:
@@ -299,8 +290,7 @@ def _plan_compute(
         reason = f"{FLOAT32_BYTES} bytes per parameter more than bfloat16 alone"
         if formats.master:
             reason = "DeepSpeed's ZeRO steps on float32 copies of its share of the weights"
-        master = "on" if formats.master else "off"
-        decisions.append(Decision("precision.master", master, reason))
+        decisions.append(Decision("precision.master", "on" if formats.master else "off", reason))
     base = getattr(config.peft, "base_weights", BaseWeights.auto if config.model.freeze else None)
     if base is BaseWeights.auto:
         other = "precision.evaluation is another format than precision.compute"
@@ -432,10 +422,8 @@ def avoids_cudnn(config: Config, device: Device) -> bool:
 
 
 def maps_memory(config: Config, device: Device) -> bool:
-    """Whether CUDA's allocator maps memory in parts that it joins, and not block by block.
-
-    A user's own setting of the allocator wins.
-    """
+    """Whether CUDA's allocator maps memory in parts that it joins, and not block by block."""
+    # A user's own setting of the allocator wins.
     is_set = any(os.environ.get(f"PYTORCH_{kind}ALLOC_CONF") for kind in ("", "CUDA_"))
     return device.is_nvidia and not is_set and _has_many_lengths(config)
 
@@ -504,13 +492,9 @@ def swap_files(folder: Path, rank: int) -> dict[str, int]:
 
 
 def outline_record(
-    plan: Plan,
-    rows: Sequence[metrics.Row],
-    attempt: int,
-    outcome: Outcome,
-    failure: Failure | None,
+    plan: Plan, rows: Sequence[metrics.Row], attempt: int, outcome: Outcome, failure: Failure | None
 ) -> Record:
-    """A record of the plan and of what metrics.jsonl holds; memory and the like are absent yet."""
+    """A record of plan and metrics.jsonl, by worker or supervisor; memory and such are absent."""
     content = plan_to_plain(plan)
     steps, timing = metrics.latest(rows, metrics.LOSS), metrics.timing(rows)
     best = metrics.best_evaluation(rows, plan.config.train.keep_best)

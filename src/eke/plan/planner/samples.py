@@ -1,7 +1,4 @@
-"""Number of samples: counted in text, chosen for synthetic data, read from a store.
-
-How the samples of one optimizer step are cut into micro-batches.
-"""
+"""Number of samples, counted, chosen or read from a store; micro-batches of a step's samples."""
 
 import hashlib
 import math
@@ -35,10 +32,8 @@ from eke.plan.planner.plan import BatchPlan, DataPlan, Decision
 DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
 
-
 ROW_NUMBERS = "data.label of the rows"
 """Decision of a plan whose rows number their classes otherwise than the model."""
-
 
 DEFAULT_STEPS = 300
 """Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
@@ -348,10 +343,7 @@ def _order_of(data: Data) -> tuple[int | None, ...]:
 def _take(
     config: Config, available: list[int], decisions: list[Decision], longest: int = 0
 ) -> tuple[int, int]:
-    """The requested number of samples for training and evaluation, at most all.
-
-    `longest`: tokens of a text that one sample may take for both parts to have one.
-    """
+    """Samples for training and evaluation, at most all; both parts have one of `longest` tokens."""
     data, length = config.data, sources.window_length(config)
     if not all(available):
         part = "evaluation" if available[0] else "training"
@@ -379,15 +371,12 @@ def samples_to_keep(config: Config) -> int:
 
 
 def possible_batches(config: Config) -> list[Config]:
-    """The configuration with each micro-batch that keeps its samples per step, the smallest first.
-
-    Its samples per step are a multiple of its processes. A router loss keeps the micro-batch.
-    """
+    """The configuration with each micro-batch that keeps its samples per step, smallest first."""
     target = samples_to_keep(config)
-    each = target // config.distributed.num_processes
+    each = target // config.distributed.num_processes  # a rule checks that it is whole
     small = [size for size in range(1, int(each**0.5) + 1) if each % size == 0]
     sizes = sorted({*small, *(each // size for size in small)})
-    if router_loss(config) is not None:
+    if router_loss(config) is not None:  # which is a mean over the micro-batch
         kept = config.batch.per_device or DEFAULT_PER_DEVICE
         sizes = [max(size for size in sizes if size <= kept)]
     batch = replace(config.batch, option="fixed", target=target)

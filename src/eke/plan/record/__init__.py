@@ -1,7 +1,4 @@
-"""Outcomes, attempts and the record of a run, with types and a version; how its processes ended.
-
-A measurement that was not made is None. Reading these files needs neither torch nor Hydra.
-"""
+"""Outcomes, attempts, ends of processes, and a run's record, in which None is not measured."""
 
 import contextlib
 import functools
@@ -369,13 +366,8 @@ def no_runs(
         why = "there is no such folder"
         near = closest_path(folders[0]) if len(folders) == 1 else None
         meant = near if near is not None and _leads_to_runs(near) else None
-    text = ", ".join(map(str, folders))
-    return Problem(
-        "DIR",
-        text,
-        "; ".join([why, *notes]),
-        Fix(remark=f"eke {command} {shlex.quote(str(meant)) if meant else usual}"),
-    )
+    fix = Fix(remark=f"eke {command} {shlex.quote(str(meant)) if meant else usual}")
+    return Problem("DIR", ", ".join(map(str, folders)), "; ".join([why, *notes]), fix)
 
 
 def _leads_to_runs(folder: Path) -> bool:

@@ -56,7 +56,6 @@ WALL = "wall"
 PHASE_KEYS = {phase: f"train/{phase}_time_s" for phase in PHASES}
 """Phase -> row key of the seconds a step spent in it."""
 
-
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 
@@ -166,12 +165,9 @@ def throughput(
     flops_per_token: float | None,
     flops_formula: str,
     num_devices: int,
-    peak_flops: float | None,
+    peak_flops: float | None,  # one device's datasheet peak in FLOP/s
 ) -> Throughput:
-    """Samples and tokens of the steady steps over their time; tokens do not include padding.
-
-    `peak_flops` is one device's datasheet peak in FLOP/s.
-    """
+    """Samples and tokens of the steady steps over their time; tokens do not include padding."""
     steady = [row for row in latest(rows, STEP_TIME) if WARMUP not in row]
     seconds = sum(row[STEP_TIME] for row in steady)
     if not seconds:
@@ -206,10 +202,8 @@ def is_lower_better(metric: str) -> bool:
 
 
 def best_evaluation(rows: Sequence[Row], metric: str | None, first: int = 1) -> Best | None:
-    """The evaluation whose metric (None has none) is the best, the first of equal ones.
-
-    Steps before `first` do not count: weights before training are no result.
-    """
+    """The best evaluation by a metric (None has none), the first of equal ones, from `first` on."""
+    # Weights before training are no result.
     key, sign = f"eval/{metric}", 1 if is_lower_better(str(metric)) else -1
     counted = [r for r in latest(rows, key) if r[STEP] >= first and math.isfinite(float(r[key]))]
     best = min(counted, key=lambda row: sign * float(row[key]), default=None)
