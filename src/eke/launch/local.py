@@ -14,12 +14,7 @@ from eke.common.process_env import machines_at_hand
 from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
-from eke.hardware import (
-    DeviceSlot,
-    choose_device,
-    free_bytes,
-    resident_bytes,
-)
+from eke.hardware import DeviceSlot, choose_device, free_bytes, resident_bytes
 from eke.launch.devices import Devices, Grant, find_devices
 from eke.launch.interface import Launcher, StartedSweep, Target
 from eke.launch.processes.running_run import LiveRun, Probed, probe

@@ -376,8 +376,7 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launc
     first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
     trial = compose(first, composed.config_dir, in_sweep=True)
     plan_unless_answered(
-        partial(plan_for, trial, launcher=launcher, refuse=False, trace=False),
-        launcher.place_of,
+        partial(plan_for, trial, launcher=launcher, refuse=False, trace=False), launcher.place_of
     )
 
 

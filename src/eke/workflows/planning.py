@@ -30,14 +30,7 @@ from eke.estimate.time import forecast_time, num_runs, render_time, speed_cell, 
 from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import DEVICES, Device, choose_device, usable_cores
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
-from eke.plan.planner import (
-    Decision,
-    Plan,
-    make_plan,
-    plan_to_plain,
-    render_plan,
-    samples_to_keep,
-)
+from eke.plan.planner import Decision, Plan, make_plan, plan_to_plain, render_plan, samples_to_keep
 from eke.plan.planner.samples import plan_data
 from eke.results.report import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, Facts, check

@@ -15,14 +15,7 @@ from eke.common.files import Refused, is_locked, open_file, own_folder, read_tex
 from eke.common.paths import RunPaths, user_path
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
-from eke.plan.record import (
-    USUAL_NAME,
-    NoRecord,
-    Outcome,
-    Record,
-    UnreadableRecord,
-    read_record,
-)
+from eke.plan.record import USUAL_NAME, NoRecord, Outcome, Record, UnreadableRecord, read_record
 
 LOCK_LIMIT = 1 << 10
 """Largest lock file that is read: a word and a number."""

@@ -10,14 +10,7 @@ from pathlib import Path
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
 from eke.plan.record.metrics import is_lower_better
-from eke.results.report.compare.curves import (
-    Curve,
-    Parity,
-    Quality,
-    curve_of,
-    quality,
-    quiet_notes,
-)
+from eke.results.report.compare.curves import Curve, Parity, Quality, curve_of, quality, quiet_notes
 from eke.results.report.compare.effects import (
     BOTH,
     Effect,

@@ -19,13 +19,7 @@ from eke.config import schema
 from eke.plan.planner import outline_record, read_plan
 from eke.plan.record import RECORD_LIMIT, Outcome, metrics, read_attempts, read_record, table
 from eke.results.trackers.async_tracker import deduplicate, one_line
-from eke.results.trackers.tracker import (
-    TrackedRun,
-    Value,
-    shown_of,
-    summary_values,
-    tracker_id,
-)
+from eke.results.trackers.tracker import TrackedRun, Value, shown_of, summary_values, tracker_id
 from eke.results.trackers.wandb import ignore_folder_settings, kill_core
 from eke.rules.tracker import has_wandb_key
 
