@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -39,7 +38,6 @@ from eke.results.report.compare.statistics import Ratio
 
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables; tooltips and files have the full label."""
-
 
 FACTORS_IN_LABEL = 3
 """Limit above which a label is cut and columns show the rest."""
@@ -108,13 +106,9 @@ def _factors(comparison: Comparison) -> list[Column]:
     if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
         return []
     return [
-        Column(f"factor {key}", key, partial(_factor, key), is_wide=True)
+        Column(f"factor {key}", key, lambda r, k=key: r.variant.factors.get(k, ""), is_wide=True)
         for key in comparison.factors
     ]
-
-
-def _factor(key: str, row: ComparisonRow) -> str:
-    return row.variant.factors.get(key, "")
 
 
 def _numbers(comparison: Comparison) -> list[Column]:
@@ -318,12 +312,8 @@ def provenance(comparison: Comparison) -> Section:
 
 
 def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
-    records = [
-        entry.record
-        for row in comparison.rows_of(part)
-        for entry in row.variant.entries
-        if entry.record
-    ]
+    entries = [entry for row in comparison.rows_of(part) for entry in row.variant.entries]
+    records = [entry.record for entry in entries if entry.record]
     times_run = sorted(str(r.environment.get("time", "")) for r in records)
     states = [table(r.environment, "git") for r in records]
     commits = {str(state.get("commit", ""))[:12] for state in states} - {""}
@@ -367,10 +357,8 @@ def _no_speed(record: Record) -> str:
     if record.shared_device:
         return "another process used its device meanwhile"
     warm_up = table(record.config, "train").get("timing_warmup_steps", "?")
-    return (
-        f"none of {record.steps_done} steps was timed: the first {warm_up} of each attempt are "
-        "warm-up (train.timing_warmup_steps)"
-    )
+    why = f"the first {warm_up} of each attempt are warm-up (train.timing_warmup_steps)"
+    return f"none of {record.steps_done} steps was timed: {why}"
 
 
 def _speed_and_memory(ratios: Mapping[str, Ratio]) -> tuple[str, str]:
@@ -443,9 +431,8 @@ def _classes(row: ComparisonRow) -> Section:
     except (TypeError, ValueError, LookupError):  # none, another version's, or another user's
         return Section(title, "", (), ())
     shown = rows if len(rows) <= MOST_CLASSES and all(len(r) == len(head) for r in rows) else ()
-    return Section(
-        title, "of the evaluation of the run's model; samples by predicted class", head, shown
-    )
+    note = "of the evaluation of the run's model; samples by predicted class"
+    return Section(title, note, head, shown)
 
 
 def _confusion(found: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

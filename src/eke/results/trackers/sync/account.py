@@ -67,10 +67,8 @@ def configure_wandb(scratch: Path) -> None:
     for name in ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SERVICE"):
         os.environ.pop(name, None)
     if not has_wandb_key():
-        raise ConfigError(
-            "no API key for W&B -> wandb login   (or: export WANDB_API_KEY=...; "
-            "for a private server also WANDB_BASE_URL)"
-        )
+        other = "export WANDB_API_KEY=...; for a private server also WANDB_BASE_URL"
+        raise ConfigError(f"no API key for W&B -> wandb login   (or: {other})")
     from wandb.sdk.wandb_setup import singleton
 
     ignore_folder_settings()
