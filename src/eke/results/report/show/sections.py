@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -106,9 +107,13 @@ def _factors(comparison: Comparison) -> list[Column]:
     if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
         return []
     return [
-        Column(f"factor {key}", key, lambda r, k=key: r.variant.factors.get(k, ""), is_wide=True)
+        Column(f"factor {key}", key, partial(_factor, key), is_wide=True)
         for key in comparison.factors
     ]
+
+
+def _factor(key: str, row: ComparisonRow) -> str:
+    return row.variant.factors.get(key, "")
 
 
 def _numbers(comparison: Comparison) -> list[Column]:
