@@ -50,7 +50,6 @@ LOG_LIMIT = 1 << 20
 LOG_LINES = 40
 """Lines of train.log in the record of a run that left none: a traceback has thirty."""
 
-
 WORKER_PHASE = "worker"
 """Failure phase of a worker that ended without writing a record."""
 
@@ -216,7 +215,7 @@ class LiveRun:
 
     def kill(self) -> None:
         """Kill all its processes; after an earlier stop, the user did not wait."""
-        self._given_up = self._asked > 0 and not self.is_over()
+        self._given_up = self._asked > 0 and not self.worker.is_over()
         self.worker.kill()
 
     def finish(self) -> Record:

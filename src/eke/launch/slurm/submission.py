@@ -275,10 +275,8 @@ fi
 exit "$code\""""
 
 
-def script_text(
-    request: Request, profile: Slurm, name: str, submission: Path, num_runs: int
-) -> str:
-    """The batch script for sbatch."""
+def script_text(request: Request, profile: Slurm, name: str, submission: Path, count: int) -> str:
+    """The batch script for sbatch, of an array of `count` runs."""
     from submitit.slurm import slurm
 
     python = profile.python or shlex.quote(sys.executable)
@@ -286,7 +284,7 @@ def script_text(
     text: str = slurm._make_sbatch_string(  # submitit's own executors write theirs with it
         command=f"{profile.command_prefix} {words}".strip(),  # for srun
         folder=submission.parent,
-        map_count=num_runs,
+        map_count=count,
         **sbatch_parameters(request, profile, name, submission.parent),
     )
     return text

@@ -216,11 +216,9 @@ def for_this_node(plan: Plan) -> Plan:
     option = device_option(device.name)
     same = device.name == plan.device.name or (option and option == device_option(plan.device.name))
     if plan.device.kind == "cuda" and not same:
-        raise EkeError(
-            f"planned for {plan.device.name}, and this node has {device.name}: "
-            "choose nodes with resources.constraint or slurm.gpu_type, or plan for what they have "
-            f"with hardware={option or 'NAME'}"
-        )
+        fix = "choose nodes with resources.constraint or slurm.gpu_type, or plan for what they "
+        fix += f"have with hardware={option or 'NAME'}"
+        raise EkeError(f"planned for {plan.device.name}, and this node has {device.name}: {fix}")
     needed = plan.processes_per_node * plan.batch.devices
     if device.kind == "cuda" and device.count < needed:
         raise EkeError(f"{needed} GPUs are needed, and this job sees {device.count}")
