@@ -145,11 +145,7 @@ def follow_head(config: Config) -> Config:
 
 
 def read_config(found: Located) -> dict[str, Any]:
-    """The content of config.json.
-
-    Raises:
-        ConfigError: it is no JSON object, or does not name its architecture.
-    """
+    """The content of config.json; ConfigError if it is no object, or names no architecture."""
     try:
         raw = json.loads((found.folder / CONFIG).read_text(encoding="utf-8"))
     except OSError as error:
@@ -243,9 +239,8 @@ def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: Locate
     if task is None or task == config.task.option:
         return
     why = f"the checkpoint was saved by {name}"
-    raise ConfigError(
-        Problem("task", config.task.option, why, Fix(f"task={task}"), "task_needs_other_model")
-    )
+    fix = Fix(f"task={task}")
+    raise ConfigError(Problem("task", config.task.option, why, fix, "task_needs_other_model"))
 
 
 def _refuse_absent(found: Located, family: str, planning: bool) -> None:

@@ -62,12 +62,8 @@ def _decoder(
         layer += [Weight(s, Tokens.source, module=f"mlp.{name}") for name, s in sides.items()]
     layer += [norm(hidden, name) for name in ("input_layernorm", "post_attention_layernorm")]
     first, last = embedding_and_lm_head(config, "model.embed_tokens", "lm_head")
-    weights = [
-        *first,
-        *layers("model.layers", model.num_hidden_layers, layer),
-        norm(hidden, "model.norm"),
-        *last,
-    ]
+    weights = [*first, *layers("model.layers", model.num_hidden_layers, layer)]
+    weights += [norm(hidden, "model.norm"), *last]
     if is_classification(config):
         labels = num_labels(config)
         weights += head(labels, hidden, Tokens.source, "score", bias=False, is_head=True)
