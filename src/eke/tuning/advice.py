@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from math import prod
+from operator import attrgetter
 
 from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
@@ -135,9 +136,8 @@ class Advice:
         Adapters of random weights learn little: only where nothing else helps.
         """
         config = self.plan.config
-        learns_little = config.peft.option != "none" and not isinstance(
-            config.model, PretrainedModel
-        )
+        is_loaded = isinstance(config.model, PretrainedModel)
+        learns_little = config.peft.option != "none" and not is_loaded
         slowdown = UNKNOWN_SLOWDOWN if self.slowdown is None else self.slowdown
         tight = self.forecast.verdict is not Verdict.fits
         return not self.keeps, learns_little, tight, slowdown, len(self.overrides)
@@ -161,12 +161,7 @@ def advise(plan: Plan, count: int = 5) -> list[Advice]:
     if not found:
         for pair in combinations([*cheap, *dear], 2):
             found += _sufficient(plan, (batches[-1:], *pair))
-    return ranked(found)[:count]
-
-
-def ranked(found: Iterable[Advice]) -> list[Advice]:
-    """Best first."""
-    return sorted(found, key=lambda advice: advice.rank)
+    return sorted(found, key=attrgetter("rank"))[:count]
 
 
 def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:
@@ -193,8 +188,11 @@ def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
     found = known_forecast(changed)
     if found.verdict not in ROOM:
         return None
-    total, reasons = _published(plan, changed, techniques)
-    # The time model, where it knows the device.
+    # By published figures, if all are known; by the time model, where it knows the device.
+    slower = [slowdown_of(each, plan, changed.config) for each in techniques]
+    known = [each for each in slower if each is not None]
+    total = prod(known) if len(known) == len(slower) else None
+    reasons = tuple(each.reason for each in techniques)
     if (estimated := slowdown(plan, changed)) is not None:
         total, reasons = estimated[0], (estimated[1],)
     return Advice(
@@ -205,16 +203,6 @@ def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
         reasons=reasons,
         keeps=all(each.keeps_training for each in techniques),
     )
-
-
-def _published(
-    plan: Plan, changed: Plan, techniques: Techniques
-) -> tuple[float | None, tuple[str, ...]]:
-    """Time of a step over what it is now by published figures, if all are known; their sources."""
-    slower = [slowdown_of(each, plan, changed.config) for each in techniques]
-    known = [each for each in slower if each is not None]
-    total = prod(known) if len(known) == len(slower) else None
-    return total, tuple(each.reason for each in techniques)
 
 
 def render_advice(found: Forecast, advice: list[Advice]) -> str:

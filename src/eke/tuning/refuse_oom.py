@@ -39,10 +39,8 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
     if found.verdict is Verdict.tight and found.method is Method.closed_form:
         # Formulas are wide: only what is more likely than not is worth a word.
         return ""
-    return (
-        f"memory: {format_bytes(found.peak.expected)} expected; {_has(plan, found)} "
-        f"({_fix(plan, found)})"
-    )
+    expected = f"memory: {format_bytes(found.peak.expected)} expected"
+    return f"{expected}; {_has(plan, found)} ({_fix(plan, found)})"
 
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:

@@ -107,10 +107,9 @@ def _gain(situation: Situation, dtype: str) -> str:
     narrow, wide = device.peak(dtype), device.peak("float32")
     if narrow is None or wide is None:
         return f"{device.name} has tensor cores for {dtype}; its peaks are not known"
-    return (
-        f"{device.name} multiplies {dtype} matrices {narrow / wide:.1f} times as fast as float32 "
-        f"({narrow / 1e12:.4g} and {wide / 1e12:.4g} TFLOP/s by the datasheet)"
-    )
+    peaks = f"{narrow / 1e12:.4g} and {wide / 1e12:.4g} TFLOP/s by the datasheet"
+    faster = f"{narrow / wide:.1f} times as fast as float32"
+    return f"{device.name} multiplies {dtype} matrices {faster} ({peaks})"
 
 
 def half_and_hint(situation: Situation) -> Question:

@@ -168,10 +168,8 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
             found.append(f"{waits:.0%} of a step waits for data: dataloader=workers may help")
         found += _about_loss(fit)
     if fit.further_gain:
-        found.append(
-            f"one more trial was expected to gain {fit.further_gain:.1%}: the same command with "
-            f"--budget-trials {2 * len(fit.trials)} goes on from these"
-        )
+        more = f"the same command with --budget-trials {2 * len(fit.trials)} goes on from these"
+        found.append(f"one more trial was expected to gain {fit.further_gain:.1%}: {more}")
     return found
 
 
@@ -191,9 +189,8 @@ def _about_loss(fit: Fit) -> list[str]:
     best, typed = fit.best.tried[0].loss, fit.typed.tried[0].loss if fit.typed else None
     if best is None or typed is None or fit.best is fit.typed:
         return []
-    verdict = (
-        "higher, which this class of numerics allows" if is_higher(best, typed) else "no higher"
-    )
+    higher = "higher, which this class of numerics allows"
+    verdict = higher if is_higher(best, typed) else "no higher"
     return [f"its loss after a trial is {verdict}: {best:.4f}, as typed {typed:.4f}"]
 
 
