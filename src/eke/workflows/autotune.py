@@ -124,9 +124,8 @@ class Fitting:
         stop_tracing()  # on a CPU its memory is the trials'
         new = [self._cell(n, repeats[n]) for n in numbers]
         first = len(self.cells)
-        cells, plans = plan_cells(
-            new, f"fit-{self.paths.folder.name}", lambda *_: None, self.launcher
-        )
+        group = f"fit-{self.paths.folder.name}"
+        cells, plans = plan_cells(new, group, lambda *_: None, self.launcher)
         self.cells += cells
         jobs = make_jobs(labels, plans, {})
         for job in jobs:
@@ -141,8 +140,6 @@ class Fitting:
 
     def name(self, number: int) -> str:
         """Difference of a candidate from the baseline."""
-        if number == self.candidates.first:
-            return "as typed"
         return short_name(self.candidates.found[number], self.baseline)
 
     def _cell(self, number: int, repeat: int) -> SweepCell:
@@ -385,10 +382,7 @@ def refuse_what_is_searched(composed: Composed) -> None:
     config = composed.config
     why = "is about one run; trials are answered from their records"
     wait = "has to wait: each trial is chosen by what those before it found"
-    reasons = {
-        **dict.fromkeys(("rerun", "repeat", "ignore_forecast"), why),
-        "launcher.detach": wait,
-    }
+    reasons = dict.fromkeys(("rerun", "repeat", "ignore_forecast"), why) | {"launcher.detach": wait}
     for key, why in reasons.items():
         if wanted := operator.attrgetter(key)(config):
             usual = type(wanted)()  # False of a switch, 0 of a number

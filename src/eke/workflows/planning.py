@@ -34,7 +34,7 @@ from eke.plan.planner import Decision, Plan, make_plan, plan_to_plain, render_pl
 from eke.plan.planner.samples import plan_data
 from eke.results.report import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, Facts, check
-from eke.tuning.advice import Advice, advise, ranked, render_advice
+from eke.tuning.advice import Advice, advise, render_advice
 from eke.tuning.chooser import ROOM
 from eke.tuning.refuse_oom import refuse_what_cannot_fit, what_makes_room
 from eke.workflows import ALL_DEVICES, print_once
@@ -253,7 +253,8 @@ def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
         replace(each, forecast=traced_forecast(each.plan)) if is_open(each.forecast) else each
         for each in found
     ]
-    return ranked(each for each in seen if each.forecast.verdict in ROOM)
+    kept = (each for each in seen if each.forecast.verdict in ROOM)
+    return sorted(kept, key=lambda advice: advice.rank)
 
 
 def open_forecasts(

@@ -47,7 +47,6 @@ from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
 
-
 Outlook = tuple[Forecast, StepTime | Unknown]
 """Memory and step time of one run."""
 
