@@ -40,8 +40,7 @@ class FreeMemory:
     free: Callable[[DeviceSlot], int | None] = free_bytes
     resident: Callable[[int], int] = resident_bytes
     by_others: dict[str, Plan] = field(default_factory=dict)
-    """Device without enough memory although no run of this sweep uses it -> the plan for what is
-    free."""
+    """Device without enough memory, used by no run of this sweep -> the plan for what is free."""
 
     def lacks(self, slot: DeviceSlot) -> str:
         """Why a slot's device has too little memory; empty if it has enough, or if unknown."""

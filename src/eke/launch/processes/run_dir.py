@@ -173,9 +173,7 @@ def _busy(paths: RunPaths) -> BusyError:
 
 def without_locks(folder: Path, error: OSError) -> ConfigError:
     """Message for a folder on a file system without locks."""
-    why = (
-        f"its file system has no locks ({error.strerror}), and without them two processes could "
-        "work on one run; Lustre has them where it is mounted with the option flock"
-    )
+    why = f"its file system has no locks ({error.strerror}), and without them two processes "
+    why += "could work on one run; Lustre has them where it is mounted with the option flock"
     fix = Fix("paths.runs=FOLDER", remark="on another file system")
     return ConfigError(Problem("paths.runs", str(folder), why, fix))

@@ -92,6 +92,13 @@ def settle(
     return record
 
 
+def outline(paths: RunPaths, plan: Plan, outcome: Outcome, failure: Failure) -> Record:
+    """The record of a run whose newest attempt has left none, by its metrics."""
+    rows, _ = metrics.read_rows(paths.metrics)
+    attempt = max(0, len(read_attempts(paths)) - 1)
+    return outline_record(plan, rows, attempt, outcome, failure)
+
+
 def machine_of(attempts: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, str]:
     """The fingerprint that the worker of the newest attempt took; the plan's where it took none."""
     return dict((attempts[-1].get("machine") if attempts else None) or plan.machine)
