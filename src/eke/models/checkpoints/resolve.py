@@ -50,10 +50,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     """The configuration with the sizes of its checkpoint; any other model is left as it is.
 
     A size among the command line's `overrides` is rejected. For `planning` alone the weights need
-    not be on this machine.
-
-    Raises:
-        ConfigError: there is no checkpoint, it is damaged, or eke cannot train it.
+    not be on this machine. ConfigError without a checkpoint that is whole and eke can train.
     """
     model = config.model
     if not isinstance(model, PretrainedModel):
@@ -278,8 +275,7 @@ def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes
 def weight_files(found: Located) -> list[Path]:
     """The files with the weights; none where a hub model's are not on this machine yet.
 
-    Raises:
-        ConfigError: a local folder has none, lacks one of several, or has another format's.
+    ConfigError: a local folder has none, lacks one of several, or has another format's.
     """
     folder = found.folder
     if (folder / WEIGHTS).is_file():
@@ -323,8 +319,7 @@ def _shards(found: Located) -> list[Path]:
 def read_shapes(found: Located) -> Shapes:
     """Name -> shape of every tensor; empty where the weights are not on this machine yet.
 
-    Raises:
-        ConfigError: a file is missing, cut off or none of safetensors.
+    ConfigError: a file is missing, cut off or none of safetensors.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -194,6 +194,7 @@ def _rope(model: LlamaModel) -> dict[str, Any]:
 
 
 _read = partial(Reader.main, head_dim=None, tie_word_embeddings=False)
+_read_moe = partial(_read, num_local_experts=8, num_experts_per_tok=2)
 
 LLAMA = Family(
     name="llama",
@@ -254,13 +255,7 @@ MIXTRAL = replace(
     config_class="MixtralConfig",
     config_arguments=_mixtral_arguments,
     checkpoints={
-        "mixtral": partial(
-            _read,
-            num_key_value_heads=8,
-            max_position_embeddings=131072,
-            num_local_experts=8,
-            num_experts_per_tok=2,
-        )
+        "mixtral": partial(_read_moe, num_key_value_heads=8, max_position_embeddings=131072)
     },
     inner_tensor="",
 )
