@@ -84,14 +84,10 @@ def smaller_batches(plan: Plan) -> Techniques:
             count = plan.batch.accumulation * (size // part)
             name, batch = f"{name} batch.accumulation={count}", replace(batch, accumulation=count)
         slower = QUARTER_BATCH.slowdown ** (math.log2(size / part) / 2)
+        published = Published(slower, f"4 times smaller: {QUARTER_BATCH.source}")
+        edit = partial(replace, batch=batch)
         found.append(
-            Technique(
-                name,
-                "activations",
-                published=Published(slower, f"4 times smaller: {QUARTER_BATCH.source}"),
-                applies=lambda config: True,
-                edit=partial(replace, batch=batch),
-            )
+            Technique(name, "activations", published=published, applies=lambda _: True, edit=edit)
         )
     return tuple(found)
 
@@ -229,15 +225,12 @@ def render_advice(found: Forecast, advice: list[Advice]) -> str:
 
 
 def _proposal(advice: Advice) -> list[str]:
-    peak = advice.forecast.peak
+    peak, method = advice.forecast.peak, METHODS[advice.forecast.method]
+    size = f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} ({method})"
     return [
         "",
         f"  {' '.join(advice.overrides)}",
-        wrapped(
-            f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} "
-            f"({METHODS[advice.forecast.method]}): {advice.forecast.verdict.value}",
-            6,
-        ),
+        wrapped(f"{size}: {advice.forecast.verdict.value}", 6),
         f"      {_cost(advice)}",
         *(wrapped(f"source: {reason}", 6) for reason in advice.reasons),
     ]

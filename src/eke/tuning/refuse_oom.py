@@ -21,11 +21,8 @@ memory have one."""
 def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
     """Reject a plan whose lowest forecast exceeds its device's memory.
 
-    Returns:
-        A warning if the expected or the high peak does not fit; else nothing.
-
-    Raises:
-        ConfigError: it cannot fit, with the override that reduces memory.
+    Returns a warning if the expected or the high peak does not fit, else nothing. ConfigError: it
+    cannot fit, with the override that reduces memory.
     """
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""

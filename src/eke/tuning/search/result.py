@@ -104,8 +104,7 @@ class Fit:
     between: float
     """As in each standing."""
     further_gain: float
-    """Share of the objective that one more trial was expected to gain; 0 where that is not worth
-    it."""
+    """Share of the objective that one more trial was expected to gain; 0 if that is too little."""
 
     @property
     def diverges(self) -> bool:

@@ -90,10 +90,9 @@ def describe_trial(trial: Measured, candidate: Candidate) -> str:
 def describe_fit(fit: Fit, baseline: Plan) -> str:
     """The end: the best configuration, how sure that is, and all that was measured."""
     if fit.diverges:
-        return (
-            "your configuration diverges, and so does every numerically equivalent one: lower "
-            "optimizer.lr, clip by train.max_grad_norm, or let formats change by --numerics mixed"
-        )
+        fix = "clip by train.max_grad_norm, or let formats change by --numerics mixed"
+        why = "your configuration diverges, and so does every numerically equivalent one"
+        return f"{why}: lower optimizer.lr, {fix}"
     if {trial.outcome for trial in fit.trials} == {Outcome.diverged.value}:
         return "all trials diverged: lower optimizer.lr, or clip by train.max_grad_norm"
     if fit.best is None:
