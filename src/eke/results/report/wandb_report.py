@@ -324,16 +324,14 @@ def count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
 def _save(
     comparison: Comparison, place: WandbProject, repeats: bool, known_id: str
 ) -> tuple[str, str] | None:
-    """Id and address of the saved report; None when there is no such project.
-
-    `Report.save` would create the project, also for a misspelled name.
-    """
+    """Id and address of the saved report; None when there is no such project."""
     import wandb
     from wandb_workspaces._graphql import execute_graphql
     from wandb_workspaces.reports.v2 import gql
 
     api = wandb.Api(timeout=int(account.ANSWER_S))
     names = {"entityName": place.entity, "projectName": place.project}
+    # `Report.save` would create the project, also for a misspelled name.
     if not execute_graphql(api, gql.projectInternalId, names).get("project"):
         return None
     report = specification(comparison, place, repeats, is_online=True)

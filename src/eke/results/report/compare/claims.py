@@ -64,9 +64,7 @@ class Claim:
 
 def find_claims(comparison: Comparison) -> list[Claim]:
     """All claims by machine, in reading order."""
-    found = []
-    for part in comparison.machines:
-        found += _on(part, comparison.rows_of(part))
+    found = [claim for part in comparison.machines for claim in _on(part, comparison.rows_of(part))]
     return found or [Claim(Kind.nothing)]
 
 

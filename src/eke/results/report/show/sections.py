@@ -380,10 +380,8 @@ def _effects(part: OneMachine) -> Section:
         )
         for each in part.effects
     )
-    note = (
-        "Geometric mean over all pairs that differ in nothing else. The interval of three pairs "
-        "and more holds how much the effect varies between them."
-    )
+    note = "Geometric mean over all pairs that differ in nothing else. The interval of three "
+    note += "pairs and more holds how much the effect varies between them."
     head = ("technique", "instead of", "pairs", "x speed", "x memory")
     return Section("What each technique does", note, head, rows)
 
