@@ -188,10 +188,7 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
 
 
 def means_of_a_run(config: Config) -> Means:
-    """Budget of a single run that starts on this machine.
-
-    Externally started processes each make the plan and must agree.
-    """
+    """Budget of a single run here; externally started processes each plan, and must agree."""
     if ranks_are_started():
         why = "processes that another launcher has started are not tried out"
         return Means(not_probed=why, keep=is_first())
