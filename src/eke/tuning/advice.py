@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from math import prod
-from operator import attrgetter
 
 from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
@@ -157,7 +156,7 @@ def advise(plan: Plan, count: int = 5) -> list[Advice]:
     if not found:
         for pair in combinations([*cheap, *dear], 2):
             found += _sufficient(plan, (batches[-1:], *pair))
-    return sorted(found, key=attrgetter("rank"))[:count]
+    return sorted(found, key=lambda advice: advice.rank)[:count]
 
 
 def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:

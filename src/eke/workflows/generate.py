@@ -119,9 +119,9 @@ class TextWriter:
 
     def answer(self, prompt: str) -> str:
         """What the model writes after a prompt; in a conversation, after all that was said."""
-        import torch
-
         with reading(self.folder):
+            import torch
+
             model = self.model
             if self.is_chat:
                 self.messages.append({"role": "user", "content": prompt})
