@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,13 @@ class AccelerateRun(Mirror):
         self._last_step = 0
         self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
 
+    @abstractmethod
     def load(self) -> None:
         """Set the environment and import, on the worker's own thread."""
 
+    @abstractmethod
     def start(self, first_step: int) -> dict[str, int]:
         """Start Accelerate's tracker; returns the last steps of earlier attempts."""
-        raise NotImplementedError
 
     def prepare(self) -> None:
         """Import the library; raises MirrorError if it is not installed."""
