@@ -183,10 +183,8 @@ def detect() -> Device:
         return cpu_device(f"CPU: {reason or (nvidia.NO_GPU if visible is None else hidden)}")
     build = torch_build()
     if build is not None and build.cuda is None:
-        return cpu_device(
-            f"CPU: torch {build.version} is built without CUDA, so {len(gpus)} x {gpus[0].name} "
-            "cannot be used; install a CUDA build of torch"
-        )
+        unused = f"{len(gpus)} x {gpus[0].name} cannot be used; install a CUDA build of torch"
+        return cpu_device(f"CPU: torch {build.version} is built without CUDA, so {unused}")
     return _gpu_device(gpus)
 
 
@@ -195,13 +193,10 @@ def _gpu_device(gpus: list[Gpu]) -> Device:
     first = gpus[0]
     note = f"{len(gpus)} x {first.name}, found through the NVIDIA driver"
     if len(models := list(dict.fromkeys(gpu.name for gpu in gpus))) > 1:
-        note = (
-            f"{len(gpus)} GPUs of different models ({', '.join(models)}), planned as if all were "
-            f"{first.name}; CUDA_VISIBLE_DEVICES chooses among them"
-        )
-    device = with_datasheet(
-        Device("cuda", first.name, len(gpus), first.memory_bytes, capability=first.capability)
-    )
+        taken = f"planned as if all were {first.name}; CUDA_VISIBLE_DEVICES chooses among them"
+        note = f"{len(gpus)} GPUs of different models ({', '.join(models)}), {taken}"
+    found = Device("cuda", first.name, len(gpus), first.memory_bytes, capability=first.capability)
+    device = with_datasheet(found)
     if not device.peak_flops:
         note += "; its peak FLOP/s are unknown, so MFU is not reported"
     return replace(device, note=note)

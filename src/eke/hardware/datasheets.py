@@ -70,29 +70,24 @@ class Device:
         return dict(self.peak_flops).get(dtype)
 
 
-_VOLTA = (
-    "https://images.nvidia.com/content/technologies/volta/pdf/"
-    "volta-v100-datasheet-update-us-1165301-r5.pdf"
-)
+_IMAGES = "https://images.nvidia.com"
+_GEFORCE = f"{_IMAGES}/aem-dam/Solutions/geforce"
+_DATA_CENTER = "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center"
+
+_VOLTA = f"{_IMAGES}/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
 # Full TU102 at 1770 MHz, the Titan RTX's shape and clock, is the whitepaper's Quadro RTX 6000:
 # unlike a GeForce it accumulates in float32 at the full rate.
 _TURING = (
     "https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/"
     "turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf"
 )
-_T4 = (
-    "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/"
-    "t4-tensor-core-datasheet-951643.pdf"
-)
+_T4 = f"{_DATA_CENTER}/tesla-t4/t4-tensor-core-datasheet-951643.pdf"
 _GA102 = (
     "https://images.nvidia.com/aem-dam/en-zz/Solutions/geforce/ampere/pdf/"
     "NVIDIA-ampere-GA102-GPU-Architecture-Whitepaper-V1.pdf"
 )
-_ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
-_A100 = (
-    "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
-    "nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
-)
+_ADA = f"{_GEFORCE}/ada/nvidia-ada-gpu-architecture.pdf"
+_A100 = f"{_DATA_CENTER}/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
 _H100 = "https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper"
 # Same chip and clocks as the H100 SXM, says its page: 1979 TFLOP/s sparse in bfloat16.
 _H200 = "https://www.nvidia.com/en-us/data-center/h200/"
@@ -111,10 +106,7 @@ _L40S = "https://www.nvidia.com/en-us/data-center/l40s/"
 _A10G = (
     "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"
 )
-_BLACKWELL = (
-    "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/"
-    "nvidia-rtx-blackwell-gpu-architecture.pdf"
-)
+_BLACKWELL = f"{_GEFORCE}/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
 _PRO_BLACKWELL = (
     "https://www.nvidia.com/content/dam/en-zz/Solutions/design-visualization/"
     "quadro-product-literature/NVIDIA-RTX-Blackwell-PRO-GPU-Architecture-v1.0.pdf"

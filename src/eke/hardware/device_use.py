@@ -22,8 +22,7 @@ from eke.common.files import (
 )
 
 LEASES = "EKE_LEASES"
-"""Environment variable with another folder for the locks: pools that use different ones do not see
-each other."""
+"""Environment variable with another folder for the locks; pools with different ones do not meet."""
 
 ALL_USERS = Path("/tmp/eke-leases")
 """Default folder. Not in `TMPDIR`, which may differ per user, shell or job."""

@@ -131,14 +131,9 @@ def git_state(package: Path) -> dict[str, Any] | None:
     try:
         done = subprocess.run(
             ["git", "-C", str(checkout), "status", "--porcelain=v2", "--branch"],
-            env={**variables, "GIT_OPTIONAL_LOCKS": "0"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_GIT_TIMEOUT_S,
-            check=True,
-        )
+            env={**variables, "GIT_OPTIONAL_LOCKS": "0"}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", timeout=_GIT_TIMEOUT_S, check=True,
+        )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
     lines = done.stdout.splitlines()

@@ -1,7 +1,4 @@
-"""Processes on a device, and device slots for runs.
-
-A run that shares its device has no valid speed measurement.
-"""
+"""Processes on a device (a run that shares it has no valid speed), and device slots for runs."""
 
 import os
 import sys

@@ -16,9 +16,6 @@ from eke.hardware import DeviceSlot, cpu_slots, gpu_slots, processes_on
 from eke.hardware.device_use import LEASES, lease_folder
 from eke.plan.planner import Plan
 
-ELSEWHERE = f"export {LEASES}=FOLDER names another one"
-"""Advice when the folder is unusable."""
-
 
 def try_lease(name: str) -> int | None:
     """Lock a lease; returns its descriptor, None if it is held. EkeError without locks."""
@@ -30,7 +27,8 @@ def try_lease(name: str) -> int | None:
                 return None
         except OSError as error:
             why = f"{error.filename or lease_folder()}: {error.strerror or error}"
-            raise EkeError(f"no device can be leased: {why}; {ELSEWHERE}") from error
+            elsewhere = f"export {LEASES}=FOLDER names another one"
+            raise EkeError(f"no device can be leased: {why}; {elsewhere}") from error
         opened.pop_all()
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)

@@ -49,7 +49,6 @@ class StartedSweep(Protocol):
 
         KeyboardInterrupt: Ctrl-C, where the runs continue without this process.
         """
-        ...
 
     def goes_on(self) -> bool:
         """Whether runs continue, or wait, without this process."""
@@ -82,11 +81,9 @@ class Launcher(Protocol):
 
     def target(self, config: Config) -> Target:
         """The device that a run is planned for; ConfigError: nothing says which one."""
-        ...
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> StartedSweep:
         """Start the sweep's runs that have no final record; EkeError: none can be started."""
-        ...
 
     def unused(self, overrides: Sequence[str]) -> list[str]:
         """Warnings about overrides that have no effect with this launcher."""

@@ -14,12 +14,7 @@ from eke.common.process_env import machines_at_hand
 from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
-from eke.hardware import (
-    DeviceSlot,
-    choose_device,
-    free_bytes,
-    resident_bytes,
-)
+from eke.hardware import DeviceSlot, choose_device, free_bytes, resident_bytes
 from eke.launch.devices import Devices, Grant, find_devices
 from eke.launch.interface import Launcher, StartedSweep, Target
 from eke.launch.processes.running_run import LiveRun, Probed, probe
@@ -45,8 +40,7 @@ class FreeMemory:
     free: Callable[[DeviceSlot], int | None] = free_bytes
     resident: Callable[[int], int] = resident_bytes
     by_others: dict[str, Plan] = field(default_factory=dict)
-    """Device without enough memory although no run of this sweep uses it -> the plan for what is
-    free."""
+    """Device without enough memory, used by no run of this sweep -> the plan for what is free."""
 
     def lacks(self, slot: DeviceSlot) -> str:
         """Why a slot's device has too little memory; empty if it has enough, or if unknown."""

@@ -83,14 +83,10 @@ def smaller_batches(plan: Plan) -> Techniques:
             count = plan.batch.accumulation * (size // part)
             name, batch = f"{name} batch.accumulation={count}", replace(batch, accumulation=count)
         slower = QUARTER_BATCH.slowdown ** (math.log2(size / part) / 2)
+        published = Published(slower, f"4 times smaller: {QUARTER_BATCH.source}")
+        edit = partial(replace, batch=batch)
         found.append(
-            Technique(
-                name,
-                "activations",
-                published=Published(slower, f"4 times smaller: {QUARTER_BATCH.source}"),
-                applies=lambda config: True,
-                edit=partial(replace, batch=batch),
-            )
+            Technique(name, "activations", published=published, applies=lambda _: True, edit=edit)
         )
     return tuple(found)
 
@@ -135,9 +131,8 @@ class Advice:
         Adapters of random weights learn little: only where nothing else helps.
         """
         config = self.plan.config
-        learns_little = config.peft.option != "none" and not isinstance(
-            config.model, PretrainedModel
-        )
+        is_loaded = isinstance(config.model, PretrainedModel)
+        learns_little = config.peft.option != "none" and not is_loaded
         slowdown = UNKNOWN_SLOWDOWN if self.slowdown is None else self.slowdown
         tight = self.forecast.verdict is not Verdict.fits
         return not self.keeps, learns_little, tight, slowdown, len(self.overrides)
@@ -161,12 +156,7 @@ def advise(plan: Plan, count: int = 5) -> list[Advice]:
     if not found:
         for pair in combinations([*cheap, *dear], 2):
             found += _sufficient(plan, (batches[-1:], *pair))
-    return ranked(found)[:count]
-
-
-def ranked(found: Iterable[Advice]) -> list[Advice]:
-    """Best first."""
-    return sorted(found, key=lambda advice: advice.rank)
+    return sorted(found, key=lambda advice: advice.rank)[:count]
 
 
 def _sufficient(plan: Plan, axes: Sequence[Techniques]) -> list[Advice]:
@@ -193,8 +183,11 @@ def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
     found = known_forecast(changed)
     if found.verdict not in ROOM:
         return None
-    total, reasons = _published(plan, changed, techniques)
-    # The time model, where it knows the device.
+    # By published figures, if all are known; by the time model, where it knows the device.
+    slower = [slowdown_of(each, plan, changed.config) for each in techniques]
+    known = [each for each in slower if each is not None]
+    total = prod(known) if len(known) == len(slower) else None
+    reasons = tuple(each.reason for each in techniques)
     if (estimated := slowdown(plan, changed)) is not None:
         total, reasons = estimated[0], (estimated[1],)
     return Advice(
@@ -205,16 +198,6 @@ def _tried(plan: Plan, techniques: Techniques) -> Advice | None:
         reasons=reasons,
         keeps=all(each.keeps_training for each in techniques),
     )
-
-
-def _published(
-    plan: Plan, changed: Plan, techniques: Techniques
-) -> tuple[float | None, tuple[str, ...]]:
-    """Time of a step over what it is now by published figures, if all are known; their sources."""
-    slower = [slowdown_of(each, plan, changed.config) for each in techniques]
-    known = [each for each in slower if each is not None]
-    total = prod(known) if len(known) == len(slower) else None
-    return total, tuple(each.reason for each in techniques)
 
 
 def render_advice(found: Forecast, advice: list[Advice]) -> str:
@@ -241,15 +224,12 @@ def render_advice(found: Forecast, advice: list[Advice]) -> str:
 
 
 def _proposal(advice: Advice) -> list[str]:
-    peak = advice.forecast.peak
+    peak, method = advice.forecast.peak, METHODS[advice.forecast.method]
+    size = f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} ({method})"
     return [
         "",
         f"  {' '.join(advice.overrides)}",
-        wrapped(
-            f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} "
-            f"({METHODS[advice.forecast.method]}): {advice.forecast.verdict.value}",
-            6,
-        ),
+        wrapped(f"{size}: {advice.forecast.verdict.value}", 6),
         f"      {_cost(advice)}",
         *(wrapped(f"source: {reason}", 6) for reason in advice.reasons),
     ]

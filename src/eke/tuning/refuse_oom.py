@@ -21,11 +21,8 @@ memory have one."""
 def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
     """Reject a plan whose lowest forecast exceeds its device's memory.
 
-    Returns:
-        A warning if the expected or the high peak does not fit; else nothing.
-
-    Raises:
-        ConfigError: it cannot fit, with the override that reduces memory.
+    Returns a warning if the expected or the high peak does not fit, else nothing. ConfigError: it
+    cannot fit, with the override that reduces memory.
     """
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
@@ -39,10 +36,8 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
     if found.verdict is Verdict.tight and found.method is Method.closed_form:
         # Formulas are wide: only what is more likely than not is worth a word.
         return ""
-    return (
-        f"memory: {format_bytes(found.peak.expected)} expected; {_has(plan, found)} "
-        f"({_fix(plan, found)})"
-    )
+    expected = f"memory: {format_bytes(found.peak.expected)} expected"
+    return f"{expected}; {_has(plan, found)} ({_fix(plan, found)})"
 
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:

@@ -62,10 +62,8 @@ def main(
         if arguments.hydra_flags:
             return ask_hydra(arguments)
         if why or ALL_DEVICES in arguments.overrides:
-            from eke.workflows.planning import (  # a quarter of the time of a wrong key
-                compare_on_all_devices,
-                refuse_why_of_many,
-            )
+            # Only here: a quarter of the time of a wrong key.
+            from eke.workflows.planning import compare_on_all_devices, refuse_why_of_many
 
             refuse_why_of_many(arguments, why)
             if ALL_DEVICES in arguments.overrides:

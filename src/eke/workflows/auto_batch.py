@@ -254,10 +254,8 @@ def fine_tuned(
         row = "learning rate" if quantity == LR else quantity
         decisions.append(Decision(row, f"{each.value:g}", reason))
     if LR not in usual and not is_set(composed, LR):
-        warning = (
-            f"optimizer.lr = {config.optimizer.lr:g} is {config.optimizer.option}'s for random "
-            "weights; fine-tuning usually takes less (optimizer.lr=...)"
-        )
+        warning = f"optimizer.lr = {config.optimizer.lr:g} is {config.optimizer.option}'s for "
+        warning += "random weights; fine-tuning usually takes less (optimizer.lr=...)"
     open_end = config.train.epochs is None and config.train.steps is None
     if open_end and isinstance(config.data, Rows | Mix):
         config = replace(config, train=replace(config.train, epochs=EPOCHS))

@@ -124,9 +124,8 @@ class Fitting:
         stop_tracing()  # on a CPU its memory is the trials'
         new = [self._cell(n, repeats[n]) for n in numbers]
         first = len(self.cells)
-        cells, plans = plan_cells(
-            new, f"fit-{self.paths.folder.name}", lambda *_: None, self.launcher
-        )
+        group = f"fit-{self.paths.folder.name}"
+        cells, plans = plan_cells(new, group, lambda *_: None, self.launcher)
         self.cells += cells
         jobs = make_jobs(labels, plans, {})
         for job in jobs:
@@ -141,8 +140,6 @@ class Fitting:
 
     def name(self, number: int) -> str:
         """Difference of a candidate from the baseline."""
-        if number == self.candidates.first:
-            return "as typed"
         return short_name(self.candidates.found[number], self.baseline)
 
     def _cell(self, number: int, repeat: int) -> SweepCell:
@@ -264,11 +261,11 @@ ONE_VALUE = (
 
 def prepare(request: TuneRequest) -> Fitting:
     """Everything before the first trial, without a process; ConfigError: nothing of it can run."""
-    arguments = request.arguments
+    arguments, own = request.arguments, request.arguments.config_dir
     refuse_what_is_no_start(request)
     launcher = find_launcher(launcher_of(arguments.overrides))
     try:
-        composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
+        composed = compose(arguments.overrides, own, in_sweep=True)
     except ConfigError as error:
         swept = [p for p in error.problems if p.fix.is_sweep]
         rest = [p for p in error.problems if p not in swept]
@@ -279,7 +276,7 @@ def prepare(request: TuneRequest) -> Fitting:
     # Searches for different things do not replace each other.
     option = request.name or "_".join(["fit", composed.choices["model"], *unusual])
     # Before anything takes time.
-    free_path(arguments.config_dir or conf_folder(), option, composed.config.plan_only)
+    free_path(own or conf_folder(), option, composed.config.plan_only)
     baseline = plan_for(composed, planning=True, launcher=launcher, refuse=False)
     if not baseline.device.present and not composed.config.plan_only:
         why = f"this machine has no {baseline.device.name}, and a search runs trials"
@@ -287,7 +284,7 @@ def prepare(request: TuneRequest) -> Fitting:
         raise ConfigError(Problem("hardware", wanted, why, Fix("plan_only=true")))
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, request.numerics)
     composed = pinned(composed, baseline)
-    axes = [spelt_out(axis, baseline.config, composed, arguments.config_dir) for axis in axes]
+    axes = [spelt_out(axis, baseline.config, composed, own) for axis in axes]
     if not composed.config.plan_only:
         refuse_what_cannot_start(composed, baseline, launcher)
 
@@ -297,9 +294,7 @@ def prepare(request: TuneRequest) -> Fitting:
 
     line = PlanningLine()
     count = line.counter("checked", "combination")
-    found = enumerate_candidates(
-        baseline, composed, axes, arguments.config_dir, expected_step_s, count
-    )
+    found = enumerate_candidates(baseline, composed, axes, own, expected_step_s, count)
     line.close()
     print_once(describe_candidates(found, baseline, request.numerics))
     refuse_what_leaves_no_choice(found, composed)
@@ -375,10 +370,8 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launc
     """
     first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
     trial = compose(first, composed.config_dir, in_sweep=True)
-    plan_unless_answered(
-        partial(plan_for, trial, launcher=launcher, refuse=False, trace=False),
-        launcher.place_of,
-    )
+    planned = partial(plan_for, trial, launcher=launcher, refuse=False, trace=False)
+    plan_unless_answered(planned, launcher.place_of)
 
 
 def refuse_what_is_searched(composed: Composed) -> None:
@@ -386,10 +379,7 @@ def refuse_what_is_searched(composed: Composed) -> None:
     config = composed.config
     why = "is about one run; trials are answered from their records"
     wait = "has to wait: each trial is chosen by what those before it found"
-    reasons = {
-        **dict.fromkeys(("rerun", "repeat", "ignore_forecast"), why),
-        "launcher.detach": wait,
-    }
+    reasons = dict.fromkeys(("rerun", "repeat", "ignore_forecast"), why) | {"launcher.detach": wait}
     for key, why in reasons.items():
         if wanted := operator.attrgetter(key)(config):
             usual = type(wanted)()  # False of a switch, 0 of a number

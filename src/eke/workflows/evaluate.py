@@ -124,8 +124,7 @@ def _check_answers(plan: Plan) -> None:
 
 def evaluation_plan(plan: Plan, overrides: Sequence[str]) -> Plan:
     """The plan of an evaluation of a run's model."""
-    pairs = (word.partition("=") for word in overrides)
-    typed = {key.lstrip("+~"): value for key, _, value in pairs}
+    typed = {k.lstrip("+~"): v for k, _, v in (word.partition("=") for word in overrides)}
     allowed = (*OF_THE_EVALUATION, EVAL_BATCH, LABELS)
     if wrong := [key for key in typed if not {key, key.split(".")[0]} & {*allowed}]:
         why = "has no effect on an evaluation, or would make another model"

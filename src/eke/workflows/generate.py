@@ -120,29 +120,26 @@ class TextWriter:
     def answer(self, prompt: str) -> str:
         """What the model writes after a prompt; in a conversation, after all that was said."""
         with reading(self.folder):
-            return self._answer(prompt)
+            import torch
 
-    def _answer(self, prompt: str) -> str:
-        import torch
-
-        model = self.model
-        if self.is_chat:
-            self.messages.append({"role": "user", "content": prompt})
-            with reading(f"the chat template of {self.folder}"):
-                text = render_apart(self.messages, self.tokenizer)
-            inputs = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)
-        else:
-            inputs = self.tokenizer(prompt, return_tensors="pt")
-        inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()
-                  if name in ("input_ids", "attention_mask")}  # fmt: skip
-        how = self.sampling
-        chosen: dict[str, Any] = {"do_sample": False}
-        if how.temperature > 0:
-            chosen = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p}
-        torch.manual_seed(how.seed)
-        ids = model.generate(**inputs, **chosen, max_new_tokens=how.max_new_tokens)[0]
-        asked = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-        text = str(self.tokenizer.decode(ids[asked:], skip_special_tokens=True))
+            model = self.model
+            if self.is_chat:
+                self.messages.append({"role": "user", "content": prompt})
+                with reading(f"the chat template of {self.folder}"):
+                    text = render_apart(self.messages, self.tokenizer)
+                inputs = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)
+            else:
+                inputs = self.tokenizer(prompt, return_tensors="pt")
+            inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()
+                      if name in ("input_ids", "attention_mask")}  # fmt: skip
+            how = self.sampling
+            chosen: dict[str, Any] = {"do_sample": False}
+            if how.temperature > 0:
+                chosen = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p}
+            torch.manual_seed(how.seed)
+            ids = model.generate(**inputs, **chosen, max_new_tokens=how.max_new_tokens)[0]
+            asked = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+            text = str(self.tokenizer.decode(ids[asked:], skip_special_tokens=True))
         if self.is_chat:
             self.messages.append({"role": "assistant", "content": text})
         return text

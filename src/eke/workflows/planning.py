@@ -30,18 +30,11 @@ from eke.estimate.time import forecast_time, num_runs, render_time, speed_cell, 
 from eke.estimate.time import step_time_json as time_as_json
 from eke.hardware import DEVICES, Device, choose_device, usable_cores
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
-from eke.plan.planner import (
-    Decision,
-    Plan,
-    make_plan,
-    plan_to_plain,
-    render_plan,
-    samples_to_keep,
-)
+from eke.plan.planner import Decision, Plan, make_plan, plan_to_plain, render_plan, samples_to_keep
 from eke.plan.planner.samples import plan_data
 from eke.results.report import PlanningLine
 from eke.rules import BY_SIZE, NOT_BY_SIZE, Facts, check
-from eke.tuning.advice import Advice, advise, ranked, render_advice
+from eke.tuning.advice import Advice, advise, render_advice
 from eke.tuning.chooser import ROOM
 from eke.tuning.refuse_oom import refuse_what_cannot_fit, what_makes_room
 from eke.workflows import ALL_DEVICES, print_once
@@ -195,10 +188,7 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
 
 
 def means_of_a_run(config: Config) -> Means:
-    """Budget of a single run that starts on this machine.
-
-    Externally started processes each make the plan and must agree.
-    """
+    """Budget of a single run here; externally started processes each plan, and must agree."""
     if ranks_are_started():
         why = "processes that another launcher has started are not tried out"
         return Means(not_probed=why, keep=is_first())
@@ -260,7 +250,8 @@ def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
         replace(each, forecast=traced_forecast(each.plan)) if is_open(each.forecast) else each
         for each in found
     ]
-    return ranked(each for each in seen if each.forecast.verdict in ROOM)
+    kept = (each for each in seen if each.forecast.verdict in ROOM)
+    return sorted(kept, key=lambda advice: advice.rank)
 
 
 def open_forecasts(

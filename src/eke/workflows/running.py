@@ -28,9 +28,7 @@ FOR_STARTING = FOR_WRITING | {DOES_NOT_FIT}
 """Rules about the machine as it is now: free disk space, and free memory on shared devices."""
 
 
-def plan_unless_answered(
-    planned: Callable[[bool], Plan], place_of: Callable[[Plan], Place]
-) -> Plan:
+def plan_unless_answered(planned: Callable[[bool], Plan], where: Callable[[Plan], Place]) -> Plan:
     """The plan of a run that is to start, or that could not start now and its record answers."""
     try:
         return planned(False)
@@ -39,7 +37,7 @@ def plan_unless_answered(
             raise
         try:
             plan = planned(True)
-            answered = place_of(plan).record is not None
+            answered = where(plan).record is not None
         except OSError:  # a folder with such a name, or behind such rights, cannot be read either
             raise error from None
         if not answered:

@@ -15,14 +15,7 @@ from eke.config.compose import Arguments, launcher_of
 from eke.config.schema import Config
 from eke.config.sweep import Expanded, SweepCell, expand
 from eke.data.sources import looking_once
-from eke.estimate.memory import (
-    Forecast,
-    Method,
-    Verdict,
-    as_json,
-    known_forecast,
-    stop_tracing,
-)
+from eke.estimate.memory import Forecast, Method, Verdict, as_json, known_forecast, stop_tracing
 from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
 from eke.estimate.time import step_time_json as time_as_json
 from eke.launch.interface import Launcher, find_launcher
@@ -53,7 +46,6 @@ from eke.workflows.planning import (
 from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
-
 
 Outlook = tuple[Forecast, StepTime | Unknown]
 """Memory and step time of one run."""

@@ -386,6 +386,20 @@ class Attempt:
     def finish(self) -> Record:
         return self.record
 
+    @classmethod
+    def stand_in(cls, record: Record, monkeypatch) -> "Attempt":
+        """For the processes here of the next LedRun."""
+        attempt = cls(record)
+
+        def start(led: nodes.LedRun, _: Plan, paths: RunPaths, *__, **___) -> None:
+            led.paths = paths
+
+        monkeypatch.setattr(nodes.LiveRun, "__init__", start)
+        for name in ("is_over", "kill", "finish"):
+            act = getattr(attempt, name)
+            monkeypatch.setattr(nodes.LiveRun, name, lambda _, act=act: act())
+        return attempt
+
 
 @pytest.mark.parametrize(
     ("failure", "told"),
@@ -406,8 +420,7 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
     record.failure = failure
     if told == failure.message:
         write_dead_rank(RunPaths(tmp_path), DeadRank(record.attempt, 3, -9, 0))
-    attempt = Attempt(record)
-    monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
+    attempt = Attempt.stand_in(record, monkeypatch)
     with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)
@@ -422,8 +435,7 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
 def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None:
     file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
     record = record_for("a", "preempted", 7)
-    attempt = Attempt(record)
-    monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
+    Attempt.stand_in(record, monkeypatch)
     with contextlib.closing(Head(file, SlurmTask(0, 2, "s"))) as first:
         line = nodes.connect(file, SlurmTask(1, 2, "s"), PATIENCE_S, "")
         led = nodes.launch_attempt(plan, RunPaths(tmp_path), first)

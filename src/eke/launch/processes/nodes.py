@@ -154,10 +154,9 @@ class Head:
             if not missing:
                 return
             if time.monotonic() > deadline:
-                raise EkeError(
-                    f"machines {missing} of {self.count} did not reach {host_name()} within "
-                    f"{timeout_s:.0f} s (MASTER_ADDR names it in another way)"
-                )
+                late = f"did not reach {host_name()} within {timeout_s:.0f} s"
+                where = "(MASTER_ADDR names it in another way)"
+                raise EkeError(f"machines {missing} of {self.count} {late} {where}")
             time.sleep(POLL_S)
 
     def begin(self, folder: Path, num_processes: int) -> str:
@@ -258,57 +257,48 @@ LEFT_BEHIND_S = 30.0
 `distributed.timeout_s`."""
 
 
-class LedRun:
-    """One attempt at a run on several machines, in a claimed folder; see LiveRun."""
+class LedRun(LiveRun):
+    """One attempt at a run on several machines, in a claimed folder.
+
+    After a signal the processes of all machines agree on a step to stop after; `kill` ends those
+    here at once, and those of other machines follow.
+    """
 
     def __init__(self, plan: Plan, paths: RunPaths, head: Head) -> None:
         """Wait for the other machines, claim the folder and have all of them start.
 
         BusyError: another process works on this run. EkeError: machines or rights are missing.
         """
-        self.paths, self._head = paths, head
+        self._head = head
         self._left_behind: float | None = None
         self._killed_for = ""
         head.gather(plan.config.distributed.timeout_s)
         own_folder(paths.folder)
         spot = Spot(0, head.count, head.begin(paths.folder, plan.processes_per_node))
         try:
-            self._live = LiveRun(plan, paths, plan.processes_per_node, spot=spot)
+            super().__init__(plan, paths, plan.processes_per_node, spot=spot)
         except BaseException:
             head.end()
             raise
 
     def is_over(self) -> bool:
         """Whether its processes here have ended; ends them when others are gone for good."""
-        if self._live.is_over():
+        if super().is_over():
             return True
         if trouble := self._head.trouble():
             now = time.monotonic()
             self._left_behind = self._left_behind or now
             if now - self._left_behind > LEFT_BEHIND_S and not self._killed_for:
                 self._killed_for = trouble
-                self._live.kill()
+                self.kill()
         return False
-
-    def ask(self, number: int) -> None:
-        """Hand a signal on: the processes of all machines agree on a step to stop after."""
-        self._live.ask(number)
-
-    def kill(self) -> None:
-        """End the processes here at once; those of other machines follow."""
-        self._live.kill()
-
-    @property
-    def exit_code(self) -> int | None:
-        """Of the worker here, negative for a signal; None while it runs."""
-        return self._live.exit_code
 
     def finish(self) -> Record:
         """The record of this attempt; ends what still runs. RunError: the folder is unwritable."""
-        self._live.kill()
+        self.kill()
         trouble = self._killed_for or self._head.trouble()
         self._head.end()  # first, since they may know which process died
-        record = self._live.finish()
+        record = super().finish()
         failure = record.failure  # of a lost machine, unless a process that failed is known
         if failure is None or not trouble:
             return record
@@ -323,7 +313,7 @@ class LedRun:
 
 def launch_attempt(
     plan: Plan, paths: RunPaths, head: Head | None, num_processes: int | None = None
-) -> LiveRun | LedRun:
+) -> LiveRun:
     """Start one attempt, here and on the machines that this one leads; errors as of LedRun."""
     if head is not None:
         return LedRun(plan, paths, head)

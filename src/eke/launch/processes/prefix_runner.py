@@ -59,12 +59,9 @@ def start(folder: Path, ticket: str, digest: str) -> int:
     # A container's or a shell's variables of ranks would be read as the worker's own.
     here = {k: value for k, value in os.environ.items() if not re.match(order["foreign"], k)}
     worker = subprocess.Popen(
-        order["command"],
-        stdin=subprocess.DEVNULL,
+        order["command"], stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock],
         env={**here, **order["environment"], order["supervisor"]: str(os.getpid())},
-        start_new_session=True,
-        pass_fds=[lock],
-    )
+    )  # fmt: skip
     for number in FORWARDED:
         signal.signal(number, lambda got, _: worker.send_signal(got))
     os.ftruncate(lock, 0)

@@ -15,14 +15,7 @@ from eke.common.files import Refused, is_locked, open_file, own_folder, read_tex
 from eke.common.paths import RunPaths, user_path
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan
-from eke.plan.record import (
-    USUAL_NAME,
-    NoRecord,
-    Outcome,
-    Record,
-    UnreadableRecord,
-    read_record,
-)
+from eke.plan.record import USUAL_NAME, NoRecord, Outcome, Record, UnreadableRecord, read_record
 
 LOCK_LIMIT = 1 << 10
 """Largest lock file that is read: a word and a number."""
@@ -180,9 +173,7 @@ def _busy(paths: RunPaths) -> BusyError:
 
 def without_locks(folder: Path, error: OSError) -> ConfigError:
     """Message for a folder on a file system without locks."""
-    why = (
-        f"its file system has no locks ({error.strerror}), and without them two processes could "
-        "work on one run; Lustre has them where it is mounted with the option flock"
-    )
+    why = f"its file system has no locks ({error.strerror}), and without them two processes "
+    why += "could work on one run; Lustre has them where it is mounted with the option flock"
     fix = Fix("paths.runs=FOLDER", remark="on another file system")
     return ConfigError(Problem("paths.runs", str(folder), why, fix))

@@ -50,7 +50,6 @@ LOG_LIMIT = 1 << 20
 LOG_LINES = 40
 """Lines of train.log in the record of a run that left none: a traceback has thirty."""
 
-
 WORKER_PHASE = "worker"
 """Failure phase of a worker that ended without writing a record."""
 
@@ -91,6 +90,13 @@ def settle(
     note_predictions(record, plan, not cancelled and was_killed(paths, attempt, exit_code))
     write_record(paths, record)
     return record
+
+
+def outline(paths: RunPaths, plan: Plan, outcome: Outcome, failure: Failure) -> Record:
+    """The record of a run whose newest attempt has left none, by its metrics."""
+    rows, _ = metrics.read_rows(paths.metrics)
+    attempt = max(0, len(read_attempts(paths)) - 1)
+    return outline_record(plan, rows, attempt, outcome, failure)
 
 
 def machine_of(attempts: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, str]:
@@ -216,7 +222,7 @@ class LiveRun:
 
     def kill(self) -> None:
         """Kill all its processes; after an earlier stop, the user did not wait."""
-        self._given_up = self._asked > 0 and not self.is_over()
+        self._given_up = self._asked > 0 and not self.worker.is_over()
         self.worker.kill()
 
     def finish(self) -> Record:

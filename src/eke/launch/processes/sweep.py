@@ -19,7 +19,7 @@ from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
 from eke.launch.devices import Grant
 from eke.launch.processes.follow import RunView, open_view
-from eke.launch.processes.nodes import Head, LedRun, launch_attempt
+from eke.launch.processes.nodes import Head, launch_attempt
 from eke.launch.processes.running_run import LiveRun
 from eke.launch.processes.worker_process import forward_signals
 from eke.plan.identity import meaningful
@@ -268,7 +268,7 @@ POLL_S = 0.1
 """Between two looks at the worker."""
 
 
-def show_until_over(live: LiveRun | LedRun, view: RunView) -> None:
+def show_until_over(live: LiveRun, view: RunView) -> None:
     """Show an attempt while it lasts; a signal for this process is passed on to it."""
     with forward_signals(live.ask, live.kill):
         while not live.is_over():

@@ -14,20 +14,12 @@ from eke.common.files import append_line, read_json, read_text
 from eke.common.paths import RunPaths
 from eke.hardware import software_now, software_places
 from eke.launch.processes.run_dir import claim
-from eke.launch.processes.running_run import machine_of
+from eke.launch.processes.running_run import machine_of, outline
 from eke.launch.slurm.scheduler import OUT_OF_MEMORY, outcome_of
 from eke.launch.slurm.submission import read_ticket
 from eke.plan.identity import changed_fingerprint
-from eke.plan.planner import Plan, outline_record
-from eke.plan.record import (
-    Failure,
-    Outcome,
-    Record,
-    metrics,
-    read_attempts,
-    read_record,
-    write_record,
-)
+from eke.plan.planner import Plan
+from eke.plan.record import Failure, Outcome, Record, read_attempts, read_record, write_record
 from eke.tuning.advice import note_predictions
 
 STOPPED = (Outcome.preempted, Outcome.timeout)
@@ -103,14 +95,11 @@ class ClusterRun:
         with claim(paths):
             if record := self.newest():
                 return record
-            rows, _ = metrics.read_rows(paths.metrics)
-            attempts = read_attempts(paths)
             told = state or "and SLURM remembers no reason"
             told += where_it_printed(paths, outcome)
             failure = Failure("job", f"its job is over and left no record: {told}")
-            attempt = max(0, len(attempts) - 1)
-            record = outline_record(self.plan, rows, attempt, outcome, failure)
-            record.machine = machine_of(attempts, self.plan)
+            record = outline(paths, self.plan, outcome, failure)
+            record.machine = machine_of(read_attempts(paths), self.plan)
             note_predictions(record, self.plan, state == OUT_OF_MEMORY)
             write_record(paths, record)
             return record

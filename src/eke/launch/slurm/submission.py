@@ -275,10 +275,8 @@ fi
 exit "$code\""""
 
 
-def script_text(
-    request: Request, profile: Slurm, name: str, submission: Path, num_runs: int
-) -> str:
-    """The batch script for sbatch."""
+def script_text(request: Request, profile: Slurm, name: str, submission: Path, count: int) -> str:
+    """The batch script for sbatch, of an array of `count` runs."""
     from submitit.slurm import slurm
 
     python = profile.python or shlex.quote(sys.executable)
@@ -286,7 +284,7 @@ def script_text(
     text: str = slurm._make_sbatch_string(  # submitit's own executors write theirs with it
         command=f"{profile.command_prefix} {words}".strip(),  # for srun
         folder=submission.parent,
-        map_count=num_runs,
+        map_count=count,
         **sbatch_parameters(request, profile, name, submission.parent),
     )
     return text
@@ -303,7 +301,9 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
     if request.gpus:
         is_gres = profile.gpu_request is GpuRequest.gres
         chosen |= {"gres": f"gpu:{gpus}"} if is_gres else {"gpus_per_node": gpus}
-    stragglers = [f"--wait={STRAGGLERS_S}"] if request.nodes > 1 else []
+    # Into the script's own log, whatever name submitit has for it.
+    srun = ["--output", log, "--open-mode=append", "--export=ALL"]
+    srun += [f"--wait={STRAGGLERS_S}"] if request.nodes > 1 else []
     return {
         "job_name": name,
         "time": request.minutes,
@@ -315,11 +315,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
         "stderr_to_stdout": True,
         "setup": _setup(profile),
         "teardown": [_AFTER],
-        # Into the script's own log, whatever name submitit has for it.
-        "srun_args": [
-            *("--output", log, "--open-mode=append", "--export=ALL"),
-            *(*stragglers, *profile.srun),
-        ],
+        "srun_args": [*srun, *profile.srun],
         # submitit would set its own wckey, which clusters that check them reject.
         "wckey": None,
         "additional_parameters": {"requeue": True, "output": log, **options},

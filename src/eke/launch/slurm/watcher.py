@@ -21,7 +21,7 @@ from eke.common.text import format_number
 from eke.hardware import choose_device, device_option, machine_fingerprint
 from eke.launch.processes.nodes import Head, follow, launch_attempt
 from eke.launch.processes.run_dir import claim
-from eke.launch.processes.running_run import WORKER_PHASE
+from eke.launch.processes.running_run import WORKER_PHASE, outline
 from eke.launch.processes.sweep import MAX_CRASHES, worth_of
 from eke.launch.processes.worker_process import STOP_SIGNALS
 from eke.launch.slurm.run import note_software
@@ -34,7 +34,7 @@ from eke.launch.slurm.submission import (
     read_ticket,
     write_ticket,
 )
-from eke.plan.planner import Plan, outline_record, read_plan
+from eke.plan.planner import Plan, read_plan
 from eke.plan.record import (
     EXIT_OK,
     EXIT_RESUMABLE,
@@ -42,8 +42,6 @@ from eke.plan.record import (
     Failure,
     Outcome,
     Record,
-    metrics,
-    read_attempts,
     read_record,
     write_record,
 )
@@ -216,11 +214,9 @@ def for_this_node(plan: Plan) -> Plan:
     option = device_option(device.name)
     same = device.name == plan.device.name or (option and option == device_option(plan.device.name))
     if plan.device.kind == "cuda" and not same:
-        raise EkeError(
-            f"planned for {plan.device.name}, and this node has {device.name}: "
-            "choose nodes with resources.constraint or slurm.gpu_type, or plan for what they have "
-            f"with hardware={option or 'NAME'}"
-        )
+        fix = "choose nodes with resources.constraint or slurm.gpu_type, or plan for what they "
+        fix += f"have with hardware={option or 'NAME'}"
+        raise EkeError(f"planned for {plan.device.name}, and this node has {device.name}: {fix}")
     needed = plan.processes_per_node * plan.batch.devices
     if device.kind == "cuda" and device.count < needed:
         raise EkeError(f"{needed} GPUs are needed, and this job sees {device.count}")
@@ -232,9 +228,7 @@ def note_misplaced(
 ) -> Record:
     """Record why nothing could start here; BusyError: another process works on this run."""
     with claim(paths):
-        rows, _ = metrics.read_rows(paths.metrics)
-        attempt = max(0, len(read_attempts(paths)) - 1)
-        record = outline_record(plan, rows, attempt, outcome, Failure(MISPLACED, why))
+        record = outline(paths, plan, outcome, Failure(MISPLACED, why))
         write_record(paths, record)
         return record
 

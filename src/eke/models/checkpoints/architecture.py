@@ -28,8 +28,7 @@ Raw = Mapping[str, Any]
 def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
     """Family, a key of `FAMILIES`, and sizes, fields of `PretrainedModel`, from a config.json.
 
-    Raises:
-        ConfigError: a size is missing or is no number.
+    ConfigError: a size is missing or is no number.
     """
     kind, family = str(raw.get("model_type")), "other"
     read: Callable[[Reader], Sizes] = _other
@@ -52,10 +51,8 @@ _UNUSUAL = ("attention_bias", "mlp_bias", "add_cross_attention", "is_decoder")
 
 
 def _other(reader: Reader) -> Sizes:
-    """What the usual names give; attention stays unknown where it would be guessed.
-
-    So does a size that a list gives layer by layer (Gemma 3n's `intermediate_size`).
-    """
+    """What the usual names give; attention stays unknown where it would be guessed."""
+    # So does a size that a list gives layer by layer (Gemma 3n's `intermediate_size`).
     needed = SYNONYMS["hidden_size"]
     raw = {k: v for k, v in reader.raw.items() if k in needed or not isinstance(v, list)}
     reader = Reader(raw)
@@ -204,8 +201,7 @@ def adds_router_loss(model_type: str, task: str) -> bool:
 def asked_router_loss(config: Config, raw: Raw) -> float | None:
     """Return the coefficient of the router loss that a config.json has plain transformers add.
 
-    Raises:
-        ConfigError: it has no coefficient, or the class does not answer with the loss (NLLB-MoE).
+    ConfigError: it has no coefficient, or the class does not answer with the loss (NLLB-MoE).
     """
     kind, task = str(raw["model_type"]), config.task.option
     # Switch Transformers' class has an argument for it, and does not read the configuration.

@@ -50,10 +50,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     """The configuration with the sizes of its checkpoint; any other model is left as it is.
 
     A size among the command line's `overrides` is rejected. For `planning` alone the weights need
-    not be on this machine.
-
-    Raises:
-        ConfigError: there is no checkpoint, it is damaged, or eke cannot train it.
+    not be on this machine. ConfigError without a checkpoint that is whole and eke can train.
     """
     model = config.model
     if not isinstance(model, PretrainedModel):
@@ -145,11 +142,7 @@ def follow_head(config: Config) -> Config:
 
 
 def read_config(found: Located) -> dict[str, Any]:
-    """The content of config.json.
-
-    Raises:
-        ConfigError: it is no JSON object, or does not name its architecture.
-    """
+    """The content of config.json; ConfigError if it is no object, or names no architecture."""
     try:
         raw = json.loads((found.folder / CONFIG).read_text(encoding="utf-8"))
     except OSError as error:
@@ -243,9 +236,8 @@ def _refuse_task(config: Config, raw: dict[str, Any], family: str, found: Locate
     if task is None or task == config.task.option:
         return
     why = f"the checkpoint was saved by {name}"
-    raise ConfigError(
-        Problem("task", config.task.option, why, Fix(f"task={task}"), "task_needs_other_model")
-    )
+    fix = Fix(f"task={task}")
+    raise ConfigError(Problem("task", config.task.option, why, fix, "task_needs_other_model"))
 
 
 def _refuse_absent(found: Located, family: str, planning: bool) -> None:
@@ -283,8 +275,7 @@ def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes
 def weight_files(found: Located) -> list[Path]:
     """The files with the weights; none where a hub model's are not on this machine yet.
 
-    Raises:
-        ConfigError: a local folder has none, lacks one of several, or has another format's.
+    ConfigError: a local folder has none, lacks one of several, or has another format's.
     """
     folder = found.folder
     if (folder / WEIGHTS).is_file():
@@ -328,8 +319,7 @@ def _shards(found: Located) -> list[Path]:
 def read_shapes(found: Located) -> Shapes:
     """Name -> shape of every tensor; empty where the weights are not on this machine yet.
 
-    Raises:
-        ConfigError: a file is missing, cut off or none of safetensors.
+    ConfigError: a file is missing, cut off or none of safetensors.
     """
     from safetensors import SafetensorError, safe_open
 

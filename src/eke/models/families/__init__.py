@@ -7,7 +7,6 @@ from eke.models.families.family_record import (
     AttentionLayers,
     Family,
     Kernel,
-    Layer,
     Role,
     Shape,
     Stack,
@@ -16,13 +15,10 @@ from eke.models.families.family_record import (
     Weight,
     head_width,
     is_classification,
-    num_labels,
 )
 from eke.models.families.llama import LLAMA, MIXTRAL, OTHER, QWEN2, QWEN3
 
-FAMILIES: dict[str, Family] = {
-    family.name: family for family in (LLAMA, QWEN2, QWEN3, MIXTRAL, BERT, GPT2, T5, OTHER)
-}
+FAMILIES = {each.name: each for each in (LLAMA, QWEN2, QWEN3, MIXTRAL, BERT, GPT2, T5, OTHER)}
 """`model.family` -> its record."""
 
 

@@ -72,14 +72,9 @@ def _bert_structure(config: Config) -> Structure:
 
 def _bert_weights(model: BertModel) -> Iterator[Weight]:
     hidden, inner = model.hidden_size, model.intermediate_size
-    shapes = {
-        "attention.self.query": (hidden, hidden),
-        "attention.self.key": (hidden, hidden),
-        "attention.self.value": (hidden, hidden),
-        "attention.output.dense": (hidden, hidden),
-        "intermediate.dense": (inner, hidden),
-        "output.dense": (hidden, inner),
-    }
+    square = ("self.query", "self.key", "self.value", "output.dense")
+    shapes = {f"attention.{name}": (hidden, hidden) for name in square}
+    shapes |= {"intermediate.dense": (inner, hidden), "output.dense": (hidden, inner)}
     for name, (out, inp) in shapes.items():
         yield from linear(out, inp, Tokens.source, bias=True, module=name)
     yield from layer_norm(hidden, "attention.output.LayerNorm")
@@ -187,10 +182,8 @@ def _gpt2_arguments(config: Config) -> dict[str, Any]:
     model = config.model
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
     dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
-    return {key: getattr(model, key) for key in sizes} | {
-        "n_inner": model.intermediate_size,
-        **dropouts,
-    }
+    found = {key: getattr(model, key) for key in sizes}
+    return {**found, "n_inner": model.intermediate_size, **dropouts}
 
 
 def _gpt2_read(reader: Reader) -> Sizes:
@@ -269,10 +262,10 @@ def _t5_structure(config: Config) -> Structure:
 def _t5_weights(model: T5Model, tokens: Tokens) -> Iterator[Weight]:
     """One block of the stack that reads `tokens`; the decoder's has cross-attention."""
     hidden, inner = model.hidden_size, model.intermediate_size
-    yield from _t5_attention_weights(model, "layer.0.SelfAttention", queries=tokens, keys=tokens)
+    yield from _t5_attention(model, "layer.0.SelfAttention", queries=tokens, keys=tokens)
     last = 1
     if tokens is Tokens.target:
-        yield from _t5_attention_weights(model, "layer.1.EncDecAttention", tokens, Tokens.source)
+        yield from _t5_attention(model, "layer.1.EncDecAttention", tokens, Tokens.source)
         last = 2
     inputs = ("wi_0", "wi_1") if model.gated else ("wi",)
     shapes = {**dict.fromkeys(inputs, (inner, hidden)), "wo": (hidden, inner)}
@@ -282,9 +275,7 @@ def _t5_weights(model: T5Model, tokens: Tokens) -> Iterator[Weight]:
     yield norm(hidden, f"layer.{last}.layer_norm")
 
 
-def _t5_attention_weights(
-    model: T5Model, name: str, queries: Tokens, keys: Tokens
-) -> Iterator[Weight]:
+def _t5_attention(model: T5Model, name: str, queries: Tokens, keys: Tokens) -> Iterator[Weight]:
     hidden, width = model.hidden_size, model.num_attention_heads * head_width(model)
     for part, tokens in {"q": queries, "k": keys, "v": keys}.items():
         yield from linear(width, hidden, tokens, bias=False, module=f"{name}.{part}")

@@ -254,12 +254,11 @@ class Reader:
             value = self.raw.get(name)
             if value is None:
                 continue
+            told = f"in its config.json {name} is {value!r}"
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidSize(
-                    f"in its config.json {name} is {value!r}, which is no positive whole number"
-                )
+                raise InvalidSize(f"{told}, which is no positive whole number")
             if value > (MAX_LAYERS if key in _DEPTHS else LARGEST):
-                raise InvalidSize(f"in its config.json {name} is {value}, beyond any model")
+                raise InvalidSize(f"{told}, beyond any model")
             return value
         return default
 

@@ -62,12 +62,8 @@ def _decoder(
         layer += [Weight(s, Tokens.source, module=f"mlp.{name}") for name, s in sides.items()]
     layer += [norm(hidden, name) for name in ("input_layernorm", "post_attention_layernorm")]
     first, last = embedding_and_lm_head(config, "model.embed_tokens", "lm_head")
-    weights = [
-        *first,
-        *layers("model.layers", model.num_hidden_layers, layer),
-        norm(hidden, "model.norm"),
-        *last,
-    ]
+    weights = [*first, *layers("model.layers", model.num_hidden_layers, layer)]
+    weights += [norm(hidden, "model.norm"), *last]
     if is_classification(config):
         labels = num_labels(config)
         weights += head(labels, hidden, Tokens.source, "score", bias=False, is_head=True)
@@ -198,6 +194,7 @@ def _rope(model: LlamaModel) -> dict[str, Any]:
 
 
 _read = partial(Reader.main, head_dim=None, tie_word_embeddings=False)
+_read_moe = partial(_read, num_local_experts=8, num_experts_per_tok=2)
 
 LLAMA = Family(
     name="llama",
@@ -258,13 +255,7 @@ MIXTRAL = replace(
     config_class="MixtralConfig",
     config_arguments=_mixtral_arguments,
     checkpoints={
-        "mixtral": partial(
-            _read,
-            num_key_value_heads=8,
-            max_position_embeddings=131072,
-            num_local_experts=8,
-            num_experts_per_tok=2,
-        )
+        "mixtral": partial(_read_moe, num_key_value_heads=8, max_position_embeddings=131072)
     },
     inner_tensor="",
 )

@@ -119,9 +119,8 @@ def _memory_lines(record: Record) -> list[Line]:
             note = f"{predicted.allocated_bytes / peak - 1:+.1%} of the measured peak, {method}"
             lines.append(("predicted", format_bytes(predicted.allocated_bytes), note))
     if memory.stages:
-        sizes = {stage.replace("_", " "): format_bytes(n) for stage, n in memory.stages.items()}
-        text = ", ".join(f"{size} {stage}" for stage, size in sizes.items())
-        lines.append(("memory by stage", text, ""))
+        sizes = [f"{format_bytes(n)} {k.replace('_', ' ')}" for k, n in memory.stages.items()]
+        lines.append(("memory by stage", ", ".join(sizes), ""))
     return lines
 
 
@@ -213,7 +212,6 @@ def _memory_technique_lines(seen: dict[str, Any]) -> list[Line]:
 
 HEADER = ("outcome", "samples/s", "step", "peak memory", "eval loss", "what differs")
 
-
 CellResult = tuple[tuple[str, ...], str, str, Record | None]
 """Overrides, outcome, reason of the failure, and record of a sweep's run."""
 
@@ -222,9 +220,8 @@ def render_cells(cells: Sequence[CellResult], names: Sequence[str] = ()) -> str:
     """One line per run (`names`: of the cells' rows), then failures; missing numbers are blank."""
     labels = label_cells([overrides for overrides, *_ in cells], names)
     pairs = list(zip(cells, labels, strict=True))
-    lines = align(
-        [HEADER, *(_row(outcome, record, label) for (_, outcome, _, record), label in pairs)]
-    )
+    rows = [_row(outcome, record, label) for (_, outcome, _, record), label in pairs]
+    lines = align([HEADER, *rows])
     for (_, outcome, reason, _), label in pairs:
         if reason:
             lines += ["", f"{outcome}: {label}", f"  {reason}"]

@@ -41,10 +41,8 @@ def workspaces() -> ModuleType:
             warnings.simplefilter("ignore", DeprecationWarning)
             import wandb_workspaces.reports.v2 as reports
     except ModuleNotFoundError:
-        raise ConfigError(
-            "--wandb needs the package wandb-workspaces, which is not installed -> "
-            'pip install "eke[report]"'
-        ) from None
+        why = "--wandb needs the package wandb-workspaces, which is not installed"
+        raise ConfigError(f'{why} -> pip install "eke[report]"') from None
     return reports
 
 
@@ -88,9 +86,7 @@ def find_filter(comparison: Comparison) -> Filter | None:
     if not found:
         return None
     sweeps = list(dict.fromkeys(entry.sweep for entry, _ in found))
-    is_grouped = all(
-        entry.sweep == table(each.config, "tracker").get("group") for entry, each in found
-    )
+    is_grouped = all(e.sweep == table(r.config, "tracker").get("group") for e, r in found)
     if is_grouped and all(map(PLAIN.fullmatch, sweeps)):
         return "Group", sweeps
     ids = dict.fromkeys(
@@ -221,22 +217,17 @@ def specification(
         blocks.extend([library.H2(title), library.MarkdownBlock(text)])
 
     if comparison.rows:
-        table = main_table(comparison, MAX_ROWS, MAX_CHARS)
-        add("Configurations", "\n".join(table))
+        add("Configurations", "\n".join(main_table(comparison, MAX_ROWS, MAX_CHARS)))
     if found := find_filter(comparison):
         key, names = found
         which = f"group {', '.join(names)}" if key == "Group" else f"{len(names)} runs by their ids"
-        live = (
-            f"These panels are live: {escape(which)} in project "
-            f"{escape(place.project)}, with the server's current data. "
-            "Tables and text are from the time of writing."
-        )
+        live = f"These panels are live: {escape(which)} in project {escape(place.project)}, "
+        live += "with the server's current data. Tables and text are from the time of writing."
         add("Charts", live)
         run_set = _run_set(library, found, place if is_online else None, factor_paths(comparison))
         blocks.append(library.PanelGrid(runsets=[run_set], panels=_panels(library)))
     for section in (*sections(comparison, repeats), provenance(comparison)):
-        table = section_lines(section, MAX_SECTION_ROWS, MAX_CHARS)
-        add(section.title, "\n".join(table))
+        add(section.title, "\n".join(section_lines(section, MAX_SECTION_ROWS, MAX_CHARS)))
     if comparison.notes:
         add("Notes", "\n".join(f"- {escape(note)}" for note in comparison.notes))
     titles = comparison.sweeps or tuple(Path(folder).name for folder in comparison.folders)
@@ -333,16 +324,14 @@ def count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
 def _save(
     comparison: Comparison, place: WandbProject, repeats: bool, known_id: str
 ) -> tuple[str, str] | None:
-    """Id and address of the saved report; None when there is no such project.
-
-    `Report.save` would create the project, also for a misspelled name.
-    """
+    """Id and address of the saved report; None when there is no such project."""
     import wandb
     from wandb_workspaces._graphql import execute_graphql
     from wandb_workspaces.reports.v2 import gql
 
     api = wandb.Api(timeout=int(account.ANSWER_S))
     names = {"entityName": place.entity, "projectName": place.project}
+    # `Report.save` would create the project, also for a misspelled name.
     if not execute_graphql(api, gql.projectInternalId, names).get("project"):
         return None
     report = specification(comparison, place, repeats, is_online=True)

@@ -10,9 +10,10 @@ import json
 import logging
 import os
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from eke.common.files import own_folder, read_json, write_json
 from eke.common.paths import RunPaths
@@ -24,7 +25,7 @@ LIBRARIES = ("mlflow", "alembic", "trackio", "tensorboard")
 """Loggers that report every step; silenced in the run's log."""
 
 
-class AccelerateRun(Mirror, Protocol):
+class AccelerateRun(Mirror):
     """One attempt of a run in one of Accelerate's trackers.
 
     A subclass needs `package`, `load`, `start` and `close`; it keeps Accelerate's tracker in
@@ -33,26 +34,21 @@ class AccelerateRun(Mirror, Protocol):
 
     package: str
     """Imported package, and name of its folder in the run folder."""
-    _run: TrackedRun
-    _folder: Path
-    _tracker: Any
-    _last_step: int
-    _catch_up: CatchUp
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = run
         self._folder = run.directory / self.package
-        self._tracker = None
+        self._tracker: Any = None
         self._last_step = 0
         self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
 
+    @abstractmethod
     def load(self) -> None:
         """Set the environment and import, on the worker's own thread."""
-        ...
 
+    @abstractmethod
     def start(self, first_step: int) -> dict[str, int]:
         """Start Accelerate's tracker; returns the last steps of earlier attempts."""
-        ...
 
     def prepare(self) -> None:
         """Import the library; raises MirrorError if it is not installed."""
@@ -188,9 +184,8 @@ class MLflowRun(AccelerateRun):
         run_id = known.get("run_id") if known.get("store") == store else None
         own = (self._folder / "artifacts").absolute().as_uri()
         artifacts = None if uri.startswith(REMOTE) else own
-        self._tracker = MLflowTracker(
-            run.settings.project, artifacts, run_id=run_id, run_name=run.name or run.run_id
-        )
+        name = run.name or run.run_id
+        self._tracker = MLflowTracker(run.settings.project, artifacts, run_id=run_id, run_name=name)
         self._tracker.start()
         if run_id is not None:
             client, keys = mlflow.MlflowClient(), {TRAIN: metrics.LOSS, EVAL: metrics.EVAL_LOSS}

@@ -49,7 +49,6 @@ class Mirror(Protocol):
 
     def prepare(self) -> None:
         """Local work on the caller's thread: imports, environment, helper processes."""
-        ...
 
     def open(self) -> None:
         """Start the run; by default, the first row does."""
@@ -57,15 +56,12 @@ class Mirror(Protocol):
 
     def log(self, rows: Sequence[Row]) -> None:
         """Hand over rows."""
-        ...
 
     def summary(self, values: Row) -> None:
         """Hand over values of the whole run."""
-        ...
 
     def close(self, exit_code: int) -> None:
         """Finish the run; raises if not everything arrived."""
-        ...
 
     def abandon(self) -> None:
         """Release resources after another method raised; by default, the worker's exit does."""

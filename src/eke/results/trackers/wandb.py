@@ -185,10 +185,8 @@ class WandbRun(Mirror):
             wandb.teardown()  # `finish` returns before the last records are written
         written = count_rows(settings.sync_file)
         if written != self._num_steps:
-            raise MirrorError(
-                f"W&B's file {settings.sync_file} holds {written} of {self._num_steps} rows: "
-                "is the disk full?"
-            )
+            why = f"holds {written} of {self._num_steps} rows: is the disk full?"
+            raise MirrorError(f"W&B's file {settings.sync_file} {why}")
         if error := find_fatal_error(Path(settings.log_internal)):
             raise MirrorError(f"the upload failed: {error}")
 

@@ -2,9 +2,7 @@
 
 from eke.tuning.chooser import Situation
 from eke.tuning.recipes.recipes import FASTEST, LARGE_MODEL, LOW_MEMORY
-from eke.tuning.recipes.resolver import AdaptiveRecipe, RecipeResolver
+from eke.tuning.recipes.resolver import RecipeResolver
 
-RECIPES: dict[str, AdaptiveRecipe] = {
-    each.name: each for each in (FASTEST, LOW_MEMORY, LARGE_MODEL)
-}
+RECIPES = {each.name: each for each in (FASTEST, LOW_MEMORY, LARGE_MODEL)}
 """Option of `recipe=` -> what it wants; the other recipes are fixed selections."""

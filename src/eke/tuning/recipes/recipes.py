@@ -94,10 +94,8 @@ def fused_loss_question(situation: Situation) -> Question | None:
     share = logits / (logits + found.components.get("activations", 0))
     if share < HEAVY_SHARE:
         return None
-    why = (
-        f"float32 logits and their gradient would be {format_bytes(logits)}, {share:.0%} of what "
-        "a step's samples need"
-    )
+    why = f"float32 logits and their gradient would be {format_bytes(logits)}, "
+    why += f"{share:.0%} of what a step's samples need"
     candidate = RecipeOption(fused_loss(situation), why)
     decides = ("kernels", "kernels.fused_linear_cross_entropy")
     return Question(decides, (candidate,), otherwise=STAYS, shrinks=True)
@@ -133,15 +131,9 @@ FASTEST = AdaptiveRecipe(
 
 
 LARGE_MODEL_STATES = Axis.of(("optimizer",), "optimizer=adamw_8bit", "optimizer=adamw_torchao_8bit")
-WEIGHTS = Axis(
-    (*DECIDES, "optimizer"),
-    # As fast as the 16-bit products that a recipe has chosen before.
-    (
-        replace(
-            TECHNIQUES["precision=bf16_pure optimizer=adamw_bf16_sr"], published=Published(1.0, "")
-        ),
-    ),
-)
+_PURE = TECHNIQUES["precision=bf16_pure optimizer=adamw_bf16_sr"]
+# As fast as the 16-bit products that a recipe has chosen before.
+WEIGHTS = Axis((*DECIDES, "optimizer"), (replace(_PURE, published=Published(1.0, "")),))
 RECOMPUTED = ("memory=checkpointing_selective", "memory=checkpointing")
 WHERE = Axis.of(
     ("distributed", "distributed.num_processes", "offload"),

@@ -3,7 +3,7 @@
 No torch, no files: a recipe sees the configuration and the device.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,11 +149,8 @@ class RecipeResolver:
     def _read_menu(self) -> None:
         """Compose what may come up, many sections at a time."""
         for overrides in self.recipe.menu:
-            wanted: Mapping[str, tuple[str, ...]] = {
-                section: texts
-                for section, texts in by_section(overrides).items()
-                if section not in self.claims
-            }
+            every = by_section(overrides)
+            wanted = {name: texts for name, texts in every.items() if name not in self.claims}
             try:
                 config = self.compose(tuple(text for texts in wanted.values() for text in texts))
             except ConfigError:

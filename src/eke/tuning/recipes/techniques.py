@@ -107,21 +107,17 @@ def _gain(situation: Situation, dtype: str) -> str:
     narrow, wide = device.peak(dtype), device.peak("float32")
     if narrow is None or wide is None:
         return f"{device.name} has tensor cores for {dtype}; its peaks are not known"
-    return (
-        f"{device.name} multiplies {dtype} matrices {narrow / wide:.1f} times as fast as float32 "
-        f"({narrow / 1e12:.4g} and {wide / 1e12:.4g} TFLOP/s by the datasheet)"
-    )
+    peaks = f"{narrow / 1e12:.4g} and {wide / 1e12:.4g} TFLOP/s by the datasheet"
+    faster = f"{narrow / wide:.1f} times as fast as float32"
+    return f"{device.name} multiplies {dtype} matrices {faster} ({peaks})"
 
 
 def half_and_hint(situation: Situation) -> Question:
     """The same, and where float8 may be faster still, a word about it: numerics of another kind."""
-    question = half(situation)
-    fast = (
-        situation.device.kind == "cuda"
-        and (situation.device.capability or (0, 0)) >= FLOAT8_CAPABILITY
-        and situation.config.peft.option == "none"  # measured where all is trained
-    )
-    if not fast or (situation.config.model.hidden_size or 0) < FLOAT8_WIDTH:
+    question, device, config = half(situation), situation.device, situation.config
+    is_fast = device.kind == "cuda" and (device.capability or (0, 0)) >= FLOAT8_CAPABILITY
+    is_wide = (config.model.hidden_size or 0) >= FLOAT8_WIDTH
+    if not (is_fast and is_wide) or config.peft.option != "none":  # measured where all is trained
         return question
     hinted = tuple(replace(c, reason=f"{c.reason}; {FLOAT8_HINT}") for c in question.candidates)
     return replace(question, candidates=hinted)
@@ -133,8 +129,7 @@ COMPILE_GAIN = 1 / COMPILED.slowdown
 """The speed of compiled layers over that of the others."""
 
 LAUNCHES_PER_LAYER = 116
-"""Operations of a BERT layer, forward and backward, under autocast: 2789 in 24 layers
-(docs/lab/recipes.md)."""
+"""Of BERT, forward and backward, under autocast: 2789 in 24 layers (docs/lab/recipes.md)."""
 LAUNCH_S = 5e-6
 """The host's time for one: an estimate, the lower end of what PyTorch needs on today's hosts."""
 
@@ -215,11 +210,8 @@ def _why_uncompiled(situation: Situation, least: tuple[float, float] | None, who
 
 
 def _at_once(situation: Situation) -> bool:
-    """Whether batch=auto surely takes all samples of a step at once, as CUDA graphs need.
-
-    For an explicit micro-batch the rules report it.
-    """
+    """Whether batch=auto surely takes all samples of a step at once, as CUDA graphs need."""
     if situation.config.batch.per_device is not None:
-        return True
+        return True  # the rules report it
     found = situation.forecast_whole
     return found is not None and found.verdict is Verdict.fits

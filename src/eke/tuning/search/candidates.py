@@ -43,10 +43,7 @@ PER_DOUBLING = 1 / math.sqrt(QUARTER_BATCH.slowdown)
 
 
 def axes_for(
-    choices: Mapping[str, str],
-    typed: Sequence[str],
-    device: Device,
-    numerics: Numerics,
+    choices: Mapping[str, str], typed: Sequence[str], device: Device, numerics: Numerics
 ) -> list[SearchAxis]:
     """What can be varied on a device: every group without an override."""
     kept = set(map(group_of, typed))

@@ -52,9 +52,7 @@ class CandidateResult:
     def error(self) -> float:
         """Standard error of its logarithm."""
         count = len(self.tried)
-        one = statistics.median(
-            [max(each.trial.spread, self.between, NOISE) for each in self.tried]
-        )
+        one = statistics.median(max(each.trial.spread, self.between, NOISE) for each in self.tried)
         return one * (OF_MEDIAN if count > 2 else 1.0) / math.sqrt(count)  # of two it is the mean
 
     @property
@@ -106,8 +104,7 @@ class Fit:
     between: float
     """As in each standing."""
     further_gain: float
-    """Share of the objective that one more trial was expected to gain; 0 where that is not worth
-    it."""
+    """Share of the objective that one more trial was expected to gain; 0 if that is too little."""
 
     @property
     def diverges(self) -> bool:
@@ -175,10 +172,8 @@ def fit_of(
         for number in search.ranking()
     }
     between = deviation_between([logarithms_of(each) for each in tried.values()])
-    standings = {
-        number: CandidateResult(candidates.found[number], each, between)
-        for number, each in tried.items()
-    }
+    found = candidates.found
+    standings = {n: CandidateResult(found[n], each, between) for n, each in tried.items()}
     return Fit(
         search.objective,
         numerics,
@@ -234,9 +229,8 @@ def free_path(folder: Path, name: str, planning: bool = False) -> Path:
     place = next(each for each in (path.parent, *path.parents) if each.exists())
     if not planning and not os.access(place, os.W_OK):
         why = f"{place} cannot be written, and the best is to be kept there as an option"
-        raise ConfigError(
-            Problem("--config-dir", str(folder), why, Fix(remark="--config-dir my_conf"))
-        )
+        fix = Fix(remark="--config-dir my_conf")
+        raise ConfigError(Problem("--config-dir", str(folder), why, fix))
     return path
 
 
@@ -257,9 +251,8 @@ def experiment_text(
         for section, content in wanted.items()
         if section not in (*OF_THE_PLACE, "plan_only", "rerun", "repeat", "ignore_forecast")
     }
-    content: dict[str, Any] = {
-        "defaults": [{f"override /{group}": option} for group, option in chosen.items()]
-    }
+    overrides = [{f"override /{group}": option} for group, option in chosen.items()]
+    content: dict[str, Any] = {"defaults": overrides}
     content |= {section: value for section, value in values.items() if value not in ({}, None)}
     lines = ["# @package _global_", f"# {program()} experiment={name} -- found by {MADE_BY}."]
     lines += [f"# {line}".rstrip() for line in evidence]

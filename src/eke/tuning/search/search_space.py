@@ -43,11 +43,9 @@ class Point:
     expected_s: float | None = None
     """Seconds per optimizer step by the time model, without compiling; None if unknown."""
     usual: float = 1.0
-    """Step time relative to the baseline, as published for its techniques; used where the time
-    model has no answer."""
+    """Published step time relative to the baseline's; used where the time model has no answer."""
     compiling_s: float = 0.0
-    """Seconds that compiling is expected to add to each optimizer step: once, over all of a run's
-    steps."""
+    """Expected seconds of compiling per optimizer step: once, over all of a run's steps."""
     needless_beside: tuple[tuple[str, ...], ...] = ()
     """Values of points that do the same with less work: where one of them has room with the same
     micro-batch, this one can only be slower."""

@@ -90,10 +90,9 @@ def describe_trial(trial: Measured, candidate: Candidate) -> str:
 def describe_fit(fit: Fit, baseline: Plan) -> str:
     """The end: the best configuration, how sure that is, and all that was measured."""
     if fit.diverges:
-        return (
-            "your configuration diverges, and so does every numerically equivalent one: lower "
-            "optimizer.lr, clip by train.max_grad_norm, or let formats change by --numerics mixed"
-        )
+        fix = "clip by train.max_grad_norm, or let formats change by --numerics mixed"
+        why = "your configuration diverges, and so does every numerically equivalent one"
+        return f"{why}: lower optimizer.lr, {fix}"
     if {trial.outcome for trial in fit.trials} == {Outcome.diverged.value}:
         return "all trials diverged: lower optimizer.lr, or clip by train.max_grad_norm"
     if fit.best is None:
@@ -168,10 +167,8 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
             found.append(f"{waits:.0%} of a step waits for data: dataloader=workers may help")
         found += _about_loss(fit)
     if fit.further_gain:
-        found.append(
-            f"one more trial was expected to gain {fit.further_gain:.1%}: the same command with "
-            f"--budget-trials {2 * len(fit.trials)} goes on from these"
-        )
+        more = f"the same command with --budget-trials {2 * len(fit.trials)} goes on from these"
+        found.append(f"one more trial was expected to gain {fit.further_gain:.1%}: {more}")
     return found
 
 
@@ -191,9 +188,8 @@ def _about_loss(fit: Fit) -> list[str]:
     best, typed = fit.best.tried[0].loss, fit.typed.tried[0].loss if fit.typed else None
     if best is None or typed is None or fit.best is fit.typed:
         return []
-    verdict = (
-        "higher, which this class of numerics allows" if is_higher(best, typed) else "no higher"
-    )
+    higher = "higher, which this class of numerics allows"
+    verdict = higher if is_higher(best, typed) else "no higher"
     return [f"its loss after a trial is {verdict}: {best:.4f}, as typed {typed:.4f}"]
 
 

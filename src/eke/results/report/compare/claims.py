@@ -64,9 +64,7 @@ class Claim:
 
 def find_claims(comparison: Comparison) -> list[Claim]:
     """All claims by machine, in reading order."""
-    found = []
-    for part in comparison.machines:
-        found += _on(part, comparison.rows_of(part))
+    found = [claim for part in comparison.machines for claim in _on(part, comparison.rows_of(part))]
     return found or [Claim(Kind.nothing)]
 
 
@@ -175,15 +173,11 @@ def _of_speed(claim: Claim, base: str, more_repeats: str) -> str:
             what += f", {loss_words(row.quality)}" if row.quality.parity is Parity.other else ""
         return f"Too few repeats to separate differences from chance ({what}); {more_repeats}."
     if claim.kind is Kind.not_better:
-        return (
-            f"Nothing is significantly faster than {base}; the fastest other is {name}, "
-            f"{in_words(ratio)}."
-        )
+        other = f"the fastest other is {name}, {in_words(ratio)}"
+        return f"Nothing is significantly faster than {base}; {other}."
     if claim.kind is Kind.at_worse_loss:
-        return (
-            f"Nothing is significantly faster than {base} without a {_cost(claim)}: {name} has "
-            f"{times(ratio)} its speed, and {loss_words(row.quality)}."
-        )
+        speed = f"{name} has {times(ratio)} its speed, and {loss_words(row.quality)}"
+        return f"Nothing is significantly faster than {base} without a {_cost(claim)}: {speed}."
     if claim.kind is Kind.ahead:
         return f"Higher, but not significantly faster than {base}: {_with_values(claim)}."
     which = "fastest" if claim.is_first else "the fastest with a significant difference"
@@ -199,10 +193,8 @@ def _of_memory(claim: Claim, base: str) -> str:
     if claim.kind is Kind.ahead:
         return f"Lower, but not significantly less than {base}: {_with_values(claim)}."
     if claim.kind is Kind.not_better:
-        return (
-            f"Nothing takes significantly less memory than {base}; the lowest other peak is that "
-            f"of {name}, {in_words(ratio)}."
-        )
+        other = f"the lowest other peak is that of {name}, {in_words(ratio)}"
+        return f"Nothing takes significantly less memory than {base}; {other}."
     if claim.kind is Kind.few and ratio.value >= 1:
         return f"No configuration has a lower peak memory than {base}."
     which = {

@@ -10,14 +10,7 @@ from pathlib import Path
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
 from eke.plan.record.metrics import is_lower_better
-from eke.results.report.compare.curves import (
-    Curve,
-    Parity,
-    Quality,
-    curve_of,
-    quality,
-    quiet_notes,
-)
+from eke.results.report.compare.curves import Curve, Parity, Quality, curve_of, quality, quiet_notes
 from eke.results.report.compare.effects import (
     BOTH,
     Effect,
@@ -60,9 +53,7 @@ def choose_baselines(
     """Choose the baseline of each machine; returns it with notes.
 
     `wanted` is `key=value,...`, or the name of a row; empty for the row `baseline`, or the first.
-
-    Raises:
-        ConfigError: `wanted` matches no configuration, or several on one machine.
+    ConfigError: it matches no configuration, or several on one machine.
     """
     meant = [v for v in variants if _is_meant(v, wanted or "baseline")]
     if wanted and not meant:

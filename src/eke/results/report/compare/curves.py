@@ -242,10 +242,9 @@ def quiet_notes(
     if apart := sorted(_apart(base, here), reverse=True):
         seconds, label = apart[0]
         others = f" (and {len(apart) - 1} more pairs)" if len(apart) > 1 else ""
-        notes.append(
-            f"a repeat of {label} was measured {seconds / 60:.0f} min before or after the "
-            f"baseline's{others}: the machine may have changed in between"
-        )
+        when = f"{seconds / 60:.0f} min before or after the baseline's{others}"
+        why = "the machine may have changed in between"
+        notes.append(f"a repeat of {label} was measured {when}: {why}")
     return notes
 
 

@@ -162,14 +162,11 @@ def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[
         base = by_row.get(table.baseline)
         others = [row for row in table.rows if row != table.baseline and row in by_row]
         if base is not None and others:
-            rows = [
-                PublishedRow(
-                    row,
-                    {m.key: ratio(base.sample(m.key), by_row[row].sample(m.key)) for m in BOTH},
-                    _published_ratios(table.rows[row], table.rows[table.baseline]),
-                )
-                for row in others
-            ]
+            rows = []
+            for row in others:
+                own = {m.key: ratio(base.sample(m.key), by_row[row].sample(m.key)) for m in BOTH}
+                told = _published_ratios(table.rows[row], table.rows[table.baseline])
+                rows.append(PublishedRow(row, own, told))
             found.append(PublishedMatch(table, tuple(rows)))
     return found
 

@@ -101,7 +101,8 @@ def gather(folders: Sequence[Path]) -> Gathered:
             continue
         names += [str(name)] if name else []
         commands += [command] if command else []
-    for run in _unique(found for folder in folders for found in _runs_of(folder)):
+    places = (each for folder in folders for each in (folder, *_children(folder)))
+    for run in _unique(each.resolve() for each in places if _is_run(each)):
         if run not in seen:
             seen.add(run)
             entries.append(_alone(run))
@@ -122,10 +123,6 @@ def _sweeps_of(folder: Path) -> Iterator[Path]:
     for each in [folder] if is_sweep else _children(folder):
         if os.path.exists(SweepPaths(each).sweep):
             yield each.resolve()
-
-
-def _runs_of(folder: Path) -> Iterator[Path]:
-    return (e.resolve() for e in (folder, *_children(folder)) if _is_run(e))
 
 
 def _is_run(folder: Path) -> bool:

@@ -67,9 +67,8 @@ def measured_values(record: Record) -> dict[str, float]:
         and _is_usual(value)
         and not (measure.is_speed and record.shared_device)
     }
-    return found | {
-        f"{METRIC}{k}": v for k, v in record.metrics.items() if v == 0 or _is_usual(abs(v))
-    }
+    metrics = {name: v for name, v in record.metrics.items() if v == 0 or _is_usual(abs(v))}
+    return found | {f"{METRIC}{name}": value for name, value in metrics.items()}
 
 
 def _is_usual(value: float) -> bool:

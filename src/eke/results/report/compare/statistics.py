@@ -173,7 +173,10 @@ def ratio_of(mean: float, half: float, p: float, n: int) -> Ratio:
 
 def _by_t(mean: float, error: float, freedom: float, n: int) -> Ratio:
     """The ratio of a mean of logarithms with its standard error and degrees of freedom."""
-    return ratio_of(mean, quantile(freedom) * error, _p(mean, error, freedom), n)
+    from scipy.special import stdtr
+
+    p = float(2 * stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0.0)
+    return ratio_of(mean, quantile(freedom) * error, p, n)
 
 
 def _decision(low: float, high: float) -> Significance:
@@ -182,14 +185,6 @@ def _decision(low: float, high: float) -> Significance:
     if low > 1:
         return Significance.higher
     return Significance.lower if high < 1 else Significance.unresolved
-
-
-def _p(mean: float, error: float, freedom: float) -> float:
-    from scipy.special import stdtr
-
-    if error == 0.0:
-        return 1.0 if mean == 0.0 else 0.0
-    return float(2 * stdtr(freedom, -abs(mean) / error))
 
 
 def _welch(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
@@ -249,10 +244,8 @@ class Noise:
             own = squares / freedom
             least = np.maximum(own.max(-1) * math.exp(2 - GRID[-1]), TINY)  # all are on the grid
             self.scale = np.maximum(np.median(own, axis=-1), least)[..., None]
-            like = -0.5 * (
-                freedom[..., None] * GRID
-                + (squares / self.scale)[..., None] * np.exp(-GRID)
-            )  # fmt: skip
+            relative = (squares / self.scale)[..., None]
+            like = -0.5 * (freedom[..., None] * GRID + relative * np.exp(-GRID))
             self._like = np.exp(like - like.max(-1, keepdims=True))
             evidence = np.maximum(self._like @ self._prior.T, 1e-250)
             told = np.log(evidence).sum(-2) + np.log(chance)
@@ -352,14 +345,11 @@ def _half(sums: Array, scale: Array, n: int) -> float:
     """Half of the interval: the difference with probability 1 - LEVEL."""
     from scipy.optimize import brentq
 
+    def excess(x: float) -> float:
+        return float(chance_beyond(np.array(x), sums, scale, n)) - (1 - LEVEL)
+
     errors = np.sqrt(np.exp(GRID) * scale / n)
-    top = 10 * float(errors[-1])
-    return float(
-        brentq(
-            lambda x: float(chance_beyond(np.array(x), sums, scale, n)) - (1 - LEVEL),
-            0.0, top, rtol=1e-6, xtol=1e-12,
-        )
-    )  # fmt: skip
+    return float(brentq(excess, 0.0, 10 * float(errors[-1]), rtol=1e-6, xtol=1e-12))
 
 
 def _residual(rest: Array, weight: Array) -> tuple[Array, Array, Array]:

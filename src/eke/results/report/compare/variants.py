@@ -199,10 +199,8 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
             longer = [(*p, f"{key}={v}") for p, v in zip(parts, values, strict=False)]
             # Skip keys that distinguish no further variants.
             parts = longer if len(set(longer)) > len(set(parts)) else parts
-        labels |= {v: " ".join(p) for v, p in zip(same, parts, strict=False)}
-    return [
-        replace(v, label=f"{v.label}, {told}") if (told := labels.get(v)) else v for v in variants
-    ]
+        labels |= {v: f", {' '.join(p)}" for v, p in zip(same, parts, strict=False) if p}
+    return [replace(v, label=f"{v.label}{labels.get(v, '')}") for v in variants]
 
 
 def _label(members: Sequence[Entry], telling_factors: Factors) -> str:

@@ -90,18 +90,15 @@ def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
     kinds = {"domain": ["baseline", "front", "other"], "range": ["#d62728", "#2ca02c", "#7f9fbf"]}
     front = {"filter": "datum.front"}
     color = {"field": "kind", "scale": kinds, "title": None}
-    return _spec(
-        points,
-        280,
-        layer=[
-            {"transform": [front], "mark": {"type": "line", "color": "#2ca02c", "opacity": 0.5},
-             "encoding": {"x": x, "y": y, "order": {"field": "memory"}}},
-            *_whiskers(points, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
-                                "color": color}),
-            {"mark": {"type": "point", "filled": True, "size": 80},
-             "encoding": {"x": x, "y": y, "color": color, "tooltip": _tips("name", "text")}},
-        ],
-    )  # fmt: skip
+    layers = [
+        {"transform": [front], "mark": {"type": "line", "color": "#2ca02c", "opacity": 0.5},
+         "encoding": {"x": x, "y": y, "order": {"field": "memory"}}},
+        *_whiskers(points, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
+                            "color": color}),
+        {"mark": {"type": "point", "filled": True, "size": 80},
+         "encoding": {"x": x, "y": y, "color": color, "tooltip": _tips("name", "text")}},
+    ]  # fmt: skip
+    return _spec(points, 280, layer=layers)
 
 
 def effects(part: OneMachine) -> Spec | None:
@@ -137,7 +134,7 @@ def phases(rows: Sequence[ComparisonRow]) -> Spec | None:
     found = [
         {"name": row.variant.label, "phase": name, "order": order, "seconds": share / speed.value,
          "text": f"{format_seconds(share / speed.value)}, {share:.0%}"}
-        for row in _fastest(rows, also_baseline=True)
+        for row in _fastest(rows, baseline=True)
         if (speed := row.estimates.get(SAMPLES.key))
         for order, (name, share) in enumerate(row.phases.items())
     ]  # fmt: skip
@@ -173,25 +170,20 @@ def _predicted(
     end = 1.05 * max(float(str(p[key])) for p in points for key in ("measured", "predicted"))
     x, y = (_axis(name, f"{name}, {unit}") for name in ("measured", "predicted"))
     diagonal = {"values": [{"measured": 0, "predicted": 0}, {"measured": end, "predicted": end}]}
-    return _spec(
-        points,
-        260,
-        layer=[
-            {"data": diagonal, "mark": {"type": "line", "strokeDash": [4, 4], "opacity": 0.5},
-             "encoding": {"x": x, "y": y}},
-            {"mark": {"type": "point", "filled": True, "size": 60},
-             "encoding": {"x": x, "y": y, "tooltip": _tips("name", "text")}},
-        ],
-    )  # fmt: skip
+    layers = [
+        {"data": diagonal, "mark": {"type": "line", "strokeDash": [4, 4], "opacity": 0.5},
+         "encoding": {"x": x, "y": y}},
+        {"mark": {"type": "point", "filled": True, "size": 60},
+         "encoding": {"x": x, "y": y, "tooltip": _tips("name", "text")}},
+    ]  # fmt: skip
+    return _spec(points, 260, layer=layers)
 
 
 def _dots(named: Iterable[tuple[str, Mapping[str, Ratio]]]) -> Spec | None:
     """Speed and memory relative to the baseline, with intervals; None without ratios."""
     values = [
-        {
-            "name": name, "what": what, "ratio": found.value, "low": found.low, "high": found.high,
-            "text": f"{times(found)}, {found.decision.value}",
-        }
+        {"name": name, "what": what, "ratio": found.value, "low": found.low, "high": found.high,
+         "text": f"{times(found)}, {found.decision.value}"}
         for name, ratios in named
         for what, key in (("x speed", SAMPLES.key), ("x memory", PEAK.key))
         if (found := ratios.get(key))
@@ -202,19 +194,16 @@ def _dots(named: Iterable[tuple[str, Mapping[str, Ratio]]]) -> Spec | None:
     color = {"field": "what", "type": "nominal", "title": None, "legend": {"orient": "top"},
              "scale": {"domain": ["x speed", "x memory"], "range": COLORS}}  # fmt: skip
     offset = {"field": "what", "sort": ["x speed", "x memory"]}
-    return _spec(
-        values,
-        _height(values),
-        layer=[
-            {"data": {"values": [{"ratio": 1}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
-             "encoding": {"x": x}},
-            *_whiskers(values, {"y": _names(), "yOffset": offset, "x": {**x, "field": "low"},
-                                "x2": {"field": "high"}, "color": color}),
-            {"mark": {"type": "point", "filled": True, "size": 70},
-             "encoding": {"y": _names(), "yOffset": offset, "x": x, "color": color,
-                          "tooltip": _tips("name", "what", "text")}},
-        ],
-    )  # fmt: skip
+    layers = [
+        {"data": {"values": [{"ratio": 1}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
+         "encoding": {"x": x}},
+        *_whiskers(values, {"y": _names(), "yOffset": offset, "x": {**x, "field": "low"},
+                            "x2": {"field": "high"}, "color": color}),
+        {"mark": {"type": "point", "filled": True, "size": 70},
+         "encoding": {"y": _names(), "yOffset": offset, "x": x, "color": color,
+                      "tooltip": _tips("name", "what", "text")}},
+    ]  # fmt: skip
+    return _spec(values, _height(values), layer=layers)
 
 
 def _whiskers(values: Sequence[Mapping[str, Any]], encoding: Spec) -> list[Spec]:
@@ -273,9 +262,7 @@ def _first(rows: Sequence[ComparisonRow], count: int) -> list[ComparisonRow]:
     return sorted(rows, key=rank)[:count]
 
 
-def _fastest(rows: Sequence[ComparisonRow], also_baseline: bool = False) -> list[ComparisonRow]:
-    """Rows by decreasing speed; of many, the front and the fastest."""
-    kept = [
-        r for r in _first(rows, MAX_BARS) if r.estimates and (also_baseline or not r.is_baseline)
-    ]
+def _fastest(rows: Sequence[ComparisonRow], baseline: bool = False) -> list[ComparisonRow]:
+    """Rows by decreasing speed, of many the front and the fastest; without or with `baseline`."""
+    kept = [r for r in _first(rows, MAX_BARS) if r.estimates and (baseline or not r.is_baseline)]
     return sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(SAMPLES.key)) else 0.0))

@@ -40,7 +40,6 @@ from eke.results.report.compare.statistics import Ratio
 CHARS_FOR_NAMES = 60
 """Maximum length of a label in tables; tooltips and files have the full label."""
 
-
 FACTORS_IN_LABEL = 3
 """Limit above which a label is cut and columns show the rest."""
 
@@ -318,12 +317,8 @@ def provenance(comparison: Comparison) -> Section:
 
 
 def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
-    records = [
-        entry.record
-        for row in comparison.rows_of(part)
-        for entry in row.variant.entries
-        if entry.record
-    ]
+    entries = [entry for row in comparison.rows_of(part) for entry in row.variant.entries]
+    records = [entry.record for entry in entries if entry.record]
     times_run = sorted(str(r.environment.get("time", "")) for r in records)
     states = [table(r.environment, "git") for r in records]
     commits = {str(state.get("commit", ""))[:12] for state in states} - {""}
@@ -367,10 +362,8 @@ def _no_speed(record: Record) -> str:
     if record.shared_device:
         return "another process used its device meanwhile"
     warm_up = table(record.config, "train").get("timing_warmup_steps", "?")
-    return (
-        f"none of {record.steps_done} steps was timed: the first {warm_up} of each attempt are "
-        "warm-up (train.timing_warmup_steps)"
-    )
+    why = f"the first {warm_up} of each attempt are warm-up (train.timing_warmup_steps)"
+    return f"none of {record.steps_done} steps was timed: {why}"
 
 
 def _speed_and_memory(ratios: Mapping[str, Ratio]) -> tuple[str, str]:
@@ -387,10 +380,8 @@ def _effects(part: OneMachine) -> Section:
         )
         for each in part.effects
     )
-    note = (
-        "Geometric mean over all pairs that differ in nothing else. The interval of three pairs "
-        "and more holds how much the effect varies between them."
-    )
+    note = "Geometric mean over all pairs that differ in nothing else. The interval of three "
+    note += "pairs and more holds how much the effect varies between them."
     head = ("technique", "instead of", "pairs", "x speed", "x memory")
     return Section("What each technique does", note, head, rows)
 
@@ -443,9 +434,8 @@ def _classes(row: ComparisonRow) -> Section:
     except (TypeError, ValueError, LookupError):  # none, another version's, or another user's
         return Section(title, "", (), ())
     shown = rows if len(rows) <= MOST_CLASSES and all(len(r) == len(head) for r in rows) else ()
-    return Section(
-        title, "of the evaluation of the run's model; samples by predicted class", head, shown
-    )
+    note = "of the evaluation of the run's model; samples by predicted class"
+    return Section(title, note, head, shown)
 
 
 def _confusion(found: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

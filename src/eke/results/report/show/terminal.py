@@ -84,10 +84,8 @@ def _main(comparison: Comparison, width: int) -> list[RenderableType]:
     rows = _chosen(comparison.rows)
     shown, left_out = _fitting(comparison, rows, width)
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-    for column in shown:
-        table.add_column(
-            column.title, justify="right" if column.is_number else "left", no_wrap=True
-        )
+    for each in shown:
+        table.add_column(each.title, justify="right" if each.is_number else "left", no_wrap=True)
     for row in rows:
         ended = "green" if row.on_front else "" if row.variant.records else "dim"
         style = "bold" if row.is_baseline else ended

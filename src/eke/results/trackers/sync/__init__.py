@@ -225,14 +225,10 @@ def _target(content: Content, entity: str) -> str:
 def _send(
     paths: RunPaths, content: Content, user: Account, options: Options, scratch: Path
 ) -> Report:
-    """Send one run unless it is there, then verify it on the server.
-
-    Where it cannot be read back, the acknowledgements to the client count.
-    """
+    """Send one run unless it is there, and verify it on the server, else by acknowledgements."""
     path, count, note = _target(content, user.entity), len(content.steps), ""
     settings = content.run.settings
-    entity = settings.entity or user.entity
-    receipt = Receipt(user.server, entity, settings.project, content.digest)
+    receipt = Receipt(user.server, settings.entity or user.entity, settings.project, content.digest)
     report = partial(Report, paths.folder)
     if not options.again:
         for known in read_receipts(paths):

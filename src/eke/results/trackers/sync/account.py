@@ -19,13 +19,7 @@ from eke.config import schema
 from eke.plan.planner import outline_record, read_plan
 from eke.plan.record import RECORD_LIMIT, Outcome, metrics, read_attempts, read_record, table
 from eke.results.trackers.async_tracker import deduplicate, one_line
-from eke.results.trackers.tracker import (
-    TrackedRun,
-    Value,
-    shown_of,
-    summary_values,
-    tracker_id,
-)
+from eke.results.trackers.tracker import TrackedRun, Value, shown_of, summary_values, tracker_id
 from eke.results.trackers.wandb import ignore_folder_settings, kill_core
 from eke.rules.tracker import has_wandb_key
 
@@ -73,10 +67,8 @@ def configure_wandb(scratch: Path) -> None:
     for name in ("WANDB_MODE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SERVICE"):
         os.environ.pop(name, None)
     if not has_wandb_key():
-        raise ConfigError(
-            "no API key for W&B -> wandb login   (or: export WANDB_API_KEY=...; "
-            "for a private server also WANDB_BASE_URL)"
-        )
+        other = "export WANDB_API_KEY=...; for a private server also WANDB_BASE_URL"
+        raise ConfigError(f"no API key for W&B -> wandb login   (or: {other})")
     from wandb.sdk.wandb_setup import singleton
 
     ignore_folder_settings()
