@@ -191,7 +191,7 @@ def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> lis
     if not entry and not any(key in each for each in known):
         return [_unknown(key, raw, catalogue)]
     if parsed.is_delete():
-        return [Problem(f"~{key}", "", "nothing can be removed from the configuration")]
+        return [_deleted(key, catalogue)]
     if parsed.package is not None:
         why = f"what {key} sets has a fixed place, @{parsed.package} cannot move it"
         return [Problem(f"{key}@{parsed.package}", shown(raw), why, suggest_fix(plain, catalogue))]
@@ -213,6 +213,15 @@ def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> lis
 
 def _raw(parsed: Override) -> str:
     return (parsed.input_line or "").partition("=")[2]
+
+
+def _deleted(key: str, catalogue: Catalogue) -> Problem:
+    section, _, name = key.rpartition(".")
+    default = catalogue.defaults.get(section if name in FIXED_FIELDS else key)
+    if default is None and (field := catalogue.keys.get(key)):
+        default = default_text(field, key) or "''"
+    fix = suggest_fix(f"{key}={default}", catalogue) if default else Fix()
+    return Problem(f"~{key}", "", "nothing can be removed from the configuration", fix)
 
 
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
