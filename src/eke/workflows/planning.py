@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.process_env import is_first, machines_at_hand, ranks_are_started
@@ -53,12 +53,14 @@ from eke.workflows.auto_batch import (
     choose_batch,
     fine_tuned,
     permitted,
+    smaller_batch,
 )
 
 if TYPE_CHECKING:
     from eke.launch.interface import Launcher
 
 Key = TypeVar("Key", int, str)
+Given = ParamSpec("Given")
 
 SWITCHED_OFF = {"WANDB_MODE": ("disabled",), "WANDB_DISABLED": ("1", "true", "yes", "on")}
 """Variable -> its values that switch W&B off; transformers reads the older one, too."""
@@ -67,6 +69,31 @@ PLANNING = Means()
 """Budget of batch=auto if no run starts."""
 
 
+def _smaller_batch_for_few_samples(
+    plan_once: Callable[Concatenate[Composed, Given], Plan],
+) -> Callable[Concatenate[Composed, Given], Plan]:
+    """Plan with all samples at once, and a warning, where they are fewer than the default batch."""
+
+    @wraps(plan_once)
+    def planned(composed: Composed, *args: Given.args, **kwargs: Given.kwargs) -> Plan:
+        try:
+            return plan_once(composed, *args, **kwargs)
+        except ConfigError as error:
+            smaller = smaller_batch(error, composed)
+            if not smaller:
+                raise
+            with suppress(ConfigError):  # other problems: report all of them
+                again = compose([*composed.overrides, smaller], composed.config_dir, in_sweep=True)
+                plan = plan_once(again, *args, **kwargs)
+                few = f"{smaller}, since only {plan.steps.num_train_samples} samples are trained on"
+                typed = {"overrides": composed.overrides, "name": plan.name[: -len(smaller) - 1]}
+                return replace(plan, warnings=(*plan.warnings, few), **typed)
+            raise
+
+    return planned
+
+
+@_smaller_batch_for_few_samples
 def plan_for(
     composed: Composed,
     planning: bool,

@@ -72,6 +72,18 @@ def test_without_a_target_the_samples_of_the_default_are_kept(plan) -> None:
     assert identity(out) == identity(default)
 
 
+def test_few_samples_make_a_smaller_step_if_no_batch_is_typed(plan) -> None:
+    few = [text.replace("num_samples=64", "num_samples=7") for text in WORK]
+    code, out, _ = plan(*few)
+    assert code == 0
+    assert "warning: batch.per_device=7, since only 7 samples" in out
+    _, typed, _ = plan(*few, "batch.per_device=7")
+    assert identity(out) == identity(typed)
+    assert "warning: batch.per_device" not in typed
+    for given in ("batch.per_device=8", "batch.accumulation=1", "batch.target=8", "batch=guide"):
+        assert plan(*few, given, "data.num_samples=3")[0] == 2
+
+
 TWO = ("distributed=ddp", "distributed.num_processes=2")
 
 
