@@ -186,7 +186,7 @@ def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> lis
     plain = f"{key}={raw}"
     entry = catalogue.is_entry(key)  # `eke.rules` checks the value of `trainer.extra.debug=...`
     if is_hydras(key):
-        return check_setting(parsed, raw)
+        return [_deleted(key, catalogue)] if parsed.is_delete() else check_setting(parsed, raw)
     known = (catalogue.options, catalogue.keys, catalogue.sections)
     if not entry and not any(key in each for each in known):
         return [_unknown(key, raw, catalogue)]
@@ -263,7 +263,8 @@ def _check_sweep(parsed: Override, catalogue: Catalogue, multirun: bool) -> list
         if raw.startswith(("{", "[")):  # sweep.product={seed:range(0,3)}
             right = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", f"{key}={raw}")
         why = why or "is about the whole sweep, and has one value"
-        return [Problem(key, shown(raw), why, Fix(right))]
+        fix = Fix(right) if right != f"{key}={raw}" else Fix()
+        return [Problem(key, shown(raw), why, fix)]
     values = list(islice(sweep_values(parsed, catalogue), MAX_CHECKED))
     pieces = [each.strip() for each in raw.split(",")]
     if len(pieces) == len(values) and "(" not in raw:

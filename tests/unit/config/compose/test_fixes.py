@@ -191,6 +191,16 @@ def test_a_deleted_group_or_key_gets_its_default() -> None:
     assert fixes == ["batch.target=null", "seed=0"]
 
 
+ROWS = ["sweep.rows={seed:1},{seed:2}", "sweep.rows=[{seed:1},{seed:2}]"]
+
+
+@pytest.mark.parametrize("typed", ["~hydra/launcher", "~hydra.verbose", "~train", *ROWS])
+def test_no_fix_is_the_rejected_override(typed: str) -> None:
+    for multirun in (False, True):
+        (problem,) = find_problems(typed, CATALOGUE, multirun)
+        assert not problem.fix
+
+
 def test_an_unknown_flag_names_the_flags() -> None:
     with pytest.raises(ConfigError) as caught:
         split_arguments(["--foo"])
