@@ -239,7 +239,7 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         return Problem(key, shown(raw), "is an option here", Fix(chosen))
     found, own = nearest_key(key, catalogue), ""
     if re.search(r"_target_|class|loss|metric|callback", key) or re.search(r"\w[.:][A-Z]", raw):
-        own = "; code of your own cannot be named here (docs/how-to/use.md)"
+        own = "; your own code cannot be named here (docs/how-to/use.md)"
     if not found:
         return Problem(shown(key), shown(raw), nothing_near(key, catalogue) + own)
     why = f"there is no such key; did you mean {found}?"
