@@ -75,7 +75,7 @@ def _smaller_batch_for_few_samples(
     """Plan with all samples at once, and a warning, where they are fewer than the default batch."""
 
     @wraps(plan_once)
-    def planned(composed: Composed, *args: Given.args, **kwargs: Given.kwargs) -> Plan:
+    def planned(composed: Composed, /, *args: Given.args, **kwargs: Given.kwargs) -> Plan:
         try:
             return plan_once(composed, *args, **kwargs)
         except ConfigError as error:
@@ -86,8 +86,8 @@ def _smaller_batch_for_few_samples(
                 again = compose([*composed.overrides, smaller], composed.config_dir, in_sweep=True)
                 plan = plan_once(again, *args, **kwargs)
                 few = f"{smaller}, since only {plan.steps.num_train_samples} samples are trained on"
-                typed = {"overrides": composed.overrides, "name": plan.name[: -len(smaller) - 1]}
-                return replace(plan, warnings=(*plan.warnings, few), **typed)
+                name, warnings = plan.name.removesuffix(f" {smaller}"), (*plan.warnings, few)
+                return replace(plan, name=name, overrides=composed.overrides, warnings=warnings)
             raise
 
     return planned
