@@ -186,16 +186,6 @@ def _why_not_traced(found: Forecast) -> str:
     return f" (not traced: {found.not_traced})" if found.not_traced else ""
 
 
-def smaller_batch(error: ConfigError, composed: Composed) -> str:
-    """`batch.per_device=N` if the default number exceeds the samples; empty if it was set."""
-    key = "batch.per_device"
-    if composed.choices["batch"] != "fixed" or is_set(composed, key):
-        return ""
-    # Rules, whose problems have an id, may propose another number for another reason.
-    fixes = [p.fix.words for p in error.problems if p.key == key and not p.id]
-    return fixes[0][0] if fixes and len(fixes[0]) == 1 else ""
-
-
 def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
     """Overrides equivalent to the decisions of a plan's recipe; `own` is the user's folder."""
     catalogue = make_catalogue(own)

@@ -53,7 +53,6 @@ from eke.workflows.auto_batch import (
     choose_batch,
     fine_tuned,
     permitted,
-    smaller_batch,
 )
 
 if TYPE_CHECKING:
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key", int, str)
 Given = ParamSpec("Given")
+Once = Callable[Concatenate[Composed, Given], Plan]
 
 SWITCHED_OFF = {"WANDB_MODE": ("disabled",), "WANDB_DISABLED": ("1", "true", "yes", "on")}
 """Variable -> its values that switch W&B off; transformers reads the older one, too."""
@@ -69,31 +69,28 @@ PLANNING = Means()
 """Budget of batch=auto if no run starts."""
 
 
-def _smaller_batch_for_few_samples(
-    plan_once: Callable[Concatenate[Composed, Given], Plan],
-) -> Callable[Concatenate[Composed, Given], Plan]:
-    """Plan with all samples at once, and a warning, where they are fewer than the default batch."""
-
-    @wraps(plan_once)
+def _batch_of_few_samples(once: Once[Given]) -> Once[Given]:
+    @wraps(once)
     def planned(composed: Composed, /, *args: Given.args, **kwargs: Given.kwargs) -> Plan:
+        key = "batch.per_device"
         try:
-            return plan_once(composed, *args, **kwargs)
-        except ConfigError as error:
-            smaller = smaller_batch(error, composed)
-            if not smaller:
+            return once(composed, *args, **kwargs)
+        except ConfigError as error:  # rules' problems have an id
+            is_open = composed.choices["batch"] == "fixed" and not is_set(composed, key)
+            size = [p.fix.words for p in error.problems if is_open and (p.key, p.id) == (key, "")]
+            if [*map(len, size)] != [1]:
                 raise
             with suppress(ConfigError):  # other problems: report all of them
-                again = compose([*composed.overrides, smaller], composed.config_dir, in_sweep=True)
-                plan = plan_once(again, *args, **kwargs)
-                few = f"{smaller}, since only {plan.steps.num_train_samples} samples are trained on"
-                name, warnings = plan.name.removesuffix(f" {smaller}"), (*plan.warnings, few)
-                return replace(plan, name=name, overrides=composed.overrides, warnings=warnings)
+                again = compose([*composed.overrides, *size[0]], composed.config_dir, in_sweep=True)
+                plan = once(replace(again, overrides=composed.overrides), *args, **kwargs)
+                few = f"{size[0][0]}: only {plan.steps.num_train_samples} samples to train on"
+                return replace(plan, warnings=(*plan.warnings, few))
             raise
 
     return planned
 
 
-@_smaller_batch_for_few_samples
+@_batch_of_few_samples
 def plan_for(
     composed: Composed,
     planning: bool,

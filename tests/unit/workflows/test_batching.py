@@ -76,7 +76,7 @@ def test_few_samples_make_a_smaller_step_if_no_batch_is_typed(plan) -> None:
     few = [text.replace("num_samples=64", "num_samples=7") for text in WORK]
     code, out, _ = plan(*few)
     assert code == 0
-    assert "warning: batch.per_device=7, since only 7 samples" in out
+    assert "warning: batch.per_device=7: only 7 samples" in out
     _, typed, _ = plan(*few, "batch.per_device=7")
     assert identity(out) == identity(typed)
     assert "warning: batch.per_device" not in typed
