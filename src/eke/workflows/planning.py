@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", int, str)
 Given = ParamSpec("Given")
 Once = Callable[Concatenate[Composed, Given], Plan]
+SIZE = "batch.per_device"
 
 SWITCHED_OFF = {"WANDB_MODE": ("disabled",), "WANDB_DISABLED": ("1", "true", "yes", "on")}
 """Variable -> its values that switch W&B off; transformers reads the older one, too."""
@@ -72,20 +73,18 @@ PLANNING = Means()
 def _batch_of_few_samples(once: Once[Given]) -> Once[Given]:
     @wraps(once)
     def planned(composed: Composed, /, *args: Given.args, **kwargs: Given.kwargs) -> Plan:
-        key = "batch.per_device"
         try:
             return once(composed, *args, **kwargs)
         except ConfigError as error:  # rules' problems have an id
-            is_open = composed.choices["batch"] == "fixed" and not is_set(composed, key)
-            size = [p.fix.words for p in error.problems if is_open and (p.key, p.id) == (key, "")]
+            is_open = composed.choices["batch"] == "fixed" and not is_set(composed, SIZE)
+            size = [p.fix.words for p in error.problems if is_open and (p.key, p.id) == (SIZE, "")]
             if [*map(len, size)] != [1]:
                 raise
-            with suppress(ConfigError):  # other problems: report all of them
-                again = compose([*composed.overrides, *size[0]], composed.config_dir, in_sweep=True)
-                plan = once(replace(again, overrides=composed.overrides), *args, **kwargs)
-                few = f"{size[0][0]}: only {plan.steps.num_train_samples} samples to train on"
-                return replace(plan, warnings=(*plan.warnings, few))
-            raise
+            batch = replace(composed.config.batch, per_device=int(size[0][0].split("=")[1]))
+            config = replace(composed.config, batch=batch)
+            plan = once(replace(composed, config=config), *args, **kwargs)
+            few = f"{size[0][0]}: only {plan.steps.num_train_samples} samples to train on"
+            return replace(plan, warnings=(*plan.warnings, few))
 
     return planned
 
