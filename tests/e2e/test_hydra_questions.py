@@ -67,7 +67,7 @@ def test_interpolations_are_shown_or_resolved(ask, own_options) -> None:
         pytest.param(["-i", "defaults"], "Defaults List", id="defaults"),
         pytest.param(["--info", "plugins"], "Installed Hydra Plugins", id="plugins"),
         pytest.param(["--info", "searchpath"], "schema", id="search path"),
-        pytest.param(["--hydra-help"], "Flags", id="help"),
+        pytest.param(["--hydra-help", "seed=1"], "Flags", id="help"),
     ],
 )
 def test_how_it_is_composed(ask, words, said) -> None:

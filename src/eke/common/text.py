@@ -155,10 +155,10 @@ def _mistakes(typed: str, meant: str) -> int:
 def closest_path(missing: Path) -> Path | None:
     """Suggest a similar name in the folder of a missing path."""
     try:
-        beside = os.listdir(missing.parent)
+        siblings = os.listdir(missing.parent)
     except (OSError, ValueError):  # the folder is missing as well; a null character
         return None
-    plain = [name for name in beside if name.isprintable()]
+    plain = [name for name in siblings if name.isprintable()]
     found = closest(missing.name, plain) if len(plain) <= MAX_BESIDE else None
     return missing.parent / found if found else None
 

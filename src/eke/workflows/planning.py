@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.process_env import is_first, machines_at_hand, ranks_are_started
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from eke.launch.interface import Launcher
 
 Key = TypeVar("Key", int, str)
+Given = ParamSpec("Given")
+Once = Callable[Concatenate[Composed, Given], Plan]
+SIZE = "batch.per_device"
 
 SWITCHED_OFF = {"WANDB_MODE": ("disabled",), "WANDB_DISABLED": ("1", "true", "yes", "on")}
 """Variable -> its values that switch W&B off; transformers reads the older one, too."""
@@ -60,6 +63,26 @@ PLANNING = Means()
 """Budget of batch=auto if no run starts."""
 
 
+def _batch_of_few_samples(once: Once[Given]) -> Once[Given]:
+    @wraps(once)
+    def planned(composed: Composed, /, *args: Given.args, **kwargs: Given.kwargs) -> Plan:
+        try:
+            return once(composed, *args, **kwargs)
+        except ConfigError as error:  # rules' problems have an id
+            is_open = composed.choices["batch"] == "fixed" and not is_set(composed, SIZE)
+            size = [p.fix.words for p in error.problems if is_open and (p.key, p.id) == (SIZE, "")]
+            if [*map(len, size)] != [1]:
+                raise
+            batch = replace(composed.config.batch, per_device=int(size[0][0].split("=")[1]))
+            config = replace(composed.config, batch=batch)
+            plan = once(replace(composed, config=config), *args, **kwargs)
+            few = f"{size[0][0]}: only {plan.steps.num_train_samples} samples to train on"
+            return replace(plan, warnings=(*plan.warnings, few))
+
+    return planned
+
+
+@_batch_of_few_samples
 def plan_for(
     composed: Composed,
     planning: bool,

@@ -37,6 +37,7 @@ from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
 from eke.workflows import print_once
 from eke.workflows.planning import (
+    SIZE,
     means_of_a_cell,
     open_forecasts,
     plan_for,
@@ -128,7 +129,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     print_once(f"sweep {identity}: {describe_sweep(cells, len(duplicates), expanded)}")
     unused = launcher.unused(arguments.overrides)
     unused += sorted(filter(None, {switched_off_tracker(each) for each in composed}))
-    for text in unused:
+    said = {text for plan in plans if plan for text in plan.warnings}
+    for text in unused + sorted(text for text in said if text.startswith(f"{SIZE}=")):
         print_once(f"  warning: {text}")
     first = composed[0].config
     paths = sweep_paths(first.paths.runs, identity)

@@ -115,7 +115,7 @@ def test_rerun_goes_beside_a_final_record(runs, plan, leave) -> None:
     place = find_place(runs, plan, rerun=True)
     assert place.paths.folder.name == f"{plan.run_id}-2"
     assert place.record is None
-    assert place.note == f"beside {first.folder.name}: rerun=true"
+    assert place.note == f"next to {first.folder.name}: rerun=true"
     leave("ok", number=2)
     assert find_place(runs, plan, rerun=True).paths.folder.name == f"{plan.run_id}-3"
 

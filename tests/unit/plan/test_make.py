@@ -106,6 +106,9 @@ IMPOSSIBLE = {
         "batch.per_device", "80 samples; there are 64"),
     "micro-batch larger than the data": (("batch.per_device=65",), "batch.per_device", "65 sam"),
     "target larger than the data": (("batch.target=72",), "batch.target", "72 samples"),
+    "more processes than samples": (
+        ("distributed=ddp", "distributed.num_processes=65"), "batch.per_device",
+        "there are 64"),
     "too many steps": (("train.epochs=1e300", "train.steps=null"), "train.epochs", "is the most"),
 }  # fmt: skip
 """What only the size of the data makes impossible: overrides, key path of the problem, reason."""

@@ -10,11 +10,13 @@ from unit.plan.cases import plan_of
 from eke import workflows
 from eke.cli import main as cli
 from eke.common.text import GIB, MIB
+from eke.config.compose import compose
 from eke.estimate.memory import room_for_a_batch
 from eke.hardware import Device
 from eke.launch.processes.running_run import Probed
 from eke.workflows import running
 from eke.workflows.auto_batch import memory_asked_for
+from eke.workflows.planning import plan_for
 
 pytestmark = pytest.mark.usefixtures("own_machine")
 
@@ -70,6 +72,22 @@ def test_without_a_target_the_samples_of_the_default_are_kept(plan) -> None:
     assert row(out, "batch.target").split()[1] == "8"
     _, default, _ = plan(*WORK)
     assert identity(out) == identity(default)
+
+
+def test_few_samples_make_a_smaller_step_if_no_batch_is_typed(plan) -> None:
+    few = [text.replace("num_samples=64", "num_samples=7") for text in WORK]
+    code, out, _ = plan(*few)
+    assert code == 0
+    assert "warning: batch.per_device=7: only 7 samples" in out
+    _, typed, _ = plan(*few, "batch.per_device=7")
+    assert identity(out) == identity(typed)
+    assert "warning: batch.per_device" not in typed
+    assert "warning: batch.per_device=7" in plan("-m", *few, "seed=1,2")[1]
+    composed = compose(few)
+    composed.config.tracker.group = "of its sweep"
+    assert plan_for(composed, planning=True).config.tracker.group == "of its sweep"
+    for given in ("batch.per_device=8", "batch.accumulation=1", "batch.target=8", "batch=guide"):
+        assert plan(*few, given, "data.num_samples=3")[0] == 2
 
 
 TWO = ("distributed=ddp", "distributed.num_processes=2")

@@ -102,7 +102,8 @@ def _topic_page(topic: str, catalogue: Catalogue) -> str:
     if section not in names:
         near = closest(section, names) or nearest_key(topic, catalogue) or names[0]
         why = f"is not a group; groups are {', '.join(names)}"
-        raise ConfigError(Problem("--help", topic, why, Fix("--help", near)))
+        pages = [near] if near.partition(".")[0] in names else []  # `seed` is in no section
+        raise ConfigError(Problem("--help", topic, why, Fix("--help", *pages)))
     classes = catalogue.sections.get(section, ())
     in_table = section in GROUPS or not classes
     blocks = [title(section) if in_table else f"{section}: {summary(classes[0])}"]

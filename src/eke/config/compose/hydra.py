@@ -95,7 +95,9 @@ def run_hydra_flags(arguments: Arguments) -> str:
     answer, complaint = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(complaint):
-            _run_hydra(flags, arguments.overrides, catalogue, lambda _: None)
+            # Hydra's help is about no configuration, and overrides would fail.
+            overrides = () if "--hydra-help" in flags else arguments.overrides
+            _run_hydra(flags, overrides, catalogue, lambda _: None)
     except SystemExit as ended:
         if ended.code:
             said = complaint.getvalue().strip().splitlines() or ["Hydra gives no answer"]

@@ -171,12 +171,12 @@ def _check_parsed(parsed: Override, catalogue: Catalogue, multirun: bool) -> lis
     plain = f"{key}={raw}"
     entry = catalogue.is_entry(key)  # `eke.rules` checks the value of `trainer.extra.debug=...`
     if is_hydras(key):
-        return check_setting(parsed, raw)
+        return [_deleted(key, catalogue)] if parsed.is_delete() else check_setting(parsed, raw)
     known = (catalogue.options, catalogue.keys, catalogue.sections)
     if not entry and not any(key in each for each in known):
         return [_unknown(key, raw, catalogue)]
     if parsed.is_delete():
-        return [Problem(f"~{key}", "", "nothing can be removed from the configuration")]
+        return [_deleted(key, catalogue)]
     if parsed.package is not None:
         why = f"what {key} sets has a fixed place, @{parsed.package} cannot move it"
         return [Problem(f"{key}@{parsed.package}", shown(raw), why, suggest_fix(plain, catalogue))]
@@ -200,6 +200,15 @@ def _raw(parsed: Override) -> str:
     return (parsed.input_line or "").partition("=")[2]
 
 
+def _deleted(key: str, catalogue: Catalogue) -> Problem:
+    section, _, name = key.rpartition(".")
+    default = catalogue.defaults.get(section if name in FIXED_FIELDS else key)
+    if default is None and (field := catalogue.keys.get(key)):
+        default = default_text(field, key) or "''"
+    fix = suggest_fix(f"{key}={default}", catalogue) if default else Fix()
+    return Problem(f"~{key}", "", "nothing can be removed from the configuration", fix)
+
+
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     # In any section: train.gradient_checkpointing, training_args.fp16.
     if row := find_retired(key) or find_retired(key.rpartition(".")[2]):
@@ -215,7 +224,7 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         return Problem(key, shown(raw), "is an option here", Fix(chosen))
     found, own = nearest_key(key, catalogue), ""
     if re.search(r"_target_|class|loss|metric|callback", key) or re.search(r"\w[.:][A-Z]", raw):
-        own = "; code of your own cannot be named here (docs/how-to/use.md)"
+        own = "; your own code cannot be named here (docs/how-to/use.md)"
     if not found:
         return Problem(shown(key), shown(raw), nothing_near(key, catalogue) + own)
     why = f"there is no such key; did you mean {found}?"
@@ -239,7 +248,8 @@ def _check_sweep(parsed: Override, catalogue: Catalogue, multirun: bool) -> list
         if raw.startswith(("{", "[")):  # sweep.product={seed:range(0,3)}
             right = re.sub(r"\w+\([^()]*\)", r"'\g<0>'", f"{key}={raw}")
         why = why or "is about the whole sweep, and has one value"
-        return [Problem(key, shown(raw), why, Fix(right))]
+        fix = Fix(right) if right != f"{key}={raw}" else Fix()
+        return [Problem(key, shown(raw), why, fix)]
     values = list(islice(sweep_values(parsed, catalogue), MAX_CHECKED))
     pieces = [each.strip() for each in raw.split(",")]
     if len(pieces) == len(values) and "(" not in raw:

@@ -1,6 +1,6 @@
 """Files of others: the only loader of their tokenizers, configurations and models, and limits.
 
-None of their code runs, but for chat templates in jinja's sandbox, which has no limits of its own.
+None of their code runs, except chat templates in jinja's sandbox, which sets no limits.
 """
 
 import io
@@ -65,7 +65,7 @@ def load(kind: Any, source: object, **options: Any) -> Any:
 
 @contextmanager
 def limited_memory(more: int = 2 * GIB) -> Iterator[None]:
-    """A body that may add so many bytes to this process, mapped files apart; else MemoryError."""
+    """Limit the bytes that a body adds to this process, except mapped files, by MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
         if before[0] == resource.RLIM_INFINITY:

@@ -69,7 +69,7 @@ def find_place(
             record = read_record(paths)
         except NoRecord as error:
             outdated = (str(error),)
-            passed = f"beside {name}: {error}"
+            passed = f"next to {name}: {error}"
             continue
         except UnreadableRecord as error:
             fix = "Nothing was changed. paths.runs=FOLDER runs it elsewhere."
@@ -83,7 +83,7 @@ def find_place(
             return _answer(paths, record, plan)
         outdated = () if rerun else tuple(changes)
         why = "rerun=true" if again else "; ".join(changes)
-        passed = f"beside {paths.folder.name}: {why}"
+        passed = f"next to {paths.folder.name}: {why}"
     for kept, record in () if rerun else _renamed(runs, plan.run_id):
         if not changes_since(kept, record, plan):
             return _answer(kept, record, plan)

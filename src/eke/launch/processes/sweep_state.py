@@ -200,7 +200,7 @@ def done_again(places: Sequence[Place]) -> list[str]:
     """Finished runs that no longer count, and why: one line per reason."""
     reasons = Counter("; ".join(place.outdated) for place in places if place.outdated)
     return [
-        f"done again, beside the record: {format_number(count, 'run')} ({what}); "
+        f"done again, next to the record: {format_number(count, 'run')} ({what}); "
         "eke report has both"
         for what, count in reasons.items()
     ]

@@ -414,5 +414,7 @@ def batch_of(config: Config, batch: BatchPlan, num_samples: int) -> Fix:
             return Fix(f"batch.accumulation={whole}")
         return Fix(f"batch.target={whole * batch.per_device * count}")
     is_set = [k for k in ("accumulation", "target") if getattr(config.batch, k) is not None]
-    size = f"batch.per_device={max(1, num_samples // count)}"
-    return Fix(size, *(f"batch.{key}=null" for key in is_set))
+    sizes = [f"batch.per_device={max(1, num_samples // count)}"]
+    if num_samples < count:
+        sizes.append(f"distributed.num_processes={num_samples}")
+    return Fix(*sizes, *(f"batch.{key}=null" for key in is_set))

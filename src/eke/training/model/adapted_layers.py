@@ -28,7 +28,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def choose_layers(plan: Plan, model: nn.Module) -> tuple[dict[str, str], Targets, dict[str, str]]:
-    """Adapted layers: name -> name from its Transformer layer on; those left out: that -> why.
+    """Map the names of adapted layers to their names in a Transformer layer, and others to why not.
 
     Routed experts are among them only if they are asked for. Raises ConfigError: a layer that is
     typed is not there or cannot have an adapter, or none is left.

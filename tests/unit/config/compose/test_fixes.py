@@ -180,6 +180,27 @@ def test_no_fix_is_guessed_where_nothing_means_the_same(typed: str) -> None:
     assert problems[0].why
 
 
+def test_a_deleted_group_or_key_gets_its_default() -> None:
+    for key in [*CATALOGUE.options, *CATALOGUE.keys]:
+        (problem,) = find_problems(f"~{key}", CATALOGUE)
+        (fix,) = problem.fix.words
+        assert not find_problems(fix, CATALOGUE), fix
+        if default := CATALOGUE.defaults.get(key.removesuffix(".option")):
+            assert fix == f"{key.removesuffix('.option')}={default}"
+    fixes = [str(p.fix) for each in ("batch.target", "seed") for p in problems_of(f"~{each}")]
+    assert fixes == ["batch.target=null", "seed=0"]
+
+
+ROWS = ["sweep.rows={seed:1},{seed:2}", "sweep.rows=[{seed:1},{seed:2}]"]
+
+
+@pytest.mark.parametrize("typed", ["~hydra/launcher", "~hydra.verbose", "~train", *ROWS])
+def test_no_fix_is_the_rejected_override(typed: str) -> None:
+    for multirun in (False, True):
+        (problem,) = find_problems(typed, CATALOGUE, multirun)
+        assert not problem.fix
+
+
 def test_an_unknown_flag_names_the_flags() -> None:
     with pytest.raises(ConfigError) as caught:
         split_arguments(["--foo"])

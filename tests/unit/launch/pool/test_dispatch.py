@@ -107,9 +107,9 @@ def test_finished_runs_that_answer_no_more_are_told_once_with_the_reason(
     )
     pool.wait()
     assert pool.books.board.notes == [
-        "done again, beside the record: 2 runs (torch: 1 -> 2; eke_source: x -> y); "
+        "done again, next to the record: 2 runs (torch: 1 -> 2; eke_source: x -> y); "
         "eke report has both",
-        "done again, beside the record: 1 run (eke_source: x -> y); eke report has both",
+        "done again, next to the record: 1 run (eke_source: x -> y); eke report has both",
     ]
 
 
