@@ -72,13 +72,18 @@ class ChatTemplate:
     @cached_property
     def parses_calls(self) -> bool:
         """Whether arguments of a tool call may be an object; to DeepSeek-R1's they are text."""
-        call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {}}}
-        said = {"role": "assistant", "content": "", "tool_calls": [call]}
-        try:
-            self.render(Conversation([{"role": "user", "content": "?"}, said]))
-        except BadRowError as error:
-            return not isinstance(error.__cause__, TypeError)
-        return True
+        # R1's first version writes calls only where the content is null.
+        return all(self._takes_objects(content) for content in ("", None))
+
+    def _takes_objects(self, content: str | None) -> bool:
+        texts, user = [], {"role": "user", "content": "?"}
+        for given in ({"k": 1}, '{"k": 1}'):
+            function = {"name": "f", "arguments": given}
+            call = {"id": "123456789", "type": "function", "function": function}
+            said = {"role": "assistant", "content": content, "tool_calls": [call]}
+            texts.append(self.text(Conversation([user, said])))
+        # Without a filter, jinja writes an object as Python does.
+        return not texts[1] or bool(texts[0] and "{'k'" not in texts[0])
 
     @cached_property
     def generation_prompt(self) -> str:
@@ -150,6 +155,12 @@ class ChatTemplate:
         if len(text) > RENDER_CHARACTERS:
             raise BadRowError(f"becomes a text of {len(text)} characters by the chat template")
         return text, [(a, b) for a, b in spans[0]] if self.is_marked else []
+
+    def text(self, conversation: Conversation) -> str:
+        """The text of a conversation; empty if the template rejects it."""
+        with suppress(BadRowError):
+            return self.render(conversation)[0]
+        return ""
 
 
 _SENTINEL = "Qz{}zQ"
@@ -443,11 +454,6 @@ class ChatRows:
         self.ends.add(int(ids[trained][-1]))
         return Fields((given.identity,), ids=ids, trained=trained)
 
-    def _text(self, given: Conversation) -> str:
-        with suppress(BadRowError):
-            return self.template.render(given)[0]
-        return ""
-
     def _count_ignored(self, given: Conversation) -> None:
         """Count the keys of a row without which its text is the same."""
         keys = {
@@ -458,8 +464,8 @@ class ChatRows:
         keys |= {"tools"} if given.tools else set()
         keys -= self._read
         if tried := [key for key in keys if self._tried[key] < _ENOUGH_ROWS]:
-            text = self._text(given)
-            self._read |= {key for key in tried if self._text(_without(given, key)) != text}
+            text = self.template.text(given)
+            self._read |= {key for key in tried if self.template.text(_without(given, key)) != text}
             self._tried.update(tried)
         self.ignored.update(sorted(keys | given.ignored))
 
