@@ -29,7 +29,7 @@ from eke.data.preparation.conversations import (
 )
 from eke.data.preparation.lines import BadRowError, Fields, TooLongError
 from eke.data.preparation.tokenizers import Tokenizer
-from eke.data.preparation.untrusted import RENDER_CHARACTERS, limited_rendering
+from eke.data.preparation.untrusted import RENDER_CHARACTERS, limited
 from eke.data.sources import PrepareRequest
 
 Span = tuple[int, int]
@@ -135,8 +135,8 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            with limited_rendering():
-                rendered: Any = render_jinja_template(
+            rendered: Any = limited(
+                lambda: render_jinja_template(
                     [conversation.messages],
                     tools=conversation.tools,
                     chat_template=self.source,
@@ -144,6 +144,7 @@ class ChatTemplate:
                     add_generation_prompt=prompt,
                     **{**self.variables, **conversation.settings},
                 )
+            )
         except MemoryError as error:
             why = "rendering one conversation takes more than 1 GiB of memory"
             fix = Fix("data.chat_template=FILE")
