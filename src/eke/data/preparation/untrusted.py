@@ -74,13 +74,15 @@ def _used_memory(process: int) -> int:
 
 
 @contextmanager
-def limited_memory(more: int = 2 * GIB, used: Callable[[int], int] | None = None) -> Iterator[None]:
+def limited_memory(more: int = 2 * GIB, fresh: bool = True) -> Iterator[None]:
     """A body that may add so many bytes to this process, mapped files apart; else MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
         if before[0] == resource.RLIM_INFINITY:
+            if fresh:
+                _used_memory.cache_clear()
             with suppress(OSError):
-                most = (used or _used_memory.__wrapped__)(os.getpid()) + more
+                most = _used_memory(os.getpid()) + more
                 resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
         yield
     finally:
@@ -93,13 +95,12 @@ def limited(render: Callable[[], Any]) -> Any:
         # No handler: a single call of C code, as of a large power, would never get to it.
         signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
         try:
-            # What the process used is known: reading it takes a tenth of a rendering.
-            with limited_memory(GIB, _used_memory):
+            # Reading what is used takes a tenth of a rendering: again where that was too little.
+            with limited_memory(GIB, fresh=last):
                 return render()
         except MemoryError:
             if last:
                 raise
-            _used_memory.cache_clear()  # it may use more by now
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 

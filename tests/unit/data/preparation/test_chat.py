@@ -431,6 +431,44 @@ def test_arguments_are_text_or_an_object_as_the_template_reads_them(written, rea
         assert shown(row, template) == f"user why?. assistant [{said} assistant [so.]"
 
 
+MARKS = {
+    "mistral": (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + '[/INST]' }}"
+        "{% elif m.tool_calls %}{{ '[TOOL_CALLS] ' }}{% for c in m.tool_calls %}"
+        "{{ c.function | tojson }}{% endfor %}{{ '</s>' }}{% elif m.role == 'tool' %}"
+        "{{ '[TOOL_RESULTS] ' + m.content + '[/TOOL_RESULTS]' }}{% else %}{{ m.content + '</s>' }}"
+        "{% endif %}{% endfor %}",
+        ("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"),
+    ),
+    "deepseek": (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '<U>' + m.content }}"
+        "{% elif m.tool_calls %}{{ '<A><calls>' }}{% for c in m.tool_calls %}{{ '<call>' }}"
+        "{{ c.function | tojson }}"
+        "{{ '</call>' }}{% endfor %}{{ '</calls><end>' }}{% elif m.role == 'tool' %}{{ '<outs>' + "
+        "m.content + '</outs>' }}{% else %}{{ '<A>' + m.content + '<end>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<A>' }}{% endif %}",
+        ("<U>", "<A>", "<calls>", "</calls>", "<call>", "</call>", "<outs>", "</outs>", "<end>"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_a_call_is_trained_with_its_marks_and_without_the_next_header(name) -> None:
+    source, special = MARKS[name]
+    tool = {"role": "tool", "content": "find"}
+    row = {"messages": [ASK, call({"find": "find"}), tool, call({"n": 1}), tool, say()]}
+    made = ChatTemplate(source, {"eos_token": special[-1]}, frozenset(special))
+    text, spans = generated_spans(made, read_conversation(row, "messages"), "assistant")
+    opening, closing = {
+        "mistral": ("[TOOL_CALLS] ", "</s>"), "deepseek": ("<calls><call>", "</call></calls><end>")
+    }[name]  # fmt: skip
+    assert [text[start:end] for start, end in spans] == [
+        f'{opening}{{"name": "find", "arguments": {{"find": "find"}}}}{closing}',
+        f'{opening}{{"name": "find", "arguments": {{"n": 1}}}}{closing}',
+        f"so{special[-1]}",
+    ]
+
+
 def test_rows_stay_in_the_splits_they_were_in() -> None:
     answer = {**SAY, "name": "x", "weight": 1}
     asked = {"role": "user", "content": [{"type": "text", "text": "why?"}]}
