@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product, takewhile
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from eke.data.preparation.conversations import (
 )
 from eke.data.preparation.lines import BadRowError, Fields, TooLongError
 from eke.data.preparation.tokenizers import Tokenizer
-from eke.data.preparation.untrusted import RENDER_CHARACTERS, limited_rendering
+from eke.data.preparation.untrusted import RENDER_CHARACTERS, limited
 from eke.data.sources import PrepareRequest
 
 Span = tuple[int, int]
@@ -72,13 +73,16 @@ class ChatTemplate:
     @cached_property
     def parses_calls(self) -> bool:
         """Whether arguments of a tool call may be an object; to DeepSeek-R1's they are text."""
-        call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {}}}
-        said = {"role": "assistant", "content": "", "tool_calls": [call]}
-        try:
-            self.render(Conversation([{"role": "user", "content": "?"}, said]))
-        except BadRowError as error:
-            return not isinstance(error.__cause__, TypeError)
-        return True
+        texts, user = [], {"role": "user", "content": "?"}
+        # R1's first version writes calls only where the content is null.
+        for content, given in product(("", None), ({"k": 1}, '{"k": 1}')):
+            function = {"name": "f", "arguments": given}
+            call = {"id": "123456789", "type": "function", "function": function}
+            said = {"role": "assistant", "content": content, "tool_calls": [call]}
+            texts.append(self.text(Conversation([user, said])))
+        # Without a filter, jinja writes an object as Python does.
+        pairs = zip(texts[::2], texts[1::2], strict=True)
+        return not any(b and (not a or "{'k'" in a) for a, b in pairs)
 
     @cached_property
     def generation_prompt(self) -> str:
@@ -130,8 +134,8 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            with limited_rendering():
-                rendered: Any = render_jinja_template(
+            rendered: Any = limited(
+                lambda: render_jinja_template(
                     [conversation.messages],
                     tools=conversation.tools,
                     chat_template=self.source,
@@ -139,6 +143,7 @@ class ChatTemplate:
                     add_generation_prompt=prompt,
                     **{**self.variables, **conversation.settings},
                 )
+            )
         except MemoryError as error:
             why = "rendering one conversation takes more than 1 GiB of memory"
             fix = Fix("data.chat_template=FILE")
@@ -150,6 +155,18 @@ class ChatTemplate:
         if len(text) > RENDER_CHARACTERS:
             raise BadRowError(f"becomes a text of {len(text)} characters by the chat template")
         return text, [(a, b) for a, b in spans[0]] if self.is_marked else []
+
+    def text(self, conversation: Conversation) -> str:
+        """The text of a conversation; empty if the template rejects it."""
+        with suppress(BadRowError):
+            return self.render(conversation)[0]
+        return ""
+
+    def shared(self, given: Conversation, count: int, text: str, span: Span) -> int:
+        """Characters behind a text that stay where only the first messages are rendered."""
+        less = self.text(replace(given, messages=given.messages[:count]))
+        places = re.finditer(re.escape(text[slice(*span)]), less)
+        return max((_common_length(less[m.end() :], text[span[1] :]) for m in places), default=0)
 
 
 _SENTINEL = "Qz{}zQ"
@@ -230,10 +247,8 @@ def _places(
     for number, text in texts.items():
         spans = found.get(number, [])
         if text.is_answer and len(spans) != 1:
-            raise BadRowError(
-                f"messages[{text.path[0]}]: its answer stands {len(spans)} times in the text "
-                "that the chat template makes, not once"
-            )
+            why = f"stands {len(spans)} times in the text that the chat template makes, not once"
+            raise BadRowError(f"messages[{text.path[0]}]: its answer {why}")
         places.setdefault(text.path[0], []).extend(spans[:1])
     return {message: sorted(spans) for message, spans in places.items() if spans}
 
@@ -292,7 +307,7 @@ def generated_spans(
     if missing := [n for n in answers if n not in places]:
         raise BadRowError(f"messages[{missing[0]}] is not in the text that the chat template makes")
     if not template.is_marked:
-        return text, [_turn(template, text, places, n, messages[n]) for n in answers]
+        return text, [_turn(template, text, places, n, conversation) for n in answers]
     said = {n for n, message in enumerate(messages) if message["role"] == "assistant"}
     spans = [span for span in marked if _owner(places, span, said) in answers]
     for number in said.difference(answers) & {*places}:
@@ -313,37 +328,37 @@ def _owner(places: Places, span: Span, said: Container[int]) -> int | None:
     return before if before in said else min((n for n in places if n > before), default=None)
 
 
-def _turn(template: ChatTemplate, text: str, places: Places, number: int, message: Message) -> Span:
+def _turn(template: ChatTemplate, text: str, places: Places, number: int, of: Conversation) -> Span:
     """What the assistant generates of one message, from its header's end to the end of turn."""
     first, last = places[number][0][0], places[number][-1][1]
-    before = max((spans[-1][1] for n, spans in places.items() if n < number), default=0)
+    spans = sorted(s[-1] for n, s in places.items() if n < number and s[-1][1] <= first)
+    before = spans[-1][1] if spans else 0
     after = min((spans[0][0] for n, spans in places.items() if n > number), default=len(text))
-    start = first - len(_unprompted(template, text[before:first]))
+    start = _header_end(template, text, before, first)
+    calls = bool(of.messages[number].get("tool_calls"))
+    if calls:  # it may have special tokens inside, and the next header may begin with others
+        if not start and spans and (shared := template.shared(of, number, text, spans[-1])):
+            start = before + shared  # no header, as in Mistral's
+        own = last + template.shared(of, number + 1, text, (first, last))
+        after = min(after, own) if template.specials(text[last:own]) else after
     # Empty thinking is context, wherever the header ends.
-    start = max([start, *(empty.end() for empty in _EMPTY_TAGS.finditer(text, before, first))])
-    ends: list[tuple[int, str]] = []
-    for at, word in template.specials(text[last:after]):
-        if word in template.turn_starts:
-            break
-        ends.append((last + at, word))
+    empty = (m.end() for m in _EMPTY_TAGS.finditer(text, before, first))
+    start = max([start or first, *empty])
+    found = template.specials(text[last:after])
+    ends = [*takewhile(lambda each: each[1] not in template.turn_starts, found)]
     if not ends:
-        raise BadRowError(
-            f"messages[{number}]: no special token ends the answer, so nothing would stop the "
-            "trained model"
-        )
-    # The answer ends with the first one; a tool call may have others before the last.
-    at, word = ends[-1 if message.get("tool_calls") else 0]
-    return start, at + len(word)
+        why = "no special token ends the answer, so nothing would stop the trained model"
+        raise BadRowError(f"messages[{number}]: {why}")
+    at, word = ends[-1 if calls else 0]
+    return start, last + at + len(word)
 
 
-def _unprompted(template: ChatTemplate, before: str) -> str:
-    """What stands between the header of the assistant's turn and its first text."""
+def _header_end(template: ChatTemplate, text: str, before: int, first: int) -> int:
+    """Where the header of the assistant's turn ends; 0 where it has none."""
     prompt = template.generation_prompt
     words = [word for _, word in template.specials(prompt) if word != template.bos]
-    at = before.rfind(words[0] if words else prompt)
-    if not prompt or at < 0:
-        return ""
-    return before[at + _common_length(before[at:], prompt) :]
+    at = text.rfind(words[0] if words else prompt, before, first)
+    return at + _common_length(text[at:first], prompt) if prompt and at >= 0 else 0
 
 
 def _common_length(one: str, other: str) -> int:
@@ -442,11 +457,6 @@ class ChatRows:
         self.ends.add(int(ids[trained][-1]))
         return Fields((given.identity,), ids=ids, trained=trained)
 
-    def _text(self, given: Conversation) -> str:
-        with suppress(BadRowError):
-            return self.template.render(given)[0]
-        return ""
-
     def _count_ignored(self, given: Conversation) -> None:
         """Count the keys of a row without which its text is the same."""
         keys = {
@@ -457,8 +467,8 @@ class ChatRows:
         keys |= {"tools"} if given.tools else set()
         keys -= self._read
         if tried := [key for key in keys if self._tried[key] < _ENOUGH_ROWS]:
-            text = self._text(given)
-            self._read |= {key for key in tried if self._text(_without(given, key)) != text}
+            text = self.template.text(given)
+            self._read |= {key for key in tried if self.template.text(_without(given, key)) != text}
             self._tried.update(tried)
         self.ignored.update(sorted(keys | given.ignored))
 

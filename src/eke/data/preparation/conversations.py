@@ -31,6 +31,8 @@ _FLAGS = frozenset(("weight", "train", "train_on", "training", "trainable", "los
                     "train_detail", "training_detail"))  # fmt: skip
 """Keys of a message that say whether it is trained: OpenAI's, axolotl's and ms-swift's."""
 
+_CALLS = ("tool_calls", "function_call")
+
 _KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})
@@ -187,7 +189,7 @@ def _message(given: Mapping[str, Any], place: str) -> Message:
         each = found if isinstance(found, list) else [found]
         message["tool_calls"] = [{"type": "function", "function": call} for call in each]
         content = ""
-    calls = role == "assistant" and (message.get("tool_calls") or message.get("function_call"))
+    calls = role == "assistant" and any(_parsed(message.get(k), place, list, dict) for k in _CALLS)
     if not content and role == "assistant" and not calls:
         raise BadRowError(f"{place} is an empty answer")
     check_unicode(content or "", place)
@@ -196,9 +198,7 @@ def _message(given: Mapping[str, Any], place: str) -> Message:
 
 def _with_calls(message: Message, number: int, parses: bool) -> Message:
     """A message with its tool calls as templates read them; `parses` arguments that are JSON."""
-    others = {k: v for k, v in message.items() if k != "function_call" and k not in _FLAGS}
-    if not (message.get("function_call") or message.get("tool_calls")):
-        return others
+    others = {k: v for k, v in message.items() if k not in _FLAGS and k not in _CALLS}
     place = f"messages[{number}]"
     older = _parsed(message.get("function_call"), f"{place}.function_call", dict)  # of OpenAI
     calls = _parsed(message.get("tool_calls"), f"{place}.tool_calls", list)
@@ -209,9 +209,12 @@ def _with_calls(message: Message, number: int, parses: bool) -> Message:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRowError(f"{place} has a tool call without the name of a function")
+        given = function.get("arguments")
         if parses:
-            given = _parsed(function.get("arguments"), f"{place}.tool_calls: arguments", dict)
-            function = {**function, "arguments": given or {}}
+            given = _parsed(given, f"{place}.tool_calls: arguments", dict) or {}
+        elif not isinstance(given, str):
+            given = json.dumps(given or {}, ensure_ascii=False)
+        function = {**function, "arguments": given}
         made.append({**call, "function": function} if "function" in call else function)
     return {**others, "tool_calls": made} if made else others
 

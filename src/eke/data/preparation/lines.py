@@ -350,6 +350,11 @@ def _texts(file: str, most: int) -> Iterator[str]:
 def jsonl_rows(name: str, file: str, columns: Columns) -> Iterator[Row | None]:
     """Yield each line as an object, parsed when it is called; None for a blank line."""
     for number, line in lines(file, columns.request.max_row_bytes):
+        if number == 1 and line.startswith("["):
+            turn = "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"
+            made = f'python -c "{turn}" < {shlex.quote(file)} > NEW_FILE'
+            fix = Fix("data.path=NEW_FILE", remark=f"made by: {made}")
+            raise ConfigError(Problem("data.path", file, "is a list, not an object a line", fix))
         yield (f"{name}:{number}", partial(_parse, line)) if line.strip() else None
 
 
@@ -518,6 +523,9 @@ def _loaded(source: HubSource) -> Any:
     options = {"name": source.config_name, "streaming": source.streaming}
     try:
         try:
+            if Path(source.name, "state.json").is_file():  # of Dataset.save_to_disk
+                rows = datasets.load_from_disk(source.name)
+                return {"train": rows.to_iterable_dataset() if source.streaming else rows}
             with limited_memory():
                 return datasets.load_dataset(source.name, revision=source.revision, **options)
         except Exception:  # huggingface_hub's, the connection's, datasets'

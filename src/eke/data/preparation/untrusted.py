@@ -5,6 +5,7 @@ None of their code runs, except chat templates in jinja's sandbox, which sets no
 
 import io
 import multiprocessing
+import os
 import resource
 import signal
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from eke.common.errors import EkeError
@@ -63,30 +64,43 @@ def load(kind: Any, source: object, **options: Any) -> Any:
         return kind.from_pretrained(source, trust_remote_code=False, **options)
 
 
+@cache
+def _used_memory(process: int) -> int:
+    """Bytes of this process that RLIMIT_DATA limits; OSError where there is no /proc."""
+    with open(f"/proc/{process}/statm", "rb", buffering=0) as file:
+        return int(file.read(99).split()[5]) * resource.getpagesize()
+
+
 @contextmanager
-def limited_memory(more: int = 2 * GIB) -> Iterator[None]:
+def limited_memory(more: int = 2 * GIB, fresh: bool = True) -> Iterator[None]:
     """Limit the bytes that a body adds to this process, except mapped files, by MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
         if before[0] == resource.RLIM_INFINITY:
-            with suppress(OSError), open("/proc/self/statm", "rb", buffering=0) as file:
-                used = int(file.read(99).split()[5]) * resource.getpagesize()
-                resource.setrlimit(resource.RLIMIT_DATA, (used + more, before[1]))
+            if fresh:
+                _used_memory.cache_clear()
+            with suppress(OSError):
+                most = _used_memory(os.getpid()) + more
+                resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-@contextmanager
-def limited_rendering() -> Iterator[None]:
+def limited(render: Callable[[], Any]) -> Any:
     """One rendering: the kernel ends the process after RENDER_S; MemoryError above 1 GiB more."""
-    # No handler: a single call of C code, as of a large power, would never get to it.
-    signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
-    try:
-        with limited_memory(GIB):
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    for last in (False, True):
+        # No handler: a single call of C code, as of a large power, would never get to it.
+        signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
+        try:
+            # Reading what is used takes a tenth of a rendering: again where that was too little.
+            with limited_memory(GIB, fresh=last):
+                return render()
+        except MemoryError:
+            if last:
+                raise
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def render_apart(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
@@ -97,7 +111,7 @@ def render_apart(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
     render = partial(render_jinja_template, [messages], add_generation_prompt=True, **given)
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         try:
-            (text,), _ = pool.submit(_limited, render).result()
+            (text,), _ = pool.submit(limited, render).result()
         except BrokenProcessPool:
             raise ValueError(f"takes more than {RENDER_S:g} s of processor time") from None
         except MemoryError:
@@ -105,8 +119,3 @@ def render_apart(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
     if len(text) > RENDER_CHARACTERS:
         raise ValueError(f"makes a text of {len(text)} characters")
     return str(text)
-
-
-def _limited(render: Callable[[], Any]) -> Any:
-    with limited_rendering():
-        return render()

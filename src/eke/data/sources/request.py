@@ -39,7 +39,7 @@ from eke.data.sources.source_files import (
 )
 from eke.data.sources.store import BYTES, Store, read_manifest, store_folder, tokenizer_of
 
-STORE_VERSION = 4
+STORE_VERSION = 5
 """Increase it when preparation changes its result."""
 
 Named = tuple[tuple[str, str], ...]

@@ -43,7 +43,8 @@ def left_behind(cache):
 WHOLE_FILES = {
     "empty": ("jsonl", b"", "data.path", "the file is empty"),
     "blank lines": ("jsonl", b"\n  \n\n", "data.path", "all of 3 rows are empty"),
-    "one array": ("jsonl", b'[{"text": "a"}]', "data.path", "a.jsonl:1 is a list, not an object"),
+    "one array": ("jsonl", b'[{"text": "a"}]', "data.path", "is a list, not an object"),
+    "an indented array": ("jsonl", b'[\n  {\n    "text": "a"', "data.path", "is a list, not an"),
     "no json": ("jsonl", b"text\nmore text\n", "data.path", r"a.jsonl:1 is not JSON"),
     "wrong column": ("jsonl", b'{"txet": "a"}\n' * 3, "data.text", "there are: txet"),
     "all nulls": ("jsonl", b'{"text": null}\n' * 2, "data.path", "text is null, not text"),

@@ -337,6 +337,8 @@ CALLED = 'user why?. assistant [find {"n": 1}.] tool 7. assistant [so.]'
             ("calls in JSON", {"messages": [ASK, say(None, tool_calls=(
                 '[{"function": {"name": "find", "arguments": {"n": 1}}}]')),
                 {"role": "tool", "content": "7"}, say()]}, CALLED),
+            ("no calls", {"messages": [ASK, say(tool_calls=[])]}, PAIR),
+            ("no calls in JSON", {"messages": [ASK, say(tool_calls="[]")]}, PAIR),
             ("calls of ms-swift", {"messages": [
                 ASK, {"role": "tool_call", "content": '[{"name": "find", "arguments": {"n": 1}}]'},
                 {"role": "tool_response", "content": "7"}, say()]}, CALLED),
@@ -408,11 +410,63 @@ def test_answers_that_are_marked_as_one_are_trained_together_or_not_at_all() -> 
         shown({"messages": [ASK, say("a", weight=0), say("b")]}, template)
 
 
-def test_a_template_that_joins_texts_gets_arguments_as_they_are() -> None:
-    """As DeepSeek-R1's."""
-    template = TOOLS.replace("c.function.arguments | tojson", "c.function.arguments")
-    row = {"messages": [ASK, call('{"n":1}'), say()]}
-    assert shown(row, template) == 'user why?. assistant [find {"n":1}.] assistant [so.]'
+@pytest.mark.parametrize(
+    ("written", "reads"),
+    [
+        ("c.function.arguments + ''", True),
+        ("c.function.arguments + '' if m.content is none else ''", True),
+        ("c.function.arguments", True),
+        ("c.function.arguments | tojson", False),
+        ("c.function.arguments['n']", False),
+    ],
+)
+def test_arguments_are_text_or_an_object_as_the_template_reads_them(written, reads) -> None:
+    """DeepSeek-R1's joins texts; jinja would write an object as Python does."""
+    template = TOOLS.replace("c.function.arguments | tojson", f"({written})")
+    made = ChatTemplate(template, {}, frozenset())
+    assert made.parses_calls is not reads
+    if reads:
+        row = {"messages": [ASK, call('{"n":1}'), call({"n": "é"}), say()]}
+        said = 'find {"n":1}.] assistant [find {"n": "é"}.]'
+        assert shown(row, template) == f"user why?. assistant [{said} assistant [so.]"
+
+
+MARKS = {
+    "mistral": (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + '[/INST]' }}"
+        "{% elif m.tool_calls %}{{ '[TOOL_CALLS] ' }}{% for c in m.tool_calls %}"
+        "{{ c.function | tojson }}{% endfor %}{{ '</s>' }}{% elif m.role == 'tool' %}"
+        "{{ '[TOOL_RESULTS] ' + m.content + '[/TOOL_RESULTS]' }}{% else %}{{ m.content + '</s>' }}"
+        "{% endif %}{% endfor %}",
+        ("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"),
+    ),
+    "deepseek": (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '<U>' + m.content }}"
+        "{% elif m.tool_calls %}{{ '<A><calls>' }}{% for c in m.tool_calls %}{{ '<call>' }}"
+        "{{ c.function | tojson }}"
+        "{{ '</call>' }}{% endfor %}{{ '</calls><end>' }}{% elif m.role == 'tool' %}{{ '<outs>' + "
+        "m.content + '</outs>' }}{% else %}{{ '<A>' + m.content + '<end>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<A>' }}{% endif %}",
+        ("<U>", "<A>", "<calls>", "</calls>", "<call>", "</call>", "<outs>", "</outs>", "<end>"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_a_call_is_trained_with_its_marks_and_without_the_next_header(name) -> None:
+    source, special = MARKS[name]
+    tool = {"role": "tool", "content": "find"}
+    row = {"messages": [ASK, call({"find": "find"}), tool, call({"n": 1}), tool, say()]}
+    made = ChatTemplate(source, {"eos_token": special[-1]}, frozenset(special))
+    text, spans = generated_spans(made, read_conversation(row, "messages"), "assistant")
+    opening, closing = {
+        "mistral": ("[TOOL_CALLS] ", "</s>"), "deepseek": ("<calls><call>", "</call></calls><end>")
+    }[name]  # fmt: skip
+    assert [text[start:end] for start, end in spans] == [
+        f'{opening}{{"name": "find", "arguments": {{"find": "find"}}}}{closing}',
+        f'{opening}{{"name": "find", "arguments": {{"n": 1}}}}{closing}',
+        f"so{special[-1]}",
+    ]
 
 
 def test_rows_stay_in_the_splits_they_were_in() -> None:

@@ -209,6 +209,17 @@ def test_multi_hot_lists_are_read_from_every_format(option, kind, size, tmp_path
     assert classes_of(store) == right
 
 
+def test_a_data_set_saved_to_disk_is_read_as_on_the_hub(tmp_path) -> None:
+    features = datasets.ClassLabel(names=["no", "yes"])
+    (_, typed) = written(tmp_path, "hub", [0, 1], features)
+    datasets.Dataset.from_parquet(f"{typed.partition('=')[2]}/a.parquet").save_to_disk(
+        saved := tmp_path / "saved"
+    )
+    for name in (typed, f"data.name={saved}"):
+        store = stored(*CLASSIFY, "data=hub", name)
+        assert (store.manifest.num_rows, store.manifest.label_names) == (60, ("no", "yes"))
+
+
 @pytest.mark.parametrize(("separator", "one"), [(",", "1"), (";", "1.0"), (" ", "1")])
 def test_multi_hot_texts_of_csv(separator, one, tmp_path) -> None:
     labels = [separator.join((one, one.replace("1", "0"), one)), f"{one}{separator}1{separator}0"]

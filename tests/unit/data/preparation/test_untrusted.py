@@ -127,6 +127,14 @@ def test_a_rendering_has_limited_memory(quick) -> None:
     assert template("{{ messages[0]['content'] }}").render(ASKED)[0] == "a"
 
 
+def test_a_process_that_has_grown_still_renders() -> None:
+    some = template("{{ (messages[0]['content'] * 99999999) | length }}")
+    assert some.render(ASKED)[0] == "99999999"
+    held = bytearray(5 << 28)  # more than a rendering may add
+    assert some.render(ASKED)[0] == "99999999"
+    del held
+
+
 def test_the_time_is_that_of_one_rendering(quick) -> None:
     some = template("{% for a in range(5000) %}{% endfor %}{{ messages[0]['content'] }}")
     started = os.times().user
