@@ -227,7 +227,7 @@ def cut_of(plan: Plan) -> dict[str, Any]:
 def remarks_on_cuts(plan: Plan) -> Iterator[str]:
     """Warnings of a run that goes on with another `cut_of` its plan, if that changes training."""
     config = plan.config
-    if config.model.dropout != 0 or getattr(config.peft, "dropout", 0):
+    if config.model.dropout != 0 or getattr(config.peft, "dropout", 0.0) != 0:
         yield "other ranks or micro-batches drew other random numbers for dropout from some step on"
     if router_loss(config) is not None:
         yield "the router loss is a mean over each micro-batch, and their size changed at some step"
