@@ -19,7 +19,14 @@ PRESENTATION = (
 
 PRESENTATION_KEYS = {
     "data": ("max_row_bytes",),
-    "train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final", "save_on_signal"),
+    "train": (
+        "log_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "save_final",
+        "save_on_signal",
+        "resume",
+    ),
     "distributed": ("timeout_s",),
     "offload": ("path",),
 }

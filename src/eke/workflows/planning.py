@@ -47,6 +47,7 @@ from eke.workflows.auto_batch import (
     fine_tuned,
     permitted,
 )
+from eke.workflows.resume import continued
 
 if TYPE_CHECKING:
     from eke.launch.interface import Launcher
@@ -140,6 +141,8 @@ def plan_for(
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
     plan = _explained(plan, usual, chosen, *filter(None, (remark, off)))
+    if config.train.resume is not None:
+        plan = continued(plan, in_sweep=launcher is not None)
     if means.in_pool:  # its turn comes when others have ended
         plan = at_rest(plan)
     return weighed(plan, trace) if refuse and not seen_to_fit else plan

@@ -386,6 +386,9 @@ class Train:
     timing_warmup_steps: int = field(default=5, metadata=at_least(2))
     """First steps of each attempt, shown on their own and excluded from every timing; kernels are
     recorded in the first of them, memory in the second."""
+    resume: str | None = None
+    """Folder or id of an unfinished run that goes on, with other `distributed.*` and `batch.*` that
+    make the same samples per step; null: the run of this configuration."""
     stop_on_nonfinite: bool = True
     """End the run as diverged when a logged loss, or the last evaluation's, is not finite."""
 

@@ -61,7 +61,8 @@ def find_place(
     """
     runs, rerun = user_path(plan.config.paths.runs), plan.config.rerun
     passed, outdated = "", tuple[str, ...]()
-    for name in folder_names(plan.run_id):
+    named = plan.config.train.resume
+    for name in [named] if named else folder_names(plan.run_id):
         paths = RunPaths(runs / name)
         if not paths.folder.exists():
             break

@@ -15,14 +15,23 @@ from eke.common.paths import SHARED_DEVICE, RunPaths
 from eke.estimate.time import note_pace
 from eke.hardware import has_foreign_processes
 from eke.hardware.device_use import DeviceUse, cpu_cores
-from eke.plan.planner import Plan, check_inputs, check_software, remove_swap, swap_folder
+from eke.plan.planner import (
+    Plan,
+    check_inputs,
+    check_software,
+    cut_of,
+    remove_swap,
+    swap_folder,
+)
 from eke.plan.record import (
     EXIT_FAILED,
     EXIT_OK,
     IN_LOG,
     Failure,
     Outcome,
+    cuts_of,
     metrics,
+    read_attempts,
     write_rank_failure,
     write_record,
 )
@@ -119,7 +128,8 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     plan, paths, number, ranks = attempt.plan, attempt.paths, attempt.number, attempt.ranks
     quiet_libraries(plan)
     configure_allocator(plan)
-    meter = Meter(Clock(), number, timed_from=0)
+    cuts, mine = cuts_of(read_attempts(paths)), cut_of(plan)
+    meter = Meter(Clock(), number, timed_from=0, cut=cuts.index(mine) if mine in cuts else 0)
     try:
         note_first_stages(attempt)
         with verify_inputs(plan):

@@ -68,6 +68,8 @@ class Meter:
     attempt: int
     timed_from: int
     """Steps before this one are warm-up."""
+    cut: int = 0
+    """Number of the cut of its steps among those of the run."""
     phase: str = "build"
     """What the run is doing now; an out-of-memory error is reported with it."""
     notes: list[StepNote] = field(default_factory=list)
@@ -156,6 +158,8 @@ class Meter:
             row[f"{metrics.SAMPLES}/{name}"] = count
             if targets:
                 row[f"{metrics.LOSS}/{name}"] = part / targets
+        if self.cut:
+            row[metrics.CUT] = self.cut
         if note.step < self.timed_from or note.unsteady:
             row[metrics.WARMUP] = 1
         return row
