@@ -16,6 +16,19 @@ def _is_cut(facts: Facts) -> bool:
     return sharing.option == "fsdp" and sharing.num_processes > 1
 
 
+def _replicas(facts: Facts) -> int:
+    """The most copies up to those asked for that processes and machines can hold."""
+    sharing = facts.config.distributed
+    processes, local = sharing.num_processes, sharing.processes_per_node
+    found = 1
+    for replicas in range(2, getattr(sharing, "replicas", 1) + 1):
+        shards, left = divmod(processes, replicas)
+        # Parts of a copy lie on one machine or on whole ones, lest links be shared unevenly.
+        if not left and shards > 1 and 0 in (local % shards, shards % local):
+            found = replicas
+    return found
+
+
 def _shared_evenly(facts: Facts) -> int:
     """The next number of processes that machines can share."""
     sharing = facts.distributed
@@ -85,6 +98,17 @@ RULES = (
     ),
     _of_one("ddp", "a single process has no other to share work with", "arXiv:2006.15704"),
     _of_one("fsdp", "one process keeps all of every tensor", FSDP_DOCS),
+    Rule(
+        id="replicas_share_evenly",
+        key="distributed.replicas",
+        when=lambda f: getattr(f.config.distributed, "replicas", 1) != _replicas(f),
+        why=lambda f: (
+            f"{f.config.distributed.num_processes} processes are to hold each copy in equal parts, "
+            "two or more, on one machine or on whole ones"
+        ),
+        fix=lambda f: Fix(f"distributed.replicas={_replicas(f)}"),
+        source=FSDP_DOCS,
+    ),
     Rule(
         id="fsdp_needs_elementwise_optimizer",
         key="optimizer",

@@ -26,7 +26,7 @@ from eke.config.schema import FSDP, Config, Exchange, NvmeOffload, WeightsPlace
 from eke.estimate.memory.activations import activations
 from eke.estimate.time.rates import Span, exactly
 from eke.models.families import AttentionLayers, Role, Shape, Tokens, Weight
-from eke.models.sizes import STAGE, optimizer_entry, training_structure
+from eke.models.sizes import STAGE, exchange_of, optimizer_entry, training_structure
 from eke.plan.planner import Plan
 
 FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
@@ -246,7 +246,7 @@ def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
         return part * rounds * (2 * narrow + gradients), 3 * rounds * layers
     if isinstance(config.distributed, FSDP):
         gathers = rounds * (2 if config.distributed.reshard_after_forward else 1)
-        sums = rounds if config.distributed.exchange is Exchange.every else 1
+        sums = rounds if exchange_of(config) is Exchange.every else 1
         sent = part * (gathers * weights + sums * gradients)
         return sent, (gathers + sums) * layers
     reduced = rounds if option == "zero2" else 1

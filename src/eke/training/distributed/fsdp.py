@@ -5,12 +5,18 @@ as if one process had written it; each process reads all of it and cuts its part
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.utils._pytree import tree_map_only
 
 from eke.config.schema import FSDP
@@ -30,22 +36,83 @@ class WholeState:
     """What the optimizer trains, in the order of its groups, where `weights` are an average."""
 
 
-def shard_model(plan: Plan, model: nn.Module, device: torch.device) -> None:
-    """Cut the parameters of `model`, equal on each process and on its device, in place.
+def build_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
+    """The ranks: along "shard" they hold the parts of a tensor, along "replicate" the same part."""
+    replicas = cast(FSDP, plan.config.distributed).replicas
+    skipped = replicas == 1  # a dimension of one rank would have groups of its own
+    shape = (replicas, plan.batch.world_size // replicas)[skipped:]
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[skipped:])
 
-    Each Transformer layer is gathered alone; what lies around them (embeddings, heads) is one more
-    unit, kept from forward to backward.
+
+def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut the parameters of `model`, which has no numbers yet or equal ones on all ranks, in place.
+
+    Each Transformer layer is a unit, which is gathered alone; embedding and head are, too, where no
+    other module has their weights. The rest is one more unit.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from eke.training.model.number_formats import kept_wide
 
-    config = plan.config.distributed
-    assert isinstance(config, FSDP)
-    mesh = init_device_mesh(device.type, (plan.batch.world_size,))
-    for layer in find_layers(model):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
-    # Its weights are needed first in the backward pass: freeing them in between saves nothing.
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    sent = getattr(torch, plan.compute.gathered) if plan.compute.gathered else None
+    wide = kept_wide(plan, model) if sent else set()
+    # Modules cast their inputs as in one process.
+    policy = MixedPrecisionPolicy(sent, torch.float32 if sent else None, cast_forward_inputs=False)
+    again = cast(FSDP, plan.config.distributed).reshard_after_forward
+    layers, table, head = find_layers(model), _alone(model, "input"), _alone(model, "output")
+    units: list[Any] = [unit for unit in (table, *layers, head) if unit is not None]
+    for unit in [*units, model]:
+        # A head's weights are needed first in the backward pass: nothing is saved in between.
+        back = again if unit in layers else unit is table
+        fully_shard(unit, mesh=mesh, reshard_after_forward=back, mp_policy=policy)
+        if sent:  # a fused loss gives a float32 gradient
+            _set_formats(unit, wide, exact=unit is head and getattr(unit, "fused", False))
+    if isinstance(table, nn.Embedding):
+        units[0].set_unshard_in_backward(False)  # its backward pass reads no weight
+    for unit, following in pairwise(units):
+        if plan.device.kind != "cpu":
+            unit.set_modules_to_forward_prefetch([following])
+        else:  # an empty list would be FSDP2's default
+            following.set_modules_to_backward_prefetch([following])
+
+
+def _alone(model: Any, side: str) -> nn.Module | None:
+    """The module with the input or output embeddings, if no other module has one of its weights."""
+    with suppress(AttributeError, NotImplementedError):  # of classes without them
+        found: Any = getattr(model, f"get_{side}_embeddings")()
+        owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
+        return found if all(owners[id(p)] == 1 for p in found.parameters()) else None
+    return None
+
+
+class _Wide(FSDPParam):
+    """A weight that is sent in its own format, whatever that of its unit is; torch 2.13."""
+
+    def init_dtype_attrs(self, mp_policy: Any) -> None:
+        super().init_dtype_attrs(replace(mp_policy, param_dtype=None))
+
+
+class _Exact(FSDPParam):
+    """A weight that is sent in 16 bits and has a float32 gradient, as a wide one."""
+
+    def init_unsharded_param(self) -> None:
+        super().init_unsharded_param()  # type: ignore[no-untyped-call]  # torch 2.13
+        if self._unsharded_param.requires_grad:
+            self._unsharded_param.grad_dtype = torch.float32
+
+
+def _set_formats(unit: nn.Module, wide: Set[tuple[nn.Module, str]], exact: bool) -> None:
+    """Keep formats that differ from the unit's, whose gradients FSDP2 adds up as one tensor."""
+    weights = [weight for group in groups_of([unit]) for weight in group.fsdp_params]
+    places = {w: (w._module_info.module, w._module_info.param_name) for w in weights}
+    mixed = len({p in wide for w, p in places.items() if w.sharded_param.requires_grad}) > 1
+    for weight, place in places.items():
+        if place in wide or mixed or exact:
+            weight.__class__ = _Wide if place in wide else _Exact
+
+
+def groups_of(modules: Iterable[nn.Module]) -> list[Any]:
+    """What FSDP2 sends together, of those modules that are units with weights around inner ones."""
+    found = (m._get_fsdp_state()._fsdp_param_group for m in modules if isinstance(m, FSDPModule))
+    return [group for group in found if group is not None]
 
 
 def whole(tensor: Tensor) -> Tensor:
