@@ -12,10 +12,12 @@ from eke.plan.planner import Micro, Plan, drawn, shares_heads
 
 PHASES = {
     "load": "while the model is loaded",
+    "resume": "while a checkpoint is read",
     "forward": "at the end of the forward pass",
     "backward": "in the backward pass",
     "optimizer": "while the optimizer steps",
     "evaluation": "in evaluation",
+    "save": "while a checkpoint is saved",
 }
 """Parts of a run in which memory can be at its highest, and the words for when that is."""
 
@@ -181,6 +183,17 @@ def trains_adapters(config: Config) -> bool:
 def is_fsdp(config: Config) -> bool:
     """Whether torch's FSDP2 shards the model."""
     return isinstance(config.distributed, FSDP)
+
+
+def saves_parts(config: Config) -> bool:
+    """Whether each process saves and reads a part of its own."""
+    sharing = config.distributed
+    return sharing.num_processes > 1 and (is_fsdp(config) or sharing.option in STAGE)
+
+
+def saves_behind(config: Config) -> bool:
+    """Whether such parts are copied to the host, and written while training goes on."""
+    return saves_parts(config) and getattr(config.train, "checkpoint_async", None) is not False
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,35 @@ formula names the lines it follows. Bytes of the first process. On a CPU offload
 away: host and device are one memory, and all of it is counted.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 from eke.config.schema import FSDP, Config
-from eke.estimate.memory.components import NOTHING, Range, exact, is_fsdp, range_around
-from eke.models.families import FLOAT32_BYTES, Role, Weight, family_of, is_classification
-from eke.models.sizes import STAGE, pieces
+from eke.estimate.memory.components import (
+    NOTHING,
+    Range,
+    exact,
+    is_fsdp,
+    range_around,
+    trains_adapters,
+)
+from eke.models.families import (
+    FLOAT32_BYTES,
+    Role,
+    Tokens,
+    Weight,
+    family_of,
+    is_classification,
+)
+from eke.models.sizes import (
+    STAGE,
+    pieces,
+    sent_bytes,
+    shards,
+    shared_state_bytes,
+    trained_weights,
+)
 from eke.plan.planner import Plan
 
 Parts = tuple[Weight, ...]
@@ -197,6 +219,16 @@ def _gathered_weights(plan: Plan, parts: Parts) -> Range:
     return range_around(number * small, number * at_work, number * (2 * sum(each) + at_work))
 
 
+def saved_bytes(plan: Plan) -> int:
+    """Bytes of one rank's part of a checkpoint: what it trains, or all its weights, and states."""
+    config, formats = plan.config, plan.compute.formats
+    state = shared_state_bytes(config, plan.size, host=True, formats=formats)
+    trained = FLOAT32_BYTES * sum(prod(w.shape) for w in trained_weights(config))
+    weights = trained if trains_adapters(config) else state.weights
+    whole = trains_adapters(config) or config.distributed.option in ("zero1", "zero2")
+    return state.optimizer + state.master + (weights // shards(config) if whole else weights)
+
+
 def held_at(
     plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range
 ) -> tuple[Range, Range]:
@@ -208,6 +240,7 @@ def held_at(
     if is_fsdp(plan.config):
         return gradients, _fsdp(plan, parts, moment)
     if option in STAGE:
+        moment = moment if moment != "between" else "evaluation"
         sizes = _sizes(plan, parts)
         held = _zero_gradients(plan, sizes, moment, gradients)
         return held, _zero_buffers(plan, parts, sizes, moment)
@@ -244,40 +277,97 @@ def _ddp(plan: Plan, parts: Parts, whole: int, moment: str) -> Range:
     return range_around(0, own, max(own, before + whole))
 
 
-def layer_numbers(config: Config, weights: Parts) -> tuple[int, int]:
-    """Numbers of the largest layer, and of what lies outside of layers."""
+def num_layers(config: Config) -> int:
+    """Layers of all stacks."""
     layers = max(1, config.model.num_hidden_layers)
     if family_of(config).is_encoder_decoder:
         layers += getattr(config.model, "num_decoder_layers", None) or layers
-    outside = sum(prod(w.shape) for w in weights if w.role in (Role.embedding, Role.outer))
-    inside = sum(prod(w.shape) for w in weights) - outside
-    return -(-inside // layers), outside
+    return layers
+
+
+def layer_numbers(config: Config, weights: Parts) -> int:
+    """Numbers of one layer, without stacked experts."""
+    outside = (Role.embedding, Role.outer)
+    return -(-sum(prod(w.shape) for w in weights if w.role not in outside) // num_layers(config))
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Bytes of what FSDP2 gathers at once."""
+
+    whole: int
+    """Weights as they are sent."""
+    gradients: int
+    """In the same format, as the backward pass computes them."""
+    reduced: int
+    """The same in float32, put together to be scattered."""
+
+
+def _unit(plan: Plan, parts: Iterable[Weight], layers: int = 1) -> _Unit:
+    formats = plan.compute.formats
+    sent = [(sent_bytes(plan.config, formats, w), w) for w in parts]
+    trained = [(size, prod(w.shape)) for size, w in sent if w.trained]
+    return _Unit(
+        sum(size for size, _ in sent) // layers,
+        sum(size for size, _ in trained) // layers,
+        FLOAT32_BYTES * sum(numbers for _, numbers in trained) // layers,
+    )
+
+
+def units(plan: Plan, parts: Parts) -> tuple[_Unit, _Unit, _Unit]:
+    """One layer, the tables that are only looked up, and head and last norm; a tied table is one.
+
+    `eke.training.distributed.fsdp.shard_model` cuts a model so.
+    """
+    heads = [w for w in parts if w.role is Role.outer and len(w.shape) == 2]
+    tables = [w for w in parts if w.role is Role.embedding]
+    heads += [w for w in tables if w.tokens is not Tokens.none]  # tied
+    around = {*map(id, heads), *map(id, tables)}
+    return (
+        _unit(plan, (w for w in parts if id(w) not in around), num_layers(plan.config)),
+        _unit(plan, (w for w in tables if w.tokens is Tokens.none)),
+        _unit(plan, heads),
+    )
 
 
 def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
-    """Each layer's weights whole, the next one gathered meanwhile, and gradients to be reduced.
+    """Gathered weights, and whole gradients on their way to be scattered.
 
-    Source: torch.distributed.fsdp.fully_shard, FSDP2: what lies around the layers stays gathered
-    through forward and backward pass; a layer at work is, while the next one's shards arrive, and
-    reduce-scatter has the layer's whole gradients as its input. On a CPU gloo's all-gather has an
-    separate output (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
+    A unit is gathered into one buffer and copied out of it; in the backward pass the next one's
+    buffer fills meanwhile, and the buffer of gradients before is freed when the next one is put
+    together. The head stays whole until the backward pass. On a CPU gloo has a copy of what it
+    gathers, and of what it reduces. Source: torch 2.13, torch/distributed/fsdp/_fully_shard,
+    `wait_for_unshard` and `post_backward`; ProcessGroupGloo.cpp, `_allgather_base` and
+    `_reduce_scatter_base`.
     """
-    config, number = plan.config, plan.compute.formats.weight_bytes
+    config, on_cpu = plan.config, plan.device.kind == "cpu"
     assert isinstance(config.distributed, FSDP)
-    layer, outside = (number * numbers for numbers in layer_numbers(config, parts))
+    layer, table, head = units(plan, parts)
+    copies = 2 if on_cpu else 1
+
+    def gather(unit: _Unit) -> int:
+        return (1 + copies) * unit.whole
+
+    def turn(unit: _Unit, before: _Unit, following: _Unit) -> int:
+        coming = copies * following.whole
+        computing = unit.whole + unit.gradients + before.reduced
+        return coming + max(computing, unit.gradients + copies * unit.reduced)
+
+    nothing = _Unit(0, 0, 0)
+    kept = 0 if config.distributed.reshard_after_forward else layer.whole
+    kept *= num_layers(config)
+    if moment == "between":
+        return NOTHING
+    expected = {
+        "forward": kept + 2 * head.whole,
+        "loss": kept + head.whole,
+        "last_layer": kept + max(turn(head, nothing, layer), turn(layer, head, layer)),
+        "first_layer": turn(layer, layer, table),
+        "embedding": turn(table, layer, nothing),
+        "evaluation": max(map(gather, (layer, table, head))),
+    }.get(moment, 0)
     if config.distributed.num_processes == 1:
-        return range_around(0, 0, 3 * layer + 2 * outside)
-    stays = outside
-    if not config.distributed.reshard_after_forward:
-        stays += layer * config.model.num_hidden_layers
-    more = 1 if plan.device.kind == "cpu" else 0
-    layers = {"last_layer": 3 + more, "middle": 3 + more, "first_layer": 2}
-    expected = stays + layers.get(moment, 0) * layer
-    if moment == "embedding":  # its gradients, put together to be scattered
-        expected = stays + outside
-    if moment == "optimizer":
-        expected = 0
-    if moment == "evaluation":
-        expected = stays + (2 + more) * layer
-    low = min(layer, expected)
-    return range_around(low, expected, 2 * stays + (6 + more) * layer + 2 * outside)
+        return range_around(0, 0, 2 * expected)
+    largest = max((layer, table, head), key=lambda unit: unit.reduced + unit.whole)
+    low = min(layer.whole, expected)
+    return range_around(low, expected, 2 * expected + copies * (largest.reduced + largest.whole))

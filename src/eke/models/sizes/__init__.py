@@ -42,8 +42,12 @@ from eke.models.sizes.state import (
     computed_formats,
     decide_formats,
     flat_pieces,
+    largest_bytes,
     pieces,
+    sent_bytes,
+    shards,
     shared_state_bytes,
     state_bytes,
     state_files,
+    trained_weights,
 )
