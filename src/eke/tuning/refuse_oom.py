@@ -5,13 +5,16 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
-from eke.estimate.memory import Forecast, Method, Verdict
+from eke.estimate.memory import Forecast, Method, Verdict, least_host_bytes
 from eke.estimate.memory.predict_memory import room
 from eke.plan.planner import Plan
 from eke.tuning.advice import Advice, advise
 
 DOES_NOT_FIT = "does_not_fit"
 """The rule's id. Its condition needs a plan, so it is not among `eke.rules.RULES`."""
+
+HOST = "host_memory_does_not_fit"
+"""Likewise of the second budget."""
 
 _found: dict[Any, Advice | None] = {}
 """Forecast and options -> what reduces memory: jobs of a sweep that differ in nothing that takes
@@ -25,8 +28,11 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
         A warning if the expected or the high peak does not fit; else nothing.
 
     Raises:
-        ConfigError: it cannot fit, with the override that reduces memory.
+        ConfigError: it cannot fit, or its machine's own memory cannot hold what its ranks save,
+            with the override that reduces memory.
     """
+    if problem := _host_problem(plan, found):
+        raise ConfigError(problem)
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
     if cannot_fit(plan, found):
@@ -43,6 +49,20 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
         f"memory: {format_bytes(found.peak.expected)} expected; {_has(plan, found)} "
         f"({_fix(plan, found)})"
     )
+
+
+def _host_problem(plan: Plan, found: Forecast) -> Problem | None:
+    """What is wrong where ranks on GPUs need more of their machine's own memory than it has."""
+    has, number = plan.device.host_memory_bytes, plan.processes_per_node
+    needed, alone = (least_host_bytes(plan, found, copies) for copies in (True, False))
+    if has is None or needed <= has or plan.config.ignore_forecast:
+        return None
+    why = f"its {number} processes on a machine need at least {format_bytes(needed)} of its own "
+    why += f"memory, {format_bytes(needed - alone)} of it to save; it has {format_bytes(has)}"
+    if alone <= has:
+        fix = Fix("train.checkpoint_async=false")
+        return Problem("train.checkpoint_async", "null", why, fix, HOST)
+    return Problem("offload", plan.config.offload.option, why, Fix("offload=none"), HOST)
 
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:

@@ -11,6 +11,7 @@ from eke.estimate.memory.components import (
     NARROW_BYTES,
     NOTHING,
     Range,
+    is_fsdp,
     range_around,
     trains_adapters,
 )
@@ -106,7 +107,7 @@ class Activations:
     casts: int
     """Autocast's 16-bit copies of weights, alive through the forward pass."""
     largest_cast: int
-    """Of these, the largest that is made in a forward pass; 0 where gathered weights need none."""
+    """Of these."""
     casts_kept: int
     """Of these, what the backward pass keeps."""
     logits_forward: int
@@ -141,7 +142,7 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
     each = tuple(Stack(stack.layer, n) for stack, n in zip(each, passed, strict=True))
     outer = _outside(config, shape)
     each_cast = _cast_bytes(plan, parts)
-    casts, gathered = sum(each_cast), config.distributed.option in ("fsdp", "zero3")
+    casts = sum(each_cast)
     kept, passing, share = _checkpointed(config, shape, each)
     layer = max((stack.layer.kept for stack in each), default=0)
     forward, backward, least = _logits(plan, shape)
@@ -160,7 +161,7 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
         passing=passing,
         working=max((stack.layer.working for stack in each), default=0),
         casts=casts,
-        largest_cast=0 if gathered else max(each_cast, default=0),
+        largest_cast=max(each_cast, default=0),
         casts_kept=int(casts * share),
         logits_forward=forward,
         logits_backward=backward,
@@ -206,8 +207,8 @@ def _outside(config: Config, shape: Shape) -> int:
 
 def _cast_bytes(plan: Plan, parts: tuple[Weight, ...]) -> list[int]:
     """16-bit copies of float32 weights that linear layers, and stacks of experts, multiply with."""
-    if plan.compute.autocast is None or plan.compute.copies:
-        return []
+    if plan.compute.autocast is None or plan.compute.copies or is_fsdp(plan.config):
+        return []  # FSDP2 gathers 16 bits
     is_narrow = plan.compute.formats.frozen_bytes < FLOAT32_BYTES
     return [
         NARROW_BYTES * prod(w.shape)

@@ -185,17 +185,6 @@ def is_fsdp(config: Config) -> bool:
     return isinstance(config.distributed, FSDP)
 
 
-def saves_parts(config: Config) -> bool:
-    """Whether each process saves and reads a part of its own."""
-    sharing = config.distributed
-    return sharing.num_processes > 1 and (is_fsdp(config) or sharing.option in STAGE)
-
-
-def saves_behind(config: Config) -> bool:
-    """Whether such parts are copied to the host, and written while training goes on."""
-    return saves_parts(config) and getattr(config.train, "checkpoint_async", None) is not False
-
-
 @dataclass(frozen=True)
 class Reason:
     """When a doubt applies to a plan, and the clause that is shown."""

@@ -14,22 +14,13 @@ from eke.estimate.memory.components import (
     NOTHING,
     Range,
     exact,
-    is_fsdp,
     range_around,
-    saves_behind,
-    saves_parts,
     shape_of,
     trains_adapters,
 )
-from eke.estimate.memory.sharding import held_at, layer_numbers, saved_bytes
-from eke.models.families import family_of, is_classification
-from eke.models.sizes import (
-    STAGE,
-    largest_bytes,
-    shards,
-    shared_state_bytes,
-    training_structure,
-)
+from eke.estimate.memory.sharding import held_at, layer_numbers
+from eke.models.families import FLOAT32_BYTES, family_of, is_classification
+from eke.models.sizes import STAGE, shards, shared_state_bytes, training_structure
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
 Parts = dict[str, Range]
@@ -139,15 +130,12 @@ class _Moments:
         self.layer = layer_numbers(self.config, self.parts)
 
     def of_checkpoints(self) -> list[Moment]:
-        """Reading and saving a rank's own part, where it has one."""
-        config, on_host = self.config, self.plan.device.kind == "cpu"
-        if not saves_parts(config):
-            return []
-        # A tensor at a time; a copy of all that is saved waits for the writing thread.
-        piece = largest_bytes(config, self.plan.compute.formats) // shards(config) * on_host
-        copied = saved_bytes(self.plan) if on_host and saves_behind(config) else piece
-        found = []
-        for phase, size in (("resume", piece), ("save", copied)):
+        """Reading and saving of a rank's own part, tensor by tensor or as a copy of it."""
+        saved, on_host = sharding.saved_bytes(self.plan), self.plan.device.kind == "cpu"
+        largest = max(prod(w.shape) for w in self.parts) // shards(self.config)
+        piece, found = FLOAT32_BYTES * largest * on_host, []
+        copied = saved * on_host if sharding.saves_behind(self.config) else piece
+        for phase, size in (("resume", piece), ("save", copied)) if saved else ():
             more = {"saving": range_around(0, size, size + piece)}
             found.append(Moment(phase, self.held("between", NOTHING) | more, phase))
         return found
@@ -207,8 +195,8 @@ class _Moments:
         expected = int(acts.kept * share)
         doubt = self.doubt * acts.kept
         # ZeRO-3's linear layers keep the weight itself, which is gathered again (deepspeed 0.19.8,
-        # runtime/zero/linear.py, `save_for_backward`); FSDP2 gathers 16 bits.
-        copies = casts if self.acts.largest_cast else 0
+        # runtime/zero/linear.py, `save_for_backward`).
+        copies = 0 if self.config.distributed.option == "zero3" else casts
         return {
             "activations": around(expected, low, int(doubt + SMALL_BYTES)),
             "autocast": Range(0, copies, casts),
@@ -258,7 +246,8 @@ class _Moments:
         number = self.plan.compute.formats.weight_bytes
         trained = not is_classification(self.config) and not trains_adapters(self.config)
         head = trained * number * self.shape.vocabulary * self.shape.hidden
-        head = min(head // (shards(self.config) if is_fsdp(self.config) else 1), self.state.gradients)
+        cut = shards(self.config) if self.config.distributed.option == "fsdp" else 1
+        head = min(head // cut, self.state.gradients)
         gradients = range_around(
             0, head, min(2 * head + number * self.layer, 2 * self.state.gradients)
         )
@@ -316,7 +305,8 @@ class _Moments:
         parts = self.held("evaluation", NOTHING)
         parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
         parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
-        # A copy is freed after its product (`cache_enabled=False`); ZeRO-3 and FSDP2 make none.
-        casts = acts.largest_cast if self.plan.compute.eval_autocast else 0
-        parts["autocast"] = range_around(0, casts, acts.casts)
+        # A copy goes after its product (`cache_enabled=False`); ZeRO-3's product casts a view.
+        cast = acts.largest_cast * (self.config.distributed.option != "zero3")
+        cast = cast if self.plan.compute.eval_autocast else 0
+        parts["autocast"] = range_around(0, cast, acts.casts)
         return Moment("evaluation", parts, "evaluation")

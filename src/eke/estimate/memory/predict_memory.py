@@ -24,6 +24,7 @@ from eke.estimate.memory.components import (
     range_around,
 )
 from eke.estimate.memory.phases import COMPONENTS, Moment, moments, moments_of
+from eke.estimate.memory.sharding import saved_bytes, saves_behind
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
 
@@ -241,8 +242,11 @@ def least_bytes(plan: Plan, found: Forecast) -> int:
     return (found.peak.low + PYTHON_BYTES) * max(1, plan.processes_per_node)
 
 
-def least_host_bytes(plan: Plan, found: Forecast) -> int:
-    """Bytes that a run takes at least of its machine's own memory, wherever it trains."""
+def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
+    """Bytes that a run takes at least of its machine's own memory, wherever it trains.
+
+    With `copies` while it saves: each rank keeps one of its part until that is written.
+    """
     if plan.device.kind == "cpu":
         return least_bytes(plan, found)
     there, all_of_it = (
@@ -250,7 +254,8 @@ def least_host_bytes(plan: Plan, found: Forecast) -> int:
         for host in (False, True)
     )
     offloaded = max(0, all_of_it.total - there.total)
-    return (PYTHON_BYTES + offloaded) * max(1, plan.processes_per_node)
+    copied = saved_bytes(plan) if copies and saves_behind(plan.config) else 0
+    return (PYTHON_BYTES + offloaded + copied) * max(1, plan.processes_per_node)
 
 
 def with_room(plan: Plan, size: int) -> Plan:
@@ -269,8 +274,7 @@ def highest_phase(found: Forecast) -> str:
 def _on_gpu(plan: Plan, moment: Moment, gradients: int) -> Moment:
     """With cuBLAS' workspace, the allocator's reserve and the driver's context.
 
-    FSDP2 makes gradients on a stream of its own (`foreach_reduce`): what they will take is no
-    other stream's in between. Between 8 and 128 GPUs torchtitan's peaks differ by that, too.
+    FSDP2 makes gradients on a stream of its own (`foreach_reduce`), whose memory no other one has.
     """
     hopper = (plan.device.capability or (0, 0)) >= (9, 0)
     space = WORKSPACE_BYTES["hopper" if hopper else "other"]

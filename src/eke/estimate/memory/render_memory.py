@@ -14,6 +14,7 @@ from eke.estimate.memory.predict_memory import (
     forecast,
     highest_phase,
     known_forecast,
+    least_host_bytes,
 )
 from eke.models.sizes import shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
@@ -42,6 +43,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
         "",
         wrapped(f"tensors by phase: {', '.join(sizes)}"),
         *_anatomy(plan),
+        *_host(plan, found),
         wrapped(f"counted: {found.basis}"),
         *_rows(plan),
         *(wrapped(f"not exact: {note}") for note in found.notes),
@@ -113,6 +115,16 @@ def _anatomy(plan: Plan) -> list[str]:
     parts = [f"{size / count:.3g} {name}" for name, size in named.items() if size]
     total = sum(named.values()) / count
     return [wrapped(f"bytes per parameter: {' + '.join(parts)} = {total:.3g}")]
+
+
+def _host(plan: Plan, found: Forecast) -> list[str]:
+    """The second budget: a machine's own memory, which ranks on its GPUs share."""
+    if plan.device.kind == "cpu" or plan.config.distributed.num_processes == 1:
+        return []
+    needed, has = least_host_bytes(plan, found), plan.device.host_memory_bytes
+    words = f"{format_bytes(needed)} at least" + (f" of {format_bytes(has)}" if has else "")
+    too_much = ": does not fit" if needed > (has or needed) else ""
+    return [wrapped(f"host memory of a machine: {words}{too_much}")]
 
 
 def _rows(plan: Plan) -> list[str]:

@@ -5,7 +5,6 @@ formula names the lines it follows. Bytes of the first process. On a CPU offload
 away: host and device are one memory, and all of it is counted.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -220,13 +219,24 @@ def _gathered_weights(plan: Plan, parts: Parts) -> Range:
 
 
 def saved_bytes(plan: Plan) -> int:
-    """Bytes of one rank's part of a checkpoint: what it trains, or all its weights, and states."""
+    """Bytes that a rank saves: its part of states and weights, of adapters alone; 0 without parts.
+
+    The writing of them goes on behind the training, which takes a copy of as many in host memory.
+    """
     config, formats = plan.config, plan.compute.formats
+    option = config.distributed.option
+    if config.distributed.num_processes == 1 or not (is_fsdp(config) or option in STAGE):
+        return 0
     state = shared_state_bytes(config, plan.size, host=True, formats=formats)
     trained = FLOAT32_BYTES * sum(prod(w.shape) for w in trained_weights(config))
     weights = trained if trains_adapters(config) else state.weights
-    whole = trains_adapters(config) or config.distributed.option in ("zero1", "zero2")
+    whole = trains_adapters(config) or option in ("zero1", "zero2")
     return state.optimizer + state.master + (weights // shards(config) if whole else weights)
+
+
+def saves_behind(config: Config) -> bool:
+    """Whether a thread writes a copy; null is yes."""
+    return getattr(config.train, "checkpoint_async", None) is not False
 
 
 def held_at(
@@ -291,83 +301,57 @@ def layer_numbers(config: Config, weights: Parts) -> int:
     return -(-sum(prod(w.shape) for w in weights if w.role not in outside) // num_layers(config))
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """Bytes of what FSDP2 gathers at once."""
-
-    whole: int
-    """Weights as they are sent."""
-    gradients: int
-    """In the same format, as the backward pass computes them."""
-    reduced: int
-    """The same in float32, put together to be scattered."""
+Unit = tuple[int, int, int]
+"""Bytes of what FSDP2 gathers at once: as it is sent, of its gradients, and of these in float32."""
 
 
-def _unit(plan: Plan, parts: Iterable[Weight], layers: int = 1) -> _Unit:
-    formats = plan.compute.formats
-    sent = [(sent_bytes(plan.config, formats, w), w) for w in parts]
-    trained = [(size, prod(w.shape)) for size, w in sent if w.trained]
-    return _Unit(
-        sum(size for size, _ in sent) // layers,
-        sum(size for size, _ in trained) // layers,
-        FLOAT32_BYTES * sum(numbers for _, numbers in trained) // layers,
-    )
-
-
-def units(plan: Plan, parts: Parts) -> tuple[_Unit, _Unit, _Unit]:
-    """One layer, the tables that are only looked up, and head and last norm; a tied table is one.
+def units(plan: Plan, parts: Parts) -> list[Unit]:
+    """One layer; tables that are only looked up; the head, or a tied table.
 
     `eke.training.distributed.fsdp.shard_model` cuts a model so.
     """
-    heads = [w for w in parts if w.role is Role.outer and len(w.shape) == 2]
-    tables = [w for w in parts if w.role is Role.embedding]
-    heads += [w for w in tables if w.tokens is not Tokens.none]  # tied
-    around = {*map(id, heads), *map(id, tables)}
-    return (
-        _unit(plan, (w for w in parts if id(w) not in around), num_layers(plan.config)),
-        _unit(plan, (w for w in tables if w.tokens is Tokens.none)),
-        _unit(plan, heads),
-    )
+    found, layers = [[0, 0, 0] for _ in range(3)], num_layers(plan.config)
+    for weight in parts:
+        is_table, is_head = weight.role is Role.embedding, weight.role is Role.outer
+        is_head = (
+            (is_head and len(weight.shape) == 2) or (is_table and weight.tokens is not Tokens.none)
+        )
+        sent = sent_bytes(plan.config, plan.compute.formats, weight)
+        gradients = (sent, FLOAT32_BYTES * prod(weight.shape)) if weight.trained else (0, 0)
+        mine = found[2 if is_head else int(is_table)]
+        mine[:] = map(sum, zip(mine, (sent, *gradients), strict=True))
+    found[0] = [size // layers for size in found[0]]
+    return [(sent, narrow, wide) for sent, narrow, wide in found]
 
 
 def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     """Gathered weights, and whole gradients on their way to be scattered.
 
-    A unit is gathered into one buffer and copied out of it; in the backward pass the next one's
-    buffer fills meanwhile, and the buffer of gradients before is freed when the next one is put
-    together. The head stays whole until the backward pass. On a CPU gloo has a copy of what it
-    gathers, and of what it reduces. Source: torch 2.13, torch/distributed/fsdp/_fully_shard,
-    `wait_for_unshard` and `post_backward`; ProcessGroupGloo.cpp, `_allgather_base` and
-    `_reduce_scatter_base`.
+    A unit is gathered into one buffer and copied out of it. In the backward pass the next one's
+    buffer fills meanwhile, and the one of the gradients before is freed when the next is filled.
+    The head stays whole until then. On a CPU gloo copies what it gathers and reduces. Source:
+    torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`; ProcessGroupGloo.cpp,
+    `_allgather_base` and `_reduce_scatter_base`.
     """
-    config, on_cpu = plan.config, plan.device.kind == "cpu"
-    assert isinstance(config.distributed, FSDP)
-    layer, table, head = units(plan, parts)
-    copies = 2 if on_cpu else 1
+    sharing, copies = plan.config.distributed, 2 if plan.device.kind == "cpu" else 1
+    assert isinstance(sharing, FSDP)
+    every = layer, table, head = units(plan, parts)
 
-    def gather(unit: _Unit) -> int:
-        return (1 + copies) * unit.whole
+    def turn(unit: Unit, before: int, following: int) -> int:
+        whole, narrow, wide = unit
+        return copies * following + max(whole + narrow + before, narrow + copies * wide)
 
-    def turn(unit: _Unit, before: _Unit, following: _Unit) -> int:
-        coming = copies * following.whole
-        computing = unit.whole + unit.gradients + before.reduced
-        return coming + max(computing, unit.gradients + copies * unit.reduced)
-
-    nothing = _Unit(0, 0, 0)
-    kept = 0 if config.distributed.reshard_after_forward else layer.whole
-    kept *= num_layers(config)
-    if moment == "between":
-        return NOTHING
+    kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
     expected = {
-        "forward": kept + 2 * head.whole,
-        "loss": kept + head.whole,
-        "last_layer": kept + max(turn(head, nothing, layer), turn(layer, head, layer)),
-        "first_layer": turn(layer, layer, table),
-        "embedding": turn(table, layer, nothing),
-        "evaluation": max(map(gather, (layer, table, head))),
-    }.get(moment, 0)
-    if config.distributed.num_processes == 1:
-        return range_around(0, 0, 2 * expected)
-    largest = max((layer, table, head), key=lambda unit: unit.reduced + unit.whole)
-    low = min(layer.whole, expected)
-    return range_around(low, expected, 2 * expected + copies * (largest.reduced + largest.whole))
+        "forward": kept + 2 * head[0],
+        "loss": kept + head[0],
+        "last_layer": kept + max(turn(head, 0, layer[0]), turn(layer, head[2], layer[0])),
+        "first_layer": turn(layer, layer[2], table[0]),
+        "embedding": turn(table, layer[2], 0),
+        "optimizer": 0,
+        "evaluation": (1 + copies) * max(sent for sent, *_ in every),
+    }.get(moment)
+    if expected is None or sharing.num_processes == 1:
+        return range_around(0, 0, 2 * (expected or 0))
+    more = copies * max(sent + wide for sent, _, wide in every)
+    return range_around(min(layer[0], expected), expected, 2 * expected + more)
