@@ -131,7 +131,7 @@ _HOST_GIB = {
     **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), 1152),
     **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"), 2048),
 }
-"""GiB of Amazon's p3.16xlarge, p4d, p4de, p5, p5en and p6-b200: aws.amazon.com/ec2/instance-types."""
+"""GiB of p3.16xlarge, p4d, p4de, p5, p5en and p6-b200: aws.amazon.com/ec2/instance-types."""
 
 HOST_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, GRACE: 225.0}
 """Generation of PCI Express with 16 lanes -> GB/s to the host in one direction."""

@@ -302,56 +302,70 @@ def layer_numbers(config: Config, weights: Parts) -> int:
 
 
 Unit = tuple[int, int, int]
-"""Bytes of what FSDP2 gathers at once: as it is sent, of its gradients, and of these in float32."""
+"""Bytes of what FSDP2 gathers at once: as it is sent, of its gradients, and as they are reduced."""
 
 
 def units(plan: Plan, parts: Parts) -> list[Unit]:
     """One layer; tables that are only looked up; the head, or a tied table.
 
-    `eke.training.distributed.fsdp.shard_model` cuts a model so.
+    `eke.training.distributed.fsdp.shard_model` cuts a model so. Gradients are as narrow as what is
+    sent, but for those of tables, of the fused loss, and where norms among them are not narrow.
     """
-    found, layers = [[0, 0, 0] for _ in range(3)], num_layers(plan.config)
+    config, formats = plan.config, plan.compute.formats
+    found, fused = [[0, 0, 0] for _ in range(3)], config.kernels.fused_linear_cross_entropy
     for weight in parts:
-        is_table, is_head = weight.role is Role.embedding, weight.role is Role.outer
-        is_head = (
-            (is_head and len(weight.shape) == 2) or (is_table and weight.tokens is not Tokens.none)
-        )
-        sent = sent_bytes(plan.config, plan.compute.formats, weight)
-        gradients = (sent, FLOAT32_BYTES * prod(weight.shape)) if weight.trained else (0, 0)
+        is_table = weight.role is Role.embedding
+        is_head = _is_tied(weight) or (weight.role is Role.outer and len(weight.shape) == 2)
+        sent = sent_bytes(config, formats, weight)
+        wide = prod(weight.shape) * (FLOAT32_BYTES if weight.is_adapter else formats.weight_bytes)
+        exact = is_table or (fused if is_head else not formats.copies)
+        gradients = (wide if exact else sent, wide) if weight.trained else (0, 0)
         mine = found[2 if is_head else int(is_table)]
         mine[:] = map(sum, zip(mine, (sent, *gradients), strict=True))
-    found[0] = [size // layers for size in found[0]]
-    return [(sent, narrow, wide) for sent, narrow, wide in found]
+    found[0] = [size // num_layers(config) for size in found[0]]
+    return [(sent, gradients, reduced) for sent, gradients, reduced in found]
+
+
+def _is_tied(weight: Weight) -> bool:
+    return weight.role is Role.embedding and weight.tokens is not Tokens.none
 
 
 def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     """Gathered weights, and whole gradients on their way to be scattered.
 
-    A unit is gathered into one buffer and copied out of it. In the backward pass the next one's
-    buffer fills meanwhile, and the one of the gradients before is freed when the next is filled.
-    The head stays whole until then. On a CPU gloo copies what it gathers and reduces. Source:
-    torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`; ProcessGroupGloo.cpp,
-    `_allgather_base` and `_reduce_scatter_base`.
+    A unit is gathered into one buffer and copied out of it. On a GPU the next one's is there
+    already. The buffer of the gradients before is freed when the next is filled. The head stays
+    whole until its gradient is there, a tied table to the end. On a CPU gloo copies what it gathers
+    and reduces. Source: torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`;
+    ProcessGroupGloo.cpp, `_allgather_base` and `_reduce_scatter_base`.
     """
-    sharing, copies = plan.config.distributed, 2 if plan.device.kind == "cpu" else 1
+    sharing, on_cpu = plan.config.distributed, plan.device.kind == "cpu"
     assert isinstance(sharing, FSDP)
     every = layer, table, head = units(plan, parts)
+    tied = sum(head[:2]) if any(map(_is_tied, parts)) else 0
 
-    def turn(unit: Unit, before: int, following: int) -> int:
-        whole, narrow, wide = unit
-        return copies * following + max(whole + narrow + before, narrow + copies * wide)
+    def gather(unit: Unit, following: Unit) -> int:
+        return 3 * unit[0] if on_cpu else 2 * unit[0] + following[0]
 
+    def turn(unit: Unit, before: int) -> int:
+        whole, gradients, reduced = unit
+        there = gradients // 2 if unit is layer else gradients  # they come as its activations go
+        ahead = 0 if on_cpu else layer[0]
+        computing = ahead + before + max(whole + there, on_cpu * 3 * whole)
+        return max(computing, ahead + gradients + (1 + on_cpu) * reduced)
+
+    last = turn(layer, head[2]) if not tied else tied + turn(layer, 0)
     kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
     expected = {
         "forward": kept + 2 * head[0],
         "loss": kept + head[0],
-        "last_layer": kept + max(turn(head, 0, layer[0]), turn(layer, head[2], layer[0])),
-        "first_layer": turn(layer, layer[2], table[0]),
-        "embedding": turn(table, layer[2], 0),
+        "last_layer": kept + max(last, 0 if tied else turn(head, 0)),
+        "first_layer": tied + turn(layer, layer[2]),
+        "embedding": max(turn((0, *table[1:]), layer[2]), turn(head, layer[2]) if tied else 0),
         "optimizer": 0,
-        "evaluation": (1 + copies) * max(sent for sent, *_ in every),
+        "evaluation": max(gather(table, layer), gather(layer, head), 2 * head[0]),
     }.get(moment)
     if expected is None or sharing.num_processes == 1:
         return range_around(0, 0, 2 * (expected or 0))
-    more = copies * max(sent + wide for sent, _, wide in every)
+    more = 2 * max(sent + reduced for sent, _, reduced in every)
     return range_around(min(layer[0], expected), expected, 2 * expected + more)

@@ -258,7 +258,7 @@ def _exchanged_parts(plan: Plan, sharing: FSDP) -> tuple[float, int]:
     layer, table, head = units(plan, training_structure(plan.config).weights)
     gathers = rounds * (2 if sharing.reshard_after_forward else 1)
     sums = rounds if sharing.exchange is Exchange.every else 1
-    whole = gathers * (layers * layer[0] + table[0]) + rounds * head[0]
+    whole = gathers * layers * layer[0] + rounds * (table[0] + head[0])
     reduced = sums * (layers * layer[2] + table[2] + head[2])
     copied = 2 * (1 - cut / sharing.num_processes) * reduced / cut
     return (1 - 1 / cut) * (whole + reduced) + copied, (gathers + sums) * (layers + 2)

@@ -162,18 +162,17 @@ def largest_bytes(config: Config, formats: WeightFormats) -> int:
 
 
 def sent_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
-    """A whole tensor in the format in which FSDP2 gathers it.
+    """A whole tensor in the format in which FSDP2 gathers it: matrices in the compute format.
 
-    Matrices in the compute format. With `precision.casts=per_use` tables and vectors keep theirs:
-    autocast computes with these.
+    What autocast does not cast, with `precision.casts=per_use`, keeps its format; so do vectors.
     """
-    numbers = prod(weight.shape)
     if weight.four_bits:
         return _stored_bytes(config, formats, weight)
+    looked_up = formats.copies and weight.tokens is Tokens.none
+    keeps = weight.role is Role.vector or (weight.role is Role.embedding and not looked_up)
+    keeps = keeps or config.precision.compute is Compute.float32
     width = _number_bytes(formats, weight)
-    wide = config.precision.compute is Compute.float32
-    keeps = not formats.copies and weight.role in (Role.embedding, Role.vector)
-    return numbers * (width if wide or keeps else min(width, BFLOAT16_BYTES))
+    return prod(weight.shape) * (width if keeps else min(width, BFLOAT16_BYTES))
 
 
 def shards(config: Config) -> int:
