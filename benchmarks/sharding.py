@@ -22,6 +22,7 @@ import json
 import multiprocessing
 import os
 import socket
+import statistics
 import sys
 import tempfile
 import threading
@@ -158,6 +159,8 @@ def train_eke(asked: argparse.Namespace, folder: Path, watch: Watch) -> None:
         return call
 
     def saved(job: Any, done: int, *args: Any, **keywords: Any) -> None:
+        if done > 2:
+            return
         train, kind = job.plan.config.train, "sync" if done == 1 else "async"
         if hasattr(train, "checkpoint_async"):
             train = replace(train, checkpoint_async=kind == "async")
@@ -334,7 +337,7 @@ def overrides(asked: argparse.Namespace, on_gpu: bool) -> list[str]:
 
 
 def plan_of(asked: argparse.Namespace, on_gpu: bool) -> Any:
-    """eke's plan of it."""
+    """Eke's plan of it."""
     from eke.config.compose import compose
     from eke.workflows.planning import plan_for
 
@@ -379,7 +382,8 @@ def run(asked: argparse.Namespace, on_gpu: bool) -> list[Row]:
 
 def summarised(rows: list[Row], asked: argparse.Namespace) -> Row:
     """Of all ranks: the worst peaks, one rank's bytes, the longest times, tokens per second."""
-    steps = max(rows[0]["seconds"]["step"][1:])
+    # The first makes the optimizer's state, in the second bytes are counted.
+    step_s = statistics.median(rows[0]["seconds"]["step"][2:])
     blocked = {}
     for kind in ("sync", "async"):
         times = [max(row["seconds"][f"{name} {kind}"][-1] for row in rows)
@@ -389,7 +393,7 @@ def summarised(rows: list[Row], asked: argparse.Namespace) -> Row:
         "peaks": {phase: max(row["peaks"].get(phase, 0) for row in rows) for phase in PHASES},
         "sent": rows[0]["sent"],
         "saving": blocked,
-        "tokens_per_s": asked.ranks * SEQ_LEN[asked.size] / steps,
+        "tokens_per_s": asked.ranks * SEQ_LEN[asked.size] / step_s,
         "ranks": rows,
     }
 
