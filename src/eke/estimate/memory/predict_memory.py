@@ -11,6 +11,7 @@ from typing import Any
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import trace_client
 from eke.estimate.memory.components import (
+    NOTHING,
     PHASES,
     UNTRACED,
     Forecast,
@@ -165,7 +166,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
     allocated = highest_range(moment.tensors for moment in measured)
-    gradients = max(m.parts["gradients"].expected for m in found if "gradients" in m.parts)
+    gradients = max((m.parts.get("gradients", NOTHING).expected for m in found))
     whole = found if on_cpu else [_on_gpu(plan, moment, gradients) for moment in found]
     peak = highest_range(moment.total for moment in whole)
     top = max(whole, key=lambda moment: moment.total.expected)
