@@ -126,12 +126,9 @@ _PRO_BLACKWELL = (
 GRACE = 0
 """In place of PCI Express: NVLink-C2C to a Grace processor."""
 
-_HOST_GIB = {
-    "Tesla V100-SXM2-16GB": 488,
-    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), 1152),
-    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"), 2048),
-}
-"""GiB of p3.16xlarge, p4d, p4de, p5, p5en and p6-b200: aws.amazon.com/ec2/instance-types."""
+_HOST_GIB = {"V100": 488, "A100": 1152, "H100": 2048, "H200": 2048, "B200": 2048}
+"""GiB of Amazon's p3.16xlarge, p4d and p4de, p5, p5en, p6-b200: aws.amazon.com/ec2/instance-types.
+"""
 
 HOST_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0, GRACE: 225.0}
 """Generation of PCI Express with 16 lanes -> GB/s to the host in one direction."""
@@ -161,7 +158,7 @@ def _declared(
         peak_flops=tuple((dtype, peak * 1e12) for dtype, peak in peaks.items() if peak),
         memory_bytes_per_s=memory * 1e9,
         link_bytes_per_s=link * 1e9 if link else None,
-        host_memory_bytes=_HOST_GIB[name] * GIB if name in _HOST_GIB else None,
+        host_memory_bytes=_HOST_GIB.get(name.split()[1][:4], 0) * GIB or None,
         host_bytes_per_s=HOST_GB_PER_S[generation] * 1e9,
         network_bytes_per_s=network / 8 * 1e9 if network else None,
         source=source,

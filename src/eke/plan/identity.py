@@ -33,6 +33,7 @@ FORMER_VALUES: dict[str, Any] = {
     "data.text_pair": None, "data.streaming": False, "data.shuffle_buffer": 1000,
     "precision.casts": "per_use", "peft.fused": False, "task.labels": [], "data.multi_hot": None,
     "task.router_loss": None, "model.router_loss": None, "peft.experts": False,
+    "distributed.replicas": 1,
 }  # fmt: skip
 """Key path -> value at which a key that was added later changes nothing. At that value the key is
 not part of the identity, so that runs and sweeps from before it keep their names. Frozen weights

@@ -1,7 +1,7 @@
 """Rules about several processes."""
 
 from eke.common.errors import Fix
-from eke.config.schema import Packing, PeerToPeer
+from eke.config.schema import FSDP, Packing, PeerToPeer
 from eke.hardware import usable_cores
 from eke.rules.rule import Facts, Rule, unsafe, without_effect
 
@@ -14,6 +14,21 @@ def _is_cut(facts: Facts) -> bool:
     """Whether FSDP2 shards every tensor."""
     sharing = facts.config.distributed
     return sharing.option == "fsdp" and sharing.num_processes > 1
+
+
+def _replicas(facts: Facts) -> int:
+    """The most copies up to those asked for that processes and machines can hold."""
+    sharing = facts.config.distributed
+    if not isinstance(sharing, FSDP):
+        return 1
+    processes, local = sharing.num_processes, sharing.processes_per_node
+
+    def fits(replicas: int) -> bool:
+        shards, left = divmod(processes, replicas)
+        # Parts of a copy lie on one machine or on whole ones, lest links be shared unevenly.
+        return not left and shards > 1 and 0 in (local % shards, shards % local)
+
+    return max((n for n in range(2, sharing.replicas + 1) if fits(n)), default=1)
 
 
 def _shared_evenly(facts: Facts) -> int:
@@ -89,6 +104,18 @@ RULES = (
     ),
     _of_one("ddp", "a single process has no other to share work with", "arXiv:2006.15704"),
     _of_one("fsdp", "one process keeps all of every tensor", FSDP_DOCS),
+    Rule(
+        id="replicas_share_evenly",
+        key="distributed.replicas",
+        when=lambda f: getattr(f.config.distributed, "replicas", 1) != _replicas(f),
+        why=lambda f: (
+            f"{f.config.distributed.num_processes} processes on {f.config.distributed.num_nodes} "
+            "machine(s) cannot hold so many copies, each in equal parts on two processes or more "
+            "of one machine or of whole machines"
+        ),
+        fix=lambda f: Fix(f"distributed.replicas={_replicas(f)}"),
+        source=FSDP_DOCS,
+    ),
     Rule(
         id="fsdp_needs_elementwise_optimizer",
         key="optimizer",

@@ -116,8 +116,7 @@ MOST_GPUS, OF_A_MACHINE = 512, 8
 def more_devices(plan: Plan) -> Techniques:
     """FSDP2 on more GPUs, the fewest first, with as many samples per step where they share them."""
     config, device, found = plan.config, plan.device, []
-    now, several = config.distributed, plan.batch
-    samples = several.per_device * several.accumulation * several.world_size
+    now, samples = config.distributed, plan.batch.samples_per_step
     most = device.count * now.num_nodes if device.present else MOST_GPUS
     if device.kind != "cuda" or now.option in STAGE:
         return ()
@@ -128,12 +127,10 @@ def more_devices(plan: Plan) -> Techniques:
         if not is_kept and samples % count == 0:
             batch, is_kept = replace(batch, per_device=samples // count, accumulation=1), True
             name += f" batch.per_device={samples // count} batch.accumulation=1"
+        known = replace(TECHNIQUES["distributed=fsdp"], name=name, applies=lambda _: True)
         edit = partial(replace, distributed=FSDP("fsdp", count, nodes), batch=batch)
         numerics = Numerics.same if is_kept else Numerics.reduced
-        known = TECHNIQUES["distributed=fsdp"]
-        found.append(
-            replace(known, name=name, numerics=numerics, applies=lambda _: True, edit=edit)
-        )
+        found.append(replace(known, numerics=numerics, edit=edit))
     return tuple(found)
 
 
@@ -178,9 +175,8 @@ def advise(plan: Plan, count: int = 5) -> list[Advice]:
     Single changes, and pairs whose changes do not suffice alone; if none suffices, pairs with the
     smallest micro-batch.
     """
-    if not plan.device.present:
-        count = max(OF_A_MACHINE, plan.device.count)
-        plan = replace(plan, device=replace(plan.device, count=count))
+    if (device := plan.device).present is False:
+        plan = replace(plan, device=replace(device, count=max(OF_A_MACHINE, device.count)))
     several = more_devices(plan)
     batches = smaller_batches(plan)
     cheap, dear = techniques_for(plan, CHEAP), techniques_for(plan, DEAR)

@@ -7,6 +7,7 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
 from eke.estimate.memory import Forecast, Method, Verdict, least_host_bytes
 from eke.estimate.memory.predict_memory import room
+from eke.estimate.memory.render_memory import host_budget
 from eke.plan.planner import Plan
 from eke.tuning.advice import Advice, advise
 
@@ -28,11 +29,9 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
         A warning if the expected or the high peak does not fit; else nothing.
 
     Raises:
-        ConfigError: it cannot fit, or its machine's own memory cannot hold what its ranks save,
-            with the override that reduces memory.
+        ConfigError: it, or its machine's own memory, cannot; with the override that reduces memory.
     """
-    if problem := _host_problem(plan, found):
-        raise ConfigError(problem)
+    _refuse_host(plan, found)
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
     if cannot_fit(plan, found):
@@ -51,18 +50,17 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
     )
 
 
-def _host_problem(plan: Plan, found: Forecast) -> Problem | None:
-    """What is wrong where ranks on GPUs need more of their machine's own memory than it has."""
-    has, number = plan.device.host_memory_bytes, plan.processes_per_node
-    needed, alone = (least_host_bytes(plan, found, copies) for copies in (True, False))
-    if has is None or needed <= has or plan.config.ignore_forecast:
-        return None
-    why = f"its {number} processes on a machine need at least {format_bytes(needed)} of its own "
-    why += f"memory, {format_bytes(needed - alone)} of it to save; it has {format_bytes(has)}"
+def _refuse_host(plan: Plan, found: Forecast) -> None:
+    """The same of a machine's own memory, which its ranks share to save, and for what they move."""
+    has, alone = plan.device.host_memory_bytes, least_host_bytes(plan, found, copies=False)
+    if plan.config.ignore_forecast or not has or least_host_bytes(plan, found) <= has:
+        return
+    key, value, fix = "offload", plan.config.offload.option, "offload=none"
     if alone <= has:
-        fix = Fix("train.checkpoint_async=false")
-        return Problem("train.checkpoint_async", "null", why, fix, HOST)
-    return Problem("offload", plan.config.offload.option, why, Fix("offload=none"), HOST)
+        key, value, fix = "train.checkpoint_async", "null", "train.checkpoint_async=false"
+    why = f"host memory of a machine: {host_budget(plan, found)}"
+    why += f", {format_bytes(alone)} without copies of what is saved"
+    raise ConfigError(Problem(key, value, why, Fix(fix), HOST))
 
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:

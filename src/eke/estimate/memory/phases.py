@@ -20,7 +20,7 @@ from eke.estimate.memory.components import (
 )
 from eke.estimate.memory.sharding import held_at, layer_numbers
 from eke.models.families import FLOAT32_BYTES, family_of, is_classification
-from eke.models.sizes import STAGE, shards, shared_state_bytes, training_structure
+from eke.models.sizes import STAGE, shared_state_bytes, training_structure
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
 Parts = dict[str, Range]
@@ -131,14 +131,13 @@ class _Moments:
 
     def of_checkpoints(self) -> list[Moment]:
         """Reading and saving of a rank's own part, tensor by tensor or as a copy of it."""
-        saved, on_host = sharding.saved_bytes(self.plan), self.plan.device.kind == "cpu"
-        largest = max(prod(w.shape) for w in self.parts) // shards(self.config)
-        piece, found = FLOAT32_BYTES * largest * on_host, []
-        copied = saved * on_host if sharding.saves_behind(self.config) else piece
-        for phase, size in (("resume", piece), ("save", copied)) if saved else ():
-            more = {"saving": range_around(0, size, size + piece)}
-            found.append(Moment(phase, self.held("between", NOTHING) | more, phase))
-        return found
+        config, on_host = self.config, self.plan.device.kind == "cpu"
+        largest = max(prod(w.shape) for w in self.parts) // config.distributed.num_processes
+        piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
+        copied, held = on_host * saved, self.held("between", NOTHING)
+        sizes = {"resume": piece, "save": copied if sharding.saves_behind(config) else piece}
+        return [Moment(phase, held | {"saving": around(size)}, phase)
+                for phase, size in sizes.items() if saved]  # fmt: skip
 
     def of_sharing(self) -> list[Moment]:
         """Moments that only ZeRO has."""
@@ -246,8 +245,7 @@ class _Moments:
         number = self.plan.compute.formats.weight_bytes
         trained = not is_classification(self.config) and not trains_adapters(self.config)
         head = trained * number * self.shape.vocabulary * self.shape.hidden
-        cut = shards(self.config) if self.config.distributed.option == "fsdp" else 1
-        head = min(head // cut, self.state.gradients)
+        head = min(head // getattr(self.config.distributed, "shards", 1), self.state.gradients)
         gradients = range_around(
             0, head, min(2 * head + number * self.layer, 2 * self.state.gradients)
         )

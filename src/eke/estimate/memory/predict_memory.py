@@ -166,8 +166,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
     allocated = highest_range(moment.tensors for moment in measured)
-    gradients = max((m.parts.get("gradients", NOTHING).expected for m in found))
-    whole = found if on_cpu else [_on_gpu(plan, moment, gradients) for moment in found]
+    whole = found if on_cpu else [_on_gpu(plan, moment, found) for moment in found]
     peak = highest_range(moment.total for moment in whole)
     top = max(whole, key=lambda moment: moment.total.expected)
     capacity = room(plan)
@@ -272,7 +271,7 @@ def highest_phase(found: Forecast) -> str:
     return max(found.phases, key=lambda phase: found.phases[phase])
 
 
-def _on_gpu(plan: Plan, moment: Moment, gradients: int) -> Moment:
+def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
     """With cuBLAS' workspace, the allocator's reserve and the driver's context.
 
     FSDP2 makes gradients on a stream of its own (`foreach_reduce`), whose memory no other one has.
@@ -282,8 +281,9 @@ def _on_gpu(plan: Plan, moment: Moment, gradients: int) -> Moment:
     if moment.phase == "load":
         space = 0
     allocated, held = moment.total, 0
-    if is_fsdp(plan.config) and "gradients" in moment.parts:
-        held = max(0, gradients - moment.parts["gradients"].expected)
+    if is_fsdp(plan.config):
+        gradients = [m.parts.get("gradients", NOTHING).expected for m in (moment, *every)]
+        held = max(gradients) - gradients[0]
     reserve = range_around(
         0,
         int(allocated.expected * RESERVE_SHARE[0]) + SEGMENT_BYTES + held,

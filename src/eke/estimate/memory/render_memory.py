@@ -34,6 +34,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
     peak, tight = found.peak, found.verdict is Verdict.tight
     verdict = "tight: may not fit" if tight else found.verdict.value
     between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
+    several = plan.device.kind != "cpu" and plan.config.distributed.num_processes > 1
     sizes = [f"{phase} {format_bytes(size)}" for phase, size in found.phases.items() if size]
     lines = [
         f"memory: {verdict}   ({_available(plan, found)})",
@@ -43,7 +44,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
         "",
         wrapped(f"tensors by phase: {', '.join(sizes)}"),
         *_anatomy(plan),
-        *_host(plan, found),
+        *([f"  host memory of a machine: {host_budget(plan, found)}"] if several else []),
         wrapped(f"counted: {found.basis}"),
         *_rows(plan),
         *(wrapped(f"not exact: {note}") for note in found.notes),
@@ -117,14 +118,10 @@ def _anatomy(plan: Plan) -> list[str]:
     return [wrapped(f"bytes per parameter: {' + '.join(parts)} = {total:.3g}")]
 
 
-def _host(plan: Plan, found: Forecast) -> list[str]:
-    """The second budget: a machine's own memory, which ranks on its GPUs share."""
-    if plan.device.kind == "cpu" or plan.config.distributed.num_processes == 1:
-        return []
+def host_budget(plan: Plan, found: Forecast) -> str:
+    """The second budget: what ranks on GPUs take of their machine's own memory."""
     needed, has = least_host_bytes(plan, found), plan.device.host_memory_bytes
-    words = f"{format_bytes(needed)} at least" + (f" of {format_bytes(has)}" if has else "")
-    too_much = ": does not fit" if needed > (has or needed) else ""
-    return [wrapped(f"host memory of a machine: {words}{too_much}")]
+    return f"{format_bytes(needed)} at least" + (f" of {format_bytes(has)}" if has else "")
 
 
 def _rows(plan: Plan) -> list[str]:

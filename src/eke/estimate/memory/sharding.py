@@ -9,30 +9,9 @@ from dataclasses import dataclass
 from math import prod
 
 from eke.config.schema import FSDP, Config
-from eke.estimate.memory.components import (
-    NOTHING,
-    Range,
-    exact,
-    is_fsdp,
-    range_around,
-    trains_adapters,
-)
-from eke.models.families import (
-    FLOAT32_BYTES,
-    Role,
-    Tokens,
-    Weight,
-    family_of,
-    is_classification,
-)
-from eke.models.sizes import (
-    STAGE,
-    pieces,
-    sent_bytes,
-    shards,
-    shared_state_bytes,
-    trained_weights,
-)
+from eke.estimate.memory.components import NOTHING, Range, exact, range_around, trains_adapters
+from eke.models.families import FLOAT32_BYTES, Role, Tokens, Weight, family_of, is_classification
+from eke.models.sizes import STAGE, pieces, sent_bytes, shared_state_bytes, trained_weights
 from eke.plan.planner import Plan
 
 Parts = tuple[Weight, ...]
@@ -219,23 +198,20 @@ def _gathered_weights(plan: Plan, parts: Parts) -> Range:
 
 
 def saved_bytes(plan: Plan) -> int:
-    """Bytes that a rank saves: its part of states and weights, of adapters alone; 0 without parts.
-
-    The writing of them goes on behind the training, which takes a copy of as many in host memory.
-    """
-    config, formats = plan.config, plan.compute.formats
-    option = config.distributed.option
-    if config.distributed.num_processes == 1 or not (is_fsdp(config) or option in STAGE):
+    """Bytes that a rank saves: its part of states and weights or adapters; 0 where it has none."""
+    config, sharing = plan.config, plan.config.distributed
+    if sharing.num_processes == 1 or sharing.option not in (*STAGE, "fsdp"):
         return 0
-    state = shared_state_bytes(config, plan.size, host=True, formats=formats)
-    trained = FLOAT32_BYTES * sum(prod(w.shape) for w in trained_weights(config))
-    weights = trained if trains_adapters(config) else state.weights
-    whole = trains_adapters(config) or option in ("zero1", "zero2")
-    return state.optimizer + state.master + (weights // shards(config) if whole else weights)
+    state = shared_state_bytes(config, plan.size, host=True, formats=plan.compute.formats)
+    cut, weights = getattr(sharing, "shards", sharing.num_processes), state.weights
+    if trains_adapters(config):
+        weights = FLOAT32_BYTES * sum(prod(w.shape) for w in trained_weights(config))
+    whole = trains_adapters(config) or sharing.option in ("zero1", "zero2")
+    return weights // (cut if whole else 1) + state.optimizer + state.master
 
 
 def saves_behind(config: Config) -> bool:
-    """Whether a thread writes a copy; null is yes."""
+    """Whether a thread writes a copy in host memory while training goes on; null is yes."""
     return getattr(config.train, "checkpoint_async", None) is not False
 
 
@@ -247,7 +223,7 @@ def held_at(
     `whole` are the bytes of all gradients, `gradients` those that a single process holds then.
     """
     option = plan.config.distributed.option
-    if is_fsdp(plan.config):
+    if isinstance(plan.config.distributed, FSDP):
         return gradients, _fsdp(plan, parts, moment)
     if option in STAGE:
         moment = moment if moment != "between" else "evaluation"
@@ -297,33 +273,34 @@ def num_layers(config: Config) -> int:
 
 def layer_numbers(config: Config, weights: Parts) -> int:
     """Numbers of one layer, without stacked experts."""
-    outside = (Role.embedding, Role.outer)
-    return -(-sum(prod(w.shape) for w in weights if w.role not in outside) // num_layers(config))
+    inside = sum(prod(w.shape) for w in weights if w.role in (Role.hidden, Role.vector))
+    return -(-inside // num_layers(config))
 
 
 Unit = tuple[int, int, int]
 """Bytes of what FSDP2 gathers at once: as it is sent, of its gradients, and as they are reduced."""
 
 
-def units(plan: Plan, parts: Parts) -> list[Unit]:
-    """One layer; tables that are only looked up; the head, or a tied table.
+def units(plan: Plan, parts: Parts) -> tuple[Unit, Unit, Unit]:
+    """One layer, tables that are only looked up, and the head or a tied table.
 
     `eke.training.distributed.fsdp.shard_model` cuts a model so. Gradients are as narrow as what is
     sent, but for those of tables, of the fused loss, and where norms among them are not narrow.
     """
-    config, formats = plan.config, plan.compute.formats
-    found, fused = [[0, 0, 0] for _ in range(3)], config.kernels.fused_linear_cross_entropy
+    config, formats, found = plan.config, plan.compute.formats, [[0, 0, 0] for _ in range(3)]
     for weight in parts:
-        is_table = weight.role is Role.embedding
-        is_head = _is_tied(weight) or (weight.role is Role.outer and len(weight.shape) == 2)
+        is_table, is_matrix = weight.role is Role.embedding, len(weight.shape) == 2
+        is_head = _is_tied(weight) or (weight.role is Role.outer and is_matrix)
+        exact = config.kernels.fused_linear_cross_entropy if is_head else not formats.copies
         sent = sent_bytes(config, formats, weight)
         wide = prod(weight.shape) * (FLOAT32_BYTES if weight.is_adapter else formats.weight_bytes)
-        exact = is_table or (fused if is_head else not formats.copies)
-        gradients = (wide if exact else sent, wide) if weight.trained else (0, 0)
-        mine = found[2 if is_head else int(is_table)]
-        mine[:] = map(sum, zip(mine, (sent, *gradients), strict=True))
-    found[0] = [size // num_layers(config) for size in found[0]]
-    return [(sent, gradients, reduced) for sent, gradients, reduced in found]
+        narrow, mine = wide if exact or is_table else sent, found[2 if is_head else int(is_table)]
+        for place, size in enumerate((sent, narrow, wide) if weight.trained else (sent,)):
+            mine[place] += size
+    (sent, narrow, wide), table, head = found
+    count = num_layers(config)
+    layer = sent // count, narrow // count, wide // count
+    return layer, (table[0], table[1], table[2]), (head[0], head[1], head[2])
 
 
 def _is_tied(weight: Weight) -> bool:
@@ -333,37 +310,34 @@ def _is_tied(weight: Weight) -> bool:
 def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     """Gathered weights, and whole gradients on their way to be scattered.
 
-    A unit is gathered into one buffer and copied out of it. On a GPU the next one's is there
-    already. The buffer of the gradients before is freed when the next is filled. The head stays
-    whole until its gradient is there, a tied table to the end. On a CPU gloo copies what it gathers
-    and reduces. Source: torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`;
+    A unit is gathered into one buffer and copied out of it, on a GPU while the one before computes.
+    The buffer of the gradients before is freed when the next is filled. The head stays whole until
+    its gradient is there, a tied table to the end. On a CPU gloo copies what it gathers and
+    reduces. Source: torch 2.13, _fully_shard, `wait_for_unshard` and `post_backward`;
     ProcessGroupGloo.cpp, `_allgather_base` and `_reduce_scatter_base`.
     """
     sharing, on_cpu = plan.config.distributed, plan.device.kind == "cpu"
     assert isinstance(sharing, FSDP)
     every = layer, table, head = units(plan, parts)
-    tied = sum(head[:2]) if any(map(_is_tied, parts)) else 0
-
-    def gather(unit: Unit, following: Unit) -> int:
-        return 3 * unit[0] if on_cpu else 2 * unit[0] + following[0]
+    tied = sum(head[:2]) * any(map(_is_tied, parts))
+    ahead = 0 if on_cpu else layer[0]
 
     def turn(unit: Unit, before: int) -> int:
         whole, gradients, reduced = unit
         there = gradients // 2 if unit is layer else gradients  # they come as its activations go
-        ahead = 0 if on_cpu else layer[0]
-        computing = ahead + before + max(whole + there, on_cpu * 3 * whole)
-        return max(computing, ahead + gradients + (1 + on_cpu) * reduced)
+        computing = before + max(whole + there, on_cpu * 3 * whole)
+        return ahead + max(computing, gradients + (1 + on_cpu) * reduced)
 
-    last = turn(layer, head[2]) if not tied else tied + turn(layer, 0)
     kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
+    last = max(turn(layer, 0 if tied else head[2]), 0 if tied else turn(head, 0))
     expected = {
         "forward": kept + 2 * head[0],
         "loss": kept + head[0],
-        "last_layer": kept + max(last, 0 if tied else turn(head, 0)),
+        "last_layer": kept + tied + last,
         "first_layer": tied + turn(layer, layer[2]),
-        "embedding": max(turn((0, *table[1:]), layer[2]), turn(head, layer[2]) if tied else 0),
+        "embedding": turn(head if tied else (0, *table[1:]), layer[2]),
         "optimizer": 0,
-        "evaluation": max(gather(table, layer), gather(layer, head), 2 * head[0]),
+        "evaluation": max((2 + on_cpu) * sent for sent, *_ in every) + ahead,
     }.get(moment)
     if expected is None or sharing.num_processes == 1:
         return range_around(0, 0, 2 * (expected or 0))

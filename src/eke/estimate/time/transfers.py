@@ -27,7 +27,7 @@ from eke.estimate.memory.activations import activations
 from eke.estimate.memory.sharding import num_layers, units
 from eke.estimate.time.rates import Span, exactly
 from eke.models.families import AttentionLayers, Role, Shape, Tokens, Weight
-from eke.models.sizes import STAGE, optimizer_entry, shards, training_structure
+from eke.models.sizes import STAGE, exchange_of, optimizer_entry, training_structure
 from eke.plan.planner import Plan
 
 FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
@@ -204,7 +204,7 @@ def _shares(plan: Plan) -> int:
     """Processes that the optimizer's work is shared out to."""
     config = plan.config
     if isinstance(config.distributed, FSDP):
-        return shards(config)
+        return config.distributed.shards
     return max(1, plan.batch.world_size) if config.distributed.option in STAGE else 1
 
 
@@ -254,10 +254,10 @@ def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
 
 def _exchanged_parts(plan: Plan, sharing: FSDP) -> tuple[float, int]:
     """Of FSDP2: gathers in the format that is sent, sums in float32; of replicas sums of parts."""
-    rounds, cut, layers = plan.batch.accumulation, shards(plan.config), num_layers(plan.config)
+    rounds, cut, layers = plan.batch.accumulation, sharing.shards, num_layers(plan.config)
     layer, table, head = units(plan, training_structure(plan.config).weights)
     gathers = rounds * (2 if sharing.reshard_after_forward else 1)
-    sums = rounds if sharing.exchange is Exchange.every else 1
+    sums = rounds if exchange_of(plan.config) is Exchange.every else 1
     whole = gathers * layers * layer[0] + rounds * (table[0] + head[0])
     reduced = sums * (layers * layer[2] + table[2] + head[2])
     copied = 2 * (1 - cut / sharing.num_processes) * reduced / cut

@@ -18,6 +18,7 @@ from eke.config.schema import (
     Config,
     Evaluation,
     Exchange,
+    Float8,
     NvmeOffload,
     QLora,
     Switch,
@@ -78,6 +79,8 @@ class WeightFormats:
     """torch dtype name of frozen weights."""
     copies: str = ""
     """torch dtype name of the copies of float32 weights that a step computes with; "" without."""
+    gathered: str = ""
+    """torch dtype name that FSDP2 sends float32 matrices in; "" where each weight has its own."""
 
     @property
     def weight_bytes(self) -> int:
@@ -107,7 +110,13 @@ def decide_formats(config: Config) -> WeightFormats:
     master = precision.weights is Weights.bfloat16 and wanted
     narrow = precision.weights is Weights.float32 and precision.compute is not Compute.float32
     copies = precision.compute.value if narrow and precision.casts is Casts.per_step else ""
-    return WeightFormats(precision.weights.value, master, _frozen_format(config), copies)
+    # What is sent once is computed with in training and evaluation; float8 scales, and DoRA's norms
+    # are, of float32 weights.
+    sent = isinstance(config.distributed, FSDP) and narrow and len(computed_formats(config)) == 1
+    sent = sent and precision.float8 is Float8.off and config.peft.option != "dora"
+    gathered = precision.compute.value if sent else ""
+    frozen = _frozen_format(config)
+    return WeightFormats(precision.weights.value, master, frozen, copies, gathered)
 
 
 def computed_formats(config: Config) -> set[str]:
@@ -162,38 +171,47 @@ def largest_bytes(config: Config, formats: WeightFormats) -> int:
 
 
 def sent_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
-    """A whole tensor in the format in which FSDP2 gathers it: matrices in the compute format.
-
-    What autocast does not cast, with `precision.casts=per_use`, keeps its format; so do vectors.
-    """
+    """A whole tensor in the format in which FSDP2 gathers it: not all are sent in 16 bits."""
     if weight.four_bits:
         return _stored_bytes(config, formats, weight)
-    looked_up = formats.copies and weight.tokens is Tokens.none
-    keeps = weight.role is Role.vector or (weight.role is Role.embedding and not looked_up)
-    keeps = keeps or config.precision.compute is Compute.float32
+    wide = weight.tokens is not Tokens.none or not formats.copies  # of tables
+    keeps = weight.role is Role.vector or (weight.role is Role.embedding and wide)
     width = _number_bytes(formats, weight)
-    return prod(weight.shape) * (width if keeps else min(width, BFLOAT16_BYTES))
-
-
-def shards(config: Config) -> int:
-    """Parts that FSDP2 cuts the state into: `distributed.replicas` processes hold the same one."""
-    sharing = config.distributed
-    return max(1, sharing.num_processes // getattr(sharing, "replicas", 1))
+    narrow = formats.gathered and not keeps
+    return prod(weight.shape) * (min(width, BFLOAT16_BYTES) if narrow else width)
 
 
 def _part(config: Config, shape: tuple[int, ...]) -> tuple[int, ...]:
     """FSDP2's first part of a tensor: torch's Shard cuts the first dimension, rounding up."""
     if not shape:
         return shape
-    return (-(-shape[0] // shards(config)), *shape[1:])
+    return (-(-shape[0] // cast(FSDP, config.distributed).shards), *shape[1:])
+
+
+WHOLE_GRADIENTS_BYTES = 8 * 2**30
+"""Larger gradients add up in parts: a choice, a tenth of an 80 GiB device."""
+
+
+def exchange_of(config: Config) -> Exchange:
+    """After which micro-batches of a step FSDP2 shares gradients out; `auto` goes by their size."""
+    typed = cast(FSDP, config.distributed).exchange
+    trained = (prod(w.shape) for w in training_structure(config).weights if w.trained)
+    is_large = FLOAT32_BYTES * sum(trained) > WHOLE_GRADIENTS_BYTES and _accumulation(config) > 1
+    chosen = Exchange.every if is_large else Exchange.last
+    return chosen if typed is Exchange.auto else typed
+
+
+def _accumulation(config: Config) -> int:
+    """Micro-batches of a step, as far as they are known before there is a plan."""
+    batch = config.batch
+    per_round = batch.micro_batch * config.distributed.num_processes
+    return batch.target // per_round if batch.target else batch.accumulation or 1
 
 
 def _adds_up_whole(config: Config) -> bool:
     """Whether gradients of several micro-batches add up before they are shared out."""
-    sharing, batch = config.distributed, config.batch
-    per_round = batch.micro_batch * sharing.num_processes
-    accumulation = batch.target // per_round if batch.target else batch.accumulation or 1
-    return isinstance(sharing, FSDP) and sharing.exchange is Exchange.last and accumulation > 1
+    several = isinstance(config.distributed, FSDP) and _accumulation(config) > 1
+    return several and exchange_of(config) is Exchange.last
 
 
 def _number_bytes(formats: WeightFormats, weight: Weight) -> int:
@@ -212,8 +230,7 @@ def _stored_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int
     if not weight.four_bits:
         width = _number_bytes(formats, weight)
         looked_up = weight.trained and weight.place is Role.embedding
-        copied = formats.copies and width == FLOAT32_BYTES  # FSDP2 gathers 16 bits instead
-        copied = copied and not isinstance(config.distributed, FSDP)
+        copied = formats.copies and not formats.gathered and width == FLOAT32_BYTES
         copied = copied and not (looked_up and weight.tokens is Tokens.none)
         return (width + (BFLOAT16_BYTES if copied else 0)) * numbers
     return four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)

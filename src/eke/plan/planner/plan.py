@@ -97,11 +97,13 @@ class ComputePlan:
     """As `autocast`, in evaluation."""
     copies: str = ""
     """Of the copies of float32 weights that a step computes with; "" without."""
+    gathered: str = ""
+    """That FSDP2 sends float32 matrices in; "" where each weight has its own."""
 
     @property
     def formats(self) -> WeightFormats:
         """Formats of the training state."""
-        return WeightFormats(self.weights, self.master, self.frozen, self.copies)
+        return WeightFormats(self.weights, self.master, self.frozen, self.copies, self.gathered)
 
     @property
     def matmul(self) -> str:

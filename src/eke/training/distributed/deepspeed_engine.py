@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from eke.common.errors import RunError
 from eke.common.paths import LOCAL_RANK
 from eke.config.schema import FSDP, Exchange
+from eke.models.sizes import exchange_of
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import (
     WholeState,
+    build_mesh,
     gather_optimizer,
     gather_parameters,
     gather_weights,
@@ -267,7 +269,7 @@ def share_model(
     if plan.deepspeed is not None:
         return model  # sharded later by its engine
     if ranks.world_size > 1 and isinstance(plan.config.distributed, FSDP):
-        shard_model(plan, model, device)
+        shard_model(plan, model, build_mesh(plan, device))
         return model
     if plan.config.engine.option == "trainer":
         return model  # Trainer wraps it with a separate Accelerator
@@ -321,5 +323,5 @@ def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks)
     if plan.config.memory.optimizer_in_backward:
         return InBackwardUpdate(plain.optimizer, plain.parameters, plain.knows_norm)
     if ranks.world_size > 1 and isinstance(config, FSDP):
-        return ShardedUpdate(plain, model, config.exchange)
+        return ShardedUpdate(plain, model, exchange_of(plan.config))
     return plain

@@ -5,16 +5,21 @@ as if one process had written it; each process reads all of it and cuts its part
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.utils._pytree import tree_map_only
 
 from eke.config.schema import FSDP
-from eke.plan.planner import Plan
+from eke.plan.planner import Plan, prefetches
 from eke.training.model.checkpointing import find_layers
 
 
@@ -30,22 +35,86 @@ class WholeState:
     """What the optimizer trains, in the order of its groups, where `weights` are an average."""
 
 
-def shard_model(plan: Plan, model: nn.Module, device: torch.device) -> None:
-    """Cut the parameters of `model`, equal on each process and on its device, in place.
-
-    Each Transformer layer is gathered alone; what lies around them (embeddings, heads) is one more
-    unit, kept from forward to backward.
-    """
+def build_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
+    """The ranks: along "shard" they hold the parts of a tensor, along "replicate" the same part."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    config = plan.config.distributed
-    assert isinstance(config, FSDP)
-    mesh = init_device_mesh(device.type, (plan.batch.world_size,))
-    for layer in find_layers(model):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
-    # Its weights are needed first in the backward pass: freeing them in between saves nothing.
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    config, world_size = cast(FSDP, plan.config.distributed), plan.batch.world_size
+    if config.replicas == 1:
+        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+    shape = config.replicas, world_size // config.replicas
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut the parameters of `model`, which has no numbers yet or equal ones on all ranks, in place.
+
+    Each Transformer layer is a unit, which is gathered alone; embedding and head are, too, where no
+    other module has their weights. The rest is one more unit.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from eke.training.model.number_formats import kept_wide
+
+    sent = getattr(torch, plan.compute.gathered) if plan.compute.gathered else None
+    wide = kept_wide(plan, model) if sent else set()
+    # Modules cast their inputs as in one process.
+    policy = MixedPrecisionPolicy(sent, torch.float32 if sent else None, cast_forward_inputs=False)
+    again = cast(FSDP, plan.config.distributed).reshard_after_forward
+    layers, table, head = find_layers(model), _alone(model, "input"), _alone(model, "output")
+    units: list[Any] = [unit for unit in (table, *layers, head) if unit is not None]
+    for unit in [*units, model]:
+        # A head's weights are needed first in the backward pass: nothing is saved in between.
+        back = again if unit in layers else unit is table
+        fully_shard(unit, mesh=mesh, reshard_after_forward=back, mp_policy=policy)
+        # A fused loss gives a float32 gradient.
+        _set_formats(unit, wide, exact=bool(sent) and getattr(unit, "fused", False) is True)
+    if isinstance(table, nn.Embedding):
+        units[0].set_unshard_in_backward(False)  # its backward pass reads no weight
+    for unit, following in pairwise(units):
+        if prefetches(plan.device):
+            unit.set_modules_to_forward_prefetch([following])
+        else:  # an empty list would be FSDP2's default
+            following.set_modules_to_backward_prefetch([following])
+
+
+def _alone(model: Any, side: str) -> nn.Module | None:
+    """The module with the input or output embeddings, if no other module has one of its weights."""
+    with suppress(AttributeError, NotImplementedError):  # of classes without them
+        found: Any = getattr(model, f"get_{side}_embeddings")()
+        owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
+        mine = [] if found is None else list(found.parameters())
+        return found if mine and all(owners[id(p)] == 1 for p in mine) else None
+    return None
+
+
+class _Wide(FSDPParam):
+    """A weight that is sent in its own format, whatever that of its unit is; torch 2.13."""
+
+    def init_dtype_attrs(self, mp_policy: Any) -> None:
+        super().init_dtype_attrs(replace(mp_policy, param_dtype=None))
+
+
+class _Exact(FSDPParam):
+    """A weight that is sent in 16 bits and has a float32 gradient."""
+
+    def init_unsharded_param(self) -> None:
+        super().init_unsharded_param()
+        self._unsharded_param.grad_dtype = torch.float32
+
+
+def _set_formats(unit: Any, wide: Set[tuple[nn.Module, str]], exact: bool) -> None:
+    """Keep formats that differ from the unit's; FSDP2 adds up its gradients as one tensor."""
+    group = unit._get_fsdp_state()._fsdp_param_group
+    weights = group.fsdp_params if group else []
+    kept = [(w._module_info.module, w._module_info.param_name) in wide for w in weights]
+    trained = [w.sharded_param.requires_grad for w in weights]
+    exact = exact or len({k for k, is_trained in zip(kept, trained, strict=True) if is_trained}) > 1
+    for weight, is_wide, is_trained in zip(weights, kept, trained, strict=True):
+        if is_wide:
+            weight.__class__ = _Wide
+        elif exact and is_trained:
+            weight.__class__ = _Exact
 
 
 def whole(tensor: Tensor) -> Tensor:

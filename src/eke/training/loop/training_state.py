@@ -239,7 +239,7 @@ def _start(
     checkpoint: Path | None,
 ) -> Started:
     """Load the checkpoint, if any, and compile the model."""
-    if formats.held and not family_of(plan.config).is_known:
+    if plan.compute.copies and not family_of(plan.config).is_known:
         check_copies(model, formats.copies)
     _seed_dropout(plan, ranks)
     step = 0

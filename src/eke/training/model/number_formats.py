@@ -12,13 +12,16 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from eke.common.errors import RunError
 from eke.config.schema import CompileMode
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import cut_like, part
 from eke.training.model.activation_offload import is_away
+from eke.training.model.adapted_layers import expert_weights, is_linear
 from eke.training.model.checkpointing import find_layers
 
 Context = Callable[[], AbstractContextManager[object]]
@@ -52,17 +55,24 @@ def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = No
         set_tf32(plan.compute.tf32)
     compute, copies = plan.compute, plan.compute.copies
     return Formats(
-        autocast=_context(None if copies else compute.autocast, device),
-        eval_autocast=_context(compute.eval_autocast, device),
+        autocast=_context(None if copies else compute.autocast, device, keep=True),
+        eval_autocast=_context(compute.eval_autocast, device, keep=False),
         scaler=torch.amp.GradScaler(device.type) if compute.loss_scaling else None,
-        copies=NarrowCopies(model, getattr(torch, copies)) if model and copies else nullcontext(),
+        copies=NarrowCopies(model, getattr(torch, copies))
+        if model and copies and not compute.gathered
+        else nullcontext(),
     )
 
 
-def _context(autocast: str | None, device: torch.device) -> Context:
+def _context(autocast: str | None, device: torch.device, keep: bool) -> Context:
+    """Without `keep` a copy goes once it was used: they would stay to the end of the forward pass.
+
+    Backward passes need those of training in any case.
+    """
     if autocast is None:
         return nullcontext
-    return partial(torch.autocast, device.type, dtype=getattr(torch, autocast))
+    dtype = getattr(torch, autocast)
+    return partial(torch.autocast, device.type, dtype=dtype, cache_enabled=keep)
 
 
 def trained_dtype(plan: Plan) -> torch.dtype:
@@ -97,17 +107,8 @@ class NarrowCopies:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        kept = kept_in_float32(model, dtype)
-        self._places: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
+        self._places = [(m._parameters, name, weight) for m, name, weight in _narrow(model, dtype)]
         """Of each weight in its modules: a tied one has several."""
-        for prefix, module in model.named_modules():
-            if _sums_over_tokens(module):
-                _compute_in_float32(module, dtype)
-                continue
-            for name, weight in module.named_parameters(recurse=False):
-                is_kept = any(part in f"{prefix}.{name}" for part in kept)
-                if weight.dtype is torch.float32 and not is_kept:
-                    self._places.append((module._parameters, name, weight))
         self.made = {weight: _narrow_copy(weight, dtype) for *_, weight in self._places}
         """Float32 weight -> its copy."""
 
@@ -120,6 +121,73 @@ class NarrowCopies:
     def __exit__(self, *_: object) -> None:
         for owner, name, weight in self._places:
             owner[name] = weight
+
+
+Place = tuple[nn.Module, str, nn.Parameter]
+"""A module, a name in it, and the weight there."""
+
+
+def _narrow(model: nn.Module, dtype: torch.dtype, tables: bool = False) -> Iterator[Place]:
+    """What a step computes with in 16 bits; the other modules take and give them from now on."""
+    kept = kept_in_float32(model, dtype)
+    for prefix, module in model.named_modules():
+        if tables and isinstance(module, nn.Embedding):
+            vars(module)["forward"] = partial(_look_up, module.forward)
+        elif _sums_over_tokens(module):
+            _compute_in_float32(module, dtype)
+            continue
+        for name, weight in module.named_parameters(recurse=False):
+            is_kept = any(part in f"{prefix}.{name}" for part in kept)
+            if weight.dtype is torch.float32 and not is_kept:
+                yield module, name, weight
+
+
+def kept_wide(plan: Plan, model: nn.Module) -> set[tuple[nn.Module, str]]:
+    """Places of weights that FSDP2 sends in their own format, not in `plan.compute.gathered`.
+
+    Per use, those are what autocast does not cast: all but operands of products. A tied weight is
+    wide everywhere if it is anywhere.
+    """
+    every = [(m, n, p) for m in model.modules() for n, p in m.named_parameters(recurse=False)]
+    if plan.compute.copies:
+        found = _narrow(model, getattr(torch, plan.compute.gathered), tables=True)
+        narrow = {(module, name) for module, name, _ in found}
+    else:
+        experts = set(map(id, expert_weights(model).values()))
+        # Switch's router gives its matrix another format in each forward pass.
+        routers = [m for m in model.modules() if isinstance(vars(m).get("dtype"), torch.dtype)]
+        own = {child for module in routers for child in module.children()}
+        narrow = {
+            (m, n) for m, n, p in every if (is_linear(m) and m not in own) or id(p) in experts
+        }
+    wide = {id(weight) for module, name, weight in every if (module, name) not in narrow}
+    return {(module, name) for module, name, weight in every if id(weight) in wide}
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a 16-bit table, whose gradients are summed in float32 and rounded once."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor, padding: int | None = None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.sizes = len(table), -1 if padding is None else padding
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        add: Any = torch.ops.aten.embedding_dense_backward
+        return None, add(gradient.float(), *ctx.saved_tensors, *ctx.sizes, False), None
+
+
+class _Float32Rows(TorchFunctionMode):
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = func is F.embedding
+        return cast(Any, _Rows).apply(*args[:3]) if known else func(*args, **(kwargs or {}))
+
+
+def _look_up(forward: Callable[..., Tensor], *args: Any) -> Tensor:
+    with _Float32Rows():
+        return forward(*args)
 
 
 def _narrow_copy(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
