@@ -281,7 +281,7 @@ class _Moments:
         # torch sums two gradients of one table into a third.
         several = is_tied or family_of(self.config).is_encoder_decoder
         times = 2 if several else int(self.plan.batch.accumulation > 1)
-        if trains_adapters(self.config):
+        if trains_adapters(self.config) or self.config.distributed.option == "fsdp":
             table = 0
         parts = self.held("embedding", exact(self.state.gradients))
         more = times * min(table, self.state.gradients)

@@ -285,7 +285,7 @@ def units(plan: Plan, parts: Parts) -> tuple[Unit, Unit, Unit]:
     """One layer, tables that are only looked up, and the head or a tied table.
 
     `eke.training.distributed.fsdp.shard_model` cuts a model so. Gradients are as narrow as what is
-    sent, but for those of tables, of the fused loss, and where norms among them are not narrow.
+    sent, but for those of the fused loss, and where norms among them are not narrow.
     """
     config, formats, found = plan.config, plan.compute.formats, [[0, 0, 0] for _ in range(3)]
     for weight in parts:
@@ -294,7 +294,7 @@ def units(plan: Plan, parts: Parts) -> tuple[Unit, Unit, Unit]:
         exact = config.kernels.fused_linear_cross_entropy if is_head else not formats.copies
         sent = sent_bytes(config, formats, weight)
         wide = prod(weight.shape) * (FLOAT32_BYTES if weight.is_adapter else formats.weight_bytes)
-        narrow, mine = wide if exact or is_table else sent, found[2 if is_head else int(is_table)]
+        narrow, mine = wide if exact else sent, found[2 if is_head else int(is_table)]
         for place, size in enumerate((sent, narrow, wide) if weight.trained else (sent,)):
             mine[place] += size
     (sent, narrow, wide), table, head = found
@@ -324,8 +324,10 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
 
     def turn(unit: Unit, before: int) -> int:
         whole, gradients, reduced = unit
-        there = gradients // 2 if unit is layer else gradients  # they come as its activations go
-        computing = before + max(whole + there, on_cpu * 3 * whole)
+        there, gathering = gradients, 0
+        if unit is layer:  # its gradients come as its activations go
+            there, gathering = gradients // 2, on_cpu * 3 * whole
+        computing = before + max(whole + there, gathering)
         return ahead + max(computing, gradients + (1 + on_cpu) * reduced)
 
     kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
@@ -335,7 +337,8 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
         "loss": kept + head[0],
         "last_layer": kept + tied + last,
         "first_layer": tied + turn(layer, layer[2]),
-        "embedding": turn(head if tied else (0, *table[1:]), layer[2]),
+        # Of a tied table's two gradients one is added to the other while it is whole.
+        "embedding": turn(head if tied else (0, *table[1:]), layer[2] + (head[1] if tied else 0)),
         "optimizer": 0,
         "evaluation": max((2 + on_cpu) * sent for sent, *_ in every) + ahead,
     }.get(moment)
