@@ -55,12 +55,11 @@ def _refuse_host(plan: Plan, found: Forecast) -> None:
     has, alone = plan.device.host_memory_bytes, least_host_bytes(plan, found, copies=False)
     if plan.config.ignore_forecast or not has or least_host_bytes(plan, found) <= has:
         return
-    key, value, fix = "offload", plan.config.offload.option, "offload=none"
-    if alone <= has:
-        key, value, fix = "train.checkpoint_async", "null", "train.checkpoint_async=false"
+    key, fix = "train.checkpoint_async", Fix("train.checkpoint_async=false")
+    if alone > has:
+        key, fix = "offload", Fix("offload=none")
     why = f"host memory of a machine: {host_budget(plan, found)}"
-    why += f", {format_bytes(alone)} without copies of what is saved"
-    raise ConfigError(Problem(key, value, why, Fix(fix), HOST))
+    raise ConfigError(Problem(key, "", f"{why}, {format_bytes(alone)} without copies", fix, HOST))
 
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:

@@ -243,10 +243,7 @@ def least_bytes(plan: Plan, found: Forecast) -> int:
 
 
 def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
-    """Bytes that a run takes at least of its machine's own memory, wherever it trains.
-
-    With `copies` while it saves: each rank keeps one of its part until that is written.
-    """
+    """Bytes that a run takes at least of its machine's own memory; with `copies` while it saves."""
     if plan.device.kind == "cpu":
         return least_bytes(plan, found)
     there, all_of_it = (
@@ -272,16 +269,13 @@ def highest_phase(found: Forecast) -> str:
 
 
 def _on_gpu(plan: Plan, moment: Moment, every: Sequence[Moment]) -> Moment:
-    """With cuBLAS' workspace, the allocator's reserve and the driver's context.
-
-    FSDP2 makes gradients on a stream of its own (`foreach_reduce`), whose memory no other one has.
-    """
+    """With cuBLAS' workspace, the allocator's reserve and the driver's context."""
     hopper = (plan.device.capability or (0, 0)) >= (9, 0)
     space = WORKSPACE_BYTES["hopper" if hopper else "other"]
     if moment.phase == "load":
         space = 0
     allocated, held = moment.total, 0
-    if is_fsdp(plan.config):
+    if is_fsdp(plan.config):  # makes them on a stream of its own, whose memory no other one has
         gradients = [m.parts.get("gradients", NOTHING).expected for m in (moment, *every)]
         held = max(gradients) - gradients[0]
     reserve = range_around(

@@ -277,11 +277,11 @@ def layer_numbers(config: Config, weights: Parts) -> int:
     return -(-inside // num_layers(config))
 
 
-Unit = tuple[int, int, int]
+Unit = list[int]
 """Bytes of what FSDP2 gathers at once: as it is sent, of its gradients, and as they are reduced."""
 
 
-def units(plan: Plan, parts: Parts) -> tuple[Unit, Unit, Unit]:
+def units(plan: Plan, parts: Parts) -> list[Unit]:
     """One layer, tables that are only looked up, and the head or a tied table.
 
     `eke.training.distributed.fsdp.shard_model` cuts a model so. Gradients are as narrow as what is
@@ -295,12 +295,10 @@ def units(plan: Plan, parts: Parts) -> tuple[Unit, Unit, Unit]:
         sent = sent_bytes(config, formats, weight)
         wide = prod(weight.shape) * (FLOAT32_BYTES if weight.is_adapter else formats.weight_bytes)
         narrow, mine = wide if exact else sent, found[2 if is_head else int(is_table)]
-        for place, size in enumerate((sent, narrow, wide) if weight.trained else (sent,)):
-            mine[place] += size
-    (sent, narrow, wide), table, head = found
-    count = num_layers(config)
-    layer = sent // count, narrow // count, wide // count
-    return layer, (table[0], table[1], table[2]), (head[0], head[1], head[2])
+        trained = (narrow, wide) if weight.trained else (0, 0)
+        mine[:] = map(sum, zip(mine, (sent, *trained), strict=True))
+    found[0] = [size // num_layers(config) for size in found[0]]
+    return found
 
 
 def _is_tied(weight: Weight) -> bool:
@@ -319,16 +317,14 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     sharing, on_cpu = plan.config.distributed, plan.device.kind == "cpu"
     assert isinstance(sharing, FSDP)
     every = layer, table, head = units(plan, parts)
-    tied = sum(head[:2]) * any(map(_is_tied, parts))
-    ahead = 0 if on_cpu else layer[0]
+    tied, ahead = sum(head[:2]) * any(map(_is_tied, parts)), 0 if on_cpu else layer[0]
 
     def turn(unit: Unit, before: int) -> int:
         whole, gradients, reduced = unit
-        there, gathering = gradients, 0
+        computing = whole + gradients
         if unit is layer:  # its gradients come as its activations go
-            there, gathering = gradients // 2, on_cpu * 3 * whole
-        computing = before + max(whole + there, gathering)
-        return ahead + max(computing, gradients + (1 + on_cpu) * reduced)
+            computing = max(whole + gradients // 2, on_cpu * 3 * whole)
+        return ahead + max(before + computing, gradients + (1 + on_cpu) * reduced)
 
     kept = 0 if sharing.reshard_after_forward else layer[0] * num_layers(plan.config)
     last = max(turn(layer, 0 if tied else head[2]), 0 if tied else turn(head, 0))
@@ -337,8 +333,10 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
         "loss": kept + head[0],
         "last_layer": kept + tied + last,
         "first_layer": tied + turn(layer, layer[2]),
-        # Of a tied table's two gradients one is added to the other while it is whole.
-        "embedding": turn(head if tied else (0, *table[1:]), layer[2] + (head[1] if tied else 0)),
+        # Of a tied table's two gradients one is added to the other, before it has its shard.
+        "embedding": turn(head, layer[2] + head[1] - head[2] // sharing.shards)
+        if tied
+        else turn([0, *table[1:]], layer[2]),
         "optimizer": 0,
         "evaluation": max((2 + on_cpu) * sent for sent, *_ in every) + ahead,
     }.get(moment)

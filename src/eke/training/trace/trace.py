@@ -82,10 +82,7 @@ class History:
 def replay(
     history: History, allocator: CachingAllocator | PlainSum, apart: tuple[str, ...] = STATES
 ) -> Traced:
-    """Let an allocator, with nothing allocated yet, live through a history.
-
-    `apart` is shared out between processes, or sent as it is needed.
-    """
+    """Let an allocator, with nothing allocated yet, live through a history; `apart` is shared."""
     allocated: dict[str, int] = {}
     reserved: dict[str, int] = {}
     beside: dict[str, int] = {}
