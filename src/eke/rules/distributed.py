@@ -1,7 +1,7 @@
 """Rules about several processes."""
 
 from eke.common.errors import Fix
-from eke.config.schema import FSDP, Packing, PeerToPeer
+from eke.config.schema import Packing, PeerToPeer
 from eke.hardware import usable_cores
 from eke.rules.rule import Facts, Rule, unsafe, without_effect
 
@@ -19,16 +19,14 @@ def _is_cut(facts: Facts) -> bool:
 def _replicas(facts: Facts) -> int:
     """The most copies up to those asked for that processes and machines can hold."""
     sharing = facts.config.distributed
-    if not isinstance(sharing, FSDP):
-        return 1
     processes, local = sharing.num_processes, sharing.processes_per_node
-
-    def fits(replicas: int) -> bool:
+    found = 1
+    for replicas in range(2, getattr(sharing, "replicas", 1) + 1):
         shards, left = divmod(processes, replicas)
         # Parts of a copy lie on one machine or on whole ones, lest links be shared unevenly.
-        return not left and shards > 1 and 0 in (local % shards, shards % local)
-
-    return max((n for n in range(2, sharing.replicas + 1) if fits(n)), default=1)
+        if not left and shards > 1 and 0 in (local % shards, shards % local):
+            found = replicas
+    return found
 
 
 def _shared_evenly(facts: Facts) -> int:
@@ -109,9 +107,8 @@ RULES = (
         key="distributed.replicas",
         when=lambda f: getattr(f.config.distributed, "replicas", 1) != _replicas(f),
         why=lambda f: (
-            f"{f.config.distributed.num_processes} processes on {f.config.distributed.num_nodes} "
-            "machine(s) cannot hold so many copies, each in equal parts on two processes or more "
-            "of one machine or of whole machines"
+            f"{f.config.distributed.num_processes} processes are to hold each copy in equal parts, "
+            "two or more, on one machine or on whole ones"
         ),
         fix=lambda f: Fix(f"distributed.replicas={_replicas(f)}"),
         source=FSDP_DOCS,

@@ -28,7 +28,6 @@ from eke.plan.planner.planner import (
     make_plan,
     maps_memory,
     outline_record,
-    prefetches,
     remove_swap,
     replan,
     shares_heads,

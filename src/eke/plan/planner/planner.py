@@ -290,21 +290,14 @@ def _plan_deepspeed(
     return merge_user_settings(config, mine, theirs)
 
 
-def prefetches(device: Device) -> bool:
-    """Whether FSDP2 gathers the weights of a layer while the one before computes."""
-    return device.kind != "cpu"
-
-
 def _plan_sharding(config: Config, device: Device, decisions: list[Decision]) -> None:
     """What FSDP2 does that no key says, and when it shares gradients out."""
     if not isinstance(config.distributed, FSDP):
         return
     if config.distributed.exchange is Exchange.auto:
-        chosen = exchange_of(config)
-        limit = f"than {format_bytes(WHOLE_GRADIENTS_BYTES)} of gradients would add up whole"
-        reason = f"{'more' if chosen is Exchange.every else 'no more'} {limit}"
-        decisions.append(Decision("distributed.exchange", chosen.value, reason))
-    ahead = prefetches(device)
+        reason = f"whole up to {format_bytes(WHOLE_GRADIENTS_BYTES)}, in parts above"
+        decisions.append(Decision("distributed.exchange", exchange_of(config).value, reason))
+    ahead = device.kind != "cpu"
     reason = "sent while one computes" if ahead else "the same cores send and compute"
     decisions.append(Decision("prefetched layers", str(int(ahead)), reason))
 

@@ -14,12 +14,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.utils._pytree import tree_map_only
 
 from eke.config.schema import FSDP
-from eke.plan.planner import Plan, prefetches
+from eke.plan.planner import Plan
 from eke.training.model.checkpointing import find_layers
 
 
@@ -37,13 +38,10 @@ class WholeState:
 
 def build_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
     """The ranks: along "shard" they hold the parts of a tensor, along "replicate" the same part."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    config, world_size = cast(FSDP, plan.config.distributed), plan.batch.world_size
-    if config.replicas == 1:
-        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
-    shape = config.replicas, world_size // config.replicas
-    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+    replicas = cast(FSDP, plan.config.distributed).replicas
+    skipped = replicas == 1  # a dimension of one rank would have groups of its own
+    shape = (replicas, plan.batch.world_size // replicas)[skipped:]
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[skipped:])
 
 
 def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
@@ -52,8 +50,6 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
     Each Transformer layer is a unit, which is gathered alone; embedding and head are, too, where no
     other module has their weights. The rest is one more unit.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     from eke.training.model.number_formats import kept_wide
 
     sent = getattr(torch, plan.compute.gathered) if plan.compute.gathered else None
@@ -67,12 +63,12 @@ def shard_model(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
         # A head's weights are needed first in the backward pass: nothing is saved in between.
         back = again if unit in layers else unit is table
         fully_shard(unit, mesh=mesh, reshard_after_forward=back, mp_policy=policy)
-        # A fused loss gives a float32 gradient.
-        _set_formats(unit, wide, exact=bool(sent) and getattr(unit, "fused", False) is True)
+        if sent:  # a fused loss gives a float32 gradient
+            _set_formats(unit, wide, exact=unit is head and getattr(unit, "fused", False))
     if isinstance(table, nn.Embedding):
         units[0].set_unshard_in_backward(False)  # its backward pass reads no weight
     for unit, following in pairwise(units):
-        if prefetches(plan.device):
+        if plan.device.kind != "cpu":
             unit.set_modules_to_forward_prefetch([following])
         else:  # an empty list would be FSDP2's default
             following.set_modules_to_backward_prefetch([following])
@@ -83,8 +79,7 @@ def _alone(model: Any, side: str) -> nn.Module | None:
     with suppress(AttributeError, NotImplementedError):  # of classes without them
         found: Any = getattr(model, f"get_{side}_embeddings")()
         owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
-        mine = [] if found is None else list(found.parameters())
-        return found if mine and all(owners[id(p)] == 1 for p in mine) else None
+        return found if all(owners[id(p)] == 1 for p in found.parameters()) else None
     return None
 
 
@@ -96,25 +91,28 @@ class _Wide(FSDPParam):
 
 
 class _Exact(FSDPParam):
-    """A weight that is sent in 16 bits and has a float32 gradient."""
+    """A weight that is sent in 16 bits and has a float32 gradient, as a wide one."""
 
     def init_unsharded_param(self) -> None:
-        super().init_unsharded_param()
-        self._unsharded_param.grad_dtype = torch.float32
+        super().init_unsharded_param()  # type: ignore[no-untyped-call]  # torch 2.13
+        if self._unsharded_param.requires_grad:
+            self._unsharded_param.grad_dtype = torch.float32
 
 
-def _set_formats(unit: Any, wide: Set[tuple[nn.Module, str]], exact: bool) -> None:
-    """Keep formats that differ from the unit's; FSDP2 adds up its gradients as one tensor."""
-    group = unit._get_fsdp_state()._fsdp_param_group
-    weights = group.fsdp_params if group else []
-    kept = [(w._module_info.module, w._module_info.param_name) in wide for w in weights]
-    trained = [w.sharded_param.requires_grad for w in weights]
-    exact = exact or len({k for k, is_trained in zip(kept, trained, strict=True) if is_trained}) > 1
-    for weight, is_wide, is_trained in zip(weights, kept, trained, strict=True):
-        if is_wide:
-            weight.__class__ = _Wide
-        elif exact and is_trained:
-            weight.__class__ = _Exact
+def _set_formats(unit: nn.Module, wide: Set[tuple[nn.Module, str]], exact: bool) -> None:
+    """Keep formats that differ from the unit's, whose gradients FSDP2 adds up as one tensor."""
+    weights = [weight for group in groups_of([unit]) for weight in group.fsdp_params]
+    places = {w: (w._module_info.module, w._module_info.param_name) for w in weights}
+    mixed = len({p in wide for w, p in places.items() if w.sharded_param.requires_grad}) > 1
+    for weight, place in places.items():
+        if place in wide or mixed or exact:
+            weight.__class__ = _Wide if place in wide else _Exact
+
+
+def groups_of(modules: Iterable[nn.Module]) -> list[Any]:
+    """What FSDP2 sends together, of those modules that are units with weights around inner ones."""
+    found = (m._get_fsdp_state()._fsdp_param_group for m in modules if isinstance(m, FSDPModule))
+    return [group for group in found if group is not None]
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -65,10 +65,7 @@ def build_formats(plan: Plan, device: torch.device, model: nn.Module | None = No
 
 
 def _context(autocast: str | None, device: torch.device, keep: bool) -> Context:
-    """Without `keep` a copy goes once it was used: they would stay to the end of the forward pass.
-
-    Backward passes need those of training in any case.
-    """
+    """Without `keep` a copy goes once it was used; backward passes need those of training."""
     if autocast is None:
         return nullcontext
     dtype = getattr(torch, autocast)
@@ -123,11 +120,9 @@ class NarrowCopies:
             owner[name] = weight
 
 
-Place = tuple[nn.Module, str, nn.Parameter]
-"""A module, a name in it, and the weight there."""
-
-
-def _narrow(model: nn.Module, dtype: torch.dtype, tables: bool = False) -> Iterator[Place]:
+def _narrow(
+    model: nn.Module, dtype: torch.dtype, tables: bool = False
+) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
     """What a step computes with in 16 bits; the other modules take and give them from now on."""
     kept = kept_in_float32(model, dtype)
     for prefix, module in model.named_modules():
@@ -168,7 +163,7 @@ class _Rows(torch.autograd.Function):
     """Rows of a 16-bit table, whose gradients are summed in float32 and rounded once."""
 
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, table: Tensor, padding: int | None = None) -> Tensor:
+    def forward(ctx: Any, ids: Tensor, table: Tensor, padding: int | None) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.sizes = len(table), -1 if padding is None else padding
         return F.embedding(ids, table)
@@ -181,8 +176,9 @@ class _Rows(torch.autograd.Function):
 
 class _Float32Rows(TorchFunctionMode):
     def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = func is F.embedding
-        return cast(Any, _Rows).apply(*args[:3]) if known else func(*args, **(kwargs or {}))
+        if func is not F.embedding:
+            return func(*args, **(kwargs or {}))
+        return cast(Any, _Rows).apply(*args, kwargs["padding_idx"])
 
 
 def _look_up(forward: Callable[..., Tensor], *args: Any) -> Tensor:

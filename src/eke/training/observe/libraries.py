@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from collections import Counter
 from enum import Enum
 from typing import Any
 
@@ -20,7 +21,7 @@ from eke.training.distributed.deepspeed_engine import (
     flat_weight_shards,
     shard_lengths,
 )
-from eke.training.distributed.fsdp import is_cut, part_bytes
+from eke.training.distributed.fsdp import groups_of, is_cut, part_bytes
 from eke.training.distributed.operators import Engine, in_files, swap_buffers
 from eke.training.distributed.ranks import P2P_VARIABLE, LossOnDevice
 from eke.training.loop.training_state import TrainingState
@@ -277,6 +278,17 @@ def note_sharding(job: TrainingState) -> None:
         "parameters": sum(p.numel() for p in parameters),
         "state_bytes_per_rank": job.ranks.gather(mine),
     }
+    groups = groups_of(job.bare_model.modules())
+    # The very buffers in which weights arrived, whatever a policy asked for.
+    sent = Counter[str]()
+    for buffer in (b for g in groups for w in g.fsdp_params for b in w.all_gather_outputs):
+        sent[str(buffer.dtype).removeprefix("torch.")] += buffer.numel()
+    formats = (vars(g).get("_reduce_dtype") or vars(g).get("_orig_dtype") for g in groups)
+    added = {str(dtype).removeprefix("torch.") for dtype in formats if dtype}
+    job.effective["sharding"]["gathered_numbers"] = dict(sent)
+    job.effective["sharding"]["reduced"] = sorted(added)
+    if groups and plan.compute.gathered and plan.compute.gathered not in sent:
+        job.warn(f"distributed=fsdp sent no weight in {plan.compute.gathered}")
     if not cut:
         job.warn("distributed=fsdp had no effect: every process holds all of every tensor")
 
