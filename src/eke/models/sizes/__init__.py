@@ -44,8 +44,11 @@ from eke.models.sizes.state import (
     decide_formats,
     exchange_of,
     flat_pieces,
+    largest_bytes,
     pieces,
+    sent_bytes,
     shared_state_bytes,
     state_bytes,
     state_files,
+    trained_weights,
 )

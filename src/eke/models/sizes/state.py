@@ -54,7 +54,7 @@ class StateBytes:
     master: int = 0
     """Float32 copies of narrower weights, for the optimizer to step on."""
     start: int = 0
-    """All weights: what a process holds before it has only its part of them."""
+    """While weights are made or read: all of them, or a part and the largest tensor whole."""
 
     @property
     def total(self) -> int:
@@ -143,15 +143,16 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
     Before there is a plan, `formats` is None: they are decided here.
     """
     whole = training_structure(config).weights
-    weights = whole
-    if isinstance(config.distributed, FSDP):
+    weights, cut = whole, isinstance(config.distributed, FSDP)
+    if cut:
         weights = tuple(replace(weight, shape=_part(config, weight.shape)) for weight in whole)
     trained = [weight for weight in weights if weight.trained]
     gradients = [w for w in whole if w.trained] if _adds_up_whole(config) else trained
     formats = formats or decide_formats(config)
     at_once = max if config.memory.optimizer_in_backward else sum
+    stored = sum(_stored_bytes(config, formats, weight) for weight in weights)
     return StateBytes(
-        weights=sum(_stored_bytes(config, formats, weight) for weight in weights),
+        weights=stored,
         gradients=at_once(_number_bytes(formats, w) * prod(w.shape) for w in gradients),
         optimizer=optimizer_bytes(
             config,
@@ -159,8 +160,25 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
             lambda w: FLOAT32_BYTES if formats.master else _number_bytes(formats, w),
         ),
         master=FLOAT32_BYTES * sum(prod(w.shape) for w in trained) if formats.master else 0,
-        start=sum(_stored_bytes(config, formats, weight) for weight in whole),
+        start=stored + largest_bytes(config, formats) * cut,
     )
+
+
+def largest_bytes(config: Config, formats: WeightFormats) -> int:
+    """The largest tensor, as it is drawn or read before it is cut or rounded to 4 bits."""
+    weights = training_structure(config).weights
+    return max((_number_bytes(formats, w) * prod(w.shape) for w in weights), default=0)
+
+
+def sent_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
+    """A whole tensor in the format in which FSDP2 gathers it: not all are sent in 16 bits."""
+    if weight.four_bits:
+        return _stored_bytes(config, formats, weight)
+    wide = weight.tokens is not Tokens.none or not formats.copies  # of tables
+    keeps = weight.role is Role.vector or (weight.role is Role.embedding and wide)
+    width = _number_bytes(formats, weight)
+    narrow = formats.gathered and not keeps
+    return prod(weight.shape) * (min(width, BFLOAT16_BYTES) if narrow else width)
 
 
 def _part(config: Config, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -343,7 +361,7 @@ def shared_state_bytes(
     """
     formats = formats or decide_formats(config)
     whole = state_bytes(config, formats)
-    if host:  # where models are built before they are cut, moved or rounded to 4 bits
+    if host and not isinstance(config.distributed, FSDP):  # built before moved or rounded to 4 bits
         whole = replace(whole, start=max(whole.start, formats.frozen_bytes * size.num_parameters))
     pages = optimizer_entry(config.optimizer).pages and not host
     if config.distributed.option not in STAGE:
@@ -366,4 +384,5 @@ def shared_state_bytes(
         weights=0 if leave and not host else weights,
         gradients=0 if offload != "none" and stage > 1 and not host else gradients,
         optimizer=0 if offload != "none" and not host else optimizer,
+        start=weights + largest_bytes(config, formats) if stage == 3 else 0,
     )
