@@ -21,7 +21,7 @@ def _replicas(facts: Facts) -> int:
     sharing = facts.config.distributed
     processes, local = sharing.num_processes, sharing.processes_per_node
     found = 1
-    for replicas in range(2, getattr(sharing, "replicas", 1) + 1):
+    for replicas in range(2, min(processes, getattr(sharing, "replicas", 1)) + 1):
         shards, left = divmod(processes, replicas)
         # Parts of a copy lie on one machine or on whole ones, lest links be shared unevenly.
         if not left and shards > 1 and 0 in (local % shards, shards % local):
