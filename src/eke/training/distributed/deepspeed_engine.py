@@ -24,6 +24,7 @@ from eke.config.schema import FSDP, Exchange
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import (
     WholeState,
+    build_mesh,
     gather_optimizer,
     gather_parameters,
     gather_weights,
@@ -32,6 +33,7 @@ from eke.training.distributed.fsdp import (
     whole,
 )
 from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
+from eke.training.distributed.parts import Parts, Rows, put_parts
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import LossScale
 from eke.training.model.adapters import is_adapted
@@ -47,11 +49,13 @@ def build_engine(
     formats: Formats,
     device: torch.device,
     swap: Path | None = None,
+    rows: Rows | None = None,
 ) -> Engine:
     """Build the engine with the plan's sharding; `swap` is the folder for state kept in files.
 
-    Ranks must have built equal models, on the host for ZeRO-3, which moves and shards one weight at
-    a time, else on `device`. The optimizer gets DeepSpeed's flat shards as its parameters.
+    Ranks must have built equal models, on the host for ZeRO-3, else on `device`. ZeRO-3 moves and
+    shards one weight at a time, put together of the ranks' `rows` where it has no data. The
+    optimizer gets DeepSpeed's flat shards as its parameters.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
@@ -68,8 +72,9 @@ def build_engine(
     communication.build_shm_op = lambda: None
     deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the group that is there
     compute_under_autocast(model, formats)
-    if settings["zero_optimization"]["stage"] == 3:
-        deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+    if is_zero3(plan):
+        with rows.put_together(deepspeed.zero.Init) if rows else nullcontext():
+            deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         for buffer in model.buffers():  # Init moves parameters only
             buffer.data = buffer.data.to(device)
     engine, *_ = deepspeed.initialize(
@@ -260,19 +265,35 @@ class DeepSpeedUpdate(Update):
             self.scale.load_state_dict(part["loss_scale"])
 
 
+def is_zero3(plan: Plan) -> bool:
+    """Whether DeepSpeed shards the weights."""
+    return plan.deepspeed is not None and plan.deepspeed["zero_optimization"]["stage"] == 3
+
+
+def parts_of(plan: Plan, device: torch.device, ranks: Ranks) -> Parts | None:
+    """What is to hold this rank's rows of the weights, where several share them."""
+    shares = isinstance(plan.config.distributed, FSDP) or is_zero3(plan)
+    return Parts(build_mesh(plan, device)) if shares and ranks.world_size > 1 else None
+
+
 def share_model(
-    plan: Plan, accelerator: Accelerator, model: nn.Module, device: torch.device, ranks: Ranks
-) -> nn.Module:
-    """Shard or wrap the model, before the optimizer is built."""
-    if plan.deepspeed is not None:
-        return model  # sharded later by its engine
-    if ranks.world_size > 1 and isinstance(plan.config.distributed, FSDP):
-        shard_model(plan, model, device)
-        return model
+    plan: Plan,
+    accelerator: Accelerator,
+    model: nn.Module,
+    device: torch.device,
+    parts: Parts | None,
+) -> tuple[nn.Module, Rows | None]:
+    """Shard or wrap the model, before the optimizer is built; rows that the engine is to shard."""
+    if plan.deepspeed is not None:  # sharded later by its engine
+        return model, Rows(parts, model) if parts else None
+    if parts:
+        named = parts.named(model)
+        shard_model(plan, model, parts.mesh)
+        put_parts(model, named, device)
+        return model, None
     if plan.config.engine.option == "trainer":
-        return model  # Trainer wraps it with a separate Accelerator
-    prepared: nn.Module = accelerator.prepare_model(model)
-    return prepared
+        return model, None  # Trainer wraps it with a separate Accelerator
+    return accelerator.prepare_model(model), None
 
 
 class ShardedUpdate(Update):

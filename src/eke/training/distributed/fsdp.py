@@ -30,18 +30,23 @@ class WholeState:
     """What the optimizer trains, in the order of its groups, where `weights` are an average."""
 
 
-def shard_model(plan: Plan, model: nn.Module, device: torch.device) -> None:
-    """Cut the parameters of `model`, equal on each process and on its device, in place.
+def build_mesh(plan: Plan, device: torch.device) -> Any:
+    """The ranks that share out a model, along "shard"."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device.type, (plan.batch.world_size,), mesh_dim_names=("shard",))
+
+
+def shard_model(plan: Plan, model: nn.Module, mesh: Any) -> None:
+    """Cut the parameters of `model`, on the meta device or equal on each process, in place.
 
     Each Transformer layer is gathered alone; what lies around them (embeddings, heads) is one more
     unit, kept from forward to backward.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     config = plan.config.distributed
     assert isinstance(config, FSDP)
-    mesh = init_device_mesh(device.type, (plan.batch.world_size,))
     for layer in find_layers(model):
         fully_shard(layer, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
     # Its weights are needed first in the backward pass: freeing them in between saves nothing.

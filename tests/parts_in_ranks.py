@@ -1,0 +1,233 @@
+"""Models whose ranks hold parts from the start, against one process's, in ranks forked from one process.
+
+`python parts_in_ranks.py FOLDER WORLDS CASES` builds each case whole, forks as many ranks as each of
+WORLDS says, has them build the same, and prints a JSON object: world -> case -> what differs.
+Everything is imported once; each number of ranks is one process group for all cases.
+"""
+
+import copy
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+CPU = torch.device("cpu")
+
+OPTIONS = {"llama": "tiny", "qwen3": "tiny_qwen3", "mixtral": "tiny_moe", "bert": "tiny_bert",
+           "gpt2": "tiny_gpt2", "t5": "tiny_t5"}  # fmt: skip
+"""Family -> its option with random weights; mistral and qwen2 are read from files alone."""
+
+FAMILIES = ("llama", "qwen3", "mixtral", "bert", "gpt2", "t5", "mistral", "qwen2")
+TASKS = {"bert": "masked_lm", "t5": "seq2seq_lm"}
+SIZES = {"t5": {"d_ff": 65}, "gpt2": {"n_inner": 65}}
+"""Odd ones, which no number of ranks divides."""
+
+
+@dataclass
+class Case:
+    """A plan, and the checkpoint that it reads, if any."""
+
+    plan: Any
+    prepare: Callable[[], None] = lambda: None
+
+
+def make_case(name: str, folder: Path) -> Any:
+    """The plan of `KIND-FAMILY`, whose checkpoint is written into the folder."""
+    from checkpoints import checkpoint_plan, save_checkpoint
+    from eke.config.compose import compose
+    from eke.workflows.planning import plan_for
+
+    kind, family = name.rsplit("-", 1)
+    task = TASKS.get(family, "causal_lm")
+    more = {
+        "random": (),
+        "random_tied": ("model.tie_word_embeddings=true",),
+        "random_bf16": ("precision=bf16_pure",),
+        "random_lora": ("peft=lora",),
+        "random_qlora": ("peft=qlora",),
+        "random_classes": ("task=sequence_classification", "task.num_labels=5"),
+    }
+    if kind in more:
+        typed = [f"model={OPTIONS[family]}", *more[kind], "data=synthetic", "data.seq_len=16"]
+        if "classes" not in kind:
+            typed.append(f"task={task}")
+        return plan_for(compose([*typed, "hardware=cpu", "tracker=none"]), planning=True)
+    place = folder / name
+    sizes = dict(SIZES.get(family, {"intermediate_size": 65}))
+    tied = {"tied": True, "untied": False}.get(kind, family in ("gpt2", "t5", "bert"))
+    save_checkpoint(place, family, tie_word_embeddings=tied, **sizes)
+    typed = {
+        "read": (),
+        "tied": (),
+        "lora": ("peft=lora",),
+        "dora": ("peft=dora",),
+        "qlora": ("peft=qlora",),
+        "ia3": ("peft=ia3",),
+        "bf16": ("precision=bf16_pure",),
+        "lora_bf16": ("peft=lora", "precision=bf16", "peft.base_weights=bfloat16"),
+        "classes": ("task=sequence_classification", "task.num_labels=4"),
+        "lora_classes": ("task=sequence_classification", "task.num_labels=4", "peft=lora"),
+    }[kind]
+    return checkpoint_plan(place, *(typed if "classes" in kind else (f"task={task}", *typed)))
+
+
+@contextmanager
+def states_after(seen: list[Any]) -> Any:
+    """Context that notes the generator's state wherever building ends to draw."""
+    from eke.training.model import adapters, build_model, load_pretrained, unused
+
+    plain = unused.own_random_numbers
+
+    @contextmanager
+    def noted(device: torch.device, seed: int | None = None) -> Any:
+        with plain(device, seed):
+            yield
+            if seed is not None:
+                seen.append(torch.get_rng_state())
+
+    with (
+        patch.object(build_model, "own_random_numbers", noted),
+        patch.object(load_pretrained, "own_random_numbers", noted),
+        patch.object(adapters, "own_random_numbers", noted),
+    ):
+        yield
+
+
+def build_whole(plan: Any) -> tuple[nn.Module, Any, list[Any]]:
+    """One process's model, report and states of the generator."""
+    from eke.training.loop.training_state import build_checked
+
+    seen: list[Any] = []
+    with states_after(seen):
+        model, report = build_checked(plan, CPU)
+    return model, report, seen
+
+
+def build_cut(plan: Any) -> tuple[nn.Module, Any, list[Any]]:
+    """This rank's."""
+    from eke.config.schema import FSDP
+    from eke.training.distributed.deepspeed_engine import parts_of, share_model
+    from eke.training.distributed.ranks import Ranks
+    from eke.training.loop.training_state import build_checked
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    config = replace(plan.config, distributed=FSDP(num_processes=world))
+    plan = replace(plan, config=config, batch=replace(plan.batch, world_size=world))
+    seen: list[Any] = []
+    parts = parts_of(plan, CPU, Ranks(rank, world))
+    with states_after(seen):
+        model, report = build_checked(plan, CPU, parts)
+    share_model(plan, None, model, CPU, parts)
+    return model, report, seen
+
+
+def differences(whole: Any, cut: Any) -> list[str]:
+    """What of one process's model this rank has otherwise."""
+    from torch.distributed.tensor import DTensor
+
+    from eke.training.distributed.parts import rows
+    from eke.training.model.adapters import quant_tensors
+
+    (one, report, states), (mine, its_report, its_states) = whole, cut
+    found = [] if report == its_report else [f"report {its_report} for {report}"]
+    if len(states) != len(its_states) or not all(map(torch.equal, states, its_states)):
+        found.append("the generator is elsewhere")
+    theirs = dict(one.named_parameters(remove_duplicate=False))
+    have = dict(mine.named_parameters(remove_duplicate=False))
+    if theirs.keys() != have.keys():
+        return [*found, f"names {sorted(theirs.keys() ^ have.keys())[:3]}"]
+    for name, p in theirs.items():
+        q: Any = have[name]
+        if not isinstance(q, DTensor):
+            found.append(f"{name} is not cut")
+            continue
+        want = p.detach()[rows(len(p), dist.get_rank(), dist.get_world_size())]
+        local = q.to_local().detach()
+        same = local.dtype is want.dtype and q.shape == p.shape and torch.equal(local, want)
+        if not same or local.device != p.device or p.requires_grad != q.requires_grad:
+            found.append(name)
+    groups = [sorted(n for n in names if names[n] is p) for names in (theirs, have) for p in names.values()]
+    if sorted(map(str, groups[: len(theirs)])) != sorted(map(str, groups[len(theirs) :])):
+        found.append("other parameters are tied")
+    for (name, b), (_, c) in zip(one.named_buffers(), mine.named_buffers(), strict=True):
+        if c.is_meta or not torch.equal(b, c):
+            found.append(f"buffer {name}")
+    pairs = zip(quant_tensors(one), quant_tensors(mine), strict=True)
+    if not all(torch.equal(a, b) for a, b in pairs):
+        found.append("scales of 4-bit weights")
+    kinds = [[type(m).__name__ for m in model.modules()] for model in (one, mine)]
+    if [k.removeprefix("FSDP") for k in kinds[1]] != kinds[0]:
+        found.append("other classes of modules")
+    return found
+
+
+def loss_differs(one: nn.Module, mine: nn.Module) -> list[str]:
+    """Whether the models compute otherwise."""
+    from eke.training.model.unused import probe_inputs
+
+    with torch.no_grad():
+        inputs = probe_inputs(one.eval(), 0)
+        a, b = (m(**inputs).logits.float() for m in (one, mine.eval()))
+    return [] if torch.allclose(a, b, atol=1e-5) else ["logits"]
+
+
+def be_rank(rank: int, world: int, meeting: Path, cases: dict[str, Any]) -> dict[str, list[str]]:
+    dist.init_process_group("gloo", f"file://{meeting}", None, world, rank)
+    found = {}
+    for name, (plan, whole) in cases.items():
+        try:
+            cut = build_cut(plan)
+            found[name] = differences(whole, cut) or loss_differs(whole[0], cut[0])
+        except Exception:
+            found[name] = [traceback.format_exc()[-1500:]]
+    dist.destroy_process_group()
+    return found
+
+
+def main(folder: Path, worlds: list[int], names: list[str]) -> dict[int, dict[str, list[str]]]:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    plans = {name: make_case(name, folder) for name in names}
+    cases = {name: (plan, build_whole(plan)) for name, plan in plans.items()}
+    results = {}
+    for world in worlds:
+        pipes = []
+        for rank in range(world):
+            reading, writing = os.pipe()
+            if os.fork() == 0:
+                code = 1
+                try:
+                    answer = be_rank(rank, world, folder / f"meeting-{world}", cases)
+                    os.write(writing, json.dumps(answer).encode())
+                    code = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
+            os.close(writing)
+            pipes.append(reading)
+        said = []
+        for reading in pipes:
+            with os.fdopen(reading) as file:
+                said.append(json.loads(file.read() or "{}"))
+        results[world] = {
+            name: [f"rank {r}: {what}" for r, of in enumerate(said) for what in of.get(name, ["?"])]
+            for name in names
+        }
+    return results
+
+
+if __name__ == "__main__":
+    answer = main(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))
+    print("RESULT", json.dumps(answer))
