@@ -6,6 +6,7 @@ Everything is imported once; each number of ranks is one process group for all c
 """
 
 import copy
+import faulthandler
 import json
 import os
 import sys
@@ -21,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+faulthandler.enable()
+
 CPU = torch.device("cpu")
 
 OPTIONS = {"llama": "tiny", "qwen3": "tiny_qwen3", "mixtral": "tiny_moe", "bert": "tiny_bert",
@@ -29,7 +32,7 @@ OPTIONS = {"llama": "tiny", "qwen3": "tiny_qwen3", "mixtral": "tiny_moe", "bert"
 
 FAMILIES = ("llama", "qwen3", "mixtral", "bert", "gpt2", "t5", "mistral", "qwen2")
 TASKS = {"bert": "masked_lm", "t5": "seq2seq_lm"}
-SIZES = {"t5": {"d_ff": 65}, "gpt2": {"n_inner": 65}}
+SIZES = {"t5": {"d_ff": 65}, "gpt2": {"n_inner": 65}, "mixtral": {}}
 """Odd ones, which no number of ranks divides."""
 
 
@@ -63,6 +66,8 @@ def make_case(name: str, folder: Path) -> Any:
             typed.append(f"task={task}")
         return plan_for(compose([*typed, "hardware=cpu", "tracker=none"]), planning=True)
     place = folder / name
+    if family in OTHERS:
+        save_other(place, family, task)
     sizes = dict(SIZES.get(family, {"intermediate_size": 65}))
     tied = {"tied": True, "untied": False}.get(kind, family in ("gpt2", "t5", "bert"))
     save_checkpoint(place, family, tie_word_embeddings=tied, **sizes)
@@ -171,11 +176,12 @@ def differences(whole: Any, cut: Any) -> list[str]:
     return found
 
 
-def loss_differs(one: nn.Module, mine: nn.Module) -> list[str]:
+def computes_otherwise(one: nn.Module, mine: nn.Module) -> list[str]:
     """Whether the models compute otherwise."""
     from eke.training.model.unused import probe_inputs
 
-    with torch.no_grad():
+    mixed = len({p.dtype for p in one.parameters()}) > 1
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         inputs = probe_inputs(one.eval(), 0)
         a, b = (m(**inputs).logits.float() for m in (one, mine.eval()))
     return [] if torch.allclose(a, b, atol=1e-5) else ["logits"]
@@ -187,7 +193,7 @@ def be_rank(rank: int, world: int, meeting: Path, cases: dict[str, Any]) -> dict
     for name, (plan, whole) in cases.items():
         try:
             cut = build_cut(plan)
-            found[name] = differences(whole, cut) or loss_differs(whole[0], cut[0])
+            found[name] = differences(whole, cut) or computes_otherwise(whole[0], cut[0])
         except Exception:
             found[name] = [traceback.format_exc()[-1500:]]
     dist.destroy_process_group()

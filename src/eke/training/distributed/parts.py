@@ -206,7 +206,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
         def cut_and_read(model: Any, state: Any, files: Any, config: Any, *more: Any) -> Any:
             shapes = _shapes(files)
-            names = _cuttable(model, shapes, config.weight_mapping or [])
+            names = _cuttable(model, shapes, config.weight_mapping or [], self.mesh.size())
             for name in names:
                 module, _, leaf = name.rpartition(".")
                 owner = model.get_submodule(module)._parameters
@@ -246,8 +246,9 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
             yield
         finally:
             for owner, name, parameter in places:
-                owner[name] = parameter
-                parameter.requires_grad_(made[id(parameter)].requires_grad)
+                if owner.get(name) is made[id(parameter)]:  # else it was replaced: quantised
+                    owner[name] = parameter
+                    parameter.requires_grad_(made[id(parameter)].requires_grad)
 
     @contextmanager
     def computing(self, model: nn.Module) -> Iterator[None]:
@@ -407,7 +408,9 @@ def _shapes(files: Sequence[str] | None) -> dict[str, list[int]]:
     return found
 
 
-def _cuttable(model: Any, shapes: dict[str, list[int]], mapping: Sequence[Any]) -> list[str]:
+def _cuttable(
+    model: Any, shapes: dict[str, list[int]], mapping: Sequence[Any], world: int
+) -> list[str]:
     """Names of parameters of which rows can be read: of the same size, or experts to be stacked."""
     from transformers import core_model_loading as loading
 
@@ -427,13 +430,14 @@ def _cuttable(model: Any, shapes: dict[str, list[int]], mapping: Sequence[Any]) 
             continue
         if pattern is None and [*places[key].shape] == shape:
             same.append(key)
-        elif pattern is not None and _stacks(converter_of[pattern]):
+        elif pattern is not None and _stacks(converter_of[pattern], len(places[key]), world):
             stacked.append(key)
     return [*dict.fromkeys(same + stacked)]
 
 
-def _stacks(converter: Any) -> bool:
-    """Whether a conversion stacks tensors and leaves their rows as they are."""
+def _stacks(converter: Any, num_rows: int, world: int) -> bool:
+    """Whether a conversion stacks tensors, some of them for each rank, and leaves rows alone."""
     first, *others = converter.operations
     stacks = type(first).__name__ == "MergeModulelist" and first.dim == 0
+    stacks = stacks and rows(num_rows, world - 1, world).start < num_rows
     return stacks and all(type(o).__name__ == "Concatenate" and o.dim > 0 for o in others)

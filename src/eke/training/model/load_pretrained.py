@@ -148,9 +148,11 @@ def load_pretrained(
         parts.adopt(model)
     with parts or nullcontext():
         freeze_named(plan, model)  # so that both formats meet where modules expect it
-    computing = parts.computing(model) if parts else nullcontext()
-    with torch.autocast(device.type, frozen, enabled=mixed), computing:
-        report = _probe(plan, model, replace(report, notes=tuple(notes)))
+    report = replace(report, notes=tuple(notes))
+    if not family_of(config).is_known:
+        computing = parts.computing(model) if parts else nullcontext()
+        with torch.autocast(device.type, frozen, enabled=mixed), computing:
+            report = _probe(plan, model, report)
     return cast(nn.Module, model), report
 
 
@@ -160,12 +162,11 @@ def _probe(plan: Plan, model: nn.Module, report: LoadReport) -> LoadReport:
     Raises RunError: the model does not do what the task asks for.
     """
     config = plan.config
-    if not family_of(config).is_known:
-        check_places(model, config.task.option)
-        report = replace(report, unreached=freeze_unreached(model))
-        if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
-            side = padding_side(model, config.task.option, plan.vocabulary.pad)
-            report = replace(report, padding=side)
+    check_places(model, config.task.option)
+    report = replace(report, unreached=freeze_unreached(model))
+    if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
+        side = padding_side(model, config.task.option, plan.vocabulary.pad)
+        report = replace(report, padding=side)
     return report
 
 
