@@ -33,7 +33,7 @@ from eke.training.distributed.fsdp import (
     whole,
 )
 from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
-from eke.training.distributed.parts import Parts, Rows, put_parts
+from eke.training.distributed.parts import Parts, all_ranks, put_together
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import LossScale
 from eke.training.model.adapters import is_adapted
@@ -49,13 +49,11 @@ def build_engine(
     formats: Formats,
     device: torch.device,
     swap: Path | None = None,
-    rows: Rows | None = None,
 ) -> Engine:
     """Build the engine with the plan's sharding; `swap` is the folder for state kept in files.
 
-    Ranks must have built equal models, on the host for ZeRO-3, else on `device`. ZeRO-3 moves and
-    shards one weight at a time, put together of the ranks' `rows` where it has no data. The
-    optimizer gets DeepSpeed's flat shards as its parameters.
+    Ranks must have built equal models on `device`, or hold parts of one on the host for ZeRO-3,
+    which shards one weight at a time. The optimizer gets DeepSpeed's flat shards as its parameters.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
@@ -73,7 +71,7 @@ def build_engine(
     deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the group that is there
     compute_under_autocast(model, formats)
     if is_zero3(plan):
-        with rows.put_together(deepspeed.zero.Init) if rows else nullcontext():
+        with put_together(deepspeed.zero.Init, model, optimizer, device):
             deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         for buffer in model.buffers():  # Init moves parameters only
             buffer.data = buffer.data.to(device)
@@ -271,9 +269,10 @@ def is_zero3(plan: Plan) -> bool:
 
 
 def parts_of(plan: Plan, device: torch.device, ranks: Ranks) -> Parts | None:
-    """What is to hold this rank's rows of the weights, where several share them."""
-    shares = isinstance(plan.config.distributed, FSDP) or is_zero3(plan)
-    return Parts(build_mesh(plan, device)) if shares and ranks.world_size > 1 else None
+    """What is to hold this rank's rows of the weights, where several ranks share them."""
+    if ranks.world_size == 1 or not (is_zero3(plan) or isinstance(plan.config.distributed, FSDP)):
+        return None
+    return Parts(all_ranks(device.type) if is_zero3(plan) else build_mesh(plan, device))
 
 
 def share_model(
@@ -282,18 +281,18 @@ def share_model(
     model: nn.Module,
     device: torch.device,
     parts: Parts | None,
-) -> tuple[nn.Module, Rows | None]:
-    """Shard or wrap the model, before the optimizer is built; rows that the engine is to shard."""
-    if plan.deepspeed is not None:  # sharded later by its engine
-        return model, Rows(parts, model) if parts else None
+) -> nn.Module:
+    """Shard or wrap the model, before the optimizer is built."""
     if parts:
-        named = parts.named(model)
-        shard_model(plan, model, parts.mesh)
-        put_parts(model, named, device)
-        return model, None
-    if plan.config.engine.option == "trainer":
-        return model, None  # Trainer wraps it with a separate Accelerator
-    return accelerator.prepare_model(model), None
+        if is_zero3(plan):  # sharded later by its engine
+            parts.put(model, None, torch.device("cpu"))
+        else:
+            parts.put(model, lambda: shard_model(plan, model, parts.mesh), device)
+        return model
+    if plan.deepspeed is not None or plan.config.engine.option == "trainer":
+        return model  # Trainer wraps it with a separate Accelerator
+    prepared: nn.Module = accelerator.prepare_model(model)
+    return prepared
 
 
 class ShardedUpdate(Update):

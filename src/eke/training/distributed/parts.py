@@ -4,12 +4,11 @@ Weights are drawn or read one tensor at a time, with the numbers of one process,
 holds its rows and the largest tensor. While `Parts` is entered, what building does to a parameter
 (drawing, rounding, copying) is done to its rows, too.
 
-The private names of torch 2.13 and transformers 5.23 that this relies on are in this file alone;
-tests/equivalence/test_parts.py tells of versions without them.
+Private names of torch 2.13 and transformers 5.23 that this relies on are in this file alone;
+tests/equivalence/test_parts.py tells of a version without them.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -19,17 +18,15 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eke.common.errors import RunError
+from eke.training.distributed.fsdp import whole
 from eke.training.model.checkpointing import find_layers
 
 _FILLS = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "zero_", "fill_", "copy_"}
 """Operations that set a whole tensor, whatever was in it."""
-
-META = torch.device("meta")
 
 
 def rows(num_rows: int, rank: int, world: int) -> slice:
@@ -39,99 +36,86 @@ def rows(num_rows: int, rank: int, world: int) -> slice:
 
 
 class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
-    """This rank's rows of parameters on the meta device; all ranks of `mesh` do the same with it.
+    """This rank's rows of parameters on the meta device; all ranks do the same with theirs.
 
     Args:
-        mesh: with a dimension "shard", along which rows are cut.
+        mesh: of the ranks; along its dimension "shard" rows are cut.
     """
 
     def __init__(self, mesh: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13
-        self.mesh = mesh["shard"]
+        self.mesh, self.shard = mesh, mesh["shard"]
         self._held: dict[int, tuple[StorageWeakRef, Tensor]] = {}
-        """Rows by address of the meta tensor's storage, which `parameter.data = ...` takes along;
-        an address is not used again while there is a weak reference to it."""
-        self._whole: tuple[int, Tensor] | None = None
-        """The tensor that is being filled: operations on views of it follow at once."""
+        """Rows by address of a meta tensor's storage, which `parameter.data = ...` takes along. As
+        long as there is a weak reference to it, an address is not used again."""
+        self._filling: tuple[int, Tensor] | None = None
+        """What was set last, whole: operations on views of it follow."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, func.overloadpacket.__name__
-        first = args[0] if args and isinstance(args[0], Tensor) else None
-        key = None if first is None else self._key(first)
-        # Transformers pads a tied output bias, by nothing where it has the table's length already.
+        kwargs, name, first = kwargs or {}, func.overloadpacket.__name__, args[0] if args else None
+        key = self._key(first)
+        # Transformers pads a tied output bias, by nothing where it is as long as the table.
         padded = name == "constant_pad_nd" and key is not None and not any(args[1])
-        if first is not None and (padded or name in ("_to_copy", "clone")):
-            return self._copy(func, first, key, args[1:], kwargs)
+        if padded or name in ("_to_copy", "clone"):
+            return self._copy(func, key, args, kwargs)
         if key is None or not func._schema.is_mutable:
             return func(*args, **kwargs)
-        assert first is not None, "it has a key"
-        covers = first.nbytes == first.untyped_storage().nbytes()
-        if self._whole is None or self._whole[0] != key:
-            part = self._held[key][1]
-            if covers and name not in _FILLS and not any(isinstance(a, Tensor) for a in args[1:]):
-                func(part, *args[1:], **kwargs)
-                return first
-            if not covers or name not in _FILLS:
-                raise RuntimeError(f"{name}: a part of a tensor is changed that was cut already")
+        if self._filling is None or self._filling[0] != key:
+            if name not in _FILLS or first.nbytes != first.untyped_storage().nbytes():
+                raise RuntimeError(f"{name} changes a tensor in part that was cut already")
             self._fill(key, first)
         func(self._real(first), *args[1:], **kwargs)
         return first
 
-    def _copy(self, func: Any, source: Tensor, key: int | None, args: Any, kwargs: Any) -> Tensor:
-        """A copy of another format or device; one that goes to the meta device keeps its rows."""
-        device = kwargs.get("device") or source.device
+    def _copy(self, func: Any, key: int | None, args: Any, kwargs: Any) -> Tensor:
+        """Copy rows along; what moves from or to the meta device is on it and has rows."""
+        source, to = args[0], kwargs.get("device") or args[0].device
         if key is None:
-            found = cast(Tensor, func(source, *args, **kwargs))
-            if device.type == "meta" and not source.is_meta:
-                self.hold(found, func(source, *args, **{**kwargs, "device": source.device}))
+            found: Tensor = func(*args, **kwargs)
+            if to.type == "meta" and not source.is_meta:
+                self._hold(found, func(*args, **{**kwargs, "device": source.device}))
             return found
-        stay = {"device": META} if "device" in kwargs else {}
-        found = func(source, *args, **{**kwargs, **stay})
+        moves = "device" in kwargs
+        found = func(*args, **{**kwargs, **({"device": source.device} if moves else {})})
         part = self.part(source)
-        move = {"device": part.device if device.type == "meta" else device} if stay else {}
-        self._keep(found, func(part, *args, **{**kwargs, **move}))
+        move = {"device": part.device if to.type == "meta" else to} if moves else {}
+        self._keep(found, func(part, *args[1:], **{**kwargs, **move}))
         self._held = {k: held for k, held in self._held.items() if not held[0].expired()}
         return found
 
-    def _key(self, tensor: Tensor) -> int | None:
-        """The address under which a tensor on the meta device, or a view, has rows here."""
-        if not tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
+    def _key(self, tensor: Any) -> int | None:
+        if type(tensor) not in (Tensor, nn.Parameter) or not tensor.is_meta:
             return None
-        address = tensor.untyped_storage()._cdata
+        address: int = tensor.untyped_storage()._cdata
         return address if address in self._held else None
 
-    def _keep(self, meta: Tensor, part: Tensor) -> None:
+    def _keep(self, meta: Tensor, part: Tensor) -> int:
         storage = meta.untyped_storage()
         self._held[storage._cdata] = (StorageWeakRef(storage), part)
+        return storage._cdata
 
-    def hold(self, meta: Tensor, whole: Tensor) -> None:
-        """Begin to hold rows of `whole` for a new tensor of its size on the meta device."""
+    def _hold(self, meta: Tensor, whole: Tensor) -> None:
         self._cut()
-        self._keep(meta, whole.new_empty(0))
-        self._whole = meta.untyped_storage()._cdata, whole.contiguous()
+        self._filling = self._keep(meta, whole.new_empty(0)), whole.contiguous()
 
     def _fill(self, key: int, meta: Tensor) -> None:
         self._cut()
         device = self._held[key][1].device
-        self._whole = key, torch.empty(meta.shape, dtype=meta.dtype, device=device)
+        self._filling = key, torch.empty(meta.shape, dtype=meta.dtype, device=device)
 
     def _real(self, view: Tensor) -> Tensor:
-        assert self._whole is not None, "a tensor is being filled"
-        return self._whole[1].as_strided(view.shape, view.stride(), view.storage_offset())
+        assert self._filling is not None, "it was begun"
+        return self._filling[1].as_strided(view.shape, view.stride(), view.storage_offset())
 
     def _cut(self) -> None:
-        """Keep the rows of the tensor that was filled last."""
-        if self._whole is None:
-            return
-        (key, whole), self._whole = self._whole, None
-        if key in self._held:
-            self._held[key] = (self._held[key][0], self._rows(whole).clone())
+        """Keep the rows of what was filled last."""
+        if self._filling is not None:
+            (key, whole), self._filling = self._filling, None
+            self._held[key] = self._held[key][0], self._rows(whole).clone()
 
     def _rows(self, whole: Tensor) -> Tensor:
-        mine = (
-            rows(len(whole), self.mesh.get_local_rank(), self.mesh.size()) if whole.dim() else ...
-        )
-        return whole[mine]
+        place = self.shard.get_local_rank(), self.shard.size()
+        return whole[rows(len(whole), *place)] if whole.dim() else whole
 
     def part(self, parameter: Tensor) -> Tensor:
         """This rank's rows of a parameter; all of one without dimensions."""
@@ -143,229 +127,165 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Context of a random model's construction: each parameter is cut when it is complete.
+        """Context of a random model's construction: each parameter is cut when the next one is set.
 
-        Each draw is that of the whole tensor, so that the generator moves as in one process.
+        Draws are of whole tensors, so that the generator moves as in one process.
         """
         register, truncated = nn.Module.register_parameter, nn.init._no_grad_trunc_normal_
 
         def cut(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-            if parameter is not None and not parameter.is_meta:
-                parameter = self._moved(parameter)
-            register(module, name, parameter)
+            known = parameter is None or parameter.is_meta
+            register(module, name, parameter if known else self._moved(cast(Any, parameter)))
 
         def fill(tensor: Tensor, *how: Any, **more: Any) -> Tensor:
             key = self._key(tensor)
-            if key is None:
-                return truncated(tensor, *how, **more)
-            self._fill(key, tensor)  # torch 2.13 does nothing where there is no data
-            truncated(self._real(tensor), *how, **more)
+            if key is not None:  # torch 2.13 does nothing where there is no data
+                self._fill(key, tensor)
+            truncated(tensor if key is None else self._real(tensor), *how, **more)
             return tensor
 
-        with (
-            self,
-            patch.object(nn.Module, "register_parameter", cut),
-            patch.object(nn.init, "_no_grad_trunc_normal_", fill),
-        ):
+        init = patch.object(nn.init, "_no_grad_trunc_normal_", fill)
+        with self, patch.object(nn.Module, "register_parameter", cut), init:
             yield
-        self._cut()
 
     def _moved(self, parameter: nn.Parameter) -> nn.Parameter:
-        """The parameter without data, rows of which are held."""
-        empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=META)
-        data = parameter.detach()
+        """The parameter without data, rows of which are kept."""
+        empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        data: Any = parameter.detach()
         if hasattr(data, "to_local"):  # a DTensor
             self._keep(empty, data.to_local())
         else:
-            self.hold(empty, data.as_subclass(Tensor))
+            self._hold(empty, data.as_subclass(Tensor))
         return nn.Parameter(empty, parameter.requires_grad)
 
     def adopt(self, model: nn.Module) -> None:
         """Keep the rows of all parameters that have data, whole or cut, in place."""
-        moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-        for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None and not parameter.is_meta:
-                    if id(parameter) not in moved:
-                        moved[id(parameter)] = parameter, self._moved(parameter)
-                    module._parameters[name] = moved[id(parameter)][1]
-                    del parameter
+        _replace([p for p in _places(model.modules()) if not p[2].is_meta], self._moved)
         self._cut()
 
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        """Context in which `from_pretrained` reads rows alone of what it need not convert whole.
-
-        Transformers 5.23 reads slices for DTensors. What it draws, converts across rows, or may
-        find to have another size in the files is read whole: it compares the sizes of parts.
-        Raises RunError: files of other ranks are others.
-        """
-        from transformers import PreTrainedModel, modeling_utils
-
-        plain: Any = PreTrainedModel._load_pretrained_model
-
-        def cut_and_read(model: Any, state: Any, files: Any, config: Any, *more: Any) -> Any:
-            shapes = _shapes(files)
-            names = _cuttable(model, shapes, config.weight_mapping or [], self.mesh.size())
-            for name in names:
-                module, _, leaf = name.rpartition(".")
-                owner = model.get_submodule(module)._parameters
-                owner[leaf] = _placed(self._rows(owner[leaf]), owner[leaf], self.mesh)
-            return plain(model, state, files, config, *more)
-
-        with (
-            patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(cut_and_read)),
-            # It would allocate the whole model on a GPU, to free it at once.
-            patch.object(modeling_utils, "caching_allocator_warmup", lambda *_: None),
-        ):
-            yield
-
     def gathered(self, parameter: Tensor) -> Tensor:
-        """The whole of a parameter on this rank's device; all ranks must ask for it."""
-        return _whole(self.part(parameter), parameter, self.mesh)
+        """The whole of a parameter on this rank's device; a collective."""
+        return whole(_placed(self.part(parameter), parameter, self.shard).detach())
 
     @contextmanager
-    def whole(
-        self, modules: Sequence[nn.Module], make: Callable[[Any], Any] | None = None
-    ) -> Iterator[None]:
-        """Context in which the own parameters of modules have all their data; a collective.
-
-        Whether they are trained may be changed in it.
-        """
+    def whole(self, modules: Iterable[nn.Module], make: Any = None) -> Iterator[None]:
+        """Context in which the modules' own parameters have all their data; a collective."""
         places = [place for place in _places(modules) if place[2].is_meta]
-        made: dict[int, Any] = {}
-        for owner, name, parameter in places:
-            if id(parameter) not in made:
-                made[id(parameter)] = (
-                    make(parameter)
-                    if make
-                    else nn.Parameter(self.gathered(parameter), parameter.requires_grad)
-                )
-            owner[name] = made[id(parameter)]
+        made = _replace(places, make or (lambda p: nn.Parameter(self.gathered(p), p.requires_grad)))
         try:
             yield
         finally:
-            for owner, name, parameter in places:
-                if owner.get(name) is made[id(parameter)]:  # else it was replaced: quantised
-                    owner[name] = parameter
-                    parameter.requires_grad_(made[id(parameter)].requires_grad)
+            for owner, name, old in places:
+                if owner.get(name) is made[old]:  # else it was quantised
+                    owner[name] = old
+                    old.requires_grad_(old.requires_grad if make else made[old].requires_grad)
 
     @contextmanager
     def computing(self, model: nn.Module) -> Iterator[None]:
-        """Context in which `model` computes, all ranks alike, without a backward pass.
+        """Context in which `model` computes, on all ranks alike, without a backward pass.
 
         A Transformer layer has its weights while it runs, what lies around all the time. Leaves of
         autograd's graph are the parameters; what it would save is dropped.
         """
         layers = find_layers(model)
         inner = {id(m) for layer in layers for m in layer.modules()}
+        opened = {layer: ExitStack() for layer in layers}
 
-        def make(parameter: nn.Parameter) -> Any:
-            return cast(Any, _Gathered).apply(parameter, self)
+        def enter(layer: nn.Module, _: Any) -> None:
+            make = lambda p: cast(Any, _Gathered).apply(p, self)  # noqa: E731
+            opened[layer].enter_context(self.whole([*layer.modules()], make))
+
+        def leave(layer: nn.Module, *_: Any) -> None:
+            opened[layer].close()
 
         with ExitStack() as stack:
-            stack.enter_context(saved_tensors_hooks(lambda _: None, lambda _: None))
+            drop = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)
+            stack.enter_context(drop)
             stack.enter_context(self.whole([m for m in model.modules() if id(m) not in inner]))
             for layer in layers:
-                open_ = ExitStack()
-
-                def enter(module: nn.Module, _: Any, open_: ExitStack = open_) -> None:
-                    open_.enter_context(self.whole([*module.modules()], make))
-
-                def leave(_: Any, __: Any, ___: Any, open_: ExitStack = open_) -> None:
-                    open_.close()
-
                 stack.callback(layer.register_forward_pre_hook(enter).remove)
                 stack.callback(layer.register_forward_hook(leave, always_call=True).remove)
             yield
 
-    def named(self, model: nn.Module) -> dict[str, Tensor]:
-        """Rows by name of the parameter; a tied one has several."""
+    def put(self, model: nn.Module, cut: Callable[[], None] | None, device: torch.device) -> None:
+        """Replace the parameters by DTensors that have the rows on `device`.
+
+        FSDP2, which `cut` applies, takes replaced parameters at its first forward pass (torch
+        2.13). `to_empty` would untie them, and hold each part twice.
+        """
         every = model.named_parameters(remove_duplicate=False)
-        return {name: self.part(parameter) for name, parameter in every}
-
-
-class Rows:
-    """Rows of the parameters of a model on the host, which use no memory until ZeRO-3 cuts them."""
-
-    def __init__(self, parts: Parts, model: nn.Module) -> None:
-        self.mesh = parts.mesh
-        self.of: dict[nn.Parameter, Tensor] = {}
-        made: dict[int, nn.Parameter] = {}
-        for owner, name, old in _places(model.modules()):
-            if id(old) not in made:
-                empty = torch.empty(1, dtype=old.dtype).expand(old.shape)
-                made[id(old)] = nn.Parameter(empty, old.requires_grad)
-                self.of[made[id(old)]] = parts.part(old)
-            owner[name] = made[id(old)]
+        parts = {name: self.part(parameter) for name, parameter in every}
+        self._held.clear()
+        if cut:
+            cut()
+        mesh = self.shard if device.type == self.shard.device_type else all_ranks(device.type)
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for name, old in [*model.named_parameters(remove_duplicate=False)]:
+            module, _, leaf = name.rpartition(".")
+            part = parts.pop(name).to(device)
+            if old not in made:
+                made[old] = _placed(part, old, mesh)
+            model.get_submodule(module)._parameters[leaf] = made[old]
 
     @contextmanager
-    def placed(self, model: nn.Module) -> Iterator[None]:
-        """Context in which the parameters of `model` are cut, and what is copied goes to rows."""
-        places = _places(model.modules())
-        cut = {
-            p: _placed(part, p, self.mesh) if p.dim() else nn.Parameter(part)
-            for p, part in self.of.items()
-        }
-        for owner, name, parameter in places:
-            owner[name] = cut[parameter]
-        try:
-            yield
-        finally:
-            for owner, name, parameter in places:
-                owner[name] = parameter
+    def read(self) -> Iterator[None]:
+        """Context in which `from_pretrained` reads rows alone, of what it need not convert whole.
 
-    @contextmanager
-    def put_together(self, init: Any) -> Iterator[None]:
-        """Context in which DeepSpeed's `zero.Init` finds each parameter whole when it shards it."""
-        plain: Any = init._zero_init_param
+        Transformers 5.23 reads slices for DTensors, but compares sizes of parts, and lets DTensors
+        draw. So what may differ in size, is drawn, or is converted across rows is read whole.
+        Raises RunError: other ranks have other files.
+        """
+        from transformers import PreTrainedModel, modeling_utils
 
-        def fill(zero: Any, parameter: Any) -> None:
-            parameter.data = _whole(self.of.pop(parameter), parameter, self.mesh)
-            plain(zero, parameter)
+        plain: Any = PreTrainedModel._load_pretrained_model
 
-        with patch.object(init, "_zero_init_param", fill):
+        def cut_and_read(model: Any, state: Any, files: Any, config: Any, *more: Any) -> Any:
+            shapes, mapping = _shapes(files), config.weight_mapping or []
+            for name in _cuttable(model, shapes, mapping, self.shard.size()):
+                module, _, leaf = name.rpartition(".")
+                owner = model.get_submodule(module)._parameters
+                owner[leaf] = _placed(self._rows(owner[leaf]), owner[leaf], self.shard)
+            return plain(model, state, files, config, *more)
+
+        # The second would allocate the whole model on a GPU, to free it at once.
+        read = patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(cut_and_read))
+        with read, patch.object(modeling_utils, "caching_allocator_warmup", lambda *_: None):
             yield
 
 
-Places = list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]]
+Place = tuple[dict[str, nn.Parameter | None], str, nn.Parameter]
 
 
-def _places(modules: Iterable[nn.Module]) -> Places:
+def _places(modules: Iterable[nn.Module]) -> list[Place]:
     """Where each parameter is: a tied one has several places."""
-    owners = [(m._parameters, name, p) for m in modules for name, p in m._parameters.items()]
-    return [(owner, name, p) for owner, name, p in owners if p is not None]
+    found = [(m._parameters, name, p) for m in modules for name, p in m._parameters.items()]
+    return [(owner, name, p) for owner, name, p in found if p is not None]
 
 
-def put_parts(model: nn.Module, parts: dict[str, Tensor], device: torch.device) -> None:
-    """Put rows into a model of FSDP2 whose parameters are on the meta device; `parts` is emptied.
-
-    FSDP2 takes a replaced parameter at its first forward pass (`reset_sharded_param`, torch 2.13).
-    """
-    made: dict[int, nn.Parameter] = {}
-    every: list[tuple[str, Any]] = [*model.named_parameters(remove_duplicate=False)]
-    for name, old in every:
-        part = parts.pop(name)
-        if id(old) not in made:
-            made[id(old)] = _placed(part.to(device), old, old.device_mesh, old.placements)
-        module, _, leaf = name.rpartition(".")
-        model.get_submodule(module)._parameters[leaf] = made[id(old)]
+def _replace(places: list[Place], make: Callable[[nn.Parameter], Any]) -> dict[nn.Parameter, Any]:
+    made: dict[nn.Parameter, Any] = {}
+    for owner, name, old in places:
+        made[old] = owner[name] = made[old] if old in made else make(old)
+    return made
 
 
-def _whole(part: Tensor, like: Tensor, mesh: Any) -> Tensor:
-    """The tensor of which all ranks have rows, on the device of the mesh; a collective."""
-    if not like.dim():
-        return part.to(mesh.device_type)
-    return cast(Tensor, cast(Any, _placed(part, like, mesh)).detach().full_tensor())
+def all_ranks(kind: str) -> Any:
+    """The mesh along which all ranks cut, on a kind of device."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=("shard",))
 
 
-def _placed(part: Tensor, like: Tensor, mesh: Any, placements: Any = None) -> nn.Parameter:
-    """A parameter of the size of `like` that is cut over `mesh`, of which this rank has `part`."""
+def _placed(part: Tensor, like: Any, mesh: Any) -> nn.Parameter:
+    """A parameter of the size of `like`, of which this rank has `part`, cut as `like` or `mesh`."""
     from torch.distributed.tensor import DTensor, Shard
 
-    whole = {"shape": like.shape, "stride": torch.empty_like(like, device=META).stride()}
-    cut: Any = DTensor.from_local
-    made = cut(part, mesh, placements or [Shard(0)], run_check=False, **whole)
+    if not like.dim():
+        return nn.Parameter(part, like.requires_grad)
+    mesh, cut = getattr(like, "device_mesh", mesh), getattr(like, "placements", [Shard(0)])
+    stride = torch.empty(like.shape, device="meta").stride()
+    local: Any = DTensor.from_local  # torch 2.13: not annotated
+    made = local(part, mesh, cut, run_check=False, shape=like.shape, stride=stride)
     return nn.Parameter(made, like.requires_grad)
 
 
@@ -377,66 +297,85 @@ class _Gathered(torch.autograd.Function):
         return parts.gathered(parameter)
 
 
-def _shapes(files: Sequence[str] | None) -> dict[str, list[int]]:
-    """Sizes of the tensors in the files, from their headers, which all ranks compare.
+@contextmanager
+def put_together(
+    init: Any, model: nn.Module, optimizer: Any, device: torch.device
+) -> Iterator[Any]:
+    """Context in which DeepSpeed's `zero.Init` cuts parameters that ranks have rows of on the host.
 
-    Raises RunError: another rank's files are others; OSError, SafetensorError: a file is none.
+    It finds stand-ins without memory, in the optimizer, too, and each whole one when it cuts it.
     """
+
+    def stand_in(cut: Any) -> nn.Parameter:
+        return nn.Parameter(cut.to_local().new_empty(1).expand(cut.shape), cut.requires_grad)
+
+    places = [place for place in _places(model.modules()) if hasattr(place[2], "to_local")]
+    made = _replace(places, stand_in)
+    for group in optimizer.param_groups:
+        group["params"] = [made.get(p, p) for p in group["params"]]
+    parts = {new: cast(Any, cut).to_local() for cut, new in made.items()}
+    plain, mesh = init._zero_init_param, all_ranks(device.type)
+
+    def fill(zero: Any, parameter: nn.Parameter) -> None:
+        if parameter in parts:
+            part = parts.pop(parameter).to(device)
+            parameter.data = whole(_placed(part, parameter, mesh).detach())
+        plain(zero, parameter)
+
+    places.clear(), made.clear()
+    with patch.object(init, "_zero_init_param", fill):
+        yield
+
+
+def _shapes(files: Sequence[str]) -> dict[str, list[int]]:
+    """Sizes of the tensors in the files, from their headers, which all ranks compare."""
     found: dict[str, list[int]] = {}
-    error: Exception | None = None
-    formats = []
+    formats, error = [], None
     try:
-        for path in files or ():
+        for path in files:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  # safetensors 0.8: not iterable itself
-                    piece = file.get_slice(name)
-                    found[name] = piece.get_shape()
-                    formats.append((name, piece.get_dtype()))
+                    found[name] = file.get_slice(name).get_shape()
+                    formats.append((name, file.get_slice(name).get_dtype()))
     except (OSError, SafetensorError) as raised:
         error = raised
-    said = json.dumps([sorted(found.items()), sorted(formats), str(error or "")])
+    said = repr((sorted(found.items()), sorted(formats), error))
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, hashlib.sha256(said.encode()).hexdigest())
     if error is not None:
         raise error
-    mine = every[dist.get_rank()]
-    others = [rank for rank, theirs in enumerate(every) if theirs not in (None, mine)]
+    others = [rank for rank, theirs in enumerate(every) if theirs != every[dist.get_rank()]]
     if others:
-        listed = ", ".join(map(str, others))
-        why = f"headers of its files differ between rank {dist.get_rank()} and ranks {listed}"
+        why = f"its files are not those of ranks {others}, by their headers"
         raise RunError(f"{why} -> the same files on every machine")
     return found
 
 
-def _cuttable(
-    model: Any, shapes: dict[str, list[int]], mapping: Sequence[Any], world: int
-) -> list[str]:
-    """Names of parameters of which rows can be read: of the same size, or experts to be stacked."""
+def _cuttable(model: Any, shapes: dict[str, list[int]], mapping: Any, world: int) -> list[str]:
+    """Parameters of which rows can be read: with the model's size in the files, or stacked ones."""
     from transformers import core_model_loading as loading
 
     renamings = [entry for entry in mapping if isinstance(entry, loading.WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, loading.WeightConverter)]
     converter_of = {pattern: c for c in converters for pattern in c.source_patterns}
-    places = model.state_dict()
-    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.dim()}
-    same, stacked = [], []
+    places, found = model.state_dict(), {}
     for name, shape in shapes.items():
         key, pattern = loading.rename_source_key(
             name, renamings, converters, model.base_model_prefix, places
         )
         if key not in places and name in places:
             key, pattern = name, None
-        if key not in trained:
-            continue
-        if pattern is None and [*places[key].shape] == shape:
-            same.append(key)
-        elif pattern is not None and _stacks(converter_of[pattern], len(places[key]), world):
-            stacked.append(key)
-    return [*dict.fromkeys(same + stacked)]
+        size = [*places[key].shape] if key in places else []
+        if size and pattern is None:
+            found[key] = size == shape
+        elif size:
+            found[key] = _stacks(converter_of[pattern], size[0], world)
+    trained = dict(model.named_parameters(remove_duplicate=False))
+    return [key for key, can in found.items() if can and key in trained]
 
 
 def _stacks(converter: Any, num_rows: int, world: int) -> bool:
-    """Whether a conversion stacks tensors, some of them for each rank, and leaves rows alone."""
+    """Whether a conversion stacks tensors, some for each rank, and changes nothing across rows."""
     first, *others = converter.operations
     stacks = type(first).__name__ == "MergeModulelist" and first.dim == 0
     stacks = stacks and rows(num_rows, world - 1, world).start < num_rows

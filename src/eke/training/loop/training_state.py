@@ -28,7 +28,7 @@ from eke.training.distributed.deepspeed_engine import (
     share_model,
     share_update,
 )
-from eke.training.distributed.parts import Parts, Rows
+from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import (
     ALONE,
     Ranks,
@@ -155,15 +155,14 @@ def build_job(
     bare, report = build_checked(plan, device, parts)
     formats = build_formats(plan, device, bare)
     expect_unreached(plan, bare, accelerator)
-    shared, rows = share_model(plan, accelerator, bare, device, parts)
+    shared = share_model(plan, accelerator, bare, device, parts)
     optimizer = build_optimizer(plan, bare)
     # All ranks continue from the same checkpoint.
     checkpoint = ranks.tell(newest_complete(paths.checkpoints) if ranks.is_main else None)
     if plan.deepspeed is None:
         started = _start(plan, bare, shared, optimizer, formats, ranks, checkpoint)
     else:
-        place = device, ranks, checkpoint, paths
-        started = _start_deepspeed(plan, bare, rows, optimizer, formats, *place)
+        started = _start_deepspeed(plan, bare, optimizer, formats, device, ranks, checkpoint, paths)
     model, loss, update, formats, step = started
     if checkpoint is not None:
         log.info("continuing after step %d (%s)", step, checkpoint.name)
@@ -262,7 +261,6 @@ def _start(
 def _start_deepspeed(
     plan: Plan,
     model: nn.Module,
-    rows: Rows | None,
     optimizer: torch.optim.Optimizer,
     formats: Formats,
     device: torch.device,
@@ -272,12 +270,11 @@ def _start_deepspeed(
 ) -> Started:
     """Load weights before they are shared out, the rest into what the engine has made of it."""
     if checkpoint is not None:
-        with rows.placed(model) if rows else nullcontext():
-            load_weights(model, checkpoint / EXPORT)
+        load_weights(model, checkpoint / EXPORT)
     swap = swap_folder(plan, paths)
     remove_swap(swap, ranks.rank)  # of an attempt that was killed
     ranks.gather(None)  # or a late one would remove the folder that another has just made
-    engine = build_engine(plan, model, optimizer, formats, device, swap, rows)
+    engine = build_engine(plan, model, optimizer, formats, device, swap)
     update = DeepSpeedUpdate(plan, engine, device)
     _seed_dropout(plan, ranks)
     step = load_part(checkpoint, update, ranks) if checkpoint is not None else 0
