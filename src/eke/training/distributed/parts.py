@@ -95,13 +95,16 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         return storage._cdata
 
     def _hold(self, meta: Tensor, whole: Tensor) -> None:
+        """Begin with a tensor on the meta device of which there is the whole."""
         self._cut()
         self._filling = self._keep(meta, whole.new_empty(0)), whole.contiguous()
 
     def _fill(self, key: int, meta: Tensor) -> None:
+        """Begin to set a tensor again, all of it; its rows are dropped."""
         self._cut()
-        device = self._held[key][1].device
-        self._filling = key, torch.empty(meta.shape, dtype=meta.dtype, device=device)
+        reference, part = self._held[key]
+        self._held[key] = reference, part.new_empty(0)
+        self._filling = key, part.new_empty(meta.shape)
 
     def _real(self, view: Tensor) -> Tensor:
         assert self._filling is not None, "it was begun"
@@ -314,6 +317,7 @@ def put_together(
     for group in optimizer.param_groups:
         group["params"] = [made.get(p, p) for p in group["params"]]
     parts = {new: cast(Any, cut).to_local() for cut, new in made.items()}
+    places.clear(), made.clear()  # so that a part is freed when it has been used
     plain, mesh = init._zero_init_param, all_ranks(device.type)
 
     def fill(zero: Any, parameter: nn.Parameter) -> None:
