@@ -62,6 +62,18 @@ def save_other(place: Path, family: str, task: str) -> None:
     getattr(transformers, HEADS[task]).from_config(config).save_pretrained(place)
 
 
+def save_again(place: Path, kind: str) -> None:
+    """The same checkpoint in several files, in 16 bits, or without its head and prefix."""
+    import transformers
+
+    if kind not in ("files", "half", "base"):
+        return
+    cls = transformers.AutoModel if kind == "base" else transformers.AutoModelForCausalLM
+    model = cls.from_pretrained(place, dtype=torch.bfloat16 if kind == "half" else torch.float32)
+    (place / "model.safetensors").unlink()
+    model.save_pretrained(place, max_shard_size="40KB" if kind == "files" else "5GB")
+
+
 def make_case(name: str, folder: Path) -> Any:
     """The plan of `KIND-FAMILY`, whose checkpoint is written into the folder."""
     from checkpoints import checkpoint_plan, save_checkpoint
@@ -89,11 +101,19 @@ def make_case(name: str, folder: Path) -> Any:
     else:
         sizes = SIZES.get(family, {"intermediate_size": 65})
         tied = kind == "tied" or family in ("gpt2", "t5", "bert")
-        save_checkpoint(place, family, tie_word_embeddings=tied, **sizes)
+        head = "sequence_classification" if kind == "four_for_three" else task
+        labels = {"num_labels": 3} if kind == "four_for_three" else {}
+        save_checkpoint(place, family, task=head, tie_word_embeddings=tied, **sizes, **labels)
+    save_again(place, kind)
     typed = {
         "read": (),
         "tied": (),
         "lora": ("peft=lora",),
+        "files": (),
+        "half": (),
+        "base": (),
+        "frozen": ("model.freeze=[embed_tokens,layers.0]", "precision=bf16"),
+        "four_for_three": ("task=sequence_classification", "task.num_labels=4"),
         "dora": ("peft=dora",),
         "qlora": ("peft=qlora",),
         "ia3": ("peft=ia3",),
@@ -102,7 +122,7 @@ def make_case(name: str, folder: Path) -> Any:
         "classes": ("task=sequence_classification", "task.num_labels=4"),
         "lora_classes": ("task=sequence_classification", "task.num_labels=4", "peft=lora"),
     }[kind]
-    return checkpoint_plan(place, *(typed if "classes" in kind else (f"task={task}", *typed)))
+    return checkpoint_plan(place, *(typed if "task=" in str(typed) else (f"task={task}", *typed)))
 
 
 @contextmanager
