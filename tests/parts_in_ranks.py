@@ -200,7 +200,11 @@ def differences(whole: Any, cut: Any) -> list[str]:
         same = local.dtype is want.dtype and q.shape == p.shape and torch.equal(local, want)
         if not same or local.device != p.device or p.requires_grad != q.requires_grad:
             found.append(name)
-    groups = [sorted(n for n in names if names[n] is p) for names in (theirs, have) for p in names.values()]
+    groups = [
+        sorted(n for n in names if names[n] is p)
+        for names in (theirs, have)
+        for p in names.values()
+    ]
     if sorted(map(str, groups[: len(theirs)])) != sorted(map(str, groups[len(theirs) :])):
         found.append("other parameters are tied")
     for (name, b), (_, c) in zip(one.named_buffers(), mine.named_buffers(), strict=True):

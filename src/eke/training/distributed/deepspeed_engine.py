@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from eke.common.errors import RunError
 from eke.common.paths import LOCAL_RANK
@@ -33,7 +34,7 @@ from eke.training.distributed.fsdp import (
     whole,
 )
 from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
-from eke.training.distributed.parts import Parts, all_ranks, put_together
+from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import LossScale
 from eke.training.model.adapters import is_adapted
@@ -49,11 +50,13 @@ def build_engine(
     formats: Formats,
     device: torch.device,
     swap: Path | None = None,
+    parts: Parts | None = None,
 ) -> Engine:
     """Build the engine with the plan's sharding; `swap` is the folder for state kept in files.
 
-    Ranks must have built equal models on `device`, or hold parts of one on the host for ZeRO-3,
-    which shards one weight at a time. The optimizer gets DeepSpeed's flat shards as its parameters.
+    Ranks must have built equal models on `device`. For ZeRO-3 it is on the host or, of several
+    ranks, in `parts`: one weight at a time goes to the device and is sharded. The optimizer gets
+    DeepSpeed's flat shards as its parameters.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
@@ -71,7 +74,7 @@ def build_engine(
     deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the group that is there
     compute_under_autocast(model, formats)
     if is_zero3(plan):
-        with put_together(deepspeed.zero.Init, model, optimizer, device):
+        with parts.sharded_flat(deepspeed.zero.Init) if parts else nullcontext():
             deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         for buffer in model.buffers():  # Init moves parameters only
             buffer.data = buffer.data.to(device)
@@ -270,9 +273,11 @@ def is_zero3(plan: Plan) -> bool:
 
 def parts_of(plan: Plan, device: torch.device, ranks: Ranks) -> Parts | None:
     """What is to hold this rank's rows of the weights, where several ranks share them."""
-    if ranks.world_size == 1 or not (is_zero3(plan) or isinstance(plan.config.distributed, FSDP)):
-        return None
-    return Parts(all_ranks(device.type) if is_zero3(plan) else build_mesh(plan, device))
+    if ranks.world_size > 1 and isinstance(plan.config.distributed, FSDP):
+        return Parts(build_mesh(plan, device))
+    if ranks.world_size > 1 and is_zero3(plan):
+        return Parts(init_device_mesh(device.type, (ranks.world_size,), mesh_dim_names=("shard",)))
+    return None
 
 
 def share_model(
@@ -283,13 +288,12 @@ def share_model(
     parts: Parts | None,
 ) -> nn.Module:
     """Shard or wrap the model, before the optimizer is built."""
+    if plan.deepspeed is not None:
+        return model  # sharded later by its engine
     if parts:
-        if is_zero3(plan):  # sharded later by its engine
-            parts.put(model, None, torch.device("cpu"))
-        else:
-            parts.put(model, lambda: shard_model(plan, model, parts.mesh), device)
+        parts.put(model, lambda: shard_model(plan, model, parts.mesh), device)
         return model
-    if plan.deepspeed is not None or plan.config.engine.option == "trainer":
+    if plan.config.engine.option == "trainer":
         return model  # Trainer wraps it with a separate Accelerator
     prepared: nn.Module = accelerator.prepare_model(model)
     return prepared

@@ -45,14 +45,15 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     def __init__(self, mesh: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13
         self.mesh, self.shard = mesh, mesh["shard"]
-        self._held: dict[int, tuple[StorageWeakRef, Tensor]] = {}
+        self._held: dict[int, tuple[Any, Tensor]] = {}
         """Rows by address of a meta tensor's storage, which `parameter.data = ...` takes along. As
         long as there is a weak reference to it, an address is not used again."""
         self._filling: tuple[int, Tensor] | None = None
         """What was set last, whole: operations on views of it follow."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name, first = kwargs or {}, func.overloadpacket.__name__, args[0] if args else None
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        first: Any = args[0] if args else None
         key = self._key(first)
         # Transformers pads a tied output bias, by nothing where it is as long as the table.
         padded = name == "constant_pad_nd" and key is not None and not any(args[1])
@@ -63,24 +64,22 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         if self._filling is None or self._filling[0] != key:
             if name not in _FILLS or first.nbytes != first.untyped_storage().nbytes():
                 raise RuntimeError(f"{name} changes a tensor in part that was cut already")
-            self._fill(key, first)
+            self._begin(first, self._held[key][1].new_empty(first.shape))
         func(self._real(first), *args[1:], **kwargs)
         return first
 
     def _copy(self, func: Any, key: int | None, args: Any, kwargs: Any) -> Tensor:
         """Copy rows along; what moves from or to the meta device is on it and has rows."""
         source, to = args[0], kwargs.get("device") or args[0].device
-        if key is None:
-            found: Tensor = func(*args, **kwargs)
-            if to.type == "meta" and not source.is_meta:
-                self._hold(found, func(*args, **{**kwargs, "device": source.device}))
-            return found
-        moves = "device" in kwargs
-        found = func(*args, **{**kwargs, **({"device": source.device} if moves else {})})
-        part = self.part(source)
-        move = {"device": part.device if to.type == "meta" else to} if moves else {}
-        self._keep(found, func(part, *args[1:], **{**kwargs, **move}))
-        self._held = {k: held for k, held in self._held.items() if not held[0].expired()}
+        stays = {**kwargs, "device": source.device} if "device" in kwargs else kwargs
+        found: Tensor = func(*args, **(kwargs if key is None else stays))
+        if key is not None:
+            part, there = self.part(source), to.type != "meta" and "device" in kwargs
+            moved = {**stays, "device": to if there else part.device} if stays else {}
+            self._keep(found, func(part, *args[1:], **moved))
+            self._held = {k: held for k, held in self._held.items() if not held[0].expired()}
+        elif to.type == "meta" and not source.is_meta:
+            self._begin(found, func(*args, **stays))
         return found
 
     def _key(self, tensor: Any) -> int | None:
@@ -90,21 +89,14 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         return address if address in self._held else None
 
     def _keep(self, meta: Tensor, part: Tensor) -> int:
-        storage = meta.untyped_storage()
-        self._held[storage._cdata] = (StorageWeakRef(storage), part)
-        return storage._cdata
+        address: int = meta.untyped_storage()._cdata
+        self._held[address] = (cast(Any, StorageWeakRef)(meta.untyped_storage()), part)
+        return address
 
-    def _hold(self, meta: Tensor, whole: Tensor) -> None:
-        """Begin with a tensor on the meta device of which there is the whole."""
+    def _begin(self, meta: Tensor, whole: Tensor) -> None:
+        """Drop the rows of a tensor for what it is to be, whole until another one begins."""
         self._cut()
-        self._filling = self._keep(meta, whole.new_empty(0)), whole.contiguous()
-
-    def _fill(self, key: int, meta: Tensor) -> None:
-        """Begin to set a tensor again, all of it; its rows are dropped."""
-        self._cut()
-        reference, part = self._held[key]
-        self._held[key] = reference, part.new_empty(0)
-        self._filling = key, part.new_empty(meta.shape)
+        self._filling = self._keep(meta, whole.new_empty(0)), whole
 
     def _real(self, view: Tensor) -> Tensor:
         assert self._filling is not None, "it was begun"
@@ -141,10 +133,10 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
             register(module, name, parameter if known else self._moved(cast(Any, parameter)))
 
         def fill(tensor: Tensor, *how: Any, **more: Any) -> Tensor:
-            key = self._key(tensor)
-            if key is not None:  # torch 2.13 does nothing where there is no data
-                self._fill(key, tensor)
-            truncated(tensor if key is None else self._real(tensor), *how, **more)
+            if (key := self._key(tensor)) is None:
+                return truncated(tensor, *how, **more)
+            self._begin(tensor, self._held[key][1].new_empty(tensor.shape))
+            truncated(self._real(tensor), *how, **more)  # does nothing where there is no data
             return tensor
 
         init = patch.object(nn.init, "_no_grad_trunc_normal_", fill)
@@ -158,7 +150,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         if hasattr(data, "to_local"):  # a DTensor
             self._keep(empty, data.to_local())
         else:
-            self._hold(empty, data.as_subclass(Tensor))
+            self._begin(empty, data.as_subclass(Tensor).contiguous())
         return nn.Parameter(empty, parameter.requires_grad)
 
     def adopt(self, model: nn.Module) -> None:
@@ -202,33 +194,45 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
             opened[layer].close()
 
         with ExitStack() as stack:
-            drop = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)
-            stack.enter_context(drop)
+            drop: Any = lambda _: None  # noqa: E731
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(drop, drop))
             stack.enter_context(self.whole([m for m in model.modules() if id(m) not in inner]))
             for layer in layers:
                 stack.callback(layer.register_forward_pre_hook(enter).remove)
                 stack.callback(layer.register_forward_hook(leave, always_call=True).remove)
             yield
 
-    def put(self, model: nn.Module, cut: Callable[[], None] | None, device: torch.device) -> None:
-        """Replace the parameters by DTensors that have the rows on `device`.
+    def put(self, model: nn.Module, cut: Callable[[], None], device: torch.device) -> None:
+        """Have `cut` apply FSDP2 to the model, and put the rows into it, on `device`.
 
-        FSDP2, which `cut` applies, takes replaced parameters at its first forward pass (torch
-        2.13). `to_empty` would untie them, and hold each part twice.
+        FSDP2 takes replaced parameters at its first forward pass (torch 2.13). `to_empty` would
+        untie them, and hold each part twice.
         """
-        every = model.named_parameters(remove_duplicate=False)
-        parts = {name: self.part(parameter) for name, parameter in every}
+        rows = [(owner, name, self.part(p)) for owner, name, p in _places(model.modules())]
         self._held.clear()
-        if cut:
-            cut()
-        mesh = self.shard if device.type == self.shard.device_type else all_ranks(device.type)
-        made: dict[nn.Parameter, nn.Parameter] = {}
-        for name, old in [*model.named_parameters(remove_duplicate=False)]:
-            module, _, leaf = name.rpartition(".")
-            part = parts.pop(name).to(device)
-            if old not in made:
-                made[old] = _placed(part, old, mesh)
-            model.get_submodule(module)._parameters[leaf] = made[old]
+        cut()
+        made: dict[Any, nn.Parameter] = {}
+        for owner, name, part in rows:
+            old = owner[name]
+            made[old] = made[old] if old in made else _placed(part.to(device), old)
+            owner[name] = made[old]
+
+    @contextmanager
+    def sharded_flat(self, init: Any) -> Iterator[None]:
+        """Context in which DeepSpeed's `zero.Init` finds each parameter whole when it shards it.
+
+        Their identities stay: the optimizer has them already.
+        """
+        plain: Any = init._convert_to_zero_parameters
+
+        def convert(zero: Any, parameters: Iterable[nn.Parameter]) -> None:
+            for old in parameters:
+                torch.utils.swap_tensors(old, nn.Parameter(self.gathered(old), old.requires_grad))
+                plain(zero, [old])
+
+        with patch.object(init, "_convert_to_zero_parameters", convert):
+            yield
+        self._held.clear()
 
     @contextmanager
     def read(self) -> Iterator[None]:
@@ -244,7 +248,7 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
         def cut_and_read(model: Any, state: Any, files: Any, config: Any, *more: Any) -> Any:
             shapes, mapping = _shapes(files), config.weight_mapping or []
-            for name in _cuttable(model, shapes, mapping, self.shard.size()):
+            for name in sorted(_cuttable(model, shapes, mapping, self.shard.size())):
                 module, _, leaf = name.rpartition(".")
                 owner = model.get_submodule(module)._parameters
                 owner[leaf] = _placed(self._rows(owner[leaf]), owner[leaf], self.shard)
@@ -272,14 +276,7 @@ def _replace(places: list[Place], make: Callable[[nn.Parameter], Any]) -> dict[n
     return made
 
 
-def all_ranks(kind: str) -> Any:
-    """The mesh along which all ranks cut, on a kind of device."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=("shard",))
-
-
-def _placed(part: Tensor, like: Any, mesh: Any) -> nn.Parameter:
+def _placed(part: Tensor, like: Any, mesh: Any = None) -> nn.Parameter:
     """A parameter of the size of `like`, of which this rank has `part`, cut as `like` or `mesh`."""
     from torch.distributed.tensor import DTensor, Shard
 
@@ -300,87 +297,50 @@ class _Gathered(torch.autograd.Function):
         return parts.gathered(parameter)
 
 
-@contextmanager
-def put_together(
-    init: Any, model: nn.Module, optimizer: Any, device: torch.device
-) -> Iterator[Any]:
-    """Context in which DeepSpeed's `zero.Init` cuts parameters that ranks have rows of on the host.
-
-    It finds stand-ins without memory, in the optimizer, too, and each whole one when it cuts it.
-    """
-
-    def stand_in(cut: Any) -> nn.Parameter:
-        return nn.Parameter(cut.to_local().new_empty(1).expand(cut.shape), cut.requires_grad)
-
-    places = [place for place in _places(model.modules()) if hasattr(place[2], "to_local")]
-    made = _replace(places, stand_in)
-    for group in optimizer.param_groups:
-        group["params"] = [made.get(p, p) for p in group["params"]]
-    parts = {new: cast(Any, cut).to_local() for cut, new in made.items()}
-    places.clear(), made.clear()  # so that a part is freed when it has been used
-    plain, mesh = init._zero_init_param, all_ranks(device.type)
-
-    def fill(zero: Any, parameter: nn.Parameter) -> None:
-        if parameter in parts:
-            part = parts.pop(parameter).to(device)
-            parameter.data = whole(_placed(part, parameter, mesh).detach())
-        plain(zero, parameter)
-
-    places.clear(), made.clear()
-    with patch.object(init, "_zero_init_param", fill):
-        yield
-
-
 def _shapes(files: Sequence[str]) -> dict[str, list[int]]:
     """Sizes of the tensors in the files, from their headers, which all ranks compare."""
-    found: dict[str, list[int]] = {}
-    formats, error = [], None
+    found, formats, error = {}, [], None
     try:
         for path in files:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  # safetensors 0.8: not iterable itself
                     found[name] = file.get_slice(name).get_shape()
-                    formats.append((name, file.get_slice(name).get_dtype()))
+                    formats.append(f"{name} {found[name]} {file.get_slice(name).get_dtype()}")
     except (OSError, SafetensorError) as raised:
         error = raised
-    said = repr((sorted(found.items()), sorted(formats), error))
+    mine = hashlib.sha256(repr((sorted(formats), error)).encode()).hexdigest()
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, hashlib.sha256(said.encode()).hexdigest())
+    dist.all_gather_object(every, mine)
     if error is not None:
         raise error
-    others = [rank for rank, theirs in enumerate(every) if theirs != every[dist.get_rank()]]
-    if others:
+    if others := [rank for rank, theirs in enumerate(every) if theirs != mine]:
         why = f"its files are not those of ranks {others}, by their headers"
         raise RunError(f"{why} -> the same files on every machine")
     return found
 
 
-def _cuttable(model: Any, shapes: dict[str, list[int]], mapping: Any, world: int) -> list[str]:
+def _cuttable(model: Any, shapes: dict[str, list[int]], mapping: Any, world: int) -> set[str]:
     """Parameters of which rows can be read: with the model's size in the files, or stacked ones."""
     from transformers import core_model_loading as loading
 
     renamings = [entry for entry in mapping if isinstance(entry, loading.WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, loading.WeightConverter)]
-    converter_of = {pattern: c for c in converters for pattern in c.source_patterns}
-    places, found = model.state_dict(), {}
+    of = {pattern: c for c in converters for pattern in c.source_patterns}
+    places, prefix, found = model.state_dict(), model.base_model_prefix, set()
     for name, shape in shapes.items():
-        key, pattern = loading.rename_source_key(
-            name, renamings, converters, model.base_model_prefix, places
-        )
+        key, pattern = loading.rename_source_key(name, renamings, converters, prefix, places)
         if key not in places and name in places:
             key, pattern = name, None
         size = [*places[key].shape] if key in places else []
-        if size and pattern is None:
-            found[key] = size == shape
-        elif size:
-            found[key] = _stacks(converter_of[pattern], size[0], world)
-    trained = dict(model.named_parameters(remove_duplicate=False))
-    return [key for key, can in found.items() if can and key in trained]
+        same = size == shape if pattern is None else _stacks(of[pattern], size, world)
+        if size and same:
+            found.add(key)
+    return found & {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
 
-def _stacks(converter: Any, num_rows: int, world: int) -> bool:
+def _stacks(converter: Any, size: Sequence[int], world: int) -> bool:
     """Whether a conversion stacks tensors, some for each rank, and changes nothing across rows."""
     first, *others = converter.operations
     stacks = type(first).__name__ == "MergeModulelist" and first.dim == 0
-    stacks = stacks and rows(num_rows, world - 1, world).start < num_rows
+    stacks = stacks and len(size) > 0 and rows(size[0], world - 1, world).start < size[0]
     return stacks and all(type(o).__name__ == "Concatenate" and o.dim > 0 for o in others)

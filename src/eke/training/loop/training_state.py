@@ -162,7 +162,8 @@ def build_job(
     if plan.deepspeed is None:
         started = _start(plan, bare, shared, optimizer, formats, ranks, checkpoint)
     else:
-        started = _start_deepspeed(plan, bare, optimizer, formats, device, ranks, checkpoint, paths)
+        place = device, ranks, checkpoint, paths
+        started = _start_deepspeed(plan, bare, parts, optimizer, formats, *place)
     model, loss, update, formats, step = started
     if checkpoint is not None:
         log.info("continuing after step %d (%s)", step, checkpoint.name)
@@ -261,6 +262,7 @@ def _start(
 def _start_deepspeed(
     plan: Plan,
     model: nn.Module,
+    parts: Parts | None,
     optimizer: torch.optim.Optimizer,
     formats: Formats,
     device: torch.device,
@@ -270,11 +272,12 @@ def _start_deepspeed(
 ) -> Started:
     """Load weights before they are shared out, the rest into what the engine has made of it."""
     if checkpoint is not None:
-        load_weights(model, checkpoint / EXPORT)
+        with parts or nullcontext():
+            load_weights(model, checkpoint / EXPORT)
     swap = swap_folder(plan, paths)
     remove_swap(swap, ranks.rank)  # of an attempt that was killed
     ranks.gather(None)  # or a late one would remove the folder that another has just made
-    engine = build_engine(plan, model, optimizer, formats, device, swap)
+    engine = build_engine(plan, model, optimizer, formats, device, swap, parts)
     update = DeepSpeedUpdate(plan, engine, device)
     _seed_dropout(plan, ranks)
     step = load_part(checkpoint, update, ranks) if checkpoint is not None else 0

@@ -166,14 +166,12 @@ def quantise(
             experts = leaf == "experts"
             if experts or (is_linear(module) and leaf not in kept and not why_unfit(layer, name)):
                 with parts.whole([module]) if parts else nullcontext():
-                    narrow = module
                     if experts:
                         _quantise_parameters(module, config, device)
                     else:
-                        narrow = _linear(module, config, compute, device)
-                    if parts:
-                        parts.adopt(narrow)
-                setattr(parent, leaf, narrow)
+                        setattr(parent, leaf, _linear(module, config, compute, device))
+                if parts:
+                    parts.adopt(parent)
     return model.to(device)
 
 
