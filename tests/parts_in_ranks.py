@@ -1,7 +1,7 @@
-"""Models whose ranks hold parts from the start, against one process's, in ranks forked from one process.
+"""Models that ranks hold parts of from the start, against one process's, in forked ranks.
 
-`python parts_in_ranks.py FOLDER WORLDS CASES` builds each case whole, forks as many ranks as each of
-WORLDS says, has them build the same, and prints a JSON object: world -> case -> what differs.
+`python parts_in_ranks.py FOLDER WORLDS CASES` builds each case whole, forks as many ranks as each
+of WORLDS says, has them build the same, and prints a JSON object: world -> case -> what differs.
 Everything is imported once; each number of ranks is one process group for all cases.
 """
 
@@ -77,6 +77,7 @@ def save_again(place: Path, kind: str) -> None:
 def make_case(name: str, folder: Path) -> Any:
     """The plan of `KIND-FAMILY`, whose checkpoint is written into the folder."""
     from checkpoints import checkpoint_plan, save_checkpoint
+
     from eke.config.compose import compose
     from eke.workflows.planning import plan_for
 
@@ -177,46 +178,49 @@ def build_cut(plan: Any) -> tuple[nn.Module, Any, list[Any]]:
 
 def differences(whole: Any, cut: Any) -> list[str]:
     """What of one process's model this rank has otherwise."""
-    from torch.distributed.tensor import DTensor
-
-    from eke.training.distributed.parts import rows
     from eke.training.model.adapters import quant_tensors
 
     (one, report, states), (mine, its_report, its_states) = whole, cut
-    found = [] if report == its_report else [f"report {its_report} for {report}"]
-    if len(states) != len(its_states) or not all(map(torch.equal, states, its_states)):
-        found.append("the generator is elsewhere")
-    theirs = dict(one.named_parameters(remove_duplicate=False))
-    have = dict(mine.named_parameters(remove_duplicate=False))
-    if theirs.keys() != have.keys():
-        return [*found, f"names {sorted(theirs.keys() ^ have.keys())[:3]}"]
-    for name, p in theirs.items():
-        q: Any = have[name]
-        if not isinstance(q, DTensor):
-            found.append(f"{name} is not cut")
-            continue
-        want = p.detach()[rows(len(p), dist.get_rank(), dist.get_world_size())]
-        local = q.to_local().detach()
-        same = local.dtype is want.dtype and q.shape == p.shape and torch.equal(local, want)
-        if not same or local.device != p.device or p.requires_grad != q.requires_grad:
-            found.append(name)
-    groups = [
-        sorted(n for n in names if names[n] is p)
-        for names in (theirs, have)
-        for p in names.values()
-    ]
-    if sorted(map(str, groups[: len(theirs)])) != sorted(map(str, groups[len(theirs) :])):
-        found.append("other parameters are tied")
-    for (name, b), (_, c) in zip(one.named_buffers(), mine.named_buffers(), strict=True):
-        if c.is_meta or not torch.equal(b, c):
-            found.append(f"buffer {name}")
-    pairs = zip(quant_tensors(one), quant_tensors(mine), strict=True)
-    if not all(torch.equal(a, b) for a, b in pairs):
-        found.append("scales of 4-bit weights")
-    kinds = [[type(m).__name__ for m in model.modules()] for model in (one, mine)]
-    if [k.removeprefix("FSDP") for k in kinds[1]] != kinds[0]:
-        found.append("other classes of modules")
-    return found
+    alike = {
+        f"report {its_report} for {report}": report == its_report,
+        "the generator is elsewhere": same_tensors(states, its_states),
+        "tied": tied_names(one) == tied_names(mine),
+        "buffers": same_tensors(one.buffers(), mine.buffers()),
+        "scales of 4-bit weights": same_tensors(quant_tensors(one), quant_tensors(mine)),
+        "classes of modules": kinds_of(one) == kinds_of(mine),
+    }
+    found = [what for what, same in alike.items() if not same]
+    have = dict(mine.named_parameters())
+    return found + [n for n, p in one.named_parameters() if not is_part(have.get(n), p)]
+
+
+def same_tensors(some: Any, others: Any) -> bool:
+    some, others = list(some), list(others)
+    return len(some) == len(others) and all(map(torch.equal, some, others))
+
+
+def tied_names(model: nn.Module) -> list[list[str]]:
+    names: dict[Any, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return list(names.values())
+
+
+def kinds_of(model: nn.Module) -> list[str]:
+    return [type(m).__name__.removeprefix("FSDP") for m in model.modules()]
+
+
+def is_part(mine: Any, whole: nn.Parameter) -> bool:
+    """Whether a parameter is this rank's part of the whole one, and trained as that."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(mine, DTensor) or mine.shape != whole.shape:
+        return False
+    size = -(-len(whole) // dist.get_world_size())
+    want = whole.detach()[size * dist.get_rank() :][:size]
+    local = mine.to_local().detach()
+    kind = (local.dtype, local.device, mine.requires_grad)
+    return torch.equal(local, want) and kind == (want.dtype, whole.device, whole.requires_grad)
 
 
 def computes_otherwise(one: nn.Module, mine: nn.Module) -> list[str]:

@@ -1,4 +1,4 @@
-"""Models of several ranks, built in parts from the start, have one process's weights bit for bit."""
+"""Models that several ranks build in parts have one process's weights, bit for bit."""
 
 import json
 import subprocess
