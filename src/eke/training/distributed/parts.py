@@ -74,9 +74,10 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
         stays = {**kwargs, "device": source.device} if "device" in kwargs else kwargs
         found: Tensor = func(*args, **(kwargs if key is None else stays))
         if key is not None:
-            part, there = self.part(source), to.type != "meta" and "device" in kwargs
-            moved = {**stays, "device": to if there else part.device} if stays else {}
-            self._keep(found, func(part, *args[1:], **moved))
+            part = self.part(source)
+            if "device" in kwargs:
+                stays["device"] = part.device if to.type == "meta" else to
+            self._keep(found, func(part, *args[1:], **stays))
             self._held = {k: held for k, held in self._held.items() if not held[0].expired()}
         elif to.type == "meta" and not source.is_meta:
             self._begin(found, func(*args, **stays))
