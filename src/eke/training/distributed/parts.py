@@ -224,11 +224,11 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
         Their identities stay: the optimizer has them already.
         """
-        plain: Any = init._convert_to_zero_parameters
+        plain, swap = init._convert_to_zero_parameters, cast(Any, torch.utils.swap_tensors)
 
         def convert(zero: Any, parameters: Iterable[nn.Parameter]) -> None:
             for old in parameters:
-                torch.utils.swap_tensors(old, nn.Parameter(self.gathered(old), old.requires_grad))
+                swap(old, nn.Parameter(self.gathered(old), old.requires_grad))
                 plain(zero, [old])
 
         with patch.object(init, "_convert_to_zero_parameters", convert):
