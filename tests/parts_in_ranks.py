@@ -172,7 +172,7 @@ def build_cut(plan: Any) -> tuple[nn.Module, Any, list[Any]]:
     parts = parts_of(plan, CPU, Ranks(rank, world))
     with states_after(seen):
         model, report = build_checked(plan, CPU, parts)
-    share_model(plan, None, model, CPU, parts)
+    share_model(plan, None, model, parts)
     return model, report, seen
 
 

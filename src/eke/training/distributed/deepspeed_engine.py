@@ -281,17 +281,13 @@ def parts_of(plan: Plan, device: torch.device, ranks: Ranks) -> Parts | None:
 
 
 def share_model(
-    plan: Plan,
-    accelerator: Accelerator,
-    model: nn.Module,
-    device: torch.device,
-    parts: Parts | None,
+    plan: Plan, accelerator: Accelerator, model: nn.Module, parts: Parts | None
 ) -> nn.Module:
     """Shard or wrap the model, before the optimizer is built."""
     if plan.deepspeed is not None:
         return model  # sharded later by its engine
     if parts:
-        parts.put(model, lambda: shard_model(plan, model, parts.mesh), device)
+        parts.put(model, lambda: shard_model(plan, model, parts.mesh))
         return model
     if plan.config.engine.option == "trainer":
         return model  # Trainer wraps it with a separate Accelerator

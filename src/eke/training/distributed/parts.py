@@ -1,10 +1,7 @@
 """Parts from the start: a model on the meta device, and this rank's rows of each of its parameters.
 
-Weights are drawn or read one tensor at a time, with the numbers of one process, and cut: a rank
-holds its rows and the largest tensor. While `Parts` is entered, what building does to a parameter
-(drawing, rounding, copying) is done to its rows, too.
-
-Private names of torch 2.13 and transformers 5.23 that this relies on are in this file alone;
+Weights are drawn or read one tensor at a time, with the numbers of one process, and cut. Private
+names of torch 2.13 and transformers 5.23 for that are in this file alone;
 tests/equivalence/test_parts.py tells of a version without them.
 """
 
@@ -38,8 +35,8 @@ def rows(num_rows: int, rank: int, world: int) -> slice:
 class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     """This rank's rows of parameters on the meta device; all ranks do the same with theirs.
 
-    Args:
-        mesh: of the ranks; along its dimension "shard" rows are cut.
+    While it is entered, what building does to a parameter (drawing, rounding, copying) is done to
+    its rows, too. They are cut along the dimension "shard" of the mesh.
     """
 
     def __init__(self, mesh: Any) -> None:
@@ -203,20 +200,17 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
                 stack.callback(layer.register_forward_hook(leave, always_call=True).remove)
             yield
 
-    def put(self, model: nn.Module, cut: Callable[[], None], device: torch.device) -> None:
-        """Have `cut` apply FSDP2 to the model, and put the rows into it, on `device`.
+    def put(self, model: nn.Module, cut: Callable[[], None]) -> None:
+        """Have `cut` apply FSDP2 to the model, and put the rows into it, on this rank's device.
 
         FSDP2 takes replaced parameters at its first forward pass (torch 2.13). `to_empty` would
         untie them, and hold each part twice.
         """
-        rows = [(owner, name, self.part(p)) for owner, name, p in _places(model.modules())]
+        held = [(owner, name, self.part(p)) for owner, name, p in _places(model.modules())]
         self._held.clear()
         cut()
-        made: dict[Any, nn.Parameter] = {}
-        for owner, name, part in rows:
-            old = owner[name]
-            made[old] = made[old] if old in made else _placed(part.to(device), old)
-            owner[name] = made[old]
+        of = {owner[name]: part.to(self.shard.device_type) for owner, name, part in held}
+        _replace(_places(model.modules()), lambda p: _placed(of[p], p))
 
     @contextmanager
     def sharded_flat(self, init: Any) -> Iterator[None]:
@@ -228,12 +222,13 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
 
         def convert(zero: Any, parameters: Iterable[nn.Parameter]) -> None:
             for old in parameters:
-                swap(old, nn.Parameter(self.gathered(old), old.requires_grad))
+                new = nn.Parameter(self.gathered(old), old.requires_grad)
+                del self._held[cast(int, self._key(old))]
+                swap(old, new)
                 plain(zero, [old])
 
         with patch.object(init, "_convert_to_zero_parameters", convert):
             yield
-        self._held.clear()
 
     @contextmanager
     def read(self) -> Iterator[None]:
@@ -261,17 +256,14 @@ class Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
             yield
 
 
-Place = tuple[dict[str, nn.Parameter | None], str, nn.Parameter]
+def _places(modules: Iterable[nn.Module]) -> list[Any]:
+    """Owner, name and parameter wherever one is: a tied one is in several places."""
+    every = ((module._parameters, name) for module in modules for name in module._parameters)
+    return [(owner, name, owner[name]) for owner, name in every if owner[name] is not None]
 
 
-def _places(modules: Iterable[nn.Module]) -> list[Place]:
-    """Where each parameter is: a tied one has several places."""
-    found = [(m._parameters, name, p) for m in modules for name, p in m._parameters.items()]
-    return [(owner, name, p) for owner, name, p in found if p is not None]
-
-
-def _replace(places: list[Place], make: Callable[[nn.Parameter], Any]) -> dict[nn.Parameter, Any]:
-    made: dict[nn.Parameter, Any] = {}
+def _replace(places: list[Any], make: Callable[[Any], Any]) -> dict[Any, Any]:
+    made: dict[Any, Any] = {}
     for owner, name, old in places:
         made[old] = owner[name] = made[old] if old in made else make(old)
     return made
@@ -341,7 +333,6 @@ def _cuttable(model: Any, shapes: dict[str, list[int]], mapping: Any, world: int
 
 def _stacks(converter: Any, size: Sequence[int], world: int) -> bool:
     """Whether a conversion stacks tensors, some for each rank, and changes nothing across rows."""
-    first, *others = converter.operations
-    stacks = type(first).__name__ == "MergeModulelist" and first.dim == 0
-    stacks = stacks and len(size) > 0 and rows(size[0], world - 1, world).start < size[0]
-    return stacks and all(type(o).__name__ == "Concatenate" and o.dim > 0 for o in others)
+    kinds = [(type(o).__name__, getattr(o, "dim", 0) > 0) for o in converter.operations]
+    stacks = kinds[0] == ("MergeModulelist", False) and {*kinds[1:]} <= {("Concatenate", True)}
+    return stacks and bool(size) and rows(size[0], world - 1, world).start < size[0]

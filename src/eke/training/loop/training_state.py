@@ -155,7 +155,7 @@ def build_job(
     bare, report = build_checked(plan, device, parts)
     formats = build_formats(plan, device, bare)
     expect_unreached(plan, bare, accelerator)
-    shared = share_model(plan, accelerator, bare, device, parts)
+    shared = share_model(plan, accelerator, bare, parts)
     optimizer = build_optimizer(plan, bare)
     # All ranks continue from the same checkpoint.
     checkpoint = ranks.tell(newest_complete(paths.checkpoints) if ranks.is_main else None)
