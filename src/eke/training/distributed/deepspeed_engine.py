@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from eke.common.errors import RunError
 from eke.common.paths import LOCAL_RANK
@@ -34,6 +35,7 @@ from eke.training.distributed.fsdp import (
     whole,
 )
 from eke.training.distributed.operators import Engine, in_memory, prepare_swap, swap_buffers
+from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import LossScale
 from eke.training.model.adapters import is_adapted
@@ -49,11 +51,13 @@ def build_engine(
     formats: Formats,
     device: torch.device,
     swap: Path | None = None,
+    parts: Parts | None = None,
 ) -> Engine:
     """Build the engine with the plan's sharding; `swap` is the folder for state kept in files.
 
-    Ranks must have built equal models, on the host for ZeRO-3, which moves and shards one weight at
-    a time, else on `device`. The optimizer gets DeepSpeed's flat shards as its parameters.
+    Ranks must have built equal models on `device`. For ZeRO-3 it is on the host or, of several
+    ranks, in `parts`: one weight at a time goes to the device and is sharded. The optimizer gets
+    DeepSpeed's flat shards as its parameters.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
@@ -70,8 +74,9 @@ def build_engine(
     communication.build_shm_op = lambda: None
     deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the group that is there
     compute_under_autocast(model, formats)
-    if settings["zero_optimization"]["stage"] == 3:
-        deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+    if is_zero3(plan):
+        with parts.sharded_flat(deepspeed.zero.Init) if parts else nullcontext():
+            deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         for buffer in model.buffers():  # Init moves parameters only
             buffer.data = buffer.data.to(device)
     engine, *_ = deepspeed.initialize(
@@ -262,14 +267,28 @@ class DeepSpeedUpdate(Update):
             self.scale.load_state_dict(part["loss_scale"])
 
 
+def is_zero3(plan: Plan) -> bool:
+    """Whether DeepSpeed shards the weights."""
+    return plan.deepspeed is not None and plan.deepspeed["zero_optimization"]["stage"] == 3
+
+
+def parts_of(plan: Plan, device: torch.device, ranks: Ranks) -> Parts | None:
+    """What is to hold this rank's rows of the weights, where several ranks share them."""
+    if ranks.world_size > 1 and isinstance(plan.config.distributed, FSDP):
+        return Parts(build_mesh(plan, device))
+    if ranks.world_size > 1 and is_zero3(plan):
+        return Parts(init_device_mesh(device.type, (ranks.world_size,), mesh_dim_names=("shard",)))
+    return None
+
+
 def share_model(
-    plan: Plan, accelerator: Accelerator, model: nn.Module, device: torch.device, ranks: Ranks
+    plan: Plan, accelerator: Accelerator, model: nn.Module, parts: Parts | None
 ) -> nn.Module:
     """Shard or wrap the model, before the optimizer is built."""
     if plan.deepspeed is not None:
         return model  # sharded later by its engine
-    if ranks.world_size > 1 and isinstance(plan.config.distributed, FSDP):
-        shard_model(plan, model, build_mesh(plan, device))
+    if parts:
+        parts.put(model, lambda: shard_model(plan, model, parts.mesh))
         return model
     if plan.config.engine.option == "trainer":
         return model  # Trainer wraps it with a separate Accelerator

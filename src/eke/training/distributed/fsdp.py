@@ -38,7 +38,7 @@ class WholeState:
 
 def build_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
     """The ranks: along "shard" they hold the parts of a tensor, along "replicate" the same part."""
-    replicas = cast(FSDP, plan.config.distributed).replicas
+    replicas = getattr(plan.config.distributed, "replicas", 1)
     skipped = replicas == 1  # a dimension of one rank would have groups of its own
     shape = (replicas, plan.batch.world_size // replicas)[skipped:]
     return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[skipped:])

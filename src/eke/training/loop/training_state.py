@@ -23,9 +23,12 @@ from eke.training.checkpoint import load_checkpoint, load_part, newest_complete
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     build_engine,
+    is_zero3,
+    parts_of,
     share_model,
     share_update,
 )
+from eke.training.distributed.parts import Parts
 from eke.training.distributed.ranks import (
     ALONE,
     Ranks,
@@ -148,17 +151,19 @@ def build_job(
     accelerator = Accelerator(
         cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )
-    bare, report = build_checked(plan, device)
+    parts = parts_of(plan, device, ranks)
+    bare, report = build_checked(plan, device, parts)
     formats = build_formats(plan, device, bare)
     expect_unreached(plan, bare, accelerator)
-    shared = share_model(plan, accelerator, bare, device, ranks)
+    shared = share_model(plan, accelerator, bare, parts)
     optimizer = build_optimizer(plan, bare)
     # All ranks continue from the same checkpoint.
     checkpoint = ranks.tell(newest_complete(paths.checkpoints) if ranks.is_main else None)
     if plan.deepspeed is None:
         started = _start(plan, bare, shared, optimizer, formats, ranks, checkpoint)
     else:
-        started = _start_deepspeed(plan, bare, optimizer, formats, device, ranks, checkpoint, paths)
+        place = device, ranks, checkpoint, paths
+        started = _start_deepspeed(plan, bare, parts, optimizer, formats, *place)
     model, loss, update, formats, step = started
     if checkpoint is not None:
         log.info("continuing after step %d (%s)", step, checkpoint.name)
@@ -209,18 +214,20 @@ def _warn_of_start(job: TrainingState, report: LoadReport) -> None:
         job.warn(f"{rows.name} lacks {missing} of the {done} steps that the {known}")
 
 
-def build_checked(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
+def build_checked(
+    plan: Plan, device: torch.device, parts: Parts | None = None
+) -> tuple[nn.Module, LoadReport]:
     """The model; eight tokens show what was only read in the source of its class."""
-    # ZeRO-3's weights are made on the host, lest a device hold all of them.
-    stage = plan.deepspeed["zero_optimization"]["stage"] if plan.deepspeed else 0
-    bare, report = build_trainable(plan, torch.device("cpu") if stage == 3 else device)
+    # ZeRO-3's weights are made on the host, and go to the device one at a time.
+    bare, report = build_trainable(plan, torch.device("cpu") if is_zero3(plan) else device, parts)
     if not family_of(plan.config).is_known:
         training = bare.training
         bare.eval()
-        if loss_head(bare) is not None:
-            check_head(bare, loss_sum)
-        if is_packed(plan.config):
-            check_packing(bare)
+        with parts.computing(bare) if parts else nullcontext():
+            if loss_head(bare) is not None:
+                check_head(bare, loss_sum)
+            if is_packed(plan.config):
+                check_packing(bare)
         bare.train(training)
     return bare, report
 
@@ -255,6 +262,7 @@ def _start(
 def _start_deepspeed(
     plan: Plan,
     model: nn.Module,
+    parts: Parts | None,
     optimizer: torch.optim.Optimizer,
     formats: Formats,
     device: torch.device,
@@ -264,11 +272,12 @@ def _start_deepspeed(
 ) -> Started:
     """Load weights before they are shared out, the rest into what the engine has made of it."""
     if checkpoint is not None:
-        load_weights(model, checkpoint / EXPORT)
+        with parts or nullcontext():
+            load_weights(model, checkpoint / EXPORT)
     swap = swap_folder(plan, paths)
     remove_swap(swap, ranks.rank)  # of an attempt that was killed
     ranks.gather(None)  # or a late one would remove the folder that another has just made
-    engine = build_engine(plan, model, optimizer, formats, device, swap)
+    engine = build_engine(plan, model, optimizer, formats, device, swap, parts)
     update = DeepSpeedUpdate(plan, engine, device)
     _seed_dropout(plan, ranks)
     step = load_part(checkpoint, update, ranks) if checkpoint is not None else 0

@@ -26,6 +26,7 @@ from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.tasks import chat_manifest, class_names, is_packed
 from eke.training.distributed.fsdp import cut_like, part
+from eke.training.distributed.parts import Parts
 from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
     adapter_tensors,
@@ -214,16 +215,19 @@ def _drop_training_settings(path: Path, dtype: torch.dtype) -> None:
         path.write_text(json.dumps(after, indent=2, sort_keys=True) + "\n")
 
 
-def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
+def build_trainable(
+    plan: Plan, device: torch.device, parts: Parts | None = None
+) -> tuple[nn.Module, LoadReport]:
     """Model, adapters, kernels, loss and checkpointing, in the order that they need."""
-    model, report = build_model_and_report(plan, device)
-    model = apply_peft(plan, model)
-    fuse_adapters(plan, model)
-    spare_mask_checks(model, packed=is_packed(plan.config))
-    repeat_heads(plan)
-    apply_kernels(plan, model)
-    apply_loss(plan, model)
-    apply_checkpointing(plan, model)
+    model, report = build_model_and_report(plan, device, parts)
+    with parts or contextlib.nullcontext():
+        model = apply_peft(plan, model, parts)
+        fuse_adapters(plan, model)
+        spare_mask_checks(model, packed=is_packed(plan.config))
+        repeat_heads(plan)
+        apply_kernels(plan, model)
+        apply_loss(plan, model)
+        apply_checkpointing(plan, model)
     return model, report
 
 
