@@ -14,9 +14,6 @@ from eke.tuning.advice import Advice, advise
 DOES_NOT_FIT = "does_not_fit"
 """The rule's id. Its condition needs a plan, so it is not among `eke.rules.RULES`."""
 
-HOST = "host_memory_does_not_fit"
-"""Likewise of the second budget."""
-
 _found: dict[Any, Advice | None] = {}
 """Forecast and options -> what reduces memory: jobs of a sweep that differ in nothing that takes
 memory have one."""
@@ -54,7 +51,9 @@ def _refuse_host(plan: Plan, found: Forecast) -> None:
     if alone > has:
         key, fix = "offload", Fix("offload=none")
     why = f"host memory of a machine: {host_budget(plan, found)}"
-    raise ConfigError(Problem(key, "", f"{why}, {format_bytes(alone)} without copies", fix, HOST))
+    raise ConfigError(
+        Problem(key, "", f"{why}, {format_bytes(alone)} without copies", fix, "host_memory")
+    )
 
 
 def cannot_fit(plan: Plan, found: Forecast) -> bool:

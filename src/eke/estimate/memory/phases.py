@@ -134,8 +134,9 @@ class _Moments:
         config, on_host = self.config, self.plan.device.kind == "cpu"
         largest = max(prod(w.shape) for w in self.parts) // config.distributed.num_processes
         piece, saved = on_host * FLOAT32_BYTES * largest, sharding.saved_bytes(self.plan)
-        copied, held = on_host * saved, self.held("between", NOTHING)
-        sizes = {"resume": piece, "save": copied if sharding.saves_behind(config) else piece}
+        behind = getattr(config.train, "checkpoint_async", None) is not False
+        sizes = {"resume": piece, "save": on_host * saved if behind else piece}
+        held = self.held("between", NOTHING)
         return [Moment(phase, held | {"saving": around(size)}, phase)
                 for phase, size in sizes.items() if saved]  # fmt: skip
 

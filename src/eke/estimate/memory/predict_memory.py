@@ -25,7 +25,7 @@ from eke.estimate.memory.components import (
     range_around,
 )
 from eke.estimate.memory.phases import COMPONENTS, Moment, moments, moments_of
-from eke.estimate.memory.sharding import saved_bytes, saves_behind
+from eke.estimate.memory.sharding import saved_bytes
 from eke.models.sizes import STAGE, shared_state_bytes
 from eke.plan.planner import Micro, Plan, drawn
 
@@ -251,7 +251,8 @@ def least_host_bytes(plan: Plan, found: Forecast, copies: bool = True) -> int:
         for host in (False, True)
     )
     offloaded = max(0, all_of_it.total - there.total)
-    copied = saved_bytes(plan) if copies and saves_behind(plan.config) else 0
+    behind = copies and getattr(plan.config.train, "checkpoint_async", None) is not False
+    copied = saved_bytes(plan) if behind else 0
     return (PYTHON_BYTES + offloaded + copied) * max(1, plan.processes_per_node)
 
 

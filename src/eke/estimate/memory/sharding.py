@@ -210,11 +210,6 @@ def saved_bytes(plan: Plan) -> int:
     return weights // (cut if whole else 1) + state.optimizer + state.master
 
 
-def saves_behind(config: Config) -> bool:
-    """Whether a thread writes a copy in host memory while training goes on; null is yes."""
-    return getattr(config.train, "checkpoint_async", None) is not False
-
-
 def held_at(
     plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range
 ) -> tuple[Range, Range]:

@@ -243,8 +243,7 @@ def _exchanged(plan: Plan, contents: Contents) -> tuple[float, int]:
         # The first device sends all weights and gathers all gradients, in every micro-batch.
         return (count - 1) * rounds * (weights + gradients), 2 * rounds * layers
     if option == "zero3":
-        narrow = 2 * contents.numbers if plan.compute.autocast else weights
-        return part * rounds * (2 * narrow + gradients), 3 * rounds * layers
+        return part * rounds * (2 * weights + gradients), 3 * rounds * layers
     if isinstance(config.distributed, FSDP):
         return _exchanged_parts(plan, config.distributed)
     reduced = rounds if option == "zero2" else 1

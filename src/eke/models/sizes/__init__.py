@@ -44,7 +44,6 @@ from eke.models.sizes.state import (
     decide_formats,
     exchange_of,
     flat_pieces,
-    largest_bytes,
     pieces,
     sent_bytes,
     shared_state_bytes,

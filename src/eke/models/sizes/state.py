@@ -34,6 +34,9 @@ BFLOAT16_BYTES = 2
 STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
 """Options of the group `distributed` by which DeepSpeed shares out the state."""
 
+IN_PARTS = ("fsdp", "zero3")
+"""Those whose weights are drawn or read in parts."""
+
 BLOCK, SCALES_PER_BLOCK = 64, 256
 """Weights per scale, and scales per scale of scales: arXiv:2305.14314, section 3."""
 
@@ -143,14 +146,15 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
     Before there is a plan, `formats` is None: they are decided here.
     """
     whole = training_structure(config).weights
-    weights, cut = whole, isinstance(config.distributed, FSDP)
-    if cut:
+    weights, cut = whole, config.distributed.option in IN_PARTS
+    if isinstance(config.distributed, FSDP):
         weights = tuple(replace(weight, shape=_part(config, weight.shape)) for weight in whole)
     trained = [weight for weight in weights if weight.trained]
     gradients = [w for w in whole if w.trained] if _adds_up_whole(config) else trained
     formats = formats or decide_formats(config)
     at_once = max if config.memory.optimizer_in_backward else sum
     stored = sum(_stored_bytes(config, formats, weight) for weight in weights)
+    largest = max((_number_bytes(formats, w) * prod(w.shape) for w in whole), default=0)
     return StateBytes(
         weights=stored,
         gradients=at_once(_number_bytes(formats, w) * prod(w.shape) for w in gradients),
@@ -160,14 +164,8 @@ def state_bytes(config: Config, formats: WeightFormats | None = None) -> StateBy
             lambda w: FLOAT32_BYTES if formats.master else _number_bytes(formats, w),
         ),
         master=FLOAT32_BYTES * sum(prod(w.shape) for w in trained) if formats.master else 0,
-        start=stored + largest_bytes(config, formats) * cut,
+        start=stored + largest * cut,
     )
-
-
-def largest_bytes(config: Config, formats: WeightFormats) -> int:
-    """The largest tensor, as it is drawn or read before it is cut or rounded to 4 bits."""
-    weights = training_structure(config).weights
-    return max((_number_bytes(formats, w) * prod(w.shape) for w in weights), default=0)
 
 
 def sent_bytes(config: Config, formats: WeightFormats, weight: Weight) -> int:
@@ -363,7 +361,7 @@ def shared_state_bytes(
     """
     formats = formats or decide_formats(config)
     whole = state_bytes(config, formats)
-    if host and not isinstance(config.distributed, FSDP):  # built before moved or rounded to 4 bits
+    if host and config.distributed.option not in IN_PARTS:  # built before it is moved or rounded
         whole = replace(whole, start=max(whole.start, formats.frozen_bytes * size.num_parameters))
     pages = optimizer_entry(config.optimizer).pages and not host
     if config.distributed.option not in STAGE:
@@ -386,5 +384,5 @@ def shared_state_bytes(
         weights=0 if leave and not host else weights,
         gradients=0 if offload != "none" and stage > 1 and not host else gradients,
         optimizer=0 if offload != "none" and not host else optimizer,
-        start=weights + largest_bytes(config, formats) if stage == 3 else 0,
+        start=weights + whole.start - whole.weights if stage == 3 else 0,
     )
