@@ -1,0 +1,163 @@
+"""Parts of a training state: written by any number of ranks, read by any other."""
+
+import json
+import zlib
+from math import prod
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eke.common.errors import RunError
+from eke.training.part_files import FLAT, OWN, ROWS, PartFiles, Piece, part_name, write_part
+
+SHAPES = ((1,), (2, 3), (5, 2), (7, 1, 2), (211,), (97, 3), (), (3, 0), (0, 4))
+
+
+def numbers(shape, dtype=torch.float32):
+    return torch.arange(prod(shape), dtype=torch.float64).reshape(shape).to(dtype)
+
+
+def cut(tensor, kind, rank, world_size):
+    """This rank's piece of a tensor; the last ones are short or empty."""
+    if not tensor.dim():
+        return {0: Piece(tensor, ROWS)}.get(rank)
+    flat = tensor if kind == ROWS else tensor.reshape(-1)
+    size = -(-len(flat) // world_size)
+    first = min(rank * size, len(flat))
+    mine = flat[first : first + size]
+    return Piece(mine, kind, first, tuple(tensor.shape))
+
+
+def write(folder, world_size, kind=ROWS, tensors=None, run="a"):
+    folder.mkdir(exist_ok=True)
+    tensors = tensors or {f"t{n}": numbers(s) for n, s in enumerate(SHAPES)}
+    for rank in range(world_size):
+        found = {name: cut(tensor, kind, rank, world_size) for name, tensor in tensors.items()}
+        pieces = {name: piece for name, piece in found.items() if piece is not None}
+        pieces["mine"] = Piece(torch.full((2,), rank))
+        written = write_part(
+            folder / part_name(rank, world_size), pieces, {"run": run}, said=[rank]
+        )
+        content = (folder / part_name(rank, world_size)).read_bytes()
+        assert written == (len(content), zlib.crc32(content))
+    return tensors
+
+
+@pytest.mark.parametrize("kind", [ROWS, FLAT])
+@pytest.mark.parametrize("readers", [1, 2, 3, 7])
+@pytest.mark.parametrize("writers", [1, 2, 4])
+def test_any_number_of_ranks_reads_any_parts(writers, readers, kind, tmp_path) -> None:
+    tensors = write(tmp_path, writers, kind)
+    parts = PartFiles(tmp_path)
+    assert parts.names == sorted(tensors)
+    assert parts.world_size == writers
+    for name, tensor in tensors.items():
+        assert parts.shape(name) == tensor.shape
+        assert torch.equal(parts.read_rows(name), tensor)
+        for rank in range(readers):
+            for asked in (ROWS, FLAT):
+                piece = cut(tensor, asked, rank, readers)
+                if piece is None or not tensor.dim():
+                    continue
+                last = piece.first + len(piece.tensor)
+                read = parts.read_rows if asked == ROWS else parts.read_flat
+                assert torch.equal(read(name, piece.first, last), piece.tensor)
+
+
+def test_each_rank_has_tensors_and_notes_of_itself(tmp_path) -> None:
+    write(tmp_path, 3)
+    parts = PartFiles(tmp_path)
+    assert [parts.own(rank)["mine"].tolist() for rank in range(3)] == [[0, 0], [1, 1], [2, 2]]
+    assert [parts.note("said", rank) for rank in range(3)] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.bool]
+)
+def test_formats_stay_and_safetensors_reads_them(dtype, tmp_path) -> None:
+    tensors = {"odd": numbers((3,), torch.uint8), "a": numbers((5, 3), dtype), "b": numbers((2,))}
+    write(tmp_path, 1, tensors=tensors)
+    assert PartFiles(tmp_path).dtype("a") is dtype
+    loaded = load_file(tmp_path / part_name(0, 1))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_view_that_is_not_contiguous_is_written_in_its_order(tmp_path) -> None:
+    write(tmp_path, 1, tensors={"t": numbers((4, 6)).T})
+    assert torch.equal(PartFiles(tmp_path).read_rows("t"), numbers((4, 6)).T)
+
+
+def test_a_tied_tensor_is_read_under_each_of_its_names(tmp_path) -> None:
+    piece = Piece(numbers((3,)), ROWS, 0, (3,))
+    write_part(tmp_path / part_name(0, 1), {"table": piece}, {}, tied={"head": "table"})
+    assert PartFiles(tmp_path).read_rows("head", 1, 3).tolist() == [1, 2]
+
+
+def test_ranks_that_see_other_files_know_it(tmp_path) -> None:
+    for name, run in (("one", "a"), ("same", "a"), ("other", "b")):
+        write(tmp_path / name, 2, run=run)
+    one, same, other = (PartFiles(tmp_path / name).digest for name in ("one", "same", "other"))
+    assert one == same != other
+
+
+def remove(folder):
+    (folder / part_name(1, 3)).unlink()
+
+
+def shorten(folder):
+    path = folder / part_name(1, 3)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(folder):
+    (folder / part_name(1, 3)).write_bytes(b"")
+
+
+def of_another(folder):
+    write(folder / "other", 3, run="b")
+    (folder / "other" / part_name(1, 3)).replace(folder / part_name(1, 3))
+
+
+def of_fewer(folder):
+    write_part(folder / part_name(0, 1), {}, {"run": "a"})
+
+
+def without_rows(folder):
+    path = folder / part_name(1, 3)
+    path.unlink()
+    write_part(path, {}, {"run": "a"})
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (remove, part_name(1, 3)),
+        (shorten, part_name(1, 3)),
+        (empty, part_name(1, 3)),
+        (of_another, part_name(1, 3)),
+        (of_fewer, "part-0000"),
+        (without_rows, "do not make up"),
+    ],
+    ids=lambda value: getattr(value, "__name__", "named"),
+)
+def test_a_harmed_part_is_named(harm, named, tmp_path) -> None:
+    write(tmp_path, 3)
+    PartFiles(tmp_path)
+    harm(tmp_path)
+    with pytest.raises(RunError, match=named):
+        PartFiles(tmp_path)
+
+
+def test_a_folder_without_parts_is_refused(tmp_path) -> None:
+    with pytest.raises(RunError, match="every part is missing"):
+        PartFiles(tmp_path)
+
+
+def test_the_header_says_what_is_in_pieces(tmp_path) -> None:
+    write(tmp_path, 2, FLAT, {"w": numbers((3, 2))})
+    file = (tmp_path / part_name(1, 2)).read_bytes()
+    length = int.from_bytes(file[:8], "little")
+    notes = json.loads(file[8 : 8 + length])["__metadata__"]
+    assert json.loads(notes[FLAT]) == {"w": [3, 3, 2]}
+    assert json.loads(notes[OWN]) == {"mine": [0]}
