@@ -19,10 +19,13 @@ PRESENTATION = (
 
 PRESENTATION_KEYS = {
     "data": ("max_row_bytes",),
-    "train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final", "save_on_signal"),
+    "train": (
+        "log_every", "checkpoint_every", "checkpoint_async", "keep_checkpoints", "save_final",
+        "save_on_signal",
+    ),
     "distributed": ("timeout_s",),
     "offload": ("path",),
-}
+}  # fmt: skip
 """The same for keys of other groups: no timing includes checkpoints,
 and a limit of rows changes none that is read."""
 

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from eke.common.errors import RunError
-from eke.training.part_files import FLAT, OWN, ROWS, PartFiles, Piece, part_name, write_part
+from eke.training.part_files import Held, PartFiles, Piece, part_name, write_part
 
+ROWS, FLAT = "rows", "numbers"
 SHAPES = ((1,), (2, 3), (5, 2), (7, 1, 2), (211,), (97, 3), (), (3, 0), (0, 4))
 
 
@@ -19,26 +20,25 @@ def numbers(shape, dtype=torch.float32):
 
 
 def cut(tensor, kind, rank, world_size):
-    """This rank's piece of a tensor; the last ones are short or empty."""
+    """This rank's piece of a tensor, and its rows or numbers; the last ones are short or empty."""
     if not tensor.dim():
-        return {0: Piece(tensor, ROWS)}.get(rank)
+        return ({0: Piece(tensor, 0, ())}.get(rank), range(1 - min(rank, 1)))
     flat = tensor if kind == ROWS else tensor.reshape(-1)
     size = -(-len(flat) // world_size)
-    first = min(rank * size, len(flat))
-    mine = flat[first : first + size]
-    return Piece(mine, kind, first, tuple(tensor.shape))
+    mine = range(len(flat))[rank * size : (rank + 1) * size]
+    first = mine.start * (prod(tensor.shape[1:]) if kind == ROWS else 1)
+    return Piece(flat[mine.start : mine.stop], first, tuple(tensor.shape)), mine
 
 
 def write(folder, world_size, kind=ROWS, tensors=None, run="a"):
     folder.mkdir(exist_ok=True)
     tensors = tensors or {f"t{n}": numbers(s) for n, s in enumerate(SHAPES)}
     for rank in range(world_size):
-        found = {name: cut(tensor, kind, rank, world_size) for name, tensor in tensors.items()}
+        found = {name: cut(tensor, kind, rank, world_size)[0] for name, tensor in tensors.items()}
         pieces = {name: piece for name, piece in found.items() if piece is not None}
         pieces["mine"] = Piece(torch.full((2,), rank))
-        written = write_part(
-            folder / part_name(rank, world_size), pieces, {"run": run}, said=[rank]
-        )
+        held = Held(pieces, {"said": torch.tensor([rank])})
+        written = write_part(folder / part_name(rank, world_size), held, {"run": run})
         content = (folder / part_name(rank, world_size)).read_bytes()
         assert written == (len(content), zlib.crc32(content))
     return tensors
@@ -57,12 +57,10 @@ def test_any_number_of_ranks_reads_any_parts(writers, readers, kind, tmp_path) -
         assert torch.equal(parts.read_rows(name), tensor)
         for rank in range(readers):
             for asked in (ROWS, FLAT):
-                piece = cut(tensor, asked, rank, readers)
-                if piece is None or not tensor.dim():
-                    continue
-                last = piece.first + len(piece.tensor)
-                read = parts.read_rows if asked == ROWS else parts.read_flat
-                assert torch.equal(read(name, piece.first, last), piece.tensor)
+                piece, wanted = cut(tensor, asked, rank, readers)
+                if piece is not None and tensor.dim():
+                    read = parts.read_rows if asked == ROWS else parts.read_flat
+                    assert torch.equal(read(name, wanted.start, wanted.stop), piece.tensor)
 
 
 def test_each_rank_has_tensors_and_notes_of_itself(tmp_path) -> None:
@@ -89,8 +87,8 @@ def test_a_view_that_is_not_contiguous_is_written_in_its_order(tmp_path) -> None
 
 
 def test_a_tied_tensor_is_read_under_each_of_its_names(tmp_path) -> None:
-    piece = Piece(numbers((3,)), ROWS, 0, (3,))
-    write_part(tmp_path / part_name(0, 1), {"table": piece}, {}, tied={"head": "table"})
+    held = Held({"table": Piece(numbers((3,)), 0, (3,))}, {"tied": {"head": "table"}})
+    write_part(tmp_path / part_name(0, 1), held, {})
     assert PartFiles(tmp_path).read_rows("head", 1, 3).tolist() == [1, 2]
 
 
@@ -120,13 +118,13 @@ def of_another(folder):
 
 
 def of_fewer(folder):
-    write_part(folder / part_name(0, 1), {}, {"run": "a"})
+    write_part(folder / part_name(0, 1), Held({}), {"run": "a"})
 
 
 def without_rows(folder):
     path = folder / part_name(1, 3)
     path.unlink()
-    write_part(path, {}, {"run": "a"})
+    write_part(path, Held({}), {"run": "a"})
 
 
 @pytest.mark.parametrize(
@@ -159,5 +157,4 @@ def test_the_header_says_what_is_in_pieces(tmp_path) -> None:
     file = (tmp_path / part_name(1, 2)).read_bytes()
     length = int.from_bytes(file[:8], "little")
     notes = json.loads(file[8 : 8 + length])["__metadata__"]
-    assert json.loads(notes[FLAT]) == {"w": [3, 3, 2]}
-    assert json.loads(notes[OWN]) == {"mine": [0]}
+    assert json.loads(notes["places"]) == {"w": [3, 3, 2]}

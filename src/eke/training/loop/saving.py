@@ -1,0 +1,129 @@
+"""Saving a checkpoint between two steps, or beside the next ones.
+
+A background save copies the state to the host and writes it from a thread. The thread talks to no
+other rank: each rank adds to a step's totals whether its thread is done, and once all are, they
+together gather what was written or what failed, and rank 0 names the folder.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from functools import partial
+from threading import Thread
+
+from eke.common.files import replace_link, write_json
+from eke.common.paths import RunPaths, checkpoint_name
+from eke.training.checkpoint import (
+    STATE,
+    Files,
+    Saving,
+    begin_checkpoint,
+    export_parts,
+    finish_checkpoint,
+    removed_on_error,
+    together,
+    unfinished_folder,
+    write_held,
+    write_whole,
+)
+from eke.training.loop.evaluation import best_so_far
+from eke.training.loop.meter import capture_random_state
+from eke.training.loop.training_state import TrainingState
+
+
+def save(job: TrainingState, step: int, exports: bool = False) -> None:
+    """Write a checkpoint, or begin to: rank 0 if it has all, else each rank its part.
+
+    Raises OSError, on all ranks alike: one could not write this checkpoint or the one before.
+    """
+    finish_saving(job)
+    start = time.perf_counter()
+    job.meter.leave("checkpoint")
+    ranks, final = job.ranks, job.paths.checkpoints / checkpoint_name(step)
+    unfinished = unfinished_folder(final.parent, step, ranks.tell(os.getpid()))
+    states = ranks.gather(capture_random_state())
+    best = best_so_far(job)
+
+    def prepare() -> None:
+        held, background = job.update.hold(job.bare_model), job.plan.config.train.checkpoint_async
+        if background is None:
+            background = held is not None and ranks.world_size > 1
+        scaler = getattr(job.update, "scale", None) or job.formats.scaler
+        if held is not None:
+            mine = {n: s for n, s in enumerate(states) if n % held.world_size == held.rank}
+            held.notes |= {"random": mine, "scaler": scaler.state_dict() if scaler else {}}
+            write = write_held(unfinished, held, job.plan.run_id, background)
+        elif ranks.is_main:
+            state = job.bare_model, job.optimizer, scaler, states, job.tokenizer, background
+            write = write_whole(unfinished, step, *state)
+        else:
+            write = dict
+        written: Future[Files] = Future()
+        spare, exports_parts = best.step if best else None, exports and held is not None
+        job.saving = Saving(step, spare, unfinished, exports_parts, background, written)
+        thread = Thread(target=_fulfil, args=(written, write), daemon=True)
+        (thread.start if background else thread.run)()
+
+    with removed_on_error(unfinished) if ranks.is_main else nullcontext():
+        begin = partial(begin_checkpoint, unfinished) if ranks.is_main else lambda: None
+        together(ranks, final, begin)
+        together(ranks, final, prepare)
+    assert job.saving is not None
+    job.meter.is_saving = job.saving.background
+    job.checkpoint_s += time.perf_counter() - start
+    if not job.saving.background:
+        finish_saving(job)
+
+
+def _fulfil(written: Future[Files], write: Callable[[], Files]) -> None:
+    try:
+        written.set_result(write())
+    except BaseException as error:
+        written.set_exception(error)
+
+
+def progress(job: TrainingState) -> int:
+    """1 once this rank has written; if that failed, enough for all to look at it."""
+    if job.saving is None or not job.saving.written.done():
+        return 0
+    return job.ranks.world_size if job.saving.written.exception() else 1
+
+
+def finish_saving(job: TrainingState) -> None:
+    """Wait until all ranks have written what is being saved, if anything is, and give it its name.
+
+    Raises OSError, on all ranks alike: one could not write; earlier checkpoints are untouched.
+    """
+    saving, job.saving = job.saving, None
+    if saving is None:
+        return
+    start = time.perf_counter()
+    ranks, final = job.ranks, job.paths.checkpoints / checkpoint_name(saving.step)
+
+    def conclude() -> None:
+        files = {name: each for one in written for name, each in one.items()}
+        if STATE not in files:
+            said = {"step": saving.step, "world_size": ranks.world_size}
+            write_json(saving.unfinished / STATE, said)
+        if saving.exports:
+            export_parts(saving.unfinished, job.bare_model, job.tokenizer)
+        keep = job.plan.config.train.keep_checkpoints
+        finish_checkpoint(saving.unfinished, saving.step, keep, saving.spare, files)
+        link_model(job.paths, saving.spare or saving.step)
+
+    with removed_on_error(saving.unfinished) if ranks.is_main else nullcontext():
+        written = together(ranks, final, saving.written.result)
+        together(ranks, final, conclude if ranks.is_main else lambda: None)
+    job.meter.is_saving = False
+    job.checkpoint_s += time.perf_counter() - start
+
+
+def link_model(paths: RunPaths, step: int) -> None:
+    """`model` in the run folder is a name to load that stays: of the newest export, or the best."""
+    target = paths.exported(step)
+    with contextlib.suppress(OSError):  # a file system without links: the folder has a name, too
+        if target.is_dir() and (not paths.model.exists() or paths.model.is_symlink()):
+            replace_link(paths.model, str(target.relative_to(paths.folder)))
