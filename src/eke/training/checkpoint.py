@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -91,6 +92,9 @@ class Saving:
     exports: bool
     """Whether parts are also put together as a model that transformers loads."""
     background: bool
+    copied: Event
+    """Set once the next update may change what is being saved."""
+    write: Callable[[], Files]
     written: Future[Files]
     """This rank's files."""
 
@@ -127,13 +131,20 @@ def write_whole(
     return write
 
 
-def write_held(unfinished: Path, held: Held, run: str, copied: bool) -> Callable[[], Files]:
-    """What writes this rank's part: at any time, if it is `copied` first."""
-    if copied:
-        for name, piece in held.pieces.items() if held.writes else ():
-            held.pieces[name] = replace(piece, tensor=piece.tensor.to("cpu", copy=True))
+def write_held(unfinished: Path, held: Held, run: str, copied: Event) -> Callable[[], Files]:
+    """What writes this rank's part, from `copied` on from copies; before that, if it is set."""
     name, origin = part_name(held.rank, held.world_size), {"run": run, "save": unfinished.name}
-    return lambda: {name: write_part(unfinished / name, held, origin)} if held.writes else {}
+
+    def write() -> Files:
+        if not held.writes:
+            return {}
+        if not copied.is_set():
+            for key, piece in held.pieces.items():
+                held.pieces[key] = replace(piece, tensor=piece.tensor.to("cpu", copy=True))
+            copied.set()
+        return {name: write_part(unfinished / name, held, origin)}
+
+    return write
 
 
 def export_parts(folder: Path, model: nn.Module, tokenizer: Any) -> None:
@@ -210,7 +221,7 @@ def load_model(path: Path, model: nn.Module, ranks: Ranks = ALONE) -> None:
     if not has_parts(path):
         load_weights(model, path / EXPORT)
         return
-    if len(set(together(ranks, path, lambda: PartFiles(path).digest))) > 1:
+    if len(set(together(ranks, path, lambda: str(PartFiles(path).note("origin"))))) > 1:
         raise RunError(f"{path}: the processes of this run see other files")
     load_held(model, PartFiles(path))
 
@@ -242,7 +253,7 @@ def load_checkpoint(
     rank, world_size, _ = place_in(model)
     if update is not None:
         rank, world_size = ranks.rank, ranks.world_size
-    if update is None and world_size == 1 and not has_parts(path):
+    if update is None and world_size == 1 and (path / OPTIMIZER).is_file():
         content = _load_tensors(path / OPTIMIZER)
         load_optimizer(optimizer, content["optimizer"])
         restore_training_weights(optimizer, content["training_weights"])
@@ -284,7 +295,7 @@ def _read(
         names = [name for each in stepped for name in each.cut(each.parameter)]
         saved = of_one_file(content, names, copied or names)
         return saved, {}, content["scaler"], dict(enumerate(content["random"]))
-    elif former.is_file():
+    elif former.is_file() and not copied:
         content = _load_tensors(former)
         own = {f"{n}@{k}": v for n, s in enumerate(content["optimizer"]) for k, v in s.items()}
         own |= {f"{n}@{MASTER}": tensor for n, tensor in enumerate(content["master"])}

@@ -6,7 +6,6 @@ a file can run code. Weights have the names of the model's `state_dict`; `NAME@K
 optimizer keeps for one.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -210,12 +209,6 @@ class PartFiles(SavedTensors):
     def note(self, key: str, rank: int = 0) -> Any:
         """A JSON value that this rank wrote; None if it did not."""
         return json.loads(self._files[rank].metadata().get(key, "null"))
-
-    @property
-    def digest(self) -> str:
-        """Equal where ranks see the same files."""
-        headers = [sorted(file.metadata().items()) for file in self._files]
-        return hashlib.sha256(repr(headers).encode()).hexdigest()
 
     def own(self, rank: int) -> dict[str, Tensor]:
         """Tensors of one rank of those that wrote, which no other can use."""

@@ -41,12 +41,12 @@ class StepTotals:
     num_tokens: int
     stop: Outcome | None = None
     """Whether some rank received a stop request before this step."""
-    saved: int = 0
-    """Ranks that have written their files of a background save; more if one could not."""
     samples_of: tuple[int, ...] = ()
     """Samples of each source of a mix."""
     targets_of: tuple[int, ...] = ()
     """Labels with loss of each source of a mix."""
+    saved: int = 0
+    """Ranks that have written their files of a background save; more if one could not."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Ranks:
             stop = next((each for each, count in zip(STOPS, wanted, strict=True) if count), None)
         targets, samples, tokens, *of = counts
         of_sources = tuple(of[: len(of) // 2]), tuple(of[len(of) // 2 :])
-        return StepTotals(max(1, targets), samples, tokens, stop, saved, *of_sources)
+        return StepTotals(max(1, targets), samples, tokens, stop, *of_sources, saved)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all ranks, element by element, where `values` lives; every rank must call it."""

@@ -19,7 +19,7 @@ from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.evaluation import best_so_far, is_exhausted, measure, note_evaluation
 from eke.training.loop.failure import Diverged
 from eke.training.loop.meter import capture_random_state, restore_random_state
-from eke.training.loop.saving import finish_saving, progress, save
+from eke.training.loop.saving import await_copy, finish_saving, progress, save
 from eke.training.loop.step import take_step
 from eke.training.loop.stop import Interrupted, Stopped
 from eke.training.loop.training_state import TrainingState
@@ -134,6 +134,8 @@ def enter(job: TrainingState, phase: str) -> None:
     """A phase of the step begins, or a signal arrived between micro-batches (Interrupted)."""
     if phase == "forward" and job.stop.outcome is not None and stops_within(job):
         raise Interrupted
+    if phase == "optimizer":
+        await_copy(job)
     job.meter.enter(phase)
 
 

@@ -1,18 +1,18 @@
 """Saving a checkpoint between two steps, or beside the next ones.
 
-A background save copies the state to the host and writes it from a thread. The thread talks to no
-other rank: each rank adds to a step's totals whether its thread is done, and once all are, they
-together gather what was written or what failed, and rank 0 names the folder.
+A background save copies parts to the host during the next step's passes, which only read them, and
+writes them from a thread. The thread talks to no other rank: each rank adds to a step's totals
+whether its thread is done, and once all are, they together gather what was written or what failed,
+and rank 0 names the folder.
 """
 
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
-from threading import Thread
+from threading import Event, Thread
 
 from eke.common.files import replace_link, write_json
 from eke.common.paths import RunPaths, checkpoint_name
@@ -52,37 +52,53 @@ def save(job: TrainingState, step: int, exports: bool = False) -> None:
         if background is None:
             background = held is not None and ranks.world_size > 1
         scaler = getattr(job.update, "scale", None) or job.formats.scaler
+        copied = Event()
+        if held is None or not background:
+            copied.set()
         if held is not None:
             mine = {n: s for n, s in enumerate(states) if n % held.world_size == held.rank}
             held.notes |= {"random": mine, "scaler": scaler.state_dict() if scaler else {}}
-            write = write_held(unfinished, held, job.plan.run_id, background)
+            write = write_held(unfinished, held, job.plan.run_id, copied)
         elif ranks.is_main:
             state = job.bare_model, job.optimizer, scaler, states, job.tokenizer, background
             write = write_whole(unfinished, step, *state)
         else:
             write = dict
-        written: Future[Files] = Future()
-        spare, exports_parts = best.step if best else None, exports and held is not None
-        job.saving = Saving(step, spare, unfinished, exports_parts, background, written)
-        thread = Thread(target=_fulfil, args=(written, write), daemon=True)
-        (thread.start if background else thread.run)()
+        spare, puts_together = best.step if best else None, exports and held is not None
+        writing = copied, write, Future[Files]()
+        job.saving = Saving(step, spare, unfinished, puts_together, background, *writing)
 
     with removed_on_error(unfinished) if ranks.is_main else nullcontext():
         begin = partial(begin_checkpoint, unfinished) if ranks.is_main else lambda: None
         together(ranks, final, begin)
         together(ranks, final, prepare)
     assert job.saving is not None
+    thread = Thread(target=_fulfil, args=(job.saving,), daemon=True)
+    if job.saving.background:
+        thread.start()
+    else:
+        thread.run()
     job.meter.is_saving = job.saving.background
     job.checkpoint_s += time.perf_counter() - start
     if not job.saving.background:
         finish_saving(job)
 
 
-def _fulfil(written: Future[Files], write: Callable[[], Files]) -> None:
+def _fulfil(saving: Saving) -> None:
     try:
-        written.set_result(write())
+        saving.written.set_result(saving.write())
     except BaseException as error:
-        written.set_exception(error)
+        saving.written.set_exception(error)
+    finally:
+        saving.copied.set()
+
+
+def await_copy(job: TrainingState) -> None:
+    """Wait until the optimizer may change the state: a step's passes only read it."""
+    if job.saving is not None and not job.saving.copied.is_set():
+        start = time.perf_counter()
+        job.saving.copied.wait()
+        job.checkpoint_s += time.perf_counter() - start
 
 
 def progress(job: TrainingState) -> int:

@@ -92,13 +92,6 @@ def test_a_tied_tensor_is_read_under_each_of_its_names(tmp_path) -> None:
     assert PartFiles(tmp_path).read_rows("head", 1, 3).tolist() == [1, 2]
 
 
-def test_ranks_that_see_other_files_know_it(tmp_path) -> None:
-    for name, run in (("one", "a"), ("same", "a"), ("other", "b")):
-        write(tmp_path / name, 2, run=run)
-    one, same, other = (PartFiles(tmp_path / name).digest for name in ("one", "same", "other"))
-    assert one == same != other
-
-
 def remove(folder):
     (folder / part_name(1, 3)).unlink()
 
